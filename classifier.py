@@ -1,0 +1,87 @@
+"""From token ids to log-probabilities over classes: zero-shot through the language model, or with a trained head.
+
+Shapes: b batch, s position, D model dim, v vocabulary, c classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from llama import Llama, load_pretrained
+from tokenizer import Tokenizer
+from utils import sequence_lengths
+
+PAD_ID = 3  # `<0x00>` in every SentencePiece vocabulary of the Llama kind: unk, bos, eos, then the 256 bytes
+
+
+def read_last(hidden_states: torch.Tensor, token_ids: torch.Tensor, is_causal: bool, pad_id: int) -> torch.Tensor:
+    """The hidden state that stands for the whole text. hidden_states: b s D, token_ids: b s -> b D
+
+    A causal model has read all of a text at its last real token. The bidirectional reference reads the last position
+    of the padded batch, which for most rows is padding; its published numbers rest on that.
+    """
+    if not is_causal:
+        return hidden_states[:, -1]
+    last = sequence_lengths(token_ids, pad_id) - 1  # b
+    return hidden_states[torch.arange(len(last), device=last.device), last]
+
+
+def _load_llama(config: Any) -> Llama:
+    return load_pretrained(config.pretrained_model_path, attention=getattr(config, "attention", None))
+
+
+class LlamaZeroShotClassifier(nn.Module):
+    """Asks the language model which label name comes next; nothing is trained.
+
+    config: any object with `pretrained_model_path`, `num_labels` and, optionally, `attention`.
+    llama: an already loaded model to use instead of `pretrained_model_path`.
+    Raises `ValueError` if the number of names is not `num_labels`.
+    """
+
+    def __init__(self, config: Any, tokenizer: Tokenizer, label_names: list[str], *, llama: Llama | None = None):
+        super().__init__()
+        self.num_labels = config.num_labels
+        if len(label_names) != self.num_labels:
+            raise ValueError(f"{len(label_names)} label names for {self.num_labels} labels")
+        self.llama = (llama or _load_llama(config)).requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.label_name_ids = [tokenizer.encode(name, bos=False, eos=False) for name in label_names]
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids: b s -> b c, the label's score: the sum of its tokens' log-probabilities at one position.
+
+        Summing at *one* position is the assignment's definition; it is a log-probability of the label only where
+        every name is a single token, as in the assignment's data.
+        """
+        is_causal = self.llama.config.is_causal
+        last = read_last(self.llama.hidden_states(input_ids), input_ids, is_causal, self.tokenizer.pad_id)  # b D
+        log_probabilities = F.log_softmax(self.llama.output(last), dim=-1)  # b v
+        scores = [log_probabilities[:, ids].sum(dim=-1) for ids in self.label_name_ids]
+        return torch.stack(scores, dim=-1)  # b c
+
+
+class LlamaEmbeddingClassifier(nn.Module):
+    """A linear head on the hidden state that stands for the text; the Llama below is trained along with it.
+
+    config: any object with `pretrained_model_path`, `num_labels`, `hidden_dropout_prob`, `option` ("finetune" trains
+    the Llama, "pretrain" freezes it) and, optionally, `attention` and `pad_id`.
+    llama: an already loaded model to use instead of `pretrained_model_path`.
+    """
+
+    def __init__(self, config: Any, *, llama: Llama | None = None):
+        super().__init__()
+        self.num_labels = config.num_labels
+        self.pad_id = getattr(config, "pad_id", PAD_ID)
+        self.llama = (llama or _load_llama(config)).requires_grad_(config.option != "pretrain")
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier_head = nn.Linear(self.llama.config.dim, self.num_labels)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids: b s -> log-probabilities b c"""
+        hidden_states = self.llama.hidden_states(input_ids)  # b s D
+        last = read_last(hidden_states, input_ids, self.llama.config.is_causal, self.pad_id)  # b D
+        return F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)  # b c

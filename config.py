@@ -1,0 +1,107 @@
+"""The shape of a Llama. Nothing here needs PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+ATTENTION_KINDS = ("bidirectional", "causal")
+
+PRESETS = {
+    "stories42M": dict(
+        dim=512, n_layers=8, n_heads=8, n_kv_heads=8, vocab_size=32000, multiple_of=32, max_seq_len=1024
+    ),
+    "tiny": dict(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=300, multiple_of=16, max_seq_len=64),
+}
+
+
+@dataclass
+class LlamaConfig:
+    """Hyper-parameters of a Llama 2 (Touvron et al. 2023, arXiv:2307.09288); the defaults are those of `stories42M.pt`.
+
+    Left as None, `n_kv_heads` becomes `n_heads` and `hidden_dim` follows the SwiGLU rule. Raises `ValueError`,
+    naming the field, for a value that no model can have.
+
+    attention: "bidirectional" lets every position attend to every other, padding included (the assignment's reference);
+    "causal" lets a position attend to itself and to what stands before it (what Llama is).
+    """
+
+    vocab_size: int = 32000
+    dim: int = 512
+    dropout: float = 0.0
+    n_layers: int = 8
+    n_heads: int = 8
+    n_kv_heads: int | None = 8
+    max_seq_len: int = 1024
+    layer_norm_eps: float = 1e-5
+    multiple_of: int = 32
+    hidden_dim: int | None = None
+    attention: str = "bidirectional"
+    rope_theta: float = 10000.0
+
+    def __post_init__(self) -> None:
+        if self.n_kv_heads is None:
+            self.n_kv_heads = self.n_heads
+        for name in ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "max_seq_len", "multiple_of"):
+            self._require_positive_int(name)
+        if self.hidden_dim is None:
+            self.hidden_dim = swiglu_hidden_dim(self.dim, self.multiple_of)
+        self._require_positive_int("hidden_dim")
+        self._require_number("dropout", lambda p: 0.0 <= p < 1.0, "from 0 to below 1")
+        self._require_number("layer_norm_eps", lambda eps: eps > 0.0, "above 0")
+        self._require_number("rope_theta", lambda theta: theta > 0.0, "above 0")
+        if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
+            raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim} into heads of an even size")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
+        if self.attention not in ATTENTION_KINDS:
+            raise ValueError(f"attention={self.attention!r} must be one of {', '.join(ATTENTION_KINDS)}")
+
+    def _require_positive_int(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+
+    def _require_number(self, name: str, fits, wanted: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
+            raise ValueError(f"{name}={value!r} must be a number {wanted}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def is_causal(self) -> bool:
+        return self.attention == "causal"
+
+    @classmethod
+    def from_preset(cls, name: str, **changes) -> LlamaConfig:
+        """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""
+        if name not in PRESETS:
+            raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    @classmethod
+    def from_checkpoint(cls, model_args: dict, **changes) -> LlamaConfig:
+        """The config that a checkpoint's `model_args` describe, with `changes` on top.
+
+        Raises `ValueError` for a key that no Llama of this family has, and names it: a silently dropped setting
+        would load a model that computes something else.
+        """
+        if not isinstance(model_args, dict):
+            raise ValueError(f"model_args is a {type(model_args).__name__}, not a dict")
+        known = {field.name for field in fields(cls)}
+        unknown = [str(key) for key in model_args if key not in known]
+        if unknown:
+            raise ValueError(f"model_args has unknown keys: {', '.join(unknown)}")
+        return cls(**{**model_args, **changes})
+
+
+def swiglu_hidden_dim(dim: int, multiple_of: int) -> int:
+    """Llama's feed-forward width: two thirds of 4 * dim, rounded up to a multiple of `multiple_of`.
+
+    SwiGLU has three matrices where a plain feed-forward has two; two thirds of the width keeps the parameter count
+    (Shazeer 2020, arXiv:2002.05202, section 2).
+    """
+    hidden_dim = int(2 * 4 * dim / 3)
+    return multiple_of * ((hidden_dim + multiple_of - 1) // multiple_of)

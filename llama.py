@@ -1,0 +1,333 @@
+"""Llama 2 (Touvron et al. 2023, arXiv:2307.09288), written to be read.
+
+What is particular here:
+- the token embedding and the output projection are one matrix (weight tying);
+- RoPE turns *interleaved* pairs, see rope.py;
+- keys and values may have fewer heads than queries (grouped-query attention, arXiv:2305.13245);
+- `attention="bidirectional"` has no causal mask: every position sees every other, padding as well. That is the
+  assignment's reference. `attention="causal"` is what the weights were pretrained with.
+
+Shapes:
+    b batch      s query position   t key position   h query heads   g key/value heads
+    d head dim   D model dim        f feed-forward dim               v vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from base_llama import LlamaPreTrainedModel
+from config import LlamaConfig, swiglu_hidden_dim
+from rope import apply_rotary_emb
+from utils import UserError, causal_mask, load_tensors
+
+
+class RMSNorm(nn.Module):
+    """Root mean square layer normalization (Zhang & Sennrich 2019, arXiv:1910.07467, equation 4)."""
+
+    def __init__(self, dim: int, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def _norm(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: ... D -> ... D. The statistics are float32 whatever x is: in half precision squares overflow early."""
+        return self._norm(x.float()).type_as(x) * self.weight
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention with rotary positions."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
+        self.n_rep = config.n_heads // config.n_kv_heads
+        self.max_seq_len, self.rope_theta = config.max_seq_len, config.rope_theta
+        self.is_causal = config.is_causal
+        self.dropout = config.dropout
+        self.compute_query = nn.Linear(config.dim, config.n_heads * self.head_dim, bias=False)
+        self.compute_key = nn.Linear(config.dim, config.n_kv_heads * self.head_dim, bias=False)
+        self.compute_value = nn.Linear(config.dim, config.n_kv_heads * self.head_dim, bias=False)
+        self.compute_output = nn.Linear(config.n_heads * self.head_dim, config.dim, bias=False)
+        self.attn_dropout = nn.Dropout(config.dropout)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def compute_query_key_value_scores(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Scaled dot-product attention spelled out (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
+
+        query: b h s d, key and value: b h t d. Returns b h s d. `forward` calls PyTorch's fused kernel, which computes
+        the same without keeping the b h s t matrix.
+        """
+        scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)  # b h s t
+        if self.is_causal:
+            visible = causal_mask(query.shape[-2], key.shape[-2], query.device)  # s t
+            scores = scores.masked_fill(~visible, float("-inf"))
+        weights = self.attn_dropout(scores.float().softmax(dim=-1).type_as(query))  # b h s t
+        return weights @ value  # b h s d
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: b s D -> b s D"""
+        query = self.compute_query(x).unflatten(-1, (self.n_heads, self.head_dim))  # b s h d
+        key = self.compute_key(x).unflatten(-1, (self.n_kv_heads, self.head_dim))  # b s g d
+        value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim))  # b s g d
+        query, key = apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta)
+
+        # each key/value head serves n_rep query heads
+        key = key.repeat_interleave(self.n_rep, dim=2)  # b s h d
+        value = value.repeat_interleave(self.n_rep, dim=2)  # b s h d
+        output = F.scaled_dot_product_attention(
+            query.transpose(1, 2),  # b h s d
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.is_causal,
+        )  # b h s d
+        output = output.transpose(1, 2).flatten(-2)  # b s D
+        return self.resid_dropout(self.compute_output(output))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU feed-forward (Shazeer 2020, arXiv:2002.05202, equation 6): w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, dim: int, hidden_dim: int | None, multiple_of: int, dropout: float):
+        super().__init__()
+        if hidden_dim is None:
+            hidden_dim = swiglu_hidden_dim(dim, multiple_of)
+        self.w1 = nn.Linear(dim, hidden_dim, bias=False)
+        self.w2 = nn.Linear(hidden_dim, dim, bias=False)
+        self.w3 = nn.Linear(dim, hidden_dim, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: b s D -> b s D, through b s f"""
+        return self.dropout(self.w2(F.silu(self.w1(x)) * self.w3(x)))
+
+
+class LlamaLayer(nn.Module):
+    """One transformer layer, pre-norm: each half normalises its input and adds its output to the residual stream."""
+
+    def __init__(self, layer_id: int, config: LlamaConfig):
+        super().__init__()
+        self.layer_id = layer_id
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config.dim, config.hidden_dim, config.multiple_of, config.dropout)
+        self.attention_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: b s D -> b s D"""
+        h = x + self.attention(self.attention_norm(x))
+        return h + self.feed_forward(self.ffn_norm(h))
+
+
+class Llama(LlamaPreTrainedModel):
+    """The language model: token ids to next-token logits and hidden states."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__(config)
+        self.params = config
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(LlamaLayer(layer_id, config) for layer_id in range(config.n_layers))
+        self.norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.tok_embeddings.weight = self.output.weight  # tied (Press & Wolf 2017, arXiv:1608.05859)
+        self.init_weights()
+
+    def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The normalised output of the last layer. tokens: b s -> b s D"""
+        h = self.dropout(self.tok_embeddings(tokens))  # b s D
+        for layer in self.layers:
+            h = layer(h)
+        return self.norm(h)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Next-token logits and hidden states.
+
+        tokens: b s. `targets` only says that the logits of every position are wanted; without it those of the last
+        position are computed, which is all that generation and classification read.
+        Returns logits (b s v, or b 1 v) and hidden states (b s D).
+        """
+        h = self.hidden_states(tokens)
+        logits = self.output(h if targets is not None else h[:, [-1], :])
+        return logits, h
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        idx: torch.Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        *,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        epsilon: float | None = None,
+        stop_ids: Collection[int] = (),
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:
+        """Continue `idx` by at most `max_new_tokens` tokens; see `sample_next` for the other arguments.
+
+        idx: b s -> b (s + new). The whole sequence, cropped to the last `max_seq_len` tokens, is computed anew for
+        every token. A row that produced one of `stop_ids` repeats it until all rows have, then generation ends early.
+        """
+        stops = torch.tensor(sorted(stop_ids), dtype=idx.dtype, device=idx.device)
+        stopped = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # b 1
+        for _ in range(max_new_tokens):
+            logits, _ = self(idx[:, -self.config.max_seq_len :])
+            idx_next = sample_next(logits[:, -1, :], temperature, top_k, top_p, epsilon, generator)  # b 1
+            idx_next = torch.where(stopped, idx[:, -1:], idx_next)
+            idx = torch.cat((idx, idx_next), dim=1)  # b s+1
+            stopped |= torch.isin(idx_next, stops)
+            if stopped.all():
+                break
+        return idx
+
+
+def sample_next(
+    logits: torch.Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    epsilon: float | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Choose the next token of each row. logits: b v -> b 1
+
+    temperature 0 takes the most likely token and draws no random number. Otherwise a token is drawn from
+    softmax(logits / temperature), after dropping the tokens outside the `top_k` most likely ones, those outside the
+    smallest set whose probabilities reach `top_p` (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751,
+    section 3.1), and those less likely than `epsilon` (Hewitt et al. 2022, arXiv:2210.15191, section 4.1), in that
+    order. The most likely token is never dropped. Raises `ValueError` for a value out of range.
+    """
+    if not 0.0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be at least 0 and finite")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+    if epsilon is not None and not 0.0 <= epsilon < 1.0:
+        raise ValueError(f"epsilon={epsilon} must be from 0 to below 1")
+    if temperature == 0.0:
+        return logits.argmax(dim=-1, keepdim=True)
+    # shifted by its maximum, so that no temperature, however small, overflows
+    probs = ((logits.float() - logits.float().amax(-1, keepdim=True)) / temperature).softmax(dim=-1)  # b v
+    probs = probs.masked_fill(_dropped(probs, top_k, top_p, epsilon), 0.0)
+    return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
+
+
+def _dropped(probs: torch.Tensor, top_k: int | None, top_p: float | None, epsilon: float | None) -> torch.Tensor:
+    """Which tokens are not to be drawn. probs: b v -> bool b v"""
+    dropped = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k is not None or top_p is not None:
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
+        if top_k is not None:
+            dropped |= rank >= top_k
+            sorted_probs = sorted_probs.clone()
+            sorted_probs[:, top_k:] = 0.0
+        if top_p is not None:
+            sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
+            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: what the more likely tokens hold together
+            dropped |= (mass_before >= top_p).gather(-1, rank)
+    if epsilon is not None:
+        dropped |= probs < epsilon
+    return dropped.scatter(-1, probs.argmax(-1, keepdim=True), False)
+
+
+# --------------------------------------------------------------------------------------------------- loading
+
+ORIGINAL_NAMES = {  # how llama2.c and Meta name what the assignment spells out
+    "attention.wq.": "attention.compute_query.",
+    "attention.wk.": "attention.compute_key.",
+    "attention.wv.": "attention.compute_value.",
+    "attention.wo.": "attention.compute_output.",
+}
+
+
+def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) -> Llama:
+    """A Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
+
+    Names may be the assignment's or the original TinyLlamas', with or without the prefix `_orig_mod.` that
+    `torch.compile` leaves. `attention` overrides what the checkpoint declares; one that declares nothing is
+    bidirectional. Raises `UserError` if the file is missing, not a checkpoint, or of another shape: every missing,
+    unexpected or misshapen key is named.
+    """
+    checkpoint = load_tensors(path)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
+        raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
+    try:
+        config = LlamaConfig.from_checkpoint(
+            checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})
+        )
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    state = canonical_state(checkpoint["model"])
+    misfits = _misfits(state, config)
+    if misfits:
+        raise UserError(f"{path} does not fit its model_args: {'; '.join(misfits)}")
+    # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
+    # assignment's code does, so that a seed means the same head and the same shuffling here as there.
+    model = Llama(config)
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def canonical_state(state: dict) -> dict:
+    """The state dict under this package's names; a tied matrix that is stored once is filled in."""
+    renamed = {}
+    for name, tensor in state.items():
+        name = str(name).removeprefix("_orig_mod.")
+        for original, ours in ORIGINAL_NAMES.items():
+            name = name.replace(original, ours)
+        renamed[name] = tensor
+    for name, twin in (("output.weight", "tok_embeddings.weight"), ("tok_embeddings.weight", "output.weight")):
+        if name not in renamed and twin in renamed:
+            renamed[name] = renamed[twin]
+    return renamed
+
+
+def _expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in the state dict of a Llama of this config."""
+    dim, kv_dim, ffn_dim = config.dim, config.n_kv_heads * config.head_dim, config.hidden_dim
+    layer = {
+        "attention.compute_query": (dim, dim),
+        "attention.compute_key": (kv_dim, dim),
+        "attention.compute_value": (kv_dim, dim),
+        "attention.compute_output": (dim, dim),
+        "feed_forward.w1": (ffn_dim, dim),
+        "feed_forward.w2": (dim, ffn_dim),
+        "feed_forward.w3": (ffn_dim, dim),
+        "attention_norm": (dim,),
+        "ffn_norm": (dim,),
+    }
+    shapes = {"tok_embeddings": (config.vocab_size, dim), "norm": (dim,), "output": (config.vocab_size, dim)}
+    shapes |= {f"layers.{i}.{name}": shape for i in range(config.n_layers) for name, shape in layer.items()}
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _misfits(state: dict, config: LlamaConfig) -> list[str]:
+    """What keeps `state` from filling a model of this config, found without allocating one."""
+    if config.n_layers > len(state):  # keeps a damaged config from asking for a million layers
+        return [f"n_layers={config.n_layers}, but there are only {len(state)} tensors"]
+    expected = _expected_shapes(config)
+    misfits = [f"missing {name}" for name in expected if name not in state]
+    misfits += [f"unexpected {name}" for name in state if name not in expected]
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            misfits.append(f"{name} is not a floating-point tensor")
+        elif name in expected and tuple(tensor.shape) != expected[name]:
+            misfits.append(f"{name} is {list(tensor.shape)}, not {list(expected[name])}")
+    if not misfits and not torch.equal(state["tok_embeddings.weight"], state["output.weight"]):
+        misfits.append("tok_embeddings.weight and output.weight differ, but this model ties them")
+    return misfits

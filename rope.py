@@ -1,0 +1,56 @@
+"""Rotary position embeddings (Su et al. 2021, "RoFormer", arXiv:2104.09864, section 3.2.2 and equation 34).
+
+A head's vector is read as pairs of neighbours (x1, x2), (x3, x4), ...; pair i at position m is turned by the angle
+m * theta^(-2i/d). What is particular here: the pairs are *interleaved*, as in Meta's weights and the TinyLlamas.
+Hugging Face rotates half-vectors (x1 with x_{d/2+1}) and permutes the query and key weights to match.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+
+@lru_cache(maxsize=16)
+def rope_table(
+    head_dim: int, max_seq_len: int, theta: float = 10000.0, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of every angle, computed once for each shape and device.
+
+    Returns two float32 tensors of shape (max_seq_len, head_dim / 2).
+    """
+    with torch.inference_mode(False):  # a table made under inference_mode could never be used in training afterwards
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2] / head_dim  # d/2
+        positions = torch.arange(max_seq_len, dtype=torch.float32)
+        angles = torch.outer(positions, 1.0 / theta**exponents)  # s d/2
+        return angles.cos().to(device), angles.sin().to(device)
+
+
+def apply_rotary_emb(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_dim: int,
+    max_seq_len: int,
+    theta: float = 10000.0,
+    *,
+    start_pos: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate queries and keys by their positions.
+
+    query: b s h d, key: b s g d (length before heads); position 0 of the tensors stands at `start_pos` of the text.
+    A text longer than `max_seq_len` is rotated all the same: the angles have a closed form at any position.
+    Returns both in their own shape and dtype; the rotation itself is computed in float32.
+    """
+    end = start_pos + query.shape[1]
+    cos, sin = rope_table(head_dim, max(max_seq_len, end), theta, query.device)
+    cos = cos[start_pos:end, None, :]  # s 1 d/2: one angle for all heads
+    sin = sin[start_pos:end, None, :]
+    return _rotate_pairs(query, cos, sin), _rotate_pairs(key, cos, sin)
+
+
+def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The 2x2 rotation of RoFormer's equation 34 on each pair. x: b s h d -> b s h d"""
+    real, imag = x.float().unflatten(-1, (-1, 2)).unbind(-1)  # b s h d/2 each
+    rotated = torch.stack((real * cos - imag * sin, real * sin + imag * cos), dim=-1)  # b s h d/2 2
+    return rotated.flatten(-2).type_as(x)  # b s h d

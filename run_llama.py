@@ -1,0 +1,524 @@
+"""The driver: generate text, classify zero-shot, or fine-tune a classifier.
+
+    python run_llama.py --option generate
+    python run_llama.py --option prompt   --train F --dev F --test F --label-names F --dev_out F --test_out F
+    python run_llama.py --option finetune --train F --dev F --test F --label-names F --dev_out F --test_out F
+
+All argument handling and all printing live here. PyTorch is imported after the arguments have been checked, so that
+`--help` and every argument error answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from config import ATTENTION_KINDS
+from utils import (
+    ArgumentParser,
+    UserError,
+    atomic_write,
+    check_writable,
+    choose_device,
+    find_asset,
+    load_tensors,
+    read_text,
+    run_main,
+    seed_everything,
+    sha256_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from llama import Llama
+    from tokenizer import Tokenizer
+    from training import Checkpoints, EpochResult, Evaluation, Example, LlamaDataset
+
+DEFAULT_CHECKPOINT = "stories42M.pt"
+BUNDLED_CHECKPOINT = "checkpoints/minllama1M.pt"
+DEFAULT_LABEL_NAMES = "data/cfimdb-label-mapping.json"
+PREFIX = (
+    "I have wanted to see this thriller for a while, and it didn't disappoint. "
+    "Keanu Reeves, playing the hero John Wick, is"
+)
+OUTPUT_KINDS = {"prompt": "prompting", "finetune": "finetuning"}
+
+
+# ------------------------------------------------------------------------------------------------- arguments
+
+
+def get_args(argv: list[str] | None = None) -> Namespace:
+    """Parse the command line. Raises `UserError` for an unknown flag or a value of the wrong type."""
+    parser = ArgumentParser(description="Llama 2: generate text, classify zero-shot, fine-tune a classifier.")
+    add = parser.add_argument
+    add("--option", choices=("generate", "prompt", "finetune"), default="generate", help="the task")
+    add("--train", default="data/cfimdb-train.txt", help="training data, lines of 'LABEL ||| sentence'")
+    add("--dev", default="data/cfimdb-dev.txt", help="development data")
+    add("--test", default="data/cfimdb-test.txt", help="test data")
+    add("--label-names", default=DEFAULT_LABEL_NAMES, help="JSON list of label names")
+    add("--pretrained-model-path", default=DEFAULT_CHECKPOINT, help="checkpoint to start from")
+    add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
+    add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
+    add("--max_sentence_len", type=int, help="cut sentences to this many tokens")
+    add("--seed", type=int, default=1337, help="seed of everything random")
+    add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
+    add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
+
+    group = parser.add_argument_group("generate")
+    add = group.add_argument
+    add("--prompt", default=PREFIX, metavar="TEXT", help="the text to continue")
+    add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
+    add("--top_k", type=int, help="sample among the K most likely tokens only")
+    add("--top_p", type=float, help="sample among the most likely tokens that hold this probability together")
+    add("--epsilon", type=float, help="never sample a token less likely than this")
+    add("--generated_sentence_low_temp_out", default="generated-sentence-temp-0.txt", help="text at temperature 0")
+    add("--generated_sentence_high_temp_out", default="generated-sentence-temp-1.txt", help="text at temperature 1")
+
+    group = parser.add_argument_group("prompt and finetune")
+    add = group.add_argument
+    add("--dev_out", default="cfimdb-dev-prompting-output.txt", help="predictions on dev")
+    add("--test_out", default="cfimdb-test-prompting-output.txt", help="predictions on test")
+    add("--batch_size", type=int, default=8, help="sentences in a batch")
+
+    group = parser.add_argument_group("finetune")
+    add = group.add_argument
+    add("--epochs", type=int, default=5, help="passes over the training data")
+    add("--lr", type=float, default=2e-5, help="learning rate")
+    add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
+    add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
+    return parser.parse_args(argv)
+
+
+def check_args(args: Namespace) -> None:
+    """Find every mistake in the arguments before anything is loaded, and resolve input files to where they lie.
+
+    Raises `UserError` naming the flag.
+    """
+    _check_numbers(args)
+    outputs = _check_generate_files(args) if args.option == "generate" else _check_classify_files(args)
+    args.is_bundled = _resolve_checkpoint(args)
+    args.tokenizer = _resolve_tokenizer(args)
+    _check_overlaps(args, outputs)
+
+
+def _check_numbers(args: Namespace) -> None:
+    def require(flag: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise UserError(f"--{flag} {getattr(args, flag)}: must be {wanted}")
+
+    require("seed", 0 <= args.seed < 2**32, "from 0 to 2^32 - 1")
+    require("batch_size", args.batch_size >= 1, "at least 1")
+    require("epochs", args.epochs >= 1, "at least 1")
+    require("lr", 0.0 < args.lr < math.inf, "above 0 and finite")
+    require("hidden_dropout_prob", 0.0 <= args.hidden_dropout_prob < 1.0, "from 0 to below 1")
+    require("max_sentence_len", args.max_sentence_len is None or args.max_sentence_len >= 1, "at least 1")
+    require("max_new_tokens", args.max_new_tokens >= 1, "at least 1")
+    require("top_k", args.top_k is None or args.top_k >= 1, "at least 1")
+    require("top_p", args.top_p is None or 0.0 < args.top_p <= 1.0, "above 0 and at most 1")
+    require("epsilon", args.epsilon is None or 0.0 <= args.epsilon < 1.0, "from 0 to below 1")
+
+
+def _check_generate_files(args: Namespace) -> list[str]:
+    outputs = ["generated_sentence_low_temp_out", "generated_sentence_high_temp_out"]
+    for flag in outputs:
+        check_writable(getattr(args, flag), f"--{flag}")
+    return outputs
+
+
+def _check_classify_files(args: Namespace) -> list[str]:
+    kind = OUTPUT_KINDS[args.option]
+    for flag, split in (("dev_out", "dev"), ("test_out", "test")):
+        path = getattr(args, flag)
+        ending = f"{split}-{kind}-output.txt"
+        if not path.endswith(ending):
+            raise UserError(f"--{flag} {path}: with --option {args.option} the name must end in {ending}")
+        check_writable(path, f"--{flag}")
+    for flag in ("train", "dev", "test", "label_names"):
+        path = find_asset(getattr(args, flag))
+        if path is None:
+            hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
+            raise UserError(
+                f"--{flag.replace('_', '-')} {getattr(args, flag)} does not exist; "
+                f"setup.sh fetches the course's data{hint}"
+            )
+        setattr(args, flag, str(path))
+    return ["dev_out", "test_out"]
+
+
+def _resolve_checkpoint(args: Namespace) -> bool:
+    """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
+    path = find_asset(args.pretrained_model_path)
+    is_bundled = path is None and args.pretrained_model_path == DEFAULT_CHECKPOINT
+    if is_bundled:
+        path = find_asset(BUNDLED_CHECKPOINT)
+    if path is None:
+        raise UserError(
+            f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
+            f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
+        )
+    args.pretrained_model_path = str(path)
+    return is_bundled
+
+
+def _resolve_tokenizer(args: Namespace) -> str:
+    """--tokenizer, else the .model file of the checkpoint's own name beside it, else tokenizer.model."""
+    beside = Path(args.pretrained_model_path).with_suffix(".model")
+    name = args.tokenizer or (beside if beside.is_file() else "tokenizer.model")
+    path = find_asset(name)
+    if path is None:
+        flag = "--tokenizer " if args.tokenizer else ""
+        raise UserError(f"{flag}{name} does not exist; setup.sh fetches tokenizer.model, or name one with --tokenizer")
+    return str(path)
+
+
+def _check_overlaps(args: Namespace, outputs: list[str]) -> None:
+    """No output may overwrite another output or an input."""
+    inputs = ["pretrained_model_path", "tokenizer"]
+    if args.option != "generate":
+        inputs += ["train", "dev", "test", "label_names"]
+    taken = {Path(getattr(args, flag)).resolve(): flag for flag in inputs}
+    for flag in outputs:
+        path = Path(getattr(args, flag)).resolve()
+        if path in taken:
+            raise UserError(f"--{flag} {getattr(args, flag)} is also --{taken[path]}; give it a name of its own")
+        taken[path] = flag
+
+
+# ----------------------------------------------------------------------------------- what the commands share
+
+
+def load_llama(args: Namespace) -> tuple[Llama, Tokenizer, torch.device]:
+    """The model (on its device) and its tokenizer. Raises `UserError` if their vocabularies differ."""
+    from llama import load_pretrained
+    from tokenizer import Tokenizer
+
+    device = choose_device(args.device, args.use_gpu)
+    tokenizer = Tokenizer(args.max_sentence_len, args.tokenizer)
+    llama = load_pretrained(args.pretrained_model_path, attention=args.attention)
+    if tokenizer.n_words != llama.config.vocab_size:
+        raise UserError(
+            f"{args.pretrained_model_path} has a vocabulary of {llama.config.vocab_size}, "
+            f"but {args.tokenizer} has {tokenizer.n_words} pieces; name the right one with --tokenizer"
+        )
+    print(f"load model from {args.pretrained_model_path} (attention: {llama.config.attention})")
+    return llama.to(device), tokenizer, device
+
+
+def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
+    """The three splits and the label names, everything checked. Prints a line a file."""
+    from training import create_data
+
+    label_names = read_label_names(args.label_names)
+    if args.option == "finetune" and args.label_names == str(find_asset(DEFAULT_LABEL_NAMES)):
+        # the reference takes the number of classes from the training data, so a bare default must not be in the way
+        highest = max(example.label for example in create_data(args.train))
+        if highest >= len(label_names):
+            label_names = [str(label) for label in range(highest + 1)]
+    splits = {}
+    for split in ("train", "dev", "test"):
+        path = getattr(args, split)
+        splits[split] = create_data(path, len(label_names), is_test=split == "test")
+        print(f"load {len(splits[split])} data from {path}")
+    return splits, label_names
+
+
+def read_label_names(path: str) -> list[str]:
+    """The label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
+    try:
+        names = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    is_list = isinstance(names, list) and all(isinstance(name, str) and name.strip() for name in names)
+    if not is_list or len(names) < 2 or len(set(names)) < len(names):
+        raise UserError(f'{path} must be a JSON list of two or more distinct names, such as ["bad", "good"]')
+    return names
+
+
+def make_dataset(
+    examples: list[Example], path: str, llama: Llama, tokenizer: Tokenizer, prompt_suffix: str | None = None
+) -> LlamaDataset:
+    """Encode one split, and warn of sentences beyond the model's length."""
+    from training import EncodingRules, LlamaDataset
+
+    config = llama.config
+    dataset = LlamaDataset(examples, tokenizer, EncodingRules(prompt_suffix, config.max_seq_len, config.is_causal))
+    if dataset.too_long:
+        what = "cut" if config.is_causal else "used whole, as the reference does"
+        warn(f"{path}: {dataset.too_long} sentences are longer than max_seq_len={config.max_seq_len} tokens; {what}")
+    return dataset
+
+
+def warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
+    """The output file: one `PREDICTED ||| sentence` a line."""
+    with atomic_write(path) as file:
+        for prediction, sentence in zip(result.predictions, sentences, strict=True):
+            file.write(f"{prediction} ||| {sentence}\n")
+
+
+def print_accuracy(split: str, path: str, result: Evaluation) -> None:
+    """The contract's line, or a line that says why there is no accuracy."""
+    if split == "test" and not result.has_gold_labels:
+        print(f"test: {path} has no gold labels (every label is {result.labels[0]}), so there is no accuracy")
+    else:
+        print(f"{split} acc :: {result.accuracy:.3f}")
+
+
+def print_report(split: str, result: Evaluation, label_names: list[str]) -> None:
+    """Precision, recall, F1 and support of each class, macro-F1, and the majority-class accuracy."""
+    from sklearn.metrics import classification_report, f1_score
+
+    if split == "test" and not result.has_gold_labels:
+        return
+    classes = list(range(len(label_names)))
+    scoring = dict(y_true=result.labels, y_pred=result.predictions, labels=classes, zero_division=0)
+    print(f"\n{split}, per class:")
+    print(classification_report(**scoring, target_names=label_names, digits=3).rstrip())
+    print(f"{split} macro-F1 :: {f1_score(**scoring, average='macro'):.3f}")
+    print(f"{split} majority-class acc :: {result.majority_accuracy:.3f}")
+
+
+def predict_and_report(
+    args: Namespace,
+    model: torch.nn.Module,
+    datasets: dict[str, LlamaDataset],
+    label_names: list[str],
+    device: torch.device,
+) -> None:
+    """Predict dev and test, write both files, print the accuracies, then the tables."""
+    from training import evaluate
+
+    results = {}
+    for split in ("dev", "test"):
+        dataset = datasets[split]
+        results[split] = evaluate(model, dataset.loader(args.batch_size), device, desc=split)
+        write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
+        print_accuracy(split, getattr(args, split), results[split])
+    for split, result in results.items():
+        print_report(split, result, label_names)
+
+
+# ---------------------------------------------------------------------------------------- the three commands
+
+
+def generate(args: Namespace) -> None:
+    """Continue the prompt at temperature 0 and at temperature 1, and write both texts."""
+    import torch
+
+    llama, tokenizer, device = load_llama(args)
+    prompt_ids = torch.tensor([tokenizer.encode(args.prompt, bos=True, eos=False)], device=device)  # 1 s
+    outputs = {0.0: args.generated_sentence_low_temp_out, 1.0: args.generated_sentence_high_temp_out}
+    for temperature, path in outputs.items():
+        ids = llama.generate(
+            prompt_ids,
+            args.max_new_tokens,
+            temperature=temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            epsilon=args.epsilon,
+        )
+        sentence = tokenizer.decode(ids[0].tolist())
+        print(f"Temperature is {temperature}")
+        print(sentence)
+        print("---------------")
+        with atomic_write(path) as file:
+            file.write(sentence)
+        print(f"Wrote generated sentence to {path}.")
+
+
+def prompt(args: Namespace) -> None:
+    """Zero-shot classification: which label name does the language model expect after the prompt?"""
+    from classifier import LlamaZeroShotClassifier
+
+    splits, label_names = read_data(args)
+    llama, tokenizer, device = load_llama(args)
+    model = LlamaZeroShotClassifier(SimpleNamespace(num_labels=len(label_names)), tokenizer, label_names, llama=llama)
+    suffix = prompt_suffix(label_names)
+    datasets = {
+        split: make_dataset(splits[split], getattr(args, split), llama, tokenizer, suffix) for split in ("dev", "test")
+    }
+    predict_and_report(args, model, datasets, label_names, device)
+
+
+def prompt_suffix(label_names: list[str]) -> str:
+    """`Is this movie a, b, or c? This movie is `; the space at the end is part of the reference."""
+    if len(label_names) == 2:
+        choices = " or ".join(label_names)
+    else:
+        choices = f"{', '.join(label_names[:-1])}, or {label_names[-1]}"
+    return f"Is this movie {choices}? This movie is "
+
+
+def finetune(args: Namespace) -> None:
+    """Train a head and the Llama below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
+    from classifier import LlamaEmbeddingClassifier
+    from optimizer import AdamW
+    from training import fit, load_best
+
+    splits, label_names = read_data(args)
+    llama, tokenizer, device = load_llama(args)
+    settings = SimpleNamespace(
+        num_labels=len(label_names),
+        hidden_dropout_prob=args.hidden_dropout_prob,
+        option=args.option,
+        pad_id=tokenizer.pad_id,
+    )
+    model = LlamaEmbeddingClassifier(settings, llama=llama).to(device)
+    datasets = {split: make_dataset(splits[split], getattr(args, split), llama, tokenizer) for split in splits}
+    optimizer = AdamW(model.parameters(), lr=args.lr)
+    checkpoints = open_checkpoints(args, {**vars(settings), "model_args": vars(llama.config)}, label_names)
+    history = take_up(args, checkpoints, model, optimizer)
+
+    train_loader = datasets["train"].loader(args.batch_size, shuffle=True)
+    dev_loader = datasets["dev"].loader(args.batch_size)
+    epochs = fit(
+        model,
+        optimizer,
+        train_loader,
+        dev_loader,
+        epochs=args.epochs,
+        device=device,
+        checkpoints=checkpoints,
+        history=history,
+    )
+    try:
+        for result in epochs:
+            history.append(result)
+            print_epoch(result, checkpoints.model_path)
+    except (UserError, KeyboardInterrupt) as error:
+        raise type(error)(f"{error or 'interrupted'}; {what_is_kept(history, checkpoints)}") from None
+
+    load_best(model, checkpoints.model_path)
+    print(f"load model from {checkpoints.model_path}")
+    predict_and_report(args, model, datasets, label_names, device)
+    print_epoch_table(history)
+    checkpoints.resume_path.unlink(missing_ok=True)
+
+
+def print_epoch(result: EpochResult, model_path: Path) -> None:
+    if result.improved:
+        print(f"save the model to {model_path}")
+    print(
+        f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, "
+        f"train acc :: {result.train_acc:.3f}, dev acc :: {result.dev_acc:.3f}",
+        flush=True,
+    )
+
+
+def print_epoch_table(history: list[EpochResult]) -> None:
+    print("\nepoch  train loss  train acc  dev acc  seconds")
+    best = max(result.epoch for result in history if result.improved)
+    for result in history:
+        mark = "  <- best on dev, used for the predictions" if result.epoch == best else ""
+        print(
+            f"{result.epoch:5d}  {result.train_loss:10.3f}  {result.train_acc:9.3f}  {result.dev_acc:7.3f}  "
+            f"{result.seconds:7.1f}{mark}"
+        )
+
+
+# ------------------------------------------------------------------------------- where a fine-tuned model goes
+
+
+def open_checkpoints(args: Namespace, model_config: dict[str, Any], label_names: list[str]) -> Checkpoints:
+    """Choose the files of this run, and say what will be overwritten."""
+    from training import Checkpoints
+
+    identity = {
+        "train": sha256_of(args.train),
+        "dev": sha256_of(args.dev),
+        "checkpoint": sha256_of(args.pretrained_model_path),
+        "tokenizer": sha256_of(args.tokenizer),
+        "label names": label_names,
+        "attention": model_config["model_args"]["attention"],
+    }
+    flags = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len")
+    identity |= {f"--{flag}": getattr(args, flag) for flag in flags}
+    model_path = choose_model_path(args, identity)
+    return Checkpoints(
+        model_path=model_path,
+        resume_path=model_path.with_suffix(".resume"),
+        model_config=model_config,
+        args=vars(args),
+        identity=identity,
+    )
+
+
+def choose_model_path(args: Namespace, identity: dict[str, Any]) -> Path:
+    """The contract's name, unless a model that was trained on other data, or is not ours, has it.
+
+    A run on other data with the same hyper-parameters would be lost without a word otherwise.
+    """
+    path = Path(f"{args.option}-{args.epochs}-{args.lr}.pt")
+    own_names = (path, path.with_stem(f"{path.stem}-{Path(args.train).stem}"))
+    for candidate in own_names:
+        if not candidate.exists():
+            break
+        if _trained_on(candidate) == identity["train"]:
+            print(f"{candidate} holds an earlier model of the same training data; the first epoch will overwrite it")
+            break
+    else:
+        candidate = path.with_stem(f"{path.stem}-{identity['train'][:12]}")
+    if candidate != path:
+        print(f"{path} belongs to something else and is kept; this run saves to {candidate}")
+    return candidate
+
+
+def _trained_on(path: Path) -> str | None:
+    """The digest of the data that a saved model was trained on; None if the file is not one of ours."""
+    try:
+        saved = load_tensors(path)
+        return saved["identity"]["train"]
+    except (UserError, TypeError, KeyError):
+        return None
+
+
+def take_up(args: Namespace, checkpoints: Checkpoints, model: torch.nn.Module, optimizer: Any) -> list[EpochResult]:
+    """With --resume, go back to the last finished epoch. Returns the epochs that are done."""
+    if not args.resume:
+        return []
+    if not checkpoints.resume_path.is_file():
+        print(f"there is no resume point {checkpoints.resume_path}; starting from the beginning")
+        return []
+    history = checkpoints.load_resume_point(model, optimizer)
+    print(f"resuming from {checkpoints.resume_path}")
+    for result in history:
+        print_epoch(result, checkpoints.model_path)
+    return history
+
+
+def what_is_kept(history: list[EpochResult], checkpoints: Checkpoints) -> str:
+    if not history:
+        return "no epoch was finished, nothing was saved"
+    return (
+        f"the best of {len(history)} finished epochs stays in {checkpoints.model_path}, "
+        f"and --resume goes on from {checkpoints.resume_path}"
+    )
+
+
+def main() -> None:
+    args = get_args()
+    check_args(args)
+    print(f"args: {vars(args)}")
+    if args.is_bundled:
+        bar = "*" * 100
+        print(
+            f"{bar}\nWARNING: {DEFAULT_CHECKPOINT} is not here. Running on the small bundled checkpoint\n"
+            f"{args.pretrained_model_path} instead. Its text and accuracies are NOT those of {DEFAULT_CHECKPOINT}.\n"
+            f"setup.sh fetches the real one where it can be reached.\n{bar}",
+            file=sys.stderr,
+        )
+    seed_everything(args.seed)
+    {"generate": generate, "prompt": prompt, "finetune": finetune}[args.option](args)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

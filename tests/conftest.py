@@ -1,0 +1,147 @@
+"""Small models, tokenizers and data that the tests make for themselves, and the real assets where they are at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+
+from config import LlamaConfig
+from llama import Llama
+
+ROOT = Path(__file__).resolve().parent.parent
+SENTENCES = (
+    "A warm little film about a baker and her stubborn goat",
+    "The plot wanders off and never comes home",
+    "I laughed twice, once by accident",
+    "Two sisters, one boat, and the best storm I have seen on a screen",
+    "Nothing happens, slowly, in the rain",
+    "My uncle slept through it and I envied him",
+    "The songs stayed with me all the way to the bus stop",
+    "A thin joke stretched over two hours",
+    "She plays the lighthouse keeper with such quiet care",
+    "The robots are cardboard and so is the hero",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentencePiece model of 300 pieces with byte fallback, so `<0x00>` is id 3 as in Llama's."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 3),
+        model_prefix=str(folder / "tiny"),
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    return folder / "tiny.model"
+
+
+def save_checkpoint(path: Path, model: Llama, **model_args) -> Path:
+    """Write a checkpoint in the course's layout. model_args: what it declares, else the model's own config."""
+    torch.save({"model": model.state_dict(), "model_args": model_args or vars(model.config)}, path)
+    return path
+
+
+def random_llama(seed: int = 0, gain: float = 4.0, **changes) -> Llama:
+    """A tiny Llama with weights large enough for its layers to matter (fresh ones barely move the residual stream)."""
+    torch.manual_seed(seed)
+    model = Llama(LlamaConfig.from_preset("tiny", **changes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("layers") and parameter.dim() == 2:
+                parameter.mul_(gain)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    """A random two-layer checkpoint that declares no attention, its tokenizer beside it."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    shutil.copy(tiny_tokenizer, folder / "tiny.model")
+    model = random_llama()
+    declared = {name: value for name, value in vars(model.config).items() if name != "attention"}
+    return save_checkpoint(folder / "tiny.pt", model, **declared)
+
+
+@pytest.fixture(scope="session")
+def films(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two-class data files of 24, 10 and 10 lines, and their label mapping."""
+    folder = tmp_path_factory.mktemp("films")
+    paths = {}
+    for split, size in (("train", 24), ("dev", 10), ("test", 10)):
+        paths[split] = folder / f"films-{split}.txt"
+        lines = (f"{index % 2} ||| {SENTENCES[index % 10]} , {split} {index}" for index in range(size))
+        paths[split].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    paths["label_names"] = folder / "films-label-mapping.json"
+    paths["label_names"].write_text(json.dumps(["bad", "good"]), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., subprocess.CompletedProcess]:
+    """Runs a script of this repository as a user would: `run("run_llama.py", "--help", cwd=folder)`."""
+
+    def run_script(
+        script: str, *args: object, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, str(ROOT / script), *map(str, args)],
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=timeout,
+        )
+
+    return run_script
+
+
+@pytest.fixture(scope="session")
+def classify_flags(tiny_checkpoint: Path, films: dict[str, Path]) -> Callable[[str], list[str]]:
+    """The flags of `--option prompt` or `finetune` on the tiny model and data."""
+
+    def flags(option: str) -> list[str]:
+        kind = {"prompt": "prompting", "finetune": "finetuning"}[option]
+        named = {
+            "--option": option,
+            "--pretrained-model-path": tiny_checkpoint,
+            "--train": films["train"],
+            "--dev": films["dev"],
+            "--test": films["test"],
+            "--label-names": films["label_names"],
+            "--dev_out": f"films-dev-{kind}-output.txt",
+            "--test_out": f"films-test-{kind}-output.txt",
+        }
+        return [str(item) for pair in named.items() for item in pair]
+
+    return flags
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The course's files and stories260K.pt, named by MINLLAMA_ASSETS; skips where they are not at hand."""
+    folder = os.environ.get("MINLLAMA_ASSETS", "")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("MINLLAMA_ASSETS names no folder, so the real data and checkpoint are not at hand")
+    return Path(folder).resolve()
+
+
+def asset(folder: Path, name: str) -> Path:
+    """One file of the assets; skips where it is not among them."""
+    if not (folder / name).is_file():
+        pytest.skip(f"{name} is not among the assets")
+    return folder / name

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from config import PRESETS, LlamaConfig, swiglu_hidden_dim
+
+STORIES42M_ARGS = {
+    "dim": 512,
+    "n_layers": 8,
+    "n_heads": 8,
+    "n_kv_heads": 8,
+    "vocab_size": 32000,
+    "multiple_of": 32,
+    "max_seq_len": 1024,
+}
+
+
+def test_the_defaults_are_those_of_stories42M():
+    assert LlamaConfig() == LlamaConfig(**STORIES42M_ARGS) == LlamaConfig.from_preset("stories42M")
+    assert LlamaConfig().hidden_dim == 1376  # the width of the feed-forward matrices in the published checkpoint
+    assert LlamaConfig().attention == "bidirectional"
+
+
+@pytest.mark.parametrize(("dim", "multiple_of", "expected"), [(512, 32, 1376), (64, 4, 172), (288, 32, 768), (48, 1, 128)])
+def test_hidden_dim_follows_the_swiglu_rule(dim: int, multiple_of: int, expected: int):
+    assert swiglu_hidden_dim(dim, multiple_of) == expected
+
+
+def test_none_means_derived():
+    config = LlamaConfig(dim=64, n_heads=8, n_kv_heads=None, multiple_of=4)
+    assert (config.n_kv_heads, config.head_dim, config.hidden_dim) == (8, 8, 172)
+    assert LlamaConfig(dim=64, n_heads=8, hidden_dim=100).hidden_dim == 100
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dim", 0),
+        ("dim", "512"),
+        ("n_layers", -1),
+        ("n_layers", True),
+        ("vocab_size", 1.5),
+        ("n_heads", 7),
+        ("n_kv_heads", 3),
+        ("max_seq_len", None),
+        ("hidden_dim", 0),
+        ("dropout", 1.0),
+        ("dropout", "0.1"),
+        ("layer_norm_eps", 0.0),
+        ("rope_theta", float("nan")),
+        ("attention", "sideways"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_name(field: str, value: object):
+    with pytest.raises(ValueError, match=field):
+        LlamaConfig(**{field: value})
+
+
+def test_an_unknown_key_of_a_checkpoint_is_named():
+    with pytest.raises(ValueError, match="n_experts"):
+        LlamaConfig.from_checkpoint({**STORIES42M_ARGS, "n_experts": 8})
+    with pytest.raises(ValueError, match="not a dict"):
+        LlamaConfig.from_checkpoint(["dim", 512])
+
+
+def test_a_checkpoint_declares_its_attention_and_a_change_wins():
+    declared = {**PRESETS["tiny"], "attention": "causal"}
+    assert LlamaConfig.from_checkpoint(declared).is_causal
+    assert not LlamaConfig.from_checkpoint(declared, attention="bidirectional").is_causal
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ValueError, match="stories42M"):
+        LlamaConfig.from_preset("stories43M")
+
+
+def test_config_does_not_import_torch():
+    code = "import sys, config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_llama, save_checkpoint
+
+import llama
+from llama import Llama, load_pretrained
+from utils import UserError
+
+TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33]])
+ORIGINAL = {"compute_query": "wq", "compute_key": "wk", "compute_value": "wv", "compute_output": "wo"}
+
+
+def original_names(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    renamed = {}
+    for name, tensor in state.items():
+        for ours, theirs in ORIGINAL.items():
+            name = name.replace(f"attention.{ours}", f"attention.{theirs}")
+        renamed[prefix + name] = tensor
+    return renamed
+
+
+def write(path: Path, state: object, **model_args) -> Path:
+    torch.save({"model": state, "model_args": model_args or vars(random_llama().config)}, path)
+    return path
+
+
+def assert_same_model(one: Llama, other: Llama) -> None:
+    assert torch.equal(one(TOKENS)[0], other(TOKENS)[0])
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_every_way_of_naming_loads(tmp_path: Path, prefix: str, is_zip: bool):
+    model = random_llama()
+    for name, state in (("course", model.state_dict()), ("original", original_names(model.state_dict(), prefix))):
+        path = tmp_path / f"{name}.pt"
+        content = {"model": state, "model_args": vars(model.config), "iter_num": 7, "best_val_loss": torch.tensor(1.5)}
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        assert_same_model(load_pretrained(path), model)
+
+
+@pytest.mark.parametrize("left_out", ["output.weight", "tok_embeddings.weight"])
+def test_a_tied_matrix_may_be_stored_once(tmp_path: Path, left_out: str):
+    state = random_llama().state_dict()
+    del state[left_out]
+    loaded = load_pretrained(write(tmp_path / "once.pt", state))
+    assert_same_model(loaded, random_llama())
+    assert loaded.output.weight is loaded.tok_embeddings.weight
+
+
+def test_half_precision_weights_become_float32(tmp_path: Path):
+    state = {name: tensor.bfloat16() for name, tensor in random_llama().state_dict().items()}
+    loaded = load_pretrained(write(tmp_path / "half.pt", state))
+    assert loaded.dtype == torch.float32
+    assert torch.equal(loaded.norm.weight, state["norm.weight"].float())
+
+
+def test_attention_is_the_argument_else_the_checkpoint_else_bidirectional(tmp_path: Path):
+    declared = save_checkpoint(tmp_path / "declared.pt", random_llama(attention="causal"))
+    args = {name: value for name, value in vars(random_llama().config).items() if name != "attention"}
+    silent = save_checkpoint(tmp_path / "silent.pt", random_llama(), **args)
+    assert load_pretrained(silent).config.attention == "bidirectional"
+    assert load_pretrained(silent, attention="causal").config.attention == "causal"
+    assert load_pretrained(declared).config.attention == "causal"
+    assert load_pretrained(declared, attention="bidirectional").config.attention == "bidirectional"
+
+
+def test_every_misfit_is_named(tmp_path: Path):
+    state = random_llama().state_dict()
+    del state["layers.1.feed_forward.w2.weight"]
+    state["layers.0.attention.bias"] = torch.zeros(3)
+    state["norm.weight"] = torch.ones(31)
+    state["layers.0.ffn_norm.weight"] = "ones"
+    with pytest.raises(UserError) as caught:
+        load_pretrained(write(tmp_path / "misfit.pt", state))
+    for part in (
+        "missing layers.1.feed_forward.w2.weight",
+        "unexpected layers.0.attention.bias",
+        "norm.weight is [31], not [32]",
+        "layers.0.ffn_norm.weight is not a floating-point tensor",
+        "misfit.pt",
+    ):
+        assert part in str(caught.value)
+
+
+def test_untied_matrices_are_refused(tmp_path: Path):
+    state = random_llama().state_dict()
+    state["output.weight"] = state["output.weight"] + 1
+    with pytest.raises(UserError, match="ties them"):
+        load_pretrained(write(tmp_path / "untied.pt", state))
+
+
+def test_the_expected_shapes_are_those_of_the_model():
+    for changes in ({}, {"n_kv_heads": 4, "hidden_dim": 7}, {"n_layers": 5, "dim": 64}):
+        model = random_llama(**changes)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        assert llama._expected_shapes(model.config) == shapes
+
+
+class Villain:
+    """Unpickling this creates the file `executed` in the current folder."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    content = {"model": random_llama().state_dict(), "model_args": Villain()}
+    torch.save(content, "zip.pt")
+    torch.save(content, "legacy.pt", _use_new_zipfile_serialization=False)
+    Path("pickle.pt").write_bytes(pickle.dumps(content))
+    for name in ("zip.pt", "legacy.pt", "pickle.pt"):
+        with pytest.raises(UserError, match=name):
+            load_pretrained(name)
+    assert not Path("executed").exists()
+    torch.load("zip.pt", weights_only=False)
+    assert Path("executed").exists()  # so the files were dangerous indeed
+
+
+def test_loading_sets_no_global_flag_and_chooses_no_device(tiny_checkpoint: Path):
+    flags = (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+    )
+    model = load_pretrained(tiny_checkpoint)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert not model.training
+    assert flags == (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+    )
+
+
+def test_the_weights_do_not_depend_on_the_file_after_loading(tmp_path: Path):
+    path = save_checkpoint(tmp_path / "mapped.pt", random_llama())
+    model = load_pretrained(path)
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert_same_model(model, random_llama())

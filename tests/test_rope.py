@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rope import apply_rotary_emb, rope_table
+
+
+def rotate_as_complex(x: torch.Tensor, theta: float, start: int = 0) -> torch.Tensor:
+    """The same rotation in other words: pairs are complex numbers, multiplied by e^(i * angle). x: b s h d"""
+    _, length, _, head_dim = x.shape
+    frequency = theta ** (-torch.arange(0, head_dim, 2).double() / head_dim)  # d/2
+    angle = torch.outer(torch.arange(start, start + length).double(), frequency)  # s d/2
+    pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())  # b s h d/2
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, :]
+    return torch.view_as_real(turned).flatten(-2)
+
+
+@pytest.mark.parametrize("theta", [10000.0, 37.0])
+@pytest.mark.parametrize("shape", [(2, 5, 4, 2, 8), (1, 64, 1, 1, 2), (3, 17, 6, 3, 10)])
+def test_equals_multiplication_by_complex_numbers(shape: tuple[int, ...], theta: float):
+    batch, length, heads, kv_heads, head_dim = shape
+    query, key = torch.randn(batch, length, heads, head_dim), torch.randn(batch, length, kv_heads, head_dim)
+    rotated_query, rotated_key = apply_rotary_emb(query, key, head_dim, 64, theta)
+    torch.testing.assert_close(rotated_query.double(), rotate_as_complex(query, theta), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotated_key.double(), rotate_as_complex(key, theta), atol=1e-5, rtol=1e-5)
+
+
+def test_scores_depend_on_the_distance_alone():
+    query, key = torch.randn(1, 1, 1, 16).expand(1, 40, 1, 16), torch.randn(1, 1, 1, 16).expand(1, 40, 1, 16)
+    rotated_query, rotated_key = apply_rotary_emb(query, key, 16, 40)
+    scores = rotated_query[0, :, 0] @ rotated_key[0, :, 0].T  # s t
+    for distance in (0, 1, 7):
+        diagonal = scores.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
+
+
+def test_start_pos_continues_a_text():
+    query, key = torch.randn(2, 12, 4, 8), torch.randn(2, 12, 2, 8)
+    whole, _ = apply_rotary_emb(query, key, 8, 32)
+    tail, _ = apply_rotary_emb(query[:, 5:], key[:, 5:], 8, 32, start_pos=5)
+    assert torch.equal(whole[:, 5:], tail)
+
+
+def test_a_text_beyond_max_seq_len_is_rotated_all_the_same():
+    query = torch.randn(1, 20, 2, 4)
+    rotated, _ = apply_rotary_emb(query, query, 4, 8)
+    torch.testing.assert_close(rotated.double(), rotate_as_complex(query, 10000.0), atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_is_rotated_in_float32():
+    query = torch.randn(1, 300, 2, 8).bfloat16()
+    rotated, _ = apply_rotary_emb(query, query, 8, 300)
+    assert rotated.dtype == torch.bfloat16
+    assert torch.equal(rotated, apply_rotary_emb(query.float(), query.float(), 8, 300)[0].bfloat16())
+
+
+def test_the_table_is_computed_once_and_can_be_trained_through():
+    with torch.inference_mode():
+        table = rope_table(6, 11, 123.0)
+    assert rope_table(6, 11, 123.0) is table
+    query = torch.randn(1, 4, 2, 6, requires_grad=True)
+    rotated, _ = apply_rotary_emb(query, query, 6, 11, 123.0)
+    rotated.sum().backward()
+    assert query.grad is not None

@@ -1,0 +1,52 @@
+"""Text to token ids and back, with SentencePiece."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from sentencepiece import SentencePieceProcessor
+
+from utils import UserError, find_asset
+
+TOKENIZER_MODEL = "tokenizer.model"
+
+
+class Tokenizer:
+    """A SentencePiece tokenizer with Llama's special ids.
+
+    max_len: the most tokens that `encode` keeps, special tokens not counted; None keeps all.
+    tokenizer_model: the `.model` file; by default `tokenizer.model` in the current folder or beside this code.
+    Raises `UserError` if the file is missing or is not a SentencePiece model.
+    """
+
+    def __init__(self, max_len: int | None = None, tokenizer_model: str | os.PathLike | None = None):
+        path = find_asset(tokenizer_model or TOKENIZER_MODEL)
+        if path is None:
+            raise UserError(f"tokenizer {tokenizer_model or TOKENIZER_MODEL} does not exist; run setup.sh to fetch it")
+        try:
+            self.sp_model = SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError):
+            raise UserError(f"{path} is not a SentencePiece model, or it is damaged") from None
+        self.model_path = str(path)
+        self.max_len = max_len
+        self.n_words: int = self.sp_model.vocab_size()
+        self.bos_id: int = self.sp_model.bos_id()
+        self.eos_id: int = self.sp_model.eos_id()
+        # SentencePiece's own pad id is -1, which no embedding table can look up; the byte 0 never occurs in text
+        self.pad_id: int = self.sp_model.piece_to_id("<0x00>")
+
+    def encode(self, s: str, bos: bool, eos: bool) -> list[int]:
+        """Token ids of `s`, cut to `max_len`, then framed by the special tokens asked for."""
+        return self._frame(self.sp_model.encode(s), bos, eos)
+
+    def encode_batch(self, texts: list[str], bos: bool, eos: bool) -> list[list[int]]:
+        """`encode` of many texts at once."""
+        return [self._frame(ids, bos, eos) for ids in self.sp_model.encode(texts)]
+
+    def _frame(self, ids: list[int], bos: bool, eos: bool) -> list[int]:
+        return [self.bos_id] * bos + ids[: self.max_len] + [self.eos_id] * eos
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; special tokens become nothing."""
+        return self.sp_model.decode(list(ids))

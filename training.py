@@ -1,0 +1,383 @@
+"""Data, batches, the one evaluation loop, the one training loop, the hooks of training methods, and saved runs.
+
+Every task goes through here: `prompt`, `finetune`, and every method added later. Two independent choices make an
+experiment: *what is predicted* (a module from token ids to log-probabilities over classes) and *how the weights move*
+(a list of `Method`s around `fit`). Nothing here prints or parses arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from tokenizer import Tokenizer
+from utils import UserError, atomic_write, load_tensors, read_text
+
+# ------------------------------------------------------------------------------------------------------ data
+
+NO_GOLD_LABEL = -1
+
+
+class Example(NamedTuple):
+    """One line of a data file."""
+
+    sentence: str
+    label: int
+
+
+def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[Example]:
+    """The examples of a data file, one `LABEL ||| sentence` a line, UTF-8.
+
+    num_labels: labels must lie in 0 ... num_labels - 1; None accepts every label from 0 up. In a test file -1 stands
+    for "no gold label". Raises `UserError`, naming file and line, for anything else.
+    """
+    lines = read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError(f"{path} holds no data; expected lines of the form 'LABEL ||| sentence'")
+    return [_parse_line(line, f"{path} line {number}", num_labels, is_test) for number, line in enumerate(lines, 1)]
+
+
+def _parse_line(line: str, where: str, num_labels: int | None, is_test: bool) -> Example:
+    label_text, separator, sentence = line.partition(" ||| ")
+    sentence = sentence.strip()
+    if not separator:
+        raise UserError(f"{where}: no ' ||| ' between label and sentence")
+    if not sentence:
+        raise UserError(f"{where}: the sentence is empty")
+    try:
+        label = int(label_text)
+    except ValueError:
+        raise UserError(f"{where}: the label {label_text[:40]!r} is not a whole number") from None
+    if is_test and label == NO_GOLD_LABEL:
+        return Example(sentence, label)
+    if label < 0 or (num_labels is not None and label >= num_labels):
+        allowed = "0 or more" if num_labels is None else f"from 0 to {num_labels - 1}, as the label mapping says"
+        raise UserError(f"{where}: the label {label} is not {allowed}")
+    return Example(sentence, label)
+
+
+class EncodingRules(NamedTuple):
+    """How sentences become token ids: what follows them, and how long they may be."""
+
+    prompt_suffix: str | None = None
+    max_seq_len: int | None = None
+    is_causal: bool = False
+
+
+AS_IT_IS = EncodingRules()
+
+
+class LlamaDataset(Dataset):
+    """Examples with their token ids, encoded once: bos, sentence, prompt suffix; no eos.
+
+    `sentences` are what is written to the output file (with the suffix). `too_long` counts the examples beyond
+    `max_seq_len`: the bidirectional reference uses them whole; in causal mode the sentence, never the suffix, is cut.
+    Raises `UserError` if the suffix alone leaves no room for a sentence.
+    """
+
+    def __init__(self, examples: Sequence[Example], tokenizer: Tokenizer, rules: EncodingRules = AS_IT_IS):
+        self.labels = [example.label for example in examples]
+        self.pad_id = tokenizer.pad_id
+        suffix = "" if rules.prompt_suffix is None else f" {rules.prompt_suffix}"
+        self.sentences = [example.sentence + suffix for example in examples]
+        if rules.is_causal:
+            bare = [example.sentence for example in examples]
+            sentence_ids = tokenizer.encode_batch(bare, bos=True, eos=False)
+            suffix_ids = _suffix_ids(tokenizer, rules)
+        else:
+            sentence_ids = tokenizer.encode_batch(self.sentences, bos=True, eos=False)
+            suffix_ids = []
+        limit = float("inf") if rules.max_seq_len is None else rules.max_seq_len - len(suffix_ids)
+        self.too_long = sum(len(ids) > limit for ids in sentence_ids)
+        cut = int(limit) if rules.is_causal and rules.max_seq_len is not None else None
+        self.token_ids = [ids[:cut] + suffix_ids for ids in sentence_ids]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[list[int], int, str]:
+        return self.token_ids[index], self.labels[index], self.sentences[index]
+
+    def collate_fn(self, items: list[tuple[list[int], int, str]]) -> dict[str, Any]:
+        """A batch, right-padded to its longest row: token_ids b s, labels b, sents."""
+        token_ids, labels, sentences = zip(*items, strict=True)
+        longest = max(map(len, token_ids))
+        padded = [ids + [self.pad_id] * (longest - len(ids)) for ids in token_ids]
+        return {"token_ids": torch.tensor(padded), "labels": torch.tensor(labels), "sents": list(sentences)}
+
+    def loader(self, batch_size: int, *, shuffle: bool = False) -> DataLoader:
+        """Batches in file order, or in an order drawn from PyTorch's global random generator."""
+        return DataLoader(self, batch_size=batch_size, shuffle=shuffle, collate_fn=self.collate_fn)
+
+
+def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
+    """The suffix's own ids. Pieces never cross a space, so they equal the tail of the whole text's ids."""
+    if rules.prompt_suffix is None:
+        return []
+    ids = tokenizer.sp_model.encode(rules.prompt_suffix)
+    if rules.max_seq_len is not None and len(ids) + 2 > rules.max_seq_len:
+        raise UserError(f"the prompt takes {len(ids)} tokens, which leaves no room in max_seq_len={rules.max_seq_len}")
+    return ids
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+@dataclass
+class Evaluation:
+    """Predictions beside the gold labels, in the loader's order."""
+
+    predictions: list[int]
+    labels: list[int]
+
+    @property
+    def accuracy(self) -> float:
+        return sum(map(int.__eq__, self.predictions, self.labels)) / len(self.labels)
+
+    @property
+    def majority_accuracy(self) -> float:
+        """The accuracy of always answering the most frequent gold label."""
+        return Counter(self.labels).most_common(1)[0][1] / len(self.labels)
+
+    @property
+    def has_gold_labels(self) -> bool:
+        """Whether the labels can be gold: placeholders are all the same."""
+        return len(set(self.labels)) > 1
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, loader: DataLoader, device: torch.device, *, desc: str = "eval", progress: bool = True
+) -> Evaluation:
+    """Predict every batch of `loader` with dropout off. Leaves the model in evaluation mode."""
+    model.eval()
+    result = Evaluation([], [])
+    with _progress_bar(loader, desc, progress) as bar:
+        for batch in loader:
+            log_probs = model(batch["token_ids"].to(device))  # b c
+            result.predictions += log_probs.argmax(dim=-1).tolist()
+            result.labels += batch["labels"].tolist()
+            bar.update(len(batch["labels"]))
+    return result
+
+
+def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
+    return tqdm(total=len(loader.dataset), desc=desc, unit=" sentences", leave=False, disable=not progress)
+
+
+# -------------------------------------------------------------------------------------------------- training
+
+
+class Method:
+    """How the weights move. Every hook defaults to plain fine-tuning; methods compose around one loop."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Once, before the optimizer is made: wrap, freeze, snapshot. The evaluation-mode output must not change."""
+
+    def penalty(self, model: nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
+        """A term added to the task loss of a batch."""
+        return 0.0
+
+    def after_step(self, model: nn.Module) -> None:
+        """After each optimizer step: moving averages, projections."""
+
+    def export(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The state dict of the plain model, which is what is saved."""
+        return state
+
+
+@dataclass
+class EpochResult:
+    """What one epoch brought. `train_loss` is the mean over batches of summed loss / batch size."""
+
+    epoch: int
+    train_loss: float
+    train_acc: float
+    dev_acc: float
+    seconds: float
+    improved: bool
+
+
+@dataclass
+class Checkpoints:
+    """Where a run saves its best model and its resume point, and what identifies the run.
+
+    model_path: the best epoch's model; resume_path: everything needed to go on after the last finished epoch.
+    model_config, args: plain values, saved beside the weights. identity: what must be equal for a resume point to be
+    taken up, for example the seed and the data.
+    """
+
+    model_path: Path
+    resume_path: Path
+    model_config: dict[str, Any]
+    args: dict[str, Any]
+    identity: dict[str, Any]
+    methods: Sequence[Method] = field(default=())
+
+    def save_model(self, model: nn.Module, result: EpochResult) -> None:
+        state = model.state_dict()
+        for method in self.methods:
+            state = method.export(state)
+        save_tensors(
+            self.model_path,
+            {
+                "model": state,
+                "model_config": self.model_config,
+                "args": self.args,
+                "identity": self.identity,
+                "epoch": result.epoch,
+                "dev_acc": result.dev_acc,
+            },
+        )
+
+    def save_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[EpochResult]) -> None:
+        save_tensors(
+            self.resume_path,
+            {
+                "identity": self.identity,
+                "history": [asdict(result) for result in history],
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "rng": _rng_state(),
+            },
+        )
+
+    def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
+        """Put model, optimizer and random generators where they were, and return the epochs that are done.
+
+        Raises `UserError` if the resume point is damaged or belongs to another run, naming what differs.
+        """
+        point = load_tensors(self.resume_path)
+        if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
+            raise UserError(f"{self.resume_path} is not a resume point; remove it or leave out --resume")
+        differing = [key for key, value in self.identity.items() if point["identity"].get(key) != value]
+        if differing:
+            raise UserError(
+                f"{self.resume_path} belongs to a run with another {', '.join(differing)}; "
+                "use the same arguments, or leave out --resume to start anew"
+            )
+        if not self.model_path.is_file():
+            raise UserError(f"{self.model_path} is gone; without it {self.resume_path} cannot be taken up")
+        model.load_state_dict(point["model"])
+        optimizer.load_state_dict(point["optimizer"])
+        _set_rng_state(point["rng"])
+        return [EpochResult(**result) for result in point["history"]]
+
+
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train_loader: DataLoader,
+    dev_loader: DataLoader,
+    *,
+    epochs: int,
+    device: torch.device,
+    checkpoints: Checkpoints,
+    history: Iterable[EpochResult] = (),
+    progress: bool = True,
+) -> Iterator[EpochResult]:
+    """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
+
+    history: the epochs that a resumed run has already done.
+    Raises `UserError` when the loss is not finite; what earlier epochs saved stays.
+    """
+    history = list(history)
+    for epoch in range(len(history), epochs):
+        start = time.perf_counter()
+        train_loss = _train_epoch(model, optimizer, train_loader, epoch, device, checkpoints.methods, progress)
+        train_acc = evaluate(model, train_loader, device, desc=f"train acc {epoch}", progress=progress).accuracy
+        dev_acc = evaluate(model, dev_loader, device, desc=f"dev acc {epoch}", progress=progress).accuracy
+        improved = all(dev_acc > earlier.dev_acc for earlier in history)
+        result = EpochResult(epoch, train_loss, train_acc, dev_acc, time.perf_counter() - start, improved)
+        history.append(result)
+        if improved:
+            checkpoints.save_model(model, result)
+        checkpoints.save_resume_point(model, optimizer, history)
+        yield result
+
+
+def _train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    epoch: int,
+    device: torch.device,
+    methods: Sequence[Method],
+    progress: bool,
+) -> float:
+    """One pass over the data; returns the mean batch loss."""
+    model.train()
+    total = 0.0
+    with _progress_bar(loader, f"train {epoch}", progress) as bar:
+        for step, batch in enumerate(loader, 1):
+            optimizer.zero_grad()
+            log_probs = model(batch["token_ids"].to(device))  # b c
+            labels = batch["labels"].to(device)
+            # divided by the nominal batch size even in a short last batch: the reference numbers rest on it
+            loss = F.nll_loss(log_probs, labels, reduction="sum") / loader.batch_size
+            for method in methods:
+                loss = loss + method.penalty(model, batch, log_probs)
+            value = loss.item()
+            if not torch.isfinite(loss):
+                raise UserError(f"epoch {epoch}, batch {step}: the loss is {value}, training stops; try a smaller --lr")
+            loss.backward()
+            optimizer.step()
+            for method in methods:
+                method.after_step(model)
+            total += value
+            bar.set_postfix(loss=f"{total / step:.3f}", refresh=False)
+            bar.update(len(labels))
+    return total / len(loader)
+
+
+# ------------------------------------------------------------------------------------------------ saved runs
+
+
+def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
+    """`torch.save`, whole or not at all. `content`: tensors and plain values, so that `weights_only=True` loads it."""
+    with atomic_write(path, "wb") as file:
+        torch.save(content, file)
+
+
+def load_best(model: nn.Module, path: str | os.PathLike) -> None:
+    """Load the weights that `Checkpoints.save_model` wrote into a model of the same kind.
+
+    Raises `UserError` if the file is missing, damaged, or of another kind of model.
+    """
+    saved = load_tensors(path)
+    if not isinstance(saved, dict) or not isinstance(saved.get("model"), dict):
+        raise UserError(f"{path} is not a saved classifier")
+    try:
+        model.load_state_dict(saved["model"])
+    except RuntimeError:
+        raise UserError(f"{path} holds another kind of model") from None
+
+
+def _rng_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])

@@ -1,0 +1,220 @@
+"""Errors, safe files, asset look-up, seeds, devices and masks: the small things that every other module may use.
+
+Importing this module costs nothing. PyTorch and NumPy are imported inside the functions that need them, so that
+`--help` and argument errors answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import hashlib
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path(__file__).resolve().parent
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend. The message is one line: what is wrong, where, and what to do."""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An `argparse` parser whose errors are one line instead of the usage text and a line; no abbreviated flags."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see --help)")
+
+
+def run_main(main: Callable[[], int | None]) -> int:
+    """Run a program's `main` and return its exit status.
+
+    A `UserError`, a file-system error and an interrupt become one line on standard error and status 2.
+    Anything else is a defect of the program and keeps its traceback.
+    """
+    try:
+        return main() or 0
+    except UserError as error:
+        message = str(error)
+    except KeyboardInterrupt as error:
+        message = str(error) or "interrupted: files that were finished are kept, the others were not written"
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        hint = "; free some space and run again" if error.errno == errno.ENOSPC else ""
+        message = f"cannot read or write{where}: {error.strerror or error}{hint}"
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+# ----------------------------------------------------------------------------------------------------- files
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
+    """Open a temporary file beside `path` and rename it to `path` when the block ends without an exception.
+
+    Whoever reads `path` sees the old file or the whole new one, never a half. Text is UTF-8 with `\\n` line ends on
+    every platform. Raises `OSError` as `open` does; the temporary file is removed whatever happens.
+    """
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+        with open(handle, mode, **text) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _default_file_mode())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _default_file_mode() -> int:
+    """The permissions that `open` would give a new file (mkstemp gives 0600, which an instructor could not read)."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def check_writable(path: str | os.PathLike, flag: str) -> None:
+    """Raise `UserError` naming `flag` unless `path` can be created or replaced."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a folder; give a file name")
+    if not path.parent.is_dir():
+        raise UserError(f"{flag} {path}: the folder {path.parent} does not exist; create it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"{flag} {path}: the folder {path.parent} is not writable")
+
+
+def find_asset(name: str | os.PathLike) -> Path | None:
+    """Where an input file lies: as named (from the current folder), else beside this code; None if in neither."""
+    for path in (Path(name), ROOT / name):
+        if path.is_file():
+            return path
+    return None
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """The text of a UTF-8 file, line ends turned into `\\n`; a byte-order mark is dropped.
+
+    Raises `UserError` where the file is missing, unreadable or not UTF-8 (naming the first bad line).
+    """
+    try:
+        raw = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} line {line}: not UTF-8 text; save the file as UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def load_tensors(path: str | os.PathLike) -> object:
+    """What `torch.save` wrote to `path`, on the CPU: tensors and plain Python values, nothing else.
+
+    `weights_only=True` never runs code from the file. Files in the zip format are memory-mapped, so that a tensor is
+    read from disk when it is used. Raises `UserError` where the file is missing, damaged, or holds anything else.
+    """
+    import torch
+
+    try:
+        with open(path, "rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # whatever the unpickler meets in a damaged or foreign file
+        if "weights_only" in str(error):
+            reason = "it holds Python objects other than tensors and plain values, which are never unpickled here"
+        else:
+            reason = "it is not a PyTorch checkpoint, or it is truncated or damaged"
+        raise UserError(f"cannot load {path}: {reason}") from None
+
+
+# --------------------------------------------------------------------------------------- randomness and devices
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and PyTorch (every device) and ask cuDNN for deterministic kernels."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
+    """The device for `--device auto|cpu|cuda|mps`; `use_gpu` insists on an accelerator, CUDA before MPS.
+
+    Raises `UserError` when the accelerator asked for is not there.
+    """
+    import torch
+
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if use_gpu and name in ("auto", "cpu"):
+        name = next((gpu for gpu in ("cuda", "mps") if present[gpu]), None)
+        if name is None:
+            raise UserError("--use_gpu: PyTorch sees neither a CUDA nor an MPS device; leave the flag out for the CPU")
+    elif name == "auto":
+        name = next(device for device in ("cuda", "mps", "cpu") if present[device])
+    if not present[name]:
+        raise UserError(f"--device {name}: PyTorch sees no such device; use --device auto or cpu")
+    return torch.device(name)
+
+
+# ----------------------------------------------------------------------------------------------------- masks
+
+
+def causal_mask(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
+    """Which keys a query may see in a causal model: True where it may. The last query sees every key.
+
+    Returns a bool tensor of shape (query_len, key_len).
+    """
+    import torch
+
+    mask = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
+    return mask.tril(diagonal=key_len - query_len)
+
+
+def sequence_lengths(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
+    """The number of tokens before the right padding of each row.
+
+    token_ids: b s. Returns b, at least 1. Only *trailing* `pad_id`s count as padding.
+    """
+    import torch
+
+    positions = torch.arange(1, token_ids.shape[1] + 1, device=token_ids.device)
+    return ((token_ids != pad_id) * positions).amax(dim=1).clamp(min=1)  # b
