@@ -107,11 +107,11 @@ def check_sanity(args: Namespace) -> bool:
     ):
         if not found and name != default:
             raise UserError(f"{name} does not exist")
-    missing = " and ".join(name for name in (COURSE_CHECKPOINT, COURSE_REFERENCE) if not find_asset(name))
+    missing = ", ".join(name for name in (COURSE_CHECKPOINT, COURSE_REFERENCE) if not find_asset(name))
     checkpoint, reference = find_asset(BUNDLED_CHECKPOINT), find_asset(BUNDLED_REFERENCE)
     if not checkpoint or not reference:
-        raise UserError(f"{missing} is not here, nor is the bundled checkpoint; setup.sh fetches the course's files")
-    print(f"{missing} is not here: checking the bundled checkpoint against Hugging Face transformers' numbers instead.")
+        raise UserError(f"not here: {missing}, nor the bundled checkpoint; setup.sh fetches the course's files")
+    print(f"Not here: {missing}. So checking the bundled checkpoint against Hugging Face transformers' numbers.")
     return check_model(checkpoint, bundled_references(reference))
 
 

@@ -24,9 +24,9 @@ def test_the_defaults_are_those_of_stories42M():
     assert LlamaConfig().attention == "bidirectional"
 
 
-@pytest.mark.parametrize(("dim", "multiple_of", "expected"), [(512, 32, 1376), (64, 4, 172), (288, 32, 768), (48, 1, 128)])
-def test_hidden_dim_follows_the_swiglu_rule(dim: int, multiple_of: int, expected: int):
-    assert swiglu_hidden_dim(dim, multiple_of) == expected
+@pytest.mark.parametrize(("dim", "multiple_of", "width"), [(512, 32, 1376), (64, 4, 172), (288, 32, 768), (48, 1, 128)])
+def test_hidden_dim_follows_the_swiglu_rule(dim: int, multiple_of: int, width: int):
+    assert swiglu_hidden_dim(dim, multiple_of) == width
 
 
 def test_none_means_derived():

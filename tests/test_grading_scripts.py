@@ -1,0 +1,177 @@
+"""sanity_check.py, rope_test.py, optimizer_test.py: what they accept, what they reject, and what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, random_llama, save_checkpoint
+
+import optimizer_test
+import rope
+import rope_test
+import sanity_check
+from optimizer import AdamW
+from sanity_check import PublishedLabels, Reference, check_model, label_row
+from utils import UserError
+
+TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
+
+
+# ------------------------------------------------------------------------------------------- rope and optimizer
+
+
+@pytest.mark.parametrize("script", ["rope_test.py", "optimizer_test.py"])
+def test_they_pass_from_any_folder_with_one_closing_line(script: str, run: Callable, tmp_path: Path):
+    done = run(script, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith("test passed!") and not done.stderr
+
+
+def test_rope_test_rejects_half_vectors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        real, imag = x.chunk(2, dim=-1)
+        return torch.cat((real * cos - imag * sin, real * sin + imag * cos), dim=-1)
+
+    monkeypatch.setattr(rope, "_rotate_pairs", rotate_halves)
+    assert rope_test.main() == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Rotary embedding test FAILED")
+
+
+def test_optimizer_test_rejects_a_decay_before_the_update(monkeypatch: pytest.MonkeyPatch):
+    class DecayFirst(AdamW):
+        def _update(self, parameter: torch.nn.Parameter, group: dict) -> None:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            super()._update(parameter, {**group, "weight_decay": 0.0})
+
+    monkeypatch.setattr(optimizer_test, "AdamW", DecayFirst)
+    assert optimizer_test.main() == 1
+
+
+def test_optimizer_test_rejects_uncorrected_bias(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    class Uncorrected(AdamW):
+        def _update(self, parameter: torch.nn.Parameter, group: dict) -> None:
+            super()._update(parameter, {**group, "correct_bias": False})
+
+    monkeypatch.setattr(optimizer_test, "AdamW", Uncorrected)
+    assert optimizer_test.main() == 1
+    assert capsys.readouterr().out.count("WRONG") == 2
+
+
+def test_pytest_collects_none_of_the_grading_scripts():
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    scripts = ["rope_test.py", "optimizer_test.py", "sanity_check.py"]
+    done = subprocess.run([*command, *scripts], cwd=ROOT, capture_output=True, text=True)
+    assert "no tests collected" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------ sanity_check
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path / "model.pt", random_llama())
+
+
+def reference(attention: str, error: float = 0.0) -> Reference:
+    with torch.no_grad():
+        logits, hidden_states = random_llama(attention=attention)(TOKENS)
+    return Reference(TOKENS, logits, hidden_states + error, attention)
+
+
+def test_a_right_model_passes_under_both_semantics(checkpoint: Path, capsys: pytest.CaptureFixture):
+    assert check_model(checkpoint, [reference("bidirectional"), reference("causal")])
+    assert capsys.readouterr().out.count(": ok") == 4
+
+
+def test_a_mask_in_the_wrong_place_is_named_as_the_cause(checkpoint: Path, capsys: pytest.CaptureFixture):
+    masked = reference("causal")
+    masked.attention = "bidirectional"  # as if the reference were the course's and the model had added the mask
+    assert not check_model(checkpoint, [masked])
+    assert "causal mask is the cause" in capsys.readouterr().out
+
+
+def test_another_mistake_is_not_blamed_on_the_mask(checkpoint: Path, capsys: pytest.CaptureFixture):
+    assert not check_model(checkpoint, [reference("bidirectional", error=0.1)])
+    out = capsys.readouterr().out
+    assert "causal mask is not the cause" in out and "1.0e-01" in out
+
+
+def test_nan_does_not_pass(checkpoint: Path):
+    assert not check_model(checkpoint, [reference("bidirectional", error=float("nan"))])
+
+
+def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable):
+    """A stand-in of stories42M.pt's kind with the tensors that it computes from the course's two sequences."""
+    torch.manual_seed(0)
+    model = random_llama(vocab_size=32000)
+    save_checkpoint(tmp_path / "stories42M.pt", model)
+    with torch.no_grad():
+        logits, hidden_states = model(torch.tensor(sanity_check.COURSE_TOKENS))
+    torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
+    done = run("sanity_check.py", cwd=tmp_path)
+    assert done.returncode == 0 and "course's reference" in done.stdout
+    assert done.stdout.splitlines()[-1] == "Your Llama implementation is correct!"
+    torch.save({"logits": logits + 1, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
+    done = run("sanity_check.py", cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("Sanity check FAILED")
+
+
+def test_without_them_the_bundled_checkpoint_is_checked_and_said(tmp_path: Path, run: Callable):
+    done = run("sanity_check.py", cwd=tmp_path)
+    if "course's reference" in done.stdout:
+        pytest.skip("the course's files lie beside the code here")
+    assert done.returncode == 0, done.stderr
+    assert "checking the bundled checkpoint" in done.stdout and done.stdout.count(": ok") == 4
+
+
+@pytest.mark.parametrize("flag", ["--pretrained-model-path", "--data"])
+def test_a_named_file_that_is_absent_is_an_error(tmp_path: Path, run: Callable, flag: str):
+    done = run("sanity_check.py", flag, "absent.pt", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr == "error: absent.pt does not exist\n"
+
+
+def test_published_wants_the_real_checkpoint(tmp_path: Path):
+    args = Namespace(pretrained_model_path="absent.pt", tokenizer=None, data_dir="data")
+    with pytest.raises(UserError, match="absent.pt"):
+        sanity_check.check_published(args, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [(0, "equal"), (1, "close"), (40, "DIFFERS")],
+)
+def test_published_labels_are_equal_close_or_different(tmp_path: Path, changed: int, verdict: str):
+    gold, output = tmp_path / "gold.txt", tmp_path / "output.txt"
+    gold.write_text("".join(f"{i % 2} ||| s{i}\n" for i in range(200)))
+    output.write_text("".join(f"{i % 2 if i >= changed * 2 else 1} ||| s{i}\n" for i in range(200)))
+    digest = hashlib.sha256(("0\n1\n" * 100).encode()).hexdigest()
+    row = label_row("x-dev", output, gold, (PublishedLabels(digest, (100, 100), 1.0),))
+    assert row[-1] == verdict
+
+
+def test_published_fails_with_the_drivers_own_last_line(tmp_path: Path):
+    with pytest.raises(UserError, match="run_llama.py failed: error: --pretrained-model-path absent.pt"):
+        sanity_check.run_driver(["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
+
+
+def test_the_published_facts_are_complete():
+    assert set(sanity_check.PUBLISHED_LABELS) == {"sst-dev", "sst-test", "cfimdb-dev", "cfimdb-test"}
+    sizes = {"sst-dev": 1101, "sst-test": 2210, "cfimdb-dev": 245, "cfimdb-test": 488}
+    for name, accepted in sanity_check.PUBLISHED_LABELS.items():
+        assert all(sum(one.counts) == sizes[name] and len(one.sha256) == 64 for one in accepted)
+
+
+def test_a_students_own_modules_are_what_is_graded(tmp_path: Path, run: Callable):
+    """The scripts import the modules beside them, so a copy of the folder grades the copy."""
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    source = (tmp_path / "optimizer.py").read_text()
+    (tmp_path / "optimizer.py").write_text(source.replace("1 - beta2)", "beta2)"))
+    assert run(tmp_path / "optimizer_test.py", cwd=tmp_path).returncode == 1

@@ -1,0 +1,726 @@
+"""The zip that is handed in: creating it, checking it, and what a hostile one must not do."""
+
+import io
+import json
+import os
+import random
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import prepare_submit
+from prepare_submit import ADVANCED, EDITIONS, FormatError, Report, assert_zip, check_zip, create_zip
+from utils import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = {"sst": ["awful", "bad", "average", "good", "excellent"], "cfimdb": ["bad", "good"]}
+SUFFIX = {
+    "sst": " Is this movie awful, bad, average, good, or excellent? This movie is ",
+    "cfimdb": " Is this movie bad or good? This movie is ",
+}
+LABELS = {"sst-dev": [0, 1, 2, 3, 4, 4], "sst-test": [3, 2, 1, 0], "cfimdb-dev": [0, 1, 1, 0], "cfimdb-test": [0, 0, 0]}
+SENTENCES = {
+    part: [f"{part} sentence {i} , très bien ." for i in range(len(labels))] for part, labels in LABELS.items()
+}
+
+
+def write_outputs(folder, *kinds):
+    """Right predictions for every line but the first."""
+    for part, labels in LABELS.items():
+        dataset = part.split("-")[0]
+        for kind in kinds:
+            end = SUFFIX[dataset] if kind == "prompting" else ""
+            guesses = [1 if labels[0] != 1 else 0, *labels[1:]]
+            lines = [f"{guess} ||| {text}{end}\n" for guess, text in zip(guesses, SENTENCES[part], strict=True)]
+            (folder / f"{part}-{kind}-output.txt").write_bytes("".join(lines).encode())
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    """Data sets of a few lines, made here."""
+    folder = tmp_path_factory.mktemp("data")
+    for part, labels in LABELS.items():
+        lines = [f"{label} ||| {text}\n" for label, text in zip(labels, SENTENCES[part], strict=True)]
+        (folder / f"{part}.txt").write_text("".join(lines), encoding="utf-8")
+    for dataset, names in NAMES.items():
+        (folder / f"{dataset}-label-mapping.json").write_text(json.dumps(names))
+    return folder
+
+
+def fill(folder, edition="ucsc"):
+    for name in EDITIONS[edition].required + EDITIONS[edition].listed:
+        (folder / name).write_text(f"content of {name}\n")
+    write_outputs(folder, "prompting", "finetuning", *(["lora"] if edition == "cmu2025" else []))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A complete submission; the current folder is an empty one."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("MINLLAMA_ASSETS", raising=False)
+    return fill(tmp_path / "work")
+
+
+@pytest.fixture
+def create(folder, data_dir):
+    return lambda **options: create_zip(folder, "alice", data_dir=data_dir, **options)
+
+
+@pytest.fixture
+def check(data_dir, tmp_path):
+    """Check bytes, or the (name, content) entries of a zip."""
+
+    def run(payload, **options):
+        path = tmp_path / "given.zip"
+        path.write_bytes(payload if isinstance(payload, bytes) else pack(payload))
+        return check_zip(path, "alice", data_dir=data_dir, **options)
+
+    return run
+
+
+def pack(entries):
+    """A zip of (name or ZipInfo, content) pairs."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries:
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def entries_of(folder, top="alice"):
+    return [(f"{top}/{path.name}", path.read_bytes()) for path in sorted(folder.iterdir())]
+
+
+def patch_directory(payload, name, at, fmt, value, local_at=None):
+    """Overwrite a field of one entry in the central directory and, at `local_at`, in its local header."""
+    payload = bytearray(payload)
+    start = payload.index(b"PK\x01\x02")
+    while payload[start + 46 : start + 46 + len(name)] != name.encode():
+        start = payload.index(b"PK\x01\x02", start + 4)
+    struct.pack_into(fmt, payload, start + at, value)
+    if local_at is not None:
+        local = struct.unpack_from("<I", payload, start + 42)[0]
+        struct.pack_into(fmt, payload, local + local_at, value)
+    return bytes(payload)
+
+
+def only_problem(report, *words):
+    assert len(report.problems) == 1, report.problems
+    for word in words:
+        assert word in report.problems[0], report.problems[0]
+
+
+# ------------------------------------------------------------------------------------------------- a right one
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_create_then_check(tmp_path, data_dir, edition):
+    (tmp_path / "in").mkdir()
+    out = tmp_path / "alice.zip"
+    folder = fill(tmp_path / "in", edition)
+    report = create_zip(folder, " alice ", out, data_dir=data_dir, edition=edition)
+    assert report.problems == [] and report.warnings == []
+    assert sorted(report.files) == sorted(path.name for path in folder.iterdir())
+    again = assert_zip(out, "alice", data_dir=data_dir, edition=edition)
+    assert again.files == report.files and again.scores == report.scores
+    with zipfile.ZipFile(out) as archive:
+        assert all(archive.read(f"alice/{path.name}") == path.read_bytes() for path in folder.iterdir())
+
+
+def test_the_three_lists():
+    assert EDITIONS["ucsc"].required == EDITIONS["cmu2024"].required
+    new = set(EDITIONS["cmu2025"].required) - set(EDITIONS["cmu2024"].required)
+    assert new == {f"{part}-lora-output.txt" for part in LABELS}
+    assert EDITIONS["cmu2025"].optional == ("feedback.txt",)
+    assert len(EDITIONS["ucsc"].required) == len(set(EDITIONS["ucsc"].required)) == 15
+
+
+def test_default_edition_does_not_ask_for_lora(check, folder):
+    assert check(entries_of(folder)).problems == []
+    missing = check(entries_of(folder), edition="cmu2025").problems
+    assert len(missing) == 1 and missing[0].count("lora-output.txt") == 4
+
+
+def test_accuracies_are_recomputed(create):
+    report = create()
+    assert report.accuracies["sst-dev-prompting-output.txt"] == pytest.approx(5 / 6)
+    assert report.accuracies["cfimdb-dev-finetuning-output.txt"] == pytest.approx(3 / 4)
+    assert report.scores["sst-dev-prompting-output.txt"].majority == pytest.approx(2 / 6)
+    assert "cfimdb-test-finetuning-output.txt" not in report.accuracies
+    assert str(report).count("no gold labels") == 2
+    assert str(report).endswith("the submission is fine")
+
+
+def test_same_input_same_bytes(create, folder):
+    create()
+    first = Path("alice.zip").read_bytes()
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+        path.chmod(0o600)
+    (folder / "alice.zip").write_bytes(first)  # an old zip is not packed into the new one
+    create()
+    assert Path("alice.zip").read_bytes() == first
+
+
+def test_works_from_any_folder_with_the_root_modules_alone(folder, data_dir, tmp_path):
+    (tmp_path / "alone").mkdir()
+    for name in ("prepare_submit.py", "utils.py"):
+        shutil.copy(ROOT / name, tmp_path / "alone")
+    shutil.copytree(data_dir, tmp_path / "alone" / "data")
+    command = [sys.executable, "-S", tmp_path / "alone" / "prepare_submit.py", folder, "alice"]
+    done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sst-dev-prompting-output.txt" in done.stdout and "note: no " not in done.stdout  # data beside the script
+
+
+def test_data_is_found_in_the_assets_folder_and_never_in_the_zip(folder, data_dir, tmp_path, monkeypatch):
+    lie = [("alice/data/sst-dev.txt", "4 ||| x\n")]
+    (tmp_path / "a.zip").write_bytes(pack(entries_of(folder) + lie))
+    monkeypatch.setattr(prepare_submit, "find_asset", lambda name: None)
+    report = check_zip(tmp_path / "a.zip", "alice")
+    assert report.problems == [] and report.scores == {}
+    assert len([note for note in report.notes if note.startswith("no ")]) == len(LABELS)
+    shutil.copytree(data_dir, tmp_path / "assets" / "data")
+    monkeypatch.setenv("MINLLAMA_ASSETS", str(tmp_path / "assets"))
+    assert len(check_zip(tmp_path / "a.zip", "alice").scores) == 8
+
+
+def test_without_data_labels_and_format_are_still_checked(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_submit, "find_asset", lambda name: None)
+    (folder / "sst-dev-finetuning-output.txt").write_text("5 ||| one\nno bars\n")
+    report = create_zip(folder, "alice")
+    assert len(report.problems) == 2 and "0..4" in report.problems[1]
+
+
+# ------------------------------------------------------------------------------------------------------- names
+
+
+def test_missing_files_are_named_and_nothing_is_written(create, folder):
+    Path("alice.zip").write_bytes(b"old")
+    (folder / "rope.py").unlink()
+    (folder / "generated-sentence-temp-1.txt").unlink()
+    only_problem(create(), "missing", "rope.py", "generated-sentence-temp-1.txt")
+    assert Path("alice.zip").read_bytes() == b"old" and os.listdir() == ["alice.zip"]
+
+
+def test_force_writes_a_wrong_one(create, folder):
+    (folder / "rope.py").unlink()
+    assert create(force=True).problems
+    assert zipfile.is_zipfile("alice.zip")
+
+
+@pytest.mark.parametrize("count", range(5))
+@pytest.mark.parametrize("edition", ["ucsc", "cmu2025"])
+@pytest.mark.parametrize("feedback", [True, False])
+def test_advanced_outputs_are_all_or_none(tmp_path, data_dir, count, edition, feedback):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    fill(folder, edition)
+    write_outputs(folder, "advanced")
+    (folder / "alice-report.pdf").write_text("pdf")
+    for name in ADVANCED[count:]:
+        (folder / name).unlink()
+    if feedback:
+        (folder / "feedback.txt").write_text("good\n")
+    report = create_zip(folder, "alice", tmp_path / "x.zip", data_dir=data_dir, edition=edition)
+    assert bool(report.problems) == (0 < count < 4)
+    for name in ADVANCED[count:] if report.problems else ():
+        assert name in report.problems[0]
+    assert ("feedback.txt" in str(report)) == (edition == "cmu2025" and not feedback)
+
+
+def test_advanced_outputs_without_a_report_earn_a_warning(create, folder):
+    write_outputs(folder, "advanced")
+    report = create()
+    assert report.problems == [] and "alice-report.pdf" in report.warnings[0]
+    (folder / "alice-report.pdf").write_text("pdf")
+    assert create().warnings == []
+
+
+def test_files_of_the_readme_tree_earn_a_warning(create, folder):
+    (folder / "tokenizer.py").unlink()
+    report = create()
+    assert report.problems == [] and "tokenizer.py" in report.warnings[0]
+
+
+def test_wrong_top_folders(check, folder):
+    only_problem(check(entries_of(folder, "bob")), "mismatch", "bob", "alice")
+    two = entries_of(folder) + [("bob/x.txt", "x")]
+    only_problem(check(two), "one top folder", "alice", "bob")
+    loose = [(name.removeprefix("alice/"), content) for name, content in entries_of(folder)]
+    only_problem(check(loose), "outside the top folder", "README.md")
+    deeper = [(name.replace("alice/", "alice/hw1/"), content) for name, content in entries_of(folder)]
+    only_problem(check(deeper), "hw1/run_llama.py", "directly in the top folder")
+    assert "the archive is empty" in check([]).problems
+
+
+def test_what_operating_systems_add_is_ignored(check, folder):
+    extra = [("__MACOSX/alice/._llama.py", "x"), ("alice/.DS_Store", "x"), (".DS_Store", "x"), ("alice/", "")]
+    report = check(entries_of(folder) + extra)
+    assert report.problems == [] and report.warnings == [] and ".DS_Store" not in report.files
+
+
+def test_every_problem_is_reported_together(check, folder):
+    (folder / "rope.py").unlink()
+    (folder / "llama.py").write_text("")
+    (folder / "sst-dev-advanced-output.txt").write_text("1 ||| x\n")
+    (folder / "sst-dev-finetuning-output.txt").write_text("9 ||| x\n")
+    report = check(entries_of(folder, "bob"))
+    text = "\n".join(report.problems)
+    for word in (
+        "mismatch",
+        "rope.py",
+        "all four or none",
+        "empty files: llama.py",
+        "0..4",
+        "1 lines",
+        "not the sentence",
+    ):
+        assert word in text
+    assert str(report).endswith(f"{len(report.problems)} problems found")
+
+
+@pytest.mark.parametrize(
+    "name", [".git/config", "my/.venv/lib/x.py", "e/pyvenv.cfg", "best.PT", "a/b.pth", "node_modules/x"]
+)
+def test_what_does_not_belong_in_a_zip(check, folder, name):
+    only_problem(check([*entries_of(folder), (f"alice/{name}", "x")]), "do not belong", name)
+
+
+def test_clutter_in_a_zip_is_a_warning(check, folder):
+    report = check([*entries_of(folder), ("alice/__pycache__/llama.pyc", "x")])
+    assert report.problems == [] and "__pycache__" in report.warnings[0]
+
+
+def test_creation_leaves_out_what_does_not_belong(create, folder):
+    left_out = [".git/config", "__pycache__/x.pyc", ".pytest_cache/x", "venv/x", "other/pyvenv.cfg", "old.zip",
+                "conda/conda-meta/x", "finetune-5-2e-05.pt", ".DS_Store", "x.resume.tmp", "sub/.git/x"]  # fmt: skip
+    for name in ["sub/kept.py", "data/environment.txt", ".gitignore", *left_out]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    report = create()
+    assert report.problems == [] and report.warnings == []
+    assert {"sub/kept.py", "data/environment.txt", ".gitignore"} <= set(report.files)
+    assert not set(left_out) & set(report.files)
+    assert "other" in str(report) and "and 1 more" in str(report)
+
+
+def test_links_are_never_followed(create, folder, tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("key")
+    (folder / "outside").symlink_to(tmp_path / "secret", target_is_directory=True)
+    (folder / "loop").symlink_to(folder, target_is_directory=True)
+    (folder / "key").symlink_to(tmp_path / "secret" / "key")
+    report = create()
+    assert report.problems == [] and not any("key" in name for name in report.files)
+    assert "key (a link)" in str(report)
+    (folder / "llama.py").rename(folder / "mine.py")
+    (folder / "llama.py").symlink_to("mine.py")
+    report = create()
+    only_problem(report, "missing", "llama.py")
+    assert "llama.py (a link)" in str(report)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are not UTF-8, and pipes, exist on Linux")
+def test_odd_files_are_left_out(create, folder):
+    os.mkfifo(folder / "pipe")
+    Path(os.fsdecode(bytes(folder) + b"/\xff\xfe")).write_text("x")
+    report = create()
+    assert report.problems == [] and "pipe (not a plain file" in str(report)
+    str(report).encode()
+
+
+# ------------------------------------------------------------------------------------------------ output files
+
+
+def change(folder, name, edit):
+    path = folder / name
+    path.write_bytes(edit(path.read_bytes()))
+
+
+CONTENT_FAULTS = {
+    "empty": (lambda b: b"", "empty files"),
+    "blank": (lambda b: b"\n \n", "white space"),
+    "short": (lambda b: b[: b.rindex(b"\n", 0, -1) + 1], "5 lines, but sst-dev.txt has 6"),
+    "long": (lambda b: b + b"1 ||| more\n", "7 lines, but sst-dev.txt has 6"),
+    "label": (lambda b: b.replace(b"2 |||", b"5 |||"), "line 3: label outside 0..4"),
+    "negative": (lambda b: b.replace(b"2 |||", b"-1 |||"), "line 3: label outside 0..4"),
+    "word": (lambda b: b.replace(b"2 |||", b"good |||"), "line 3: not 'LABEL ||| sentence'"),
+    "huge": (lambda b: b.replace(b"2 |||", b"9" * 5000 + b" |||"), "line 3: not 'LABEL ||| sentence'"),
+    "bars": (lambda b: b.replace(b" ||| ", b", "), "line 1: not 'LABEL ||| sentence' (and 5 more lines)"),
+    "latin1": (lambda b: b.decode().encode("latin-1"), "line 1: not UTF-8"),
+    "order": (
+        lambda b: b"".join(reversed(b.splitlines(True))),
+        "line 1: not the sentence of the data file's same line",
+    ),
+    "other": (lambda b: b.replace(b"sentence 4", b"sentence four"), "line 5: not the sentence"),
+}
+
+
+@pytest.mark.parametrize("fault", CONTENT_FAULTS)
+@pytest.mark.parametrize("kind", ["prompting", "finetuning", "advanced", "lora"])
+def test_wrong_outputs(create, folder, fault, kind):
+    edit, message = CONTENT_FAULTS[fault]
+    write_outputs(folder, "advanced", "lora")
+    name = f"sst-dev-{kind}-output.txt"
+    change(folder, name, edit)
+    report = create()
+    if (fault, kind) == ("empty", "lora"):  # not asked for in this edition
+        return
+    assert any(message in problem and name in problem for problem in report.problems), report.problems
+    assert not Path("alice.zip").exists()
+
+
+@pytest.mark.parametrize("edit", [
+    lambda b: b.replace(b"\n", b"\r\n"),
+    lambda b: b"\n".join(line.rstrip() for line in b.split(b"\n")),
+    lambda b: b.removesuffix(b"\n"),
+    lambda b: b"\xef\xbb\xbf" + b,
+    lambda b: b.replace(b"\n", b"  \n"),
+])  # fmt: skip
+def test_what_editors_do_is_forgiven(create, folder, edit):
+    for name in list(LABELS):
+        change(folder, f"{name}-prompting-output.txt", edit)
+        change(folder, f"{name}-finetuning-output.txt", edit)
+    report = create()
+    assert report.problems == [] and report.warnings == [] and len(report.scores) == 8
+
+
+def test_another_prompt_is_a_warning_and_free_for_advanced_methods(create, folder):
+    write_outputs(folder, "advanced")
+    (folder / "alice-report.pdf").write_text("pdf")
+    for part in LABELS:
+        change(folder, f"{part}-prompting-output.txt", lambda b: b.replace(b"Is this movie", b"Is it"))
+        change(
+            folder,
+            f"{part}-advanced-output.txt",
+            lambda b: b.replace(b"||| ", b"||| Review: ").replace(b"\n", b" It\n"),
+        )
+    report = create()
+    assert report.problems == []
+    assert len(report.warnings) == 4 and all("another prompt" in warning for warning in report.warnings)
+
+
+def test_constant_predictions_are_a_warning(create, folder):
+    name = "cfimdb-dev-finetuning-output.txt"
+    change(folder, name, lambda b: b.replace(b"0 |||", b"1 |||"))
+    report = create()
+    assert report.problems == [] and report.warnings == [f"{name}: every line has the same label"]
+
+
+def test_the_mapping_decides_the_label_range(folder, data_dir, tmp_path):
+    shutil.copytree(data_dir, tmp_path / "data")
+    (tmp_path / "data" / "sst-label-mapping.json").write_text('["a", "b"]')
+    report = create_zip(folder, "alice", data_dir=tmp_path / "data")
+    assert any("outside 0..1" in problem for problem in report.problems)
+
+
+@pytest.mark.parametrize("name, text", [
+    ("sst-dev.txt", "1 || x\n"), ("sst-dev.txt", ""),
+    ("sst-label-mapping.json", "{"), ("sst-label-mapping.json", "[1]"), ("sst-label-mapping.json", "[]"),
+])  # fmt: skip
+def test_broken_data_of_the_instructor_is_a_user_error(folder, data_dir, tmp_path, name, text):
+    shutil.copytree(data_dir, tmp_path / "data")
+    (tmp_path / "data" / name).write_text(text)
+    with pytest.raises(UserError, match=name):
+        create_zip(folder, "alice", data_dir=tmp_path / "data")
+
+
+# --------------------------------------------------------------------------------------------- hostile archives
+
+
+@pytest.mark.parametrize("name", [
+    "../evil.py", "alice/../../evil.py", "/etc/passwd", "alice//etc", "alice/./x", "C:/x", "c:x", "alice\\x",
+    "alice/\x1b[31m", "..",
+])  # fmt: skip
+def test_unsafe_names_are_refused(check, folder, name, tmp_path):
+    report = check([*entries_of(folder), (name, "x")])
+    assert any(problem.startswith("refused entries") for problem in report.problems)
+    assert report.scores == {}  # nothing was read
+    assert all(problem.isprintable() for problem in report.problems)
+    assert sorted(os.listdir(tmp_path)) == ["given.zip", "here", "work"] and os.listdir() == []
+
+
+@pytest.mark.parametrize("name", [b"\0lice/x.py", b"alice/x\0py"])
+def test_nul_in_a_name_is_refused(check, folder, name):
+    payload = pack([*entries_of(folder), ("alice/x.py", "x")]).replace(b"alice/x.py", name)
+    assert any(problem.startswith("refused entries (control") for problem in check(payload).problems)
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK])
+def test_links_and_devices_are_refused(check, folder, kind):
+    info = zipfile.ZipInfo("alice/link")
+    info.external_attr = (kind | 0o777) << 16
+    info.create_system = 3
+    only_problem(check([*entries_of(folder), (info, "/etc/passwd")]), "a link or special file", "alice/link")
+
+
+def test_encrypted_entries_are_refused(check, folder):
+    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 8, "<H", 1, local_at=6)
+    only_problem(check(payload), "encrypted", "alice/llama.py")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, 99])
+def test_other_compression_methods_are_refused(check, folder, method):
+    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 10, "<H", method, local_at=8)
+    only_problem(check(payload), "compression method", "alice/llama.py")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("twin", ["alice/llama.py", "alice/LLAMA.py", "alice/llama.py/"])
+def test_duplicates_are_refused(check, folder, twin):
+    report = check([*entries_of(folder), (twin, "" if twin.endswith("/") else "x")])
+    only_problem(report, "several entries for one name", "alice/llama.py")
+    assert report.scores == {}
+
+
+def test_unicode_forms_of_one_name_are_duplicates(check, folder):
+    report = check([*entries_of(folder), ("alice/\u00e9", "x"), ("alice/e\u0301", "y")])
+    only_problem(report, "several entries for one name")
+
+
+def test_a_name_that_is_file_and_folder_is_refused(check, folder):
+    only_problem(
+        check([*entries_of(folder), ("alice/llama.py/x/y", "x")]), "both a file and a folder", "alice/llama.py"
+    )
+
+
+def test_declared_sizes_are_bounded(check, folder):
+    bomb = [*entries_of(folder), ("alice/zeros", bytes(3_000_000))]
+    report = check(bomb, size_limit=0.1)
+    only_problem(report, "when unpacked", "the limit is 2 MB")
+    assert report.scores == {}
+    assert check(bomb, size_limit=0.1, max_unpacked=4).problems == []
+
+
+@pytest.mark.parametrize("declared", [10, 3_000_001, 0])
+def test_lying_sizes_are_found_while_reading(check, folder, declared):
+    bomb = pack([*entries_of(folder), ("alice/zeros", bytes(3_000_000))])
+    report = check(patch_directory(bomb, "alice/zeros", 24, "<I", declared, local_at=22))
+    only_problem(report, "alice/zeros"[6:], "is damaged")
+
+
+def test_reading_stops_at_the_declared_size(folder, monkeypatch):
+    read = []
+    original = zipfile.ZipExtFile.read
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda self, n=-1: read.append(data := original(self, n)) or data)
+    payload = patch_directory(pack([("alice/zeros", bytes(3_000_000))]), "alice/zeros", 24, "<I", 1000, local_at=22)
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive, pytest.raises(zipfile.BadZipFile):
+        prepare_submit._read_entry(archive, archive.infolist()[0], keep=True)
+    assert sum(map(len, read)) <= 1000
+
+
+def test_an_output_file_must_not_be_large(check, folder):
+    name = "sst-dev-finetuning-output.txt"
+    change(folder, name, lambda b: b + b" " * 300_000)
+    only_problem(check(entries_of(folder), size_limit=0.2), name, "too large")
+
+
+def test_large_zips_are_refused_before_they_are_read(check, folder, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    only_problem(check(b"x" * 2000, size_limit=0.001), "0.00 MB; the limit is 0.001 MB")
+
+
+def test_too_many_entries(check, monkeypatch, folder):
+    monkeypatch.setattr(prepare_submit, "MAX_ENTRIES", 10)
+    only_problem(check(entries_of(folder)), "entries", "more than 10")
+
+
+def test_wrong_checksum_and_overlaps(check, folder):
+    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 16, "<I", 1, local_at=14)
+    only_problem(check(payload), "llama.py is damaged", "CRC")
+    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 42, "<I", 0)  # header of another entry
+    only_problem(check(payload), "llama.py is damaged")
+
+
+@pytest.mark.parametrize("payload", [b"", b"PK\x03\x04", b"hello", b"PK\x05\x06" + b"\xff" * 18, b"\0" * 100])
+def test_no_zip_at_all(check, payload):
+    only_problem(check(payload), "not a zip archive")
+
+
+@pytest.fixture(scope="module")
+def sound(data_dir, tmp_path_factory):
+    """A right zip, and a folder to put changed ones in."""
+    folder = fill(tmp_path_factory.mktemp("sound"))
+    return pack(entries_of(folder)), tmp_path_factory.mktemp("changed")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=4), cut=st.none() | st.floats(0, 1),
+       near_end=st.booleans())  # fmt: skip
+def test_fuzz_never_raises_and_never_writes(sound, data_dir, changes, cut, near_end):
+    payload, folder = sound
+    payload = bytearray(payload)
+    start = payload.index(b"PK\x01\x02") if near_end else 0  # half of the changes hit the central directory
+    for where, value in changes:
+        payload[start + int(where * (len(payload) - 1 - start))] = value
+    payload = payload[: int(cut * len(payload))] if cut is not None else payload
+    path = folder / "changed.zip"
+    path.write_bytes(payload)
+    report = check_zip(path, "alice", data_dir=data_dir)
+    assert isinstance(report, Report) and str(report).isprintable() == ("\n" not in str(report))
+    assert os.listdir(folder) == ["changed.zip"]
+    if cut is not None and cut < 0.99:
+        assert report.problems
+
+
+@settings(max_examples=50, deadline=None)
+@given(payload=st.binary(max_size=300))
+def test_fuzz_output_lines(payload):
+    report = Report("alice")
+    rules = prepare_submit.Rules()
+    prepare_submit._check_text("sst-dev-finetuning-output.txt", payload, rules, report)
+    assert all("\n" not in message for message in report.problems)
+
+
+# ---------------------------------------------------------------------------------------------- sizes and disks
+
+
+def test_a_large_new_zip_names_its_largest_files(create, folder):
+    noise = random.Random(0)
+    for size in range(1, 8):
+        (folder / f"noise{size}").write_bytes(noise.randbytes(size * 10_000))
+    report = create(size_limit=0.1)
+    only_problem(report, "the limit is 0.1 MB", "noise7 (0.07 MB)", "noise3")
+    assert "noise2" not in report.problems[0] and os.listdir() == []
+
+
+def test_a_folder_that_is_far_too_large_is_not_packed(create, folder, monkeypatch):
+    monkeypatch.setattr(prepare_submit, "_pack", None)
+    (folder / "zeros").write_bytes(bytes(3_000_000))
+    only_problem(create(size_limit=0.1), "too much for a submission", "zeros (3.00 MB)")
+
+
+@pytest.mark.parametrize("fails", ["replace", "fsync"])
+def test_a_failing_disk_leaves_the_old_zip(create, monkeypatch, fails):
+    create()
+    before = Path("alice.zip").read_bytes()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, fails, full)
+    with pytest.raises(OSError):
+        create()
+    assert Path("alice.zip").read_bytes() == before and os.listdir() == ["alice.zip"]
+
+
+def test_checking_writes_nothing(create, data_dir, tmp_path):
+    create()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert_zip("alice.zip", "alice", data_dir=data_dir)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+# -------------------------------------------------------------------------------------- functions and command line
+
+
+@pytest.mark.parametrize("bad_id", ["", "  ", "-x", ".x", "../x", "a/b", "a b", "_x", "a\n", "é"])
+def test_bad_ids(folder, bad_id):
+    if bad_id.strip() and bad_id != bad_id.strip():
+        return  # becomes a good one
+    with pytest.raises(UserError, match="not a valid ID"):
+        create_zip(folder, bad_id)
+
+
+def test_the_id_pattern_can_be_set(folder, data_dir):
+    assert create_zip(folder, "group-7", data_dir=data_dir, id_pattern=r"group-\d+").problems == []
+    for bad_id, pattern in (("alice", r"group-\d+"), ("a/b", ".*"), ("..", ".*"), ("__MACOSX", ".*"), ("a", "(")):
+        with pytest.raises(UserError):
+            create_zip(folder, bad_id, id_pattern=pattern)
+
+
+def test_the_course_functions_raise_assertion_errors(folder, data_dir, capsys):
+    shutil.copytree(data_dir, "data")
+    prepare_submit.main(str(folder), " alice ")
+    prepare_submit.main("alice.zip", "alice")
+    prepare_submit.check_file("alice.zip", "alice")
+    assert capsys.readouterr().out.count("the submission is fine") == 3
+    with pytest.raises(AssertionError, match="mismatch: the top folder is alice, the ID is bob"):
+        prepare_submit.check_file("alice.zip", "bob")
+    (folder / "llama.py").unlink()
+    with pytest.raises(FormatError, match="missing: llama.py"):
+        prepare_submit.main(str(folder), "carol")
+    assert not Path("carol.zip").exists()
+    with pytest.raises(AssertionError):
+        assert_zip("alice.zip", "bob")
+
+
+def run(*arguments, **options):
+    options.setdefault("env", {**os.environ, "PYTHONIOENCODING": "ascii:strict"})
+    done = subprocess.run([sys.executable, ROOT / "prepare_submit.py", *map(str, arguments)],
+                          capture_output=True, text=True, errors="replace", **options)  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def test_command_line_status_0(folder, data_dir):
+    assert run(folder, "alice", "--data", data_dir).returncode == 0
+    done = run("alice.zip", "alice", "--data", data_dir, "--edition", "cmu2024")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "0.833" in done.stdout and done.stdout.endswith("the submission is fine\n")
+
+
+def test_command_line_status_1(folder, data_dir):
+    (folder / "llama.py").unlink()
+    (folder / "rope.py").write_text("")
+    (folder / "\u65e5\u672c.zip").write_text("x")
+    done = run(folder, "alice", "--data", data_dir)
+    assert done.returncode == 1 and done.stderr == ""
+    assert done.stdout.count("problem: ") == 2 and done.stdout.endswith("2 problems found\n")
+    Path("no.zip").write_text("no zip")
+    done = run("no.zip", "alice")
+    assert done.returncode == 1 and done.stdout.endswith("1 problem found\n")
+
+
+@pytest.mark.parametrize("arguments", [
+    [], ["{dir}"], ["{dir}", "a/b"], ["nowhere", "alice"], ["/dev/null", "alice"],
+    ["{dir}", "alice", "--data", "nowhere"], ["{dir}", "alice", "--edition", "x"],
+    ["{dir}", "alice", "--size_limit", "nan"], ["{dir}", "alice", "--size_limit", "-1"],
+    ["{dir}", "alice", "--out", "x.txt"], ["{dir}", "alice", "--out", "no/x.zip"],
+    ["{dir}/llama.py", "alice", "--force"], ["{dir}", "alice", "--id_pattern", "("],
+])  # fmt: skip
+def test_command_line_status_2(folder, arguments):
+    done = run(*[argument.format(dir=folder) for argument in arguments])
+    assert done.returncode == 2 and done.stdout == ""
+    assert len([line for line in done.stderr.splitlines() if "error: " in line]) == 1
+    assert os.listdir() == []
+
+
+def test_it_needs_no_heavy_import():
+    code = "import sys, prepare_submit; print(sorted({'torch', 'numpy', 'sklearn', 'tqdm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
+REAL = Path(os.environ.get("MINLLAMA_ASSETS") or "/nowhere", "data")
+
+
+@pytest.mark.skipif(
+    not (REAL / "sst-dev.txt").is_file(), reason="MINLLAMA_ASSETS names no folder with data/sst-dev.txt"
+)
+def test_real_data(folder):
+    """Predicting each split's own labels scores 1; the majority accuracies are known from the data."""
+    for part in LABELS:
+        dataset = part.split("-")[0]
+        lines = (REAL / f"{part}.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
+        for kind, end in (("finetuning", ""), ("prompting", SUFFIX[dataset])):
+            pairs = [line.split(" ||| ") for line in lines]
+            text = "".join(f"{label} ||| {sentence.strip()}{end}\n" for label, sentence in pairs)
+            (folder / f"{part}-{kind}-output.txt").write_text(text, encoding="utf-8", newline="\n")
+    report = create_zip(folder, "alice", data_dir=REAL)
+    assert report.problems == [] and set(report.accuracies.values()) == {1.0}
+    assert report.scores["sst-dev-prompting-output.txt"][::2] == (1101, pytest.approx(0.2625, abs=5e-5))
+    assert report.scores["sst-test-prompting-output.txt"][::2] == (2210, pytest.approx(0.2864, abs=5e-5))
+    assert report.scores["cfimdb-test-prompting-output.txt"] == (488, None, None)

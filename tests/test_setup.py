@@ -1,0 +1,297 @@
+"""setup.sh: its arguments, and that it fetches what is right, refuses what is not, and keeps what is there.
+
+Nothing here installs a package or leaves this machine: `--fetch_only --mirror_only` asks MINLLAMA_ASSETS alone, which
+is a folder or a web server of the test.
+"""
+
+import functools
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = [
+    "stories42M.pt",
+    "tokenizer.model",
+    "sanity_check.data",
+    "rotary_embedding_actual.data",
+    "optimizer_test.npy",
+    *(f"data/{task}-{split}.txt" for task in ("sst", "cfimdb") for split in ("train", "dev", "test")),
+]
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="setup.sh needs bash")
+
+
+def setup(script, *args, mirror="", cwd=None, env=None):
+    """Run a copy of setup.sh; `mirror` is its MINLLAMA_ASSETS."""
+    return subprocess.run(
+        ["bash", str(script), *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, "MINLLAMA_ASSETS": str(mirror), **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+
+
+def fetch(script, mirror, **options):
+    result = setup(script, "--fetch_only", "--mirror_only", "--python", sys.executable, mirror=mirror, **options)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def files_under(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def line_about(name, result):
+    """The one line of the standard error that is about this file."""
+    lines = [line for line in result.stderr.splitlines() if re.match(rf"(missing|kept) {re.escape(name)}\b", line)]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def checkpoint_like(path, size=101_000_000):
+    """A zip archive of this size that takes no space on the disk: a hole between its signature and its directory."""
+    with zipfile.ZipFile(path, "w"):
+        pass
+    end_record = path.read_bytes()
+    with open(path, "wb") as file:
+        file.write(b"PK\x03\x04")
+        file.seek(size - len(end_record))
+        file.write(end_record)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """setup.sh alone, in a folder with a space in its name."""
+    folder = tmp_path / "a clone"
+    folder.mkdir()
+    return Path(shutil.copy(ROOT / "setup.sh", folder))
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    folder = tmp_path / "course files"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def served():
+    """Serve a folder over HTTP on this machine; returns its address."""
+    servers = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    def serve(folder):
+        handler = functools.partial(Handler, directory=str(folder))
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+# ------------------------------------------------------------------------------------------------------- arguments
+
+
+def test_syntax():
+    for path in ("setup.sh", ".ci/run"):
+        subprocess.run(["bash", "-n", str(ROOT / path)], check=True)
+
+
+def test_help_names_every_flag():
+    result = setup(ROOT / "setup.sh", "--help")
+    flags = set(re.findall(r"^ +(?:-h \| )?(--\w+)(?:\)|=\*\))", (ROOT / "setup.sh").read_text(encoding="utf-8"), re.M))
+    assert result.returncode == 0 and result.stderr == ""
+    assert {"--tests", "--fetch_only", "--no_fetch", "--python", "--mirror_only"} < flags
+    assert all(flag in result.stdout for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("args", "mirror", "says"),
+    [
+        (["--bogus"], "", "--bogus"),
+        (["--python"], "", "--python needs"),
+        (["--python", "no-such-python"], "", "--python no-such-python does not run"),
+        (["--no_fetch", "--fetch_only"], "", "nothing to do"),
+        (["--fetch_only"], "no/such/folder", "MINLLAMA_ASSETS=no/such/folder is neither"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_status_2(script, args, mirror, says):
+    result = setup(script, *args, mirror=mirror)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ") and says in result.stderr
+    assert files_under(script.parent) == ["setup.sh"]
+
+
+def pretend_python(folder, refuses, version="3.9.1"):
+    """A `python3` that fails on code with this text in it, and is the real one otherwise, but for its version."""
+    path = folder / "python3"
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *{refuses}*) exit 1 ;; *python_version*) echo {version}; exit 0 ;; esac\n'
+        f"exec '{sys.executable}' \"$@\"\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_an_unsupported_python_is_named_with_its_version(script, tmp_path):
+    old = pretend_python(tmp_path, refuses="version_info")
+    result = setup(script, "--python", "./python3", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == f"error: --python {tmp_path}/./python3 is Python 3.9.1; min-llama needs 3.10 to 3.13\n"
+    assert old.exists() and not (script.parent / ".venv").exists()
+
+
+def test_a_missing_ensurepip_names_the_package(script, tmp_path):
+    python = pretend_python(tmp_path, refuses="ensurepip")
+    result = setup(script, "--python", python)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert f"apt-get install python3.{sys.version_info.minor}-venv" in result.stderr
+    assert not (script.parent / ".venv").exists()
+
+
+def test_a_broken_venv_is_named_and_left_alone(script):
+    (script.parent / ".venv" / "bin").mkdir(parents=True)
+    result = setup(script)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert ".venv is broken" in result.stderr and "rm -rf .venv" in result.stderr
+    assert (script.parent / ".venv" / "bin").is_dir()
+
+
+def test_sourcing_leaves_the_shell_alone(script):
+    result = subprocess.run(
+        ["bash", "-c", f"source '{script}'; false; echo still here"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "still here\n" and "bash setup.sh" in result.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- fetching
+
+
+def test_what_cannot_be_had_is_named_with_its_address(script, tmp_path):
+    result = fetch(script, mirror="", cwd=tmp_path)
+    for name in FILES:
+        assert re.search(r"It is at https://\S+/" + re.escape(Path(name).name), line_about(name, result))
+    assert "0 of 11 course files are in place" in result.stdout
+    assert "bundled checkpoint" in result.stdout
+    assert [name for name in files_under(tmp_path) if not name.endswith("setup.sh")] == []
+
+
+@pytest.mark.parametrize("over_http", [False, True], ids=["folder", "http"])
+def test_wrong_files_are_refused(script, mirror, served, over_http):
+    (mirror / "data").mkdir()
+    (mirror / "tokenizer.model").write_bytes(b"another tokenizer")
+    (mirror / "data" / "sst-dev.txt").write_bytes(b"0 ||| another data set\r\n")
+    (mirror / "stories42M.pt").write_bytes(b"<!DOCTYPE html><title>404 Not Found</title>")
+    result = fetch(script, served(mirror) if over_http else mirror)
+    assert "refused: its SHA-256 is " in line_about("tokenizer.model", result)
+    assert "refused: its SHA-256 is " in line_about("data/sst-dev.txt", result)
+    assert "refused: it is not a PyTorch checkpoint" in line_about("stories42M.pt", result)
+    assert ("answers 404" if over_http else "there is no") in line_about("sanity_check.data", result)
+    assert files_under(script.parent) == ["setup.sh"]
+
+
+def test_a_truncated_or_small_checkpoint_is_refused(script, mirror):
+    checkpoint_like(mirror / "stories42M.pt")
+    os.truncate(mirror / "stories42M.pt", 100_500_000)
+    assert "it is cut short" in line_about("stories42M.pt", fetch(script, mirror))
+    checkpoint_like(mirror / "stories42M.pt", size=1_000_000)
+    assert "it has 1,000,000 bytes" in line_about("stories42M.pt", fetch(script, mirror))
+    assert files_under(script.parent) == ["setup.sh"]
+
+
+def test_a_checkpoint_is_fetched_and_reported(script, mirror, served):
+    checkpoint_like(mirror / "stories42M.pt")
+    result = fetch(script, served(mirror))
+    assert (script.parent / "stories42M.pt").stat().st_size == 101_000_000
+    assert "fetched stories42M.pt from 127.0.0.1" in result.stdout
+    assert "its tokenizer.model is missing" in result.stderr  # the checkpoint alone does not run
+    assert files_under(script.parent) == ["setup.sh", "stories42M.pt"]
+
+
+def test_a_different_file_is_kept_and_named(script, mirror):
+    mine = script.parent / "tokenizer.model"
+    mine.write_bytes(b"mine")
+    result = fetch(script, mirror)
+    assert "its SHA-256 is" in line_about("tokenizer.model", result)
+    assert mine.read_bytes() == b"mine" and "0 of 11" in result.stdout
+
+
+def test_a_dead_mirror_is_one_quick_failure(script, served, mirror):
+    address = served(mirror)
+    port = address.rsplit(":", 1)[1]
+    result = fetch(script, f"http://127.0.0.1:{int(port) ^ 1}")
+    assert "cannot be reached" in line_about("tokenizer.model", result)
+
+
+def test_real_files_are_fetched_once(script, assets, served, tmp_path):
+    names = [name for name in FILES if (assets / name).is_file()]
+    if "tokenizer.model" not in names:
+        pytest.skip("the course's files are not among the assets")
+    result = fetch(script, os.path.relpath(assets, tmp_path), cwd=tmp_path)
+    assert files_under(script.parent) == sorted([*names, "setup.sh"])
+    assert all((script.parent / name).read_bytes() == (assets / name).read_bytes() for name in names)
+    assert result.stdout.count("fetched ") == len(names)
+
+    before = {name: (script.parent / name).stat().st_mtime_ns for name in names}
+    (script.parent / "data" / "sst-dev.txt").unlink()
+    result = fetch(script, served(assets))
+    assert re.findall(r"fetched (\S+) from 127", result.stdout) == ["data/sst-dev.txt"]
+    assert all((script.parent / name).stat().st_mtime_ns == before[name] for name in names if "sst-dev" not in name)
+
+
+# ------------------------------------------------------------------------------------------- the files around setup.sh
+
+
+def pins():
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("requirements.txt", "requirements-test.txt"))
+    return [Requirement(line) for line in text.splitlines() if line and line[0] not in "#-"]
+
+
+def test_pins_lie_in_the_ranges_of_pyproject():
+    tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    ranges = {requirement.name: requirement.specifier for requirement in map(Requirement, declared)}
+    pinned = {pin.name: next(iter(pin.specifier)) for pin in pins()}
+    assert ranges.keys() == pinned.keys()
+    for name, pin in pinned.items():
+        assert pin.operator == "==" and ranges[name].contains(pin.version), name
+
+
+def test_git_ignores_what_is_fetched_and_keeps_what_is_bundled(tmp_path):
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+
+    def ignored(names):
+        command = ["git", "-C", str(tmp_path), "check-ignore", *names]
+        return subprocess.run(command, capture_output=True, text=True).stdout.split()
+
+    made = [".venv/x", "generated-sentence-temp-0.txt", "sst-dev-prompting-output.txt", "finetune-5-2e-05.pt", "me.zip"]
+    assert ignored(FILES + made) == FILES + made
+    bundled = ["checkpoints/a.pt", "checkpoints/a.model", "data/sst-label-mapping.json", "data/films-dev.txt"]
+    assert ignored(bundled) == []

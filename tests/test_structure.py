@@ -1,0 +1,97 @@
+"""The rules of the layout: who may import whom, no star imports, nothing happens at import, functions fit a screen."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LEVELS = (
+    {"utils"},
+    {"config", "rope", "tokenizer", "optimizer"},
+    {"base_llama"},
+    {"llama"},
+    {"classifier", "training"},
+    {"run_llama"},
+)
+LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
+ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
+SOURCES = sorted(
+    path for folder in ("", "checkpoints", "tests") for path in (ROOT / folder).glob("*.py") if path.is_file()
+)
+ROOT_SOURCES = [path for path in SOURCES if path.parent == ROOT]
+
+
+def imports(path: Path) -> set[str]:
+    """The top names of all modules that a file imports, lazily or not."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+def test_the_root_holds_the_modules_of_the_layout_and_no_other():
+    assert {path.stem for path in ROOT_SOURCES} == set(LEVEL) | GRADERS
+
+
+@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
+def test_imports_point_one_way(path: Path):
+    for name in imports(path) & (set(LEVEL) | GRADERS):
+        assert name != "run_llama" and name not in GRADERS
+        if path.stem in LEVEL:
+            assert LEVEL[name] < LEVEL[path.stem], f"{path.stem} imports {name}"
+
+
+@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
+def test_the_root_modules_need_the_core_libraries_alone(path: Path):
+    foreign = imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - ALLOWED_LIBRARIES
+    assert not foreign
+
+
+@pytest.mark.parametrize(
+    ("module", "banned"), [("config", {"torch"}), ("tokenizer", {"torch"}), ("training", {"argparse"})]
+)
+def test_what_a_module_must_not_import(module: str, banned: set[str]):
+    assert not imports(ROOT / f"{module}.py") & banned
+
+
+@pytest.mark.parametrize("module", ["llama", "training", "classifier", "optimizer", "rope", "base_llama", "tokenizer"])
+def test_only_programs_print(module: str):
+    calls = (node for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())) if isinstance(node, ast.Call))
+    assert not any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_star_imports_no_globals_no_module_level_statements(path: Path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Global)
+        assert not (isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names))
+    for node in tree.body:
+        if isinstance(node, ast.Expr):
+            is_docstring = isinstance(node.value, ast.Constant)
+            is_path_insert = path.parent.name == "checkpoints" and "sys.path" in ast.unparse(node)
+            assert is_docstring or is_path_insert, ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
+def test_functions_fit_on_a_screen(path: Path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno - node.lineno < 48, f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
+
+
+def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
+    names = ", ".join(sorted(set(LEVEL) | GRADERS))
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.dont_write_bytecode = True; import {names}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not list(tmp_path.iterdir())

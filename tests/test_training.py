@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import random_llama
+
+from classifier import LlamaEmbeddingClassifier
+from optimizer import AdamW
+from tokenizer import Tokenizer
+from training import (
+    Checkpoints,
+    EncodingRules,
+    Evaluation,
+    Example,
+    LlamaDataset,
+    Method,
+    create_data,
+    evaluate,
+    fit,
+    load_best,
+)
+from utils import UserError, load_tensors
+
+CPU = torch.device("cpu")
+SUFFIX = "Is this movie bad or good? This movie is "
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
+    return Tokenizer(tokenizer_model=tiny_tokenizer)
+
+
+# ------------------------------------------------------------------------------------------------------ data
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_a_line_is_label_and_stripped_sentence(tmp_path: Path):
+    path = write(tmp_path / "data.txt", "1 |||  a naïve film \r\n0 ||| one ||| two\n 1  ||| no newline")
+    assert create_data(path, 2) == [Example("a naïve film", 1), Example("one ||| two", 0), Example("no newline", 1)]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_label(tmp_path: Path):
+    assert create_data(write(tmp_path / "bom.txt", "\ufeff1 ||| fine\n"), 2) == [Example("fine", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("1 ||| a\n2 ||| b\n", "line 2: the label 2 is not from 0 to 1"),
+        ("1 ||| a\n\n0 ||| b\n", "line 2: no ' ||| '"),
+        ("-1 ||| a\n", "line 1: the label -1"),
+        ("x ||| a\n", "line 1: the label 'x' is not a whole number"),
+        ("1.0 ||| a\n", "line 1: the label '1.0'"),
+        ("1 |||    \n", "line 1: the sentence is empty"),
+        ("1 ||| \n", "line 1: the sentence is empty"),
+        ("", "holds no data"),
+        ("\n", "line 1: no ' ||| '"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, text: str, where: str):
+    with pytest.raises(UserError, match=r"data\.txt") as caught:
+        create_data(write(tmp_path / "data.txt", text), 2)
+    assert where in str(caught.value)
+
+
+def test_minus_one_stands_for_no_gold_label_in_a_test_file(tmp_path: Path):
+    path = write(tmp_path / "test.txt", "-1 ||| a\n-1 ||| b\n")
+    assert [example.label for example in create_data(path, 2, is_test=True)] == [-1, -1]
+
+
+# --------------------------------------------------------------------------------------------------- encoding
+
+
+def test_sentences_are_framed_by_bos_and_the_suffix_and_padded_on_the_right(tokenizer: Tokenizer):
+    examples = [Example("a thin joke", 0), Example("I laughed twice, once by accident", 1)]
+    for is_causal in (False, True):
+        dataset = LlamaDataset(examples, tokenizer, EncodingRules(SUFFIX, 500, is_causal))
+        assert dataset.sentences == [f"{example.sentence} {SUFFIX}" for example in examples]
+        expected = [tokenizer.encode(sentence, bos=True, eos=False) for sentence in dataset.sentences]
+        assert dataset.token_ids == expected and dataset.too_long == 0
+        batch = next(iter(dataset.loader(2)))
+        longest = max(map(len, expected))
+        assert batch["token_ids"].tolist() == [ids + [3] * (longest - len(ids)) for ids in expected]
+        assert batch["labels"].tolist() == [0, 1] and batch["sents"] == dataset.sentences
+
+
+@pytest.mark.parametrize("suffix", [None, SUFFIX])
+def test_long_sentences_are_used_whole_or_cut_before_the_suffix(tokenizer: Tokenizer, suffix: str | None):
+    examples = [Example("slow " * 200, 0), Example("short", 1)]
+    whole = LlamaDataset(examples, tokenizer, EncodingRules(suffix, 120, is_causal=False))
+    assert whole.too_long == 1 and len(whole.token_ids[0]) > 200
+    cut = LlamaDataset(examples, tokenizer, EncodingRules(suffix, 120, is_causal=True))
+    assert cut.too_long == 1 and len(cut.token_ids[0]) == 120
+    tail = tokenizer.encode(suffix or "", bos=False, eos=False)
+    assert cut.token_ids[0][120 - len(tail) :] == tail
+    assert cut.token_ids[0][: 120 - len(tail)] == whole.token_ids[0][: 120 - len(tail)]
+    assert cut.token_ids[1] == whole.token_ids[1]
+
+
+def test_max_len_cuts_the_whole_text_as_the_reference_or_the_sentence_alone(tiny_tokenizer: Path):
+    short = Tokenizer(4, tiny_tokenizer)
+    suffix_ids = Tokenizer(None, tiny_tokenizer).encode(SUFFIX, bos=False, eos=False)
+    examples = [Example("slow slow slow slow", 0)]
+    assert len(LlamaDataset(examples, short, EncodingRules(SUFFIX, 500, False)).token_ids[0]) == 5
+    causal = LlamaDataset(examples, short, EncodingRules(SUFFIX, 500, True)).token_ids[0]
+    assert len(causal) == 5 + len(suffix_ids) and causal[5:] == suffix_ids
+
+
+def test_a_suffix_that_leaves_no_room_is_refused(tokenizer: Tokenizer):
+    with pytest.raises(UserError, match="max_seq_len=20"):
+        LlamaDataset([Example("a", 0)], tokenizer, EncodingRules(SUFFIX, 20, True))
+
+
+# ------------------------------------------------------------------------------------------------- evaluation
+
+
+def test_evaluation_figures():
+    result = Evaluation(predictions=[0, 1, 1, 2], labels=[0, 1, 2, 1])
+    assert result.accuracy == 0.5 and result.majority_accuracy == 0.5 and result.has_gold_labels
+    assert not Evaluation([0, 1], [0, 0]).has_gold_labels
+
+
+def small_dataset(tokenizer: Tokenizer, size: int = 22) -> LlamaDataset:
+    words = ("warm", "little", "film", "storm", "boat")
+    return LlamaDataset([Example(" ".join(words[: 1 + i % 5]), i % 2) for i in range(size)], tokenizer)
+
+
+def new_model(seed: int = 0, dropout: float = 0.3, num_labels: int = 2) -> LlamaEmbeddingClassifier:
+    settings = SimpleNamespace(num_labels=num_labels, hidden_dropout_prob=dropout, option="finetune")
+    llama = random_llama(seed)
+    return LlamaEmbeddingClassifier(settings, llama=llama)
+
+
+def test_evaluate_keeps_the_order_and_draws_no_dropout(tokenizer: Tokenizer):
+    dataset, model = small_dataset(tokenizer), new_model()
+    model.train()
+    result = evaluate(model, dataset.loader(4), CPU, progress=False)
+    assert result.labels == dataset.labels
+    expected = []
+    for batch in dataset.loader(4):
+        expected += model(batch["token_ids"]).argmax(-1).tolist()
+    assert result.predictions == expected and not model.training
+
+
+# --------------------------------------------------------------------------------------------------- training
+
+
+def checkpoints(folder: Path, **identity) -> Checkpoints:
+    return Checkpoints(folder / "model.pt", folder / "model.resume", {"num_labels": 2}, {"lr": 0.01}, identity)
+
+
+def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float = 1e-2, seed: int = 0):
+    """A whole small run; returns its model and results."""
+    dataset, model = small_dataset(tokenizer), new_model(seed)
+    saved = checkpoints(folder)
+    saved.methods = methods
+    for method in methods:
+        method.prepare(model)
+    optimizer = AdamW(model.parameters(), lr=lr)
+    loaders = dataset.loader(8, shuffle=True), dataset.loader(8)
+    results = list(fit(model, optimizer, *loaders, epochs=epochs, device=CPU, checkpoints=saved, progress=False))
+    return model, results
+
+
+def slow_train(tokenizer: Tokenizer, epochs: int) -> list[tuple[float, float]]:
+    """The assignment's loop spelled out: what `fit` must equal, random numbers included."""
+    dataset, model = small_dataset(tokenizer), new_model()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    train_loader, dev_loader = dataset.loader(8, shuffle=True), dataset.loader(8)
+    figures = []
+    for _ in range(epochs):
+        model.train()
+        losses = []
+        for batch in train_loader:
+            optimizer.zero_grad()
+            log_probs = model(batch["token_ids"])
+            loss = -log_probs[torch.arange(len(log_probs)), batch["labels"]].sum() / 8
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        for loader in (train_loader, dev_loader):
+            right = 0
+            model.eval()
+            for batch in loader:
+                with torch.no_grad():
+                    right += (model(batch["token_ids"]).argmax(-1) == batch["labels"]).sum().item()
+        figures.append((sum(losses) / len(losses), right / len(dataset)))
+    return figures
+
+
+def test_fit_equals_the_loop_spelled_out(tmp_path: Path, tokenizer: Tokenizer):
+    torch.manual_seed(3)
+    _, results = train(tmp_path, tokenizer, 4)
+    torch.manual_seed(3)
+    expected = slow_train(tokenizer, 4)
+    assert [result.dev_acc for result in results] == [accuracy for _, accuracy in expected]
+    assert [result.train_loss for result in results] == pytest.approx([loss for loss, _ in expected], abs=1e-6)
+
+
+def test_the_saved_model_is_that_of_the_best_epoch_and_plain_data(tmp_path: Path, tokenizer: Tokenizer):
+    _, results = train(tmp_path, tokenizer, 6)
+    best = max(results, key=lambda result: (result.dev_acc, -result.epoch))
+    assert [result.improved for result in results] == [
+        all(result.dev_acc > earlier.dev_acc for earlier in results[: result.epoch]) for result in results
+    ]
+    saved = load_tensors(tmp_path / "model.pt")  # weights_only=True
+    assert (saved["epoch"], saved["dev_acc"]) == (best.epoch, best.dev_acc)
+    assert isinstance(saved["args"], dict) and isinstance(saved["model_config"], dict)
+    model = new_model(seed=9)
+    load_best(model, tmp_path / "model.pt")
+    dev = evaluate(model, small_dataset(tokenizer).loader(8), CPU, progress=False)
+    assert dev.accuracy == best.dev_acc
+
+
+def test_no_epoch_at_zero_accuracy_goes_unsaved(tmp_path: Path, tokenizer: Tokenizer):
+    dataset, model = small_dataset(tokenizer), new_model()
+    wrong = LlamaDataset([Example("warm", 1)], tokenizer)
+    with torch.no_grad():
+        model.classifier_head.bias.copy_(torch.tensor([1e3, -1e3]))  # always answers 0
+    optimizer = AdamW(model.parameters(), lr=1e-9)
+    loaders = dataset.loader(8), wrong.loader(1)
+    saved = checkpoints(tmp_path)
+    (result,) = fit(model, optimizer, *loaders, epochs=1, device=CPU, checkpoints=saved, progress=False)
+    assert result.dev_acc == 0.0 and result.improved and saved.model_path.is_file()
+
+
+def test_a_resumed_run_ends_as_an_undisturbed_one(tmp_path: Path, tokenizer: Tokenizer):
+    torch.manual_seed(5)
+    (whole := tmp_path / "whole").mkdir()
+    undisturbed, expected = train(whole, tokenizer, 4)
+
+    torch.manual_seed(5)
+    (parts := tmp_path / "parts").mkdir()
+    dataset, saved = small_dataset(tokenizer), checkpoints(parts)
+    loaders = dataset.loader(8, shuffle=True), dataset.loader(8)
+    history: list = []
+    for _ in range(4):  # a new process for each epoch, so to speak
+        model = new_model()
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        if history:
+            torch.manual_seed(999)
+            history = saved.load_resume_point(model, optimizer)
+        settings = dict(epochs=4, device=CPU, checkpoints=saved, history=history, progress=False)
+        history = [*history, next(fit(model, optimizer, *loaders, **settings))]
+    for one, other in zip(history, expected, strict=True):
+        assert (one.train_loss, one.train_acc, one.dev_acc) == (other.train_loss, other.train_acc, other.dev_acc)
+    for one, other in zip(model.state_dict().values(), undisturbed.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_resume_point_of_another_run_is_refused_by_what_differs(tmp_path: Path, tokenizer: Tokenizer):
+    train(tmp_path, tokenizer, 1)
+    model = new_model()
+    with pytest.raises(UserError, match="another --seed"):
+        checkpoints(tmp_path, **{"--seed": 2}).load_resume_point(model, AdamW(model.parameters()))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_best(tmp_path: Path, tokenizer: Tokenizer):
+    train(tmp_path, tokenizer, 1)
+    before = (tmp_path / "model.pt").read_bytes()
+    with pytest.raises(UserError, match="epoch 0, batch 1: the loss is nan"):
+        train(tmp_path, tokenizer, 1, methods=[Explosion()])
+    assert (tmp_path / "model.pt").read_bytes() == before
+
+
+class Explosion(Method):
+    def penalty(self, model: torch.nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
+        return float("nan")
+
+
+class Recorder(Method):
+    """Counts its hooks, adds nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        self.calls.append("prepare")
+
+    def penalty(self, model: torch.nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
+        self.calls.append("penalty")
+        return 0.0
+
+    def after_step(self, model: torch.nn.Module) -> None:
+        self.calls.append("after_step")
+
+    def export(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        self.calls.append("export")
+        return {name: tensor * 0 for name, tensor in state.items()}
+
+
+def test_methods_are_called_around_each_step_and_shape_what_is_saved(tmp_path: Path, tokenizer: Tokenizer):
+    recorder = Recorder()
+    train(tmp_path, tokenizer, 1, methods=[Method(), recorder])
+    assert recorder.calls == ["prepare", *["penalty", "after_step"] * 3, "export"]  # 22 sentences in batches of 8
+    assert all((tensor == 0).all() for tensor in load_tensors(tmp_path / "model.pt")["model"].values())
+
+
+def test_a_method_that_does_nothing_changes_nothing(tmp_path: Path, tokenizer: Tokenizer):
+    torch.manual_seed(1)
+    plain, _ = train(tmp_path, tokenizer, 2)
+    torch.manual_seed(1)
+    same, _ = train(tmp_path, tokenizer, 2, methods=[Method()])
+    for one, other in zip(plain.state_dict().values(), same.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_not_a_saved_classifier_is_refused(tmp_path: Path, tokenizer: Tokenizer):
+    train(tmp_path, tokenizer, 1)
+    with pytest.raises(UserError, match="another kind"):
+        load_best(new_model(num_labels=5), tmp_path / "model.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(UserError, match="not a saved classifier"):
+        load_best(new_model(), tmp_path / "list.pt")
