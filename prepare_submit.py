@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from utils import UserError, atomic_write, check_writable, find_asset, read_text, run_main
+from utils import ArgumentParser, UserError, atomic_write, check_writable, find_asset, read_text, run_main
 
 MB = 1_000_000
 MAX_ENTRIES = 10_000
@@ -575,7 +575,7 @@ def _megabytes(text: str) -> float:
 
 
 def get_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         description="Create the zip that is handed in from a folder, or check one. Nothing is unpacked or executed.",
         epilog="Exit status: 0 fine; 1 checked and wrong, one line for each problem; 2 it could not be checked.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
@@ -599,8 +599,6 @@ def get_args() -> argparse.Namespace:
 def command_line() -> int:
     """Run the command; the status is 0 or 1. Raises `UserError` and `OSError` for `run_main`."""
     args = get_args()
-    # A name in the zip may hold letters that the terminal cannot show; that must not end the check.
-    sys.stdout.reconfigure(errors="backslashreplace")
     rules = {name.name: getattr(args, name.name) for name in fields(Rules)}
     if Path(args.path).is_dir():
         report = create_zip(args.path, args.id, args.out, args.force, **rules)

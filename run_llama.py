@@ -139,6 +139,8 @@ def _check_classify_files(args: Namespace) -> list[str]:
         if not path.endswith(ending):
             raise UserError(f"--{flag} {path}: with --option {args.option} the name must end in {ending}")
         check_writable(path, f"--{flag}")
+    if args.option == "finetune":
+        check_writable(contract_model_path(args), "the fine-tuned model")
     for flag in ("train", "dev", "test", "label_names"):
         path = find_asset(getattr(args, flag))
         if path is None:
@@ -452,12 +454,16 @@ def open_checkpoints(args: Namespace, model_config: dict[str, Any], label_names:
     )
 
 
+def contract_model_path(args: Namespace) -> Path:
+    return Path(f"{args.option}-{args.epochs}-{args.lr}.pt")
+
+
 def choose_model_path(args: Namespace, identity: dict[str, Any]) -> Path:
     """The contract's name, unless a model that was trained on other data, or is not ours, has it.
 
     A run on other data with the same hyper-parameters would be lost without a word otherwise.
     """
-    path = Path(f"{args.option}-{args.epochs}-{args.lr}.pt")
+    path = contract_model_path(args)
     own_names = (path, path.with_stem(f"{path.stem}-{Path(args.train).stem}"))
     for candidate in own_names:
         if not candidate.exists():

@@ -39,18 +39,20 @@ class Example(NamedTuple):
 def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[Example]:
     """The examples of a data file, one `LABEL ||| sentence` a line, UTF-8.
 
-    num_labels: labels must lie in 0 ... num_labels - 1; None accepts every label from 0 up. In a test file -1 stands
-    for "no gold label". Raises `UserError`, naming file and line, for anything else.
+    num_labels: labels must lie in 0 ... num_labels - 1; None accepts every label from 0 up. A test file without gold
+    labels may have -1 on every line. Raises `UserError`, naming file and line, for anything else.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
     if not lines:
         raise UserError(f"{path} holds no data; expected lines of the form 'LABEL ||| sentence'")
-    return [_parse_line(line, f"{path} line {number}", num_labels, is_test) for number, line in enumerate(lines, 1)]
+    has_gold_labels = not is_test or any(line.partition(" ||| ")[0].strip() != str(NO_GOLD_LABEL) for line in lines)
+    lowest = 0 if has_gold_labels else NO_GOLD_LABEL
+    return [_parse_line(line, f"{path} line {number}", lowest, num_labels) for number, line in enumerate(lines, 1)]
 
 
-def _parse_line(line: str, where: str, num_labels: int | None, is_test: bool) -> Example:
+def _parse_line(line: str, where: str, lowest: int, num_labels: int | None) -> Example:
     label_text, separator, sentence = line.partition(" ||| ")
     sentence = sentence.strip()
     if not separator:
@@ -61,9 +63,7 @@ def _parse_line(line: str, where: str, num_labels: int | None, is_test: bool) ->
         label = int(label_text)
     except ValueError:
         raise UserError(f"{where}: the label {label_text[:40]!r} is not a whole number") from None
-    if is_test and label == NO_GOLD_LABEL:
-        return Example(sentence, label)
-    if label < 0 or (num_labels is not None and label >= num_labels):
+    if label < lowest or (num_labels is not None and label >= num_labels):
         allowed = "0 or more" if num_labels is None else f"from 0 to {num_labels - 1}, as the label mapping says"
         raise UserError(f"{where}: the label {label} is not {allowed}")
     return Example(sentence, label)

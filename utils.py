@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
+import io
 import os
 import random
 import sys
@@ -32,7 +33,8 @@ class ArgumentParser(argparse.ArgumentParser):
     """An `argparse` parser whose errors are one line instead of the usage text and a line; no abbreviated flags."""
 
     def __init__(self, **kwargs):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see --help)")
@@ -44,6 +46,8 @@ def run_main(main: Callable[[], int | None]) -> int:
     A `UserError`, a file-system error and an interrupt become one line on standard error and status 2.
     Anything else is a defect of the program and keeps its traceback.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold letters that the terminal cannot show
     try:
         return main() or 0
     except UserError as error:

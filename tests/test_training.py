@@ -74,6 +74,8 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, where: str):
 def test_minus_one_stands_for_no_gold_label_in_a_test_file(tmp_path: Path):
     path = write(tmp_path / "test.txt", "-1 ||| a\n-1 ||| b\n")
     assert [example.label for example in create_data(path, 2, is_test=True)] == [-1, -1]
+    with pytest.raises(UserError, match="line 2: the label -1"):
+        create_data(write(tmp_path / "mixed.txt", "1 ||| a\n-1 ||| b\n"), 2, is_test=True)
 
 
 # --------------------------------------------------------------------------------------------------- encoding
