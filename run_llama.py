@@ -339,7 +339,7 @@ def generate(args: Namespace) -> None:
 
 def prompt(args: Namespace) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
-    from classifier import LlamaZeroShotClassifier
+    from classifier import LlamaZeroShotClassifier, prompt_suffix
 
     splits, label_names = read_data(args)
     llama, tokenizer, device = load_llama(args)
@@ -349,15 +349,6 @@ def prompt(args: Namespace) -> None:
         split: make_dataset(splits[split], getattr(args, split), llama, tokenizer, suffix) for split in ("dev", "test")
     }
     predict_and_report(args, model, datasets, label_names, device)
-
-
-def prompt_suffix(label_names: list[str]) -> str:
-    """`Is this movie a, b, or c? This movie is `; the space at the end is part of the reference."""
-    if len(label_names) == 2:
-        choices = " or ".join(label_names)
-    else:
-        choices = f"{', '.join(label_names[:-1])}, or {label_names[-1]}"
-    return f"Is this movie {choices}? This movie is "
 
 
 def finetune(args: Namespace) -> None:
