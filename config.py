@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 ATTENTION_KINDS = ("bidirectional", "causal")
+MAX_POSITIONS = 2**20  # the RoPE table has a row for each: keeps a damaged config from asking for terabytes
 
 PRESETS = {
     "stories42M": dict(
@@ -46,9 +47,11 @@ class LlamaConfig:
         if self.hidden_dim is None:
             self.hidden_dim = swiglu_hidden_dim(self.dim, self.multiple_of)
         self._require_positive_int("hidden_dim")
+        if self.max_seq_len > MAX_POSITIONS:
+            raise ValueError(f"max_seq_len={self.max_seq_len} must be at most {MAX_POSITIONS}")
         self._require_number("dropout", lambda p: 0.0 <= p < 1.0, "from 0 to below 1")
-        self._require_number("layer_norm_eps", lambda eps: eps > 0.0, "above 0")
-        self._require_number("rope_theta", lambda theta: theta > 0.0, "above 0")
+        self._require_number("layer_norm_eps", lambda eps: 0.0 < eps < 1.0, "above 0 and below 1")
+        self._require_number("rope_theta", lambda theta: 0.0 < theta < 1e30, "above 0 and below 1e30")
         if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim} into heads of an even size")
         if self.n_heads % self.n_kv_heads:
@@ -103,5 +106,5 @@ def swiglu_hidden_dim(dim: int, multiple_of: int) -> int:
     SwiGLU has three matrices where a plain feed-forward has two; two thirds of the width keeps the parameter count
     (Shazeer 2020, arXiv:2002.05202, section 2).
     """
-    hidden_dim = int(2 * 4 * dim / 3)
+    hidden_dim = 2 * 4 * dim // 3
     return multiple_of * ((hidden_dim + multiple_of - 1) // multiple_of)

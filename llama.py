@@ -218,6 +218,8 @@ def sample_next(
         raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
     if epsilon is not None and not 0.0 <= epsilon < 1.0:
         raise ValueError(f"epsilon={epsilon} must be from 0 to below 1")
+    if not torch.isfinite(logits.amax(dim=-1)).all():
+        raise UserError("the model's logits are not finite; the checkpoint is damaged")
     if temperature == 0.0:
         return logits.argmax(dim=-1, keepdim=True)
     # shifted by its maximum, so that no temperature, however small, overflows
@@ -229,6 +231,8 @@ def sample_next(
 def _dropped(probs: torch.Tensor, top_k: int | None, top_p: float | None, epsilon: float | None) -> torch.Tensor:
     """Which tokens are not to be drawn. probs: b v -> bool b v"""
     dropped = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k is not None:
+        top_k = min(top_k, probs.shape[-1])
     if top_k is not None or top_p is not None:
         sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
         rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
@@ -316,6 +320,13 @@ def _expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
+def _is_stored_in_full(tensor: torch.Tensor) -> bool:
+    """False for a tensor that is sparse, has no data (device "meta"), or is a few numbers expanded to a huge shape."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
 def _misfits(state: dict, config: LlamaConfig) -> list[str]:
     """What keeps `state` from filling a model of this config, found without allocating one."""
     if config.n_layers > len(state):  # keeps a damaged config from asking for a million layers
@@ -326,6 +337,8 @@ def _misfits(state: dict, config: LlamaConfig) -> list[str]:
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             misfits.append(f"{name} is not a floating-point tensor")
+        elif not _is_stored_in_full(tensor):
+            misfits.append(f"{name} does not hold the numbers that its shape promises")
         elif name in expected and tuple(tensor.shape) != expected[name]:
             misfits.append(f"{name} is {list(tensor.shape)}, not {list(expected[name])}")
     if not misfits and not torch.equal(state["tok_embeddings.weight"], state["output.weight"]):

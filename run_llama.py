@@ -101,6 +101,10 @@ def check_args(args: Namespace) -> None:
     Raises `UserError` naming the flag.
     """
     _check_numbers(args)
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError("--prompt is not UTF-8 text") from None
     outputs = _check_generate_files(args) if args.option == "generate" else _check_classify_files(args)
     args.is_bundled = _resolve_checkpoint(args)
     args.tokenizer = _resolve_tokenizer(args)
@@ -113,7 +117,7 @@ def _check_numbers(args: Namespace) -> None:
             raise UserError(f"--{flag} {getattr(args, flag)}: must be {wanted}")
 
     require("seed", 0 <= args.seed < 2**32, "from 0 to 2^32 - 1")
-    require("batch_size", args.batch_size >= 1, "at least 1")
+    require("batch_size", 1 <= args.batch_size < 2**31, "from 1 to 2^31 - 1")
     require("epochs", args.epochs >= 1, "at least 1")
     require("lr", 0.0 < args.lr < math.inf, "above 0 and finite")
     require("hidden_dropout_prob", 0.0 <= args.hidden_dropout_prob < 1.0, "from 0 to below 1")
@@ -144,6 +148,7 @@ def _check_classify_files(args: Namespace) -> list[str]:
     for flag in ("train", "dev", "test", "label_names"):
         path = find_asset(getattr(args, flag))
         if path is None:
+            _refuse_folder(flag.replace("_", "-"), getattr(args, flag))
             hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
             raise UserError(
                 f"--{flag.replace('_', '-')} {getattr(args, flag)} does not exist; "
@@ -153,6 +158,11 @@ def _check_classify_files(args: Namespace) -> list[str]:
     return ["dev_out", "test_out"]
 
 
+def _refuse_folder(flag: str, name: str) -> None:
+    if name and Path(name).is_dir():
+        raise UserError(f"--{flag} {name} is a folder; name a file")
+
+
 def _resolve_checkpoint(args: Namespace) -> bool:
     """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
     path = find_asset(args.pretrained_model_path)
@@ -160,6 +170,7 @@ def _resolve_checkpoint(args: Namespace) -> bool:
     if is_bundled:
         path = find_asset(BUNDLED_CHECKPOINT)
     if path is None:
+        _refuse_folder("pretrained-model-path", args.pretrained_model_path)
         raise UserError(
             f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
             f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
@@ -174,6 +185,7 @@ def _resolve_tokenizer(args: Namespace) -> str:
     name = args.tokenizer or (beside if beside.is_file() else "tokenizer.model")
     path = find_asset(name)
     if path is None:
+        _refuse_folder("tokenizer", str(name))
         flag = "--tokenizer " if args.tokenizer else ""
         raise UserError(f"{flag}{name} does not exist; setup.sh fetches tokenizer.model, or name one with --tokenizer")
     return str(path)
@@ -219,8 +231,9 @@ def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     label_names = read_label_names(args.label_names)
     if args.option == "finetune" and args.label_names == str(find_asset(DEFAULT_LABEL_NAMES)):
         # the reference takes the number of classes from the training data, so a bare default must not be in the way
-        highest = max(example.label for example in create_data(args.train))
-        if highest >= len(label_names):
+        examples = create_data(args.train)
+        highest = max(example.label for example in examples)
+        if len(label_names) <= highest < len(examples):  # more classes than examples is a slip in the data
             label_names = [str(label) for label in range(highest + 1)]
     splits = {}
     for split in ("train", "dev", "test"):
@@ -232,11 +245,14 @@ def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
 
 def read_label_names(path: str) -> list[str]:
     """The label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
+    text = read_text(path)
     try:
-        names = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
-    is_list = isinstance(names, list) and all(isinstance(name, str) and name.strip() for name in names)
+    is_list = isinstance(names, list) and all(
+        isinstance(name, str) and name.strip() and name.isprintable() for name in names
+    )
     if not is_list or len(names) < 2 or len(set(names)) < len(names):
         raise UserError(f'{path} must be a JSON list of two or more distinct names, such as ["bad", "good"]')
     return names
@@ -388,7 +404,7 @@ def finetune(args: Namespace) -> None:
             history.append(result)
             print_epoch(result, checkpoints.model_path)
     except (UserError, KeyboardInterrupt) as error:
-        raise type(error)(f"{error or 'interrupted'}; {what_is_kept(history, checkpoints)}") from None
+        raise type(error)(f"{str(error) or 'interrupted'}; {what_is_kept(history, checkpoints)}") from None
 
     load_best(model, checkpoints.model_path)
     print(f"load model from {checkpoints.model_path}")
@@ -455,15 +471,16 @@ def choose_model_path(args: Namespace, identity: dict[str, Any]) -> Path:
     A run on other data with the same hyper-parameters would be lost without a word otherwise.
     """
     path = contract_model_path(args)
-    own_names = (path, path.with_stem(f"{path.stem}-{Path(args.train).stem}"))
-    for candidate in own_names:
+    dataset, digest = Path(args.train).stem, identity["train"][:12]
+    candidates = [path, *(path.with_stem(f"{path.stem}-{suffix}") for suffix in (dataset, digest))]
+    for candidate in candidates:
         if not candidate.exists():
             break
         if _trained_on(candidate) == identity["train"]:
             print(f"{candidate} holds an earlier model of the same training data; the first epoch will overwrite it")
             break
     else:
-        candidate = path.with_stem(f"{path.stem}-{identity['train'][:12]}")
+        raise UserError(f"{', '.join(map(str, candidates))} all belong to something else; run in another folder")
     if candidate != path:
         print(f"{path} belongs to something else and is kept; this run saves to {candidate}")
     return candidate
@@ -473,9 +490,11 @@ def _trained_on(path: Path) -> str | None:
     """The digest of the data that a saved model was trained on; None if the file is not one of ours."""
     try:
         saved = load_tensors(path)
-        return saved["identity"]["train"]
-    except (UserError, TypeError, KeyError):
+    except UserError:
         return None
+    identity = saved.get("identity") if isinstance(saved, dict) else None
+    train = identity.get("train") if isinstance(identity, dict) else None
+    return train if isinstance(train, str) else None
 
 
 def take_up(args: Namespace, checkpoints: Checkpoints, model: torch.nn.Module, optimizer: Any) -> list[EpochResult]:

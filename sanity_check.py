@@ -45,9 +45,12 @@ class Reference:
 def course_reference(path: Path) -> Reference:
     data = load_tensors(path)
     try:
-        return Reference(torch.tensor(COURSE_TOKENS), data["logits"], data["hidden_states"], "bidirectional")
-    except (TypeError, KeyError):
-        raise UserError(f"{path} does not hold 'logits' and 'hidden_states'") from None
+        logits, hidden_states = data["logits"], data["hidden_states"]
+    except (TypeError, KeyError, IndexError):
+        logits = hidden_states = None
+    if not isinstance(logits, torch.Tensor) or not isinstance(hidden_states, torch.Tensor):
+        raise UserError(f"{path} does not hold the tensors 'logits' and 'hidden_states'")
+    return Reference(torch.tensor(COURSE_TOKENS), logits, hidden_states, "bidirectional")
 
 
 def bundled_references(path: Path) -> list[Reference]:
@@ -58,6 +61,10 @@ def bundled_references(path: Path) -> list[Reference]:
 def agrees(checkpoint: Path, reference: Reference, attention: str, *, verbose: bool = True) -> bool:
     """Whether the model computes the reference within atol + rtol * |reference|; prints the largest errors."""
     model = load_pretrained(checkpoint, attention=attention)
+    if reference.tokens.max() >= model.config.vocab_size:
+        raise UserError(
+            f"{checkpoint} has a vocabulary of {model.config.vocab_size}, too small for the reference's token ids"
+        )
     with torch.inference_mode():
         logits, hidden_states = model(reference.tokens)
     verdicts = []

@@ -26,13 +26,15 @@ class Tokenizer:
             raise UserError(f"tokenizer {tokenizer_model or TOKENIZER_MODEL} does not exist; run setup.sh to fetch it")
         try:
             self.sp_model = SentencePieceProcessor(model_file=str(path))
-        except (RuntimeError, OSError):
+        except (RuntimeError, OSError, UnicodeDecodeError):  # SentencePiece quotes a damaged piece's bytes
             raise UserError(f"{path} is not a SentencePiece model, or it is damaged") from None
         self.model_path = str(path)
         self.max_len = max_len
         self.n_words: int = self.sp_model.vocab_size()
         self.bos_id: int = self.sp_model.bos_id()
         self.eos_id: int = self.sp_model.eos_id()
+        if min(self.bos_id, self.eos_id) < 0:
+            raise UserError(f"{path} has no bos or no eos token, so it is not a tokenizer of the Llama kind")
         # SentencePiece's own pad id is -1, which no embedding table can look up; the byte 0 never occurs in text
         self.pad_id: int = self.sp_model.piece_to_id("<0x00>")
 

@@ -168,6 +168,11 @@ def evaluate(
     with _progress_bar(loader, desc, progress) as bar:
         for batch in loader:
             log_probs = model(batch["token_ids"].to(device))  # b c
+            if log_probs.isnan().any():
+                raise UserError(
+                    f"{desc}: the predictions are not finite; training diverged (try a smaller --lr) or the checkpoint "
+                    "is damaged"
+                )
             result.predictions += log_probs.argmax(dim=-1).tolist()
             result.labels += batch["labels"].tolist()
             bar.update(len(batch["labels"]))
@@ -260,10 +265,19 @@ class Checkpoints:
 
         Raises `UserError` if the resume point is damaged or belongs to another run, naming what differs.
         """
-        point = load_tensors(self.resume_path)
+        mend = "remove it, or leave out --resume to start anew"
+        try:
+            point = load_tensors(self.resume_path)
+        except UserError as error:
+            raise UserError(f"{error}; {mend}") from None
         if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
-            raise UserError(f"{self.resume_path} is not a resume point; remove it or leave out --resume")
-        differing = [key for key, value in self.identity.items() if point["identity"].get(key) != value]
+            raise UserError(f"{self.resume_path} is not a resume point; {mend}")
+        theirs = point["identity"]
+        differing = [
+            key
+            for key, value in self.identity.items()
+            if not isinstance(theirs.get(key), type(value)) or theirs[key] != value
+        ]
         if differing:
             raise UserError(
                 f"{self.resume_path} belongs to a run with another {', '.join(differing)}; "
@@ -271,10 +285,13 @@ class Checkpoints:
             )
         if not self.model_path.is_file():
             raise UserError(f"{self.model_path} is gone; without it {self.resume_path} cannot be taken up")
-        model.load_state_dict(point["model"])
-        optimizer.load_state_dict(point["optimizer"])
-        _set_rng_state(point["rng"])
-        return [EpochResult(**result) for result in point["history"]]
+        try:
+            model.load_state_dict(point["model"])
+            optimizer.load_state_dict(point["optimizer"])
+            _set_rng_state(point["rng"])
+            return [EpochResult(**result) for result in point["history"]]
+        except Exception:  # whatever each of them meets in a damaged file
+            raise UserError(f"{self.resume_path} is damaged; {mend}") from None
 
 
 def fit(
@@ -349,7 +366,13 @@ def _train_epoch(
 def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
     """`torch.save`, whole or not at all. `content`: tensors and plain values, so that `weights_only=True` loads it."""
     with atomic_write(path, "wb") as file:
-        torch.save(content, file)
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # on a full disk PyTorch's zip writer fails again while closing, and hides the file system's own error
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def load_best(model: nn.Module, path: str | os.PathLike) -> None:
@@ -362,7 +385,7 @@ def load_best(model: nn.Module, path: str | os.PathLike) -> None:
         raise UserError(f"{path} is not a saved classifier")
     try:
         model.load_state_dict(saved["model"])
-    except RuntimeError:
+    except Exception:  # a mapping that is not a state dict fails in many ways
         raise UserError(f"{path} holds another kind of model") from None
 
 

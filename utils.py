@@ -12,8 +12,10 @@ import hashlib
 import io
 import os
 import random
+import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,17 +51,28 @@ def run_main(main: Callable[[], int | None]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold letters that the terminal cannot show
     try:
-        return main() or 0
+        status = main() or 0
+        sys.stdout.flush()  # here, where a full disk is still an error like any other
+        return status
     except UserError as error:
         message = str(error)
     except KeyboardInterrupt as error:
         message = str(error) or "interrupted: files that were finished are kept, the others were not written"
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        hint = "; free some space and run again" if error.errno == errno.ENOSPC else ""
-        message = f"cannot read or write{where}: {error.strerror or error}{hint}"
+        where = error.filename or "a file or standard output"
+        hint = "; free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        message = f"cannot read or write {where}: {error.strerror or error}{hint}"
+        _drop_stuck_output()
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def _drop_stuck_output() -> None:
+    """Send what standard output cannot take nowhere, or Python fails on it once more at exit (status 120)."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ----------------------------------------------------------------------------------------------------- files
@@ -70,11 +83,13 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     """Open a temporary file beside `path` and rename it to `path` when the block ends without an exception.
 
     Whoever reads `path` sees the old file or the whole new one, never a half. Text is UTF-8 with `\\n` line ends on
-    every platform. Raises `OSError` as `open` does; the temporary file is removed whatever happens.
+    every platform. Raises `OSError` as `open` does, naming `path`; the temporary file is removed whatever happens.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = None
     try:
+        # a short name of its own: one made from path.name could be too long where path.name is not
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".minllama-", suffix=".tmp")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
         with open(handle, mode, **text) as file:
             yield file
@@ -82,9 +97,11 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
             os.fsync(file.fileno())
         os.chmod(temporary, _default_file_mode())
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def _default_file_mode() -> int:
@@ -97,8 +114,16 @@ def _default_file_mode() -> int:
 def check_writable(path: str | os.PathLike, flag: str) -> None:
     """Raise `UserError` naming `flag` unless `path` can be created or replaced."""
     path = Path(path)
-    if path.is_dir():
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
         raise UserError(f"{flag} {path} is a folder; give a file name")
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{flag} {path} is a device or pipe, which writing would replace; give a file name")
     if not path.parent.is_dir():
         raise UserError(f"{flag} {path}: the folder {path.parent} does not exist; create it first")
     if not os.access(path.parent, os.W_OK):
@@ -151,8 +176,13 @@ def load_tensors(path: str | os.PathLike) -> object:
 
     try:
         with open(path, "rb") as file:
-            is_zip = file.read(4) == b"PK\x03\x04"
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            start = file.read(4)
+        is_zip = start == b"PK\x03\x04"
+        if not is_zip and not start.startswith(b"\x80"):
+            raise ValueError("neither a zip nor a pickle")  # a web page, for example
+        with warnings.catch_warnings():  # torch.load's remarks about odd files would stand beside the one line
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:

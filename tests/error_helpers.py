@@ -1,0 +1,75 @@
+"""What the tests of bad input share: the driver as a module, snapshots of a folder, and the shape of an error."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRESS_BAR = re.compile(r"^\s*\w[\w ]*: +\d+%\|")
+
+
+def load_program(name: str) -> ModuleType:
+    """A program of the repository root under a name of its own: it is written to run as `__main__`."""
+    spec = importlib.util.spec_from_file_location(f"{name}_under_test", ROOT / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Every path below `folder` with its bytes; None for what is not a plain file."""
+    paths = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def stderr_lines(stderr: str) -> list[str]:
+    """What a person reads: the lines on standard error without the progress bars."""
+    lines = (line.strip() for line in re.split(r"[\r\n]", stderr))
+    return [line for line in lines if line and not PROGRESS_BAR.match(line)]
+
+
+def check_one_error(status: int, stderr: str, *words: object) -> str:
+    """Assert status 2 and one line, `error: ...`, that holds every one of `words`. Returns the line.
+
+    Nothing stands beside it but the program's own `warning: ...` lines.
+    """
+    assert status == 2, stderr
+    assert "Traceback" not in stderr
+    lines = [line for line in stderr_lines(stderr) if not line.startswith("warning: ")]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert str(word).lower() in lines[0].lower(), f"{str(word)!r} is not in {lines[0]!r}"
+    return lines[0]
+
+
+class MarkerWriter:
+    """Unpickling this writes a file: what a checkpoint with code in it could do."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.marker}'",)
+
+
+class PickledEval(MarkerWriter):
+    """The same through a builtin, without a shell."""
+
+    def __reduce__(self):
+        return eval, (f"open({str(self.marker)!r}, 'w').close()",)
+
+
+def executes_when_unpickled(payload: object, marker: Path) -> bool:
+    """Whether the plain unpickler runs the code in `payload`; removes the marker again. Shows the bait is live."""
+    pickle.loads(pickle.dumps(payload))
+    written = marker.exists()
+    marker.unlink(missing_ok=True)
+    return written
