@@ -24,7 +24,8 @@ class AdamW(Optimizer):
     The decay comes *after* the main update and sees the updated p; `torch.optim.AdamW` decays first, and adds `eps` to
     the bias-corrected sqrt(v), so the two agree where `weight_decay` is 0 and `eps` is small beside sqrt(v).
 
-    correct_bias=False uses alpha_t = lr. State per parameter: `step` (int), `m` and `v` (like the parameter).
+    correct_bias=False uses alpha_t = lr. State per parameter: `step` (int), `m` and `v` (of the parameter's dtype, so
+    in float16 an `eps` below 1e-7 would vanish).
     Raises `ValueError` for hyper-parameters out of range.
     """
 
@@ -37,17 +38,19 @@ class AdamW(Optimizer):
         weight_decay: float = 0.0,
         correct_bias: bool = True,
     ):
-        if not 0.0 <= lr < math.inf:
-            raise ValueError(f"lr={lr} must be at least 0 and finite")
-        for index, beta in enumerate(betas):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"betas[{index}]={beta} must be from 0 to below 1")
-        if not 0.0 <= eps < math.inf:
-            raise ValueError(f"eps={eps} must be at least 0 and finite")
-        if not 0.0 <= weight_decay < math.inf:
-            raise ValueError(f"weight_decay={weight_decay} must be at least 0 and finite")
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, correct_bias=correct_bias)
         super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict) -> None:
+        """Add parameters with settings of their own. Raises `ValueError` for hyper-parameters out of range."""
+        settings = {**self.defaults, **param_group}
+        for name in ("lr", "eps", "weight_decay"):
+            if not 0.0 <= settings[name] < math.inf:
+                raise ValueError(f"{name}={settings[name]} must be at least 0 and finite")
+        for index, beta in enumerate(settings["betas"]):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"betas[{index}]={beta} must be from 0 to below 1")
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:

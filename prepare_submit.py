@@ -44,7 +44,7 @@ def _any_of(patterns: str) -> re.Pattern:
 
 # Never packed. A zip that holds the first is wrong (large, private or not the student's work); the second is clutter.
 FOREIGN = _any_of(".git .venv venv env pyvenv.cfg conda-meta node_modules *.pt *.pth")
-CLUTTER = _any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume*")
+CLUTTER = _any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* .*.tmp")
 
 
 def _outputs(*kinds: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from config import ATTENTION_KINDS
 from utils import (
     ArgumentParser,
+    Default,
     UserError,
     atomic_write,
     check_writable,
@@ -61,8 +62,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--train", default="data/cfimdb-train.txt", help="training data, lines of 'LABEL ||| sentence'")
     add("--dev", default="data/cfimdb-dev.txt", help="development data")
     add("--test", default="data/cfimdb-test.txt", help="test data")
-    add("--label-names", default=DEFAULT_LABEL_NAMES, help="JSON list of label names")
-    add("--pretrained-model-path", default=DEFAULT_CHECKPOINT, help="checkpoint to start from")
+    add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
+    add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help="checkpoint to start from")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
     add("--max_sentence_len", type=int, help="cut sentences to this many tokens")
@@ -70,8 +71,12 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
 
-    group = parser.add_argument_group("generate")
-    add = group.add_argument
+    _add_task_flags(parser)
+    return parser.parse_args(argv)
+
+
+def _add_task_flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("generate").add_argument
     add("--prompt", default=PREFIX, metavar="TEXT", help="the text to continue")
     add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
     add("--top_k", type=int, help="sample among the K most likely tokens only")
@@ -80,19 +85,16 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--generated_sentence_low_temp_out", default="generated-sentence-temp-0.txt", help="text at temperature 0")
     add("--generated_sentence_high_temp_out", default="generated-sentence-temp-1.txt", help="text at temperature 1")
 
-    group = parser.add_argument_group("prompt and finetune")
-    add = group.add_argument
+    add = parser.add_argument_group("prompt and finetune").add_argument
     add("--dev_out", default="cfimdb-dev-prompting-output.txt", help="predictions on dev")
     add("--test_out", default="cfimdb-test-prompting-output.txt", help="predictions on test")
     add("--batch_size", type=int, default=8, help="sentences in a batch")
 
-    group = parser.add_argument_group("finetune")
-    add = group.add_argument
+    add = parser.add_argument_group("finetune").add_argument
     add("--epochs", type=int, default=5, help="passes over the training data")
     add("--lr", type=float, default=2e-5, help="learning rate")
     add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
     add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
-    return parser.parse_args(argv)
 
 
 def check_args(args: Namespace) -> None:
@@ -105,6 +107,7 @@ def check_args(args: Namespace) -> None:
         args.prompt.encode()
     except UnicodeEncodeError:
         raise UserError("--prompt is not UTF-8 text") from None
+    args.derive_labels = args.option == "finetune" and isinstance(args.label_names, Default)
     outputs = _check_generate_files(args) if args.option == "generate" else _check_classify_files(args)
     args.is_bundled = _resolve_checkpoint(args)
     args.tokenizer = _resolve_tokenizer(args)
@@ -166,7 +169,7 @@ def _refuse_folder(flag: str, name: str) -> None:
 def _resolve_checkpoint(args: Namespace) -> bool:
     """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
     path = find_asset(args.pretrained_model_path)
-    is_bundled = path is None and args.pretrained_model_path == DEFAULT_CHECKPOINT
+    is_bundled = path is None and isinstance(args.pretrained_model_path, Default)
     if is_bundled:
         path = find_asset(BUNDLED_CHECKPOINT)
     if path is None:
@@ -229,7 +232,7 @@ def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     from training import create_data
 
     label_names = read_label_names(args.label_names)
-    if args.option == "finetune" and args.label_names == str(find_asset(DEFAULT_LABEL_NAMES)):
+    if args.derive_labels:
         # the reference takes the number of classes from the training data, so a bare default must not be in the way
         examples = create_data(args.train)
         highest = max(example.label for example in examples)
@@ -452,9 +455,16 @@ def open_checkpoints(args: Namespace, model_config: dict[str, Any], label_names:
     flags = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len")
     identity |= {f"--{flag}": getattr(args, flag) for flag in flags}
     model_path = choose_model_path(args, identity)
+    resume_path = model_path.with_suffix(".resume")
+    if not args.resume:
+        if resume_path.exists():
+            print(f"{resume_path} is the resume point of an interrupted run; the first epoch will overwrite it")
+            print("(to go on with that run instead, stop this one now and add --resume)", flush=True)
+        if model_path.exists():
+            print(f"{model_path} holds an earlier model of the same training data; the first epoch will overwrite it")
     return Checkpoints(
         model_path=model_path,
-        resume_path=model_path.with_suffix(".resume"),
+        resume_path=resume_path,
         model_config=model_config,
         args=vars(args),
         identity=identity,
@@ -474,10 +484,7 @@ def choose_model_path(args: Namespace, identity: dict[str, Any]) -> Path:
     dataset, digest = Path(args.train).stem, identity["train"][:12]
     candidates = [path, *(path.with_stem(f"{path.stem}-{suffix}") for suffix in (dataset, digest))]
     for candidate in candidates:
-        if not candidate.exists():
-            break
-        if _trained_on(candidate) == identity["train"]:
-            print(f"{candidate} holds an earlier model of the same training data; the first epoch will overwrite it")
+        if not candidate.exists() or _trained_on(candidate) == identity["train"]:
             break
     else:
         raise UserError(f"{', '.join(map(str, candidates))} all belong to something else; run in another folder")

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from llama import load_pretrained
-from utils import ROOT, ArgumentParser, UserError, find_asset, load_tensors, read_text, run_main
+from utils import ROOT, ArgumentParser, Default, UserError, choose_device, find_asset, load_tensors, read_text, run_main
 
 ATOL, RTOL = 1e-5, 1e-3
 COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
@@ -58,15 +58,15 @@ def bundled_references(path: Path) -> list[Reference]:
     return [Reference(data["tokens"], **data[kind], attention=kind) for kind in ("bidirectional", "causal")]
 
 
-def agrees(checkpoint: Path, reference: Reference, attention: str, *, verbose: bool = True) -> bool:
+def agrees(checkpoint: Path, reference: Reference, attention: str, device: str = "cpu", verbose: bool = True) -> bool:
     """Whether the model computes the reference within atol + rtol * |reference|; prints the largest errors."""
-    model = load_pretrained(checkpoint, attention=attention)
+    model = load_pretrained(checkpoint, attention=attention).to(choose_device(device))
     if reference.tokens.max() >= model.config.vocab_size:
         raise UserError(
             f"{checkpoint} has a vocabulary of {model.config.vocab_size}, too small for the reference's token ids"
         )
     with torch.inference_mode():
-        logits, hidden_states = model(reference.tokens)
+        logits, hidden_states = (tensor.cpu() for tensor in model(reference.tokens.to(choose_device(device))))
     verdicts = []
     for name, actual, expected in (
         ("hidden states", hidden_states, reference.hidden_states),
@@ -86,16 +86,16 @@ def agrees(checkpoint: Path, reference: Reference, attention: str, *, verbose: b
     return all(verdicts)
 
 
-def check_model(checkpoint: Path, references: list[Reference]) -> bool:
+def check_model(checkpoint: Path, references: list[Reference], device: str = "cpu") -> bool:
     """Check every reference; where one fails, say whether the attention mask is the cause."""
     passed = True
     for reference in references:
         print(f"{checkpoint} with {reference.attention} attention (atol {ATOL:g}, rtol {RTOL:g}):")
-        if agrees(checkpoint, reference, reference.attention):
+        if agrees(checkpoint, reference, reference.attention, device):
             continue
         passed = False
         other = "causal" if reference.attention == "bidirectional" else "bidirectional"
-        if agrees(checkpoint, reference, other, verbose=False):
+        if agrees(checkpoint, reference, other, device, verbose=False):
             print(f"  The causal mask is the cause: with {other} attention the model gives exactly this reference.")
         else:
             print(f"  The causal mask is not the cause: with {other} attention the reference is missed as well.")
@@ -107,19 +107,16 @@ def check_sanity(args: Namespace) -> bool:
     checkpoint, reference = find_asset(args.pretrained_model_path), find_asset(args.data)
     if checkpoint and reference:
         print(f"Checking against the course's reference tensors ({reference}).")
-        return check_model(checkpoint, [course_reference(reference)])
-    for name, found, default in (
-        (args.pretrained_model_path, checkpoint, COURSE_CHECKPOINT),
-        (args.data, reference, COURSE_REFERENCE),
-    ):
-        if not found and name != default:
-            raise UserError(f"{name} does not exist")
-    missing = ", ".join(name for name in (COURSE_CHECKPOINT, COURSE_REFERENCE) if not find_asset(name))
+        return check_model(checkpoint, [course_reference(reference)], args.device)
+    wanted = {args.pretrained_model_path: checkpoint, args.data: reference}
+    missing = ", ".join(name for name, found in wanted.items() if not found)
+    if not (isinstance(args.pretrained_model_path, Default) and isinstance(args.data, Default)):
+        raise UserError(f"{missing} does not exist; a checkpoint that you name is checked against the course's tensors")
     checkpoint, reference = find_asset(BUNDLED_CHECKPOINT), find_asset(BUNDLED_REFERENCE)
     if not checkpoint or not reference:
         raise UserError(f"not here: {missing}, nor the bundled checkpoint; setup.sh fetches the course's files")
     print(f"Not here: {missing}. So checking the bundled checkpoint against Hugging Face transformers' numbers.")
-    return check_model(checkpoint, bundled_references(reference))
+    return check_model(checkpoint, bundled_references(reference), args.device)
 
 
 # --------------------------------------------------------------------------------- published text and labels
@@ -214,7 +211,8 @@ def run_driver(flags: list[str], folder: str) -> None:
     command = [sys.executable, str(ROOT / "run_llama.py"), *flags]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8")
     if done.returncode != 0:
-        raise UserError(f"run_llama.py failed: {done.stderr.strip().splitlines()[-1]}")
+        last_line = done.stderr.strip().rpartition("\n")[2]
+        raise UserError(f"run_llama.py failed (status {done.returncode}): {last_line}")
 
 
 def label_row(name: str, output: Path, gold: Path, accepted: tuple[PublishedLabels, ...]) -> tuple[str, str, str, str]:
@@ -223,8 +221,10 @@ def label_row(name: str, output: Path, gold: Path, accepted: tuple[PublishedLabe
     "close": no accepted hash, but counts within 1 % of the lines and accuracy within 0.01 of an accepted one, which is
     what ties that fall differently on another machine look like.
     """
-    predictions = [int(line.split(" ||| ")[0]) for line in read_text(output).splitlines()]
-    labels = [int(line.split(" ||| ")[0]) for line in read_text(gold).splitlines()]
+    predictions, labels = (
+        [int(line.partition(" ||| ")[0]) for line in read_text(path).removesuffix("\n").split("\n")]
+        for path in (output, gold)
+    )
     digest = hashlib.sha256("".join(f"{label}\n" for label in predictions).encode()).hexdigest()
     counts = tuple(Counter(predictions)[label] for label in range(len(accepted[0].counts)))
     accuracy = sum(map(int.__eq__, predictions, labels)) / len(labels)
@@ -256,8 +256,9 @@ def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 def get_args() -> Namespace:
     parser = ArgumentParser(description="Check llama.py against numbers that others computed.")
-    parser.add_argument("--pretrained-model-path", default=COURSE_CHECKPOINT, help="the checkpoint to check")
-    parser.add_argument("--data", default=COURSE_REFERENCE, help="the course's reference tensors")
+    parser.add_argument("--pretrained-model-path", default=Default(COURSE_CHECKPOINT), help="the checkpoint to check")
+    parser.add_argument("--data", default=Default(COURSE_REFERENCE), help="the course's reference tensors")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     parser.add_argument("--published", action="store_true", help="compare text and zero-shot labels with public ones")
     parser.add_argument("--data_dir", default="data", help="where --published finds sst-*.txt and cfimdb-*.txt")
     parser.add_argument("--tokenizer", help="SentencePiece model for --published (default: as run_llama.py chooses)")

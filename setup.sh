@@ -346,9 +346,9 @@ PYTHON
 # Say what run_llama.py will run on.
 report() {
     local bundled
-    bundled="$(find checkpoints -name '*.pt' 2>/dev/null | sort | head -n 1)" || true
+    bundled=checkpoints/minllama1M.pt
+    [ -f "$bundled" ] || bundled="checkpoint, which is missing (clone the project again)"
     if [ ! -f stories42M.pt ]; then
-        bundled="${bundled:-checkpoint, which is missing (clone the project again)}"
         echo "run_llama.py will use the bundled $bundled, because stories42M.pt is not here"
     elif [ ! -f tokenizer.model ]; then
         echo "run_llama.py will use stories42M.pt, but its tokenizer.model is missing: get it first (see above)" >&2

@@ -267,7 +267,7 @@ class Checkpoints:
         """
         mend = "remove it, or leave out --resume to start anew"
         try:
-            point = load_tensors(self.resume_path)
+            point = load_tensors(self.resume_path, mmap=False)  # the optimizer keeps these tensors
         except UserError as error:
             raise UserError(f"{error}; {mend}") from None
         if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
@@ -283,15 +283,31 @@ class Checkpoints:
                 f"{self.resume_path} belongs to a run with another {', '.join(differing)}; "
                 "use the same arguments, or leave out --resume to start anew"
             )
-        if not self.model_path.is_file():
-            raise UserError(f"{self.model_path} is gone; without it {self.resume_path} cannot be taken up")
         try:
+            history = [EpochResult(**result) for result in point["history"]]
+            best_epoch = max(result.epoch for result in history if result.improved)
             model.load_state_dict(point["model"])
             optimizer.load_state_dict(point["optimizer"])
             _set_rng_state(point["rng"])
-            return [EpochResult(**result) for result in point["history"]]
         except Exception:  # whatever each of them meets in a damaged file
             raise UserError(f"{self.resume_path} is damaged; {mend}") from None
+        self._check_best_model(best_epoch)
+        return history
+
+    def _check_best_model(self, best_epoch: int) -> None:
+        """Raise `UserError` unless the saved model is this run's, of its best epoch so far or a later one.
+
+        Later: a run may have been stopped after saving its model and before its resume point; that epoch is run again.
+        """
+        try:
+            saved = load_tensors(self.model_path)
+            fits = saved["identity"] == self.identity and saved["epoch"] >= best_epoch
+        except UserError as error:
+            raise UserError(f"{error}; without it {self.resume_path} cannot be taken up") from None
+        except Exception:  # whatever a foreign file holds in their places
+            fits = False
+        if not fits:
+            raise UserError(f"{self.model_path} is not of the run that {self.resume_path} belongs to; start anew")
 
 
 def fit(

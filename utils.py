@@ -31,6 +31,10 @@ class UserError(ValueError):
     """A mistake that the user can mend. The message is one line: what is wrong, where, and what to do."""
 
 
+class Default(str):
+    """A flag's default value, told apart from the same text that a user typed."""
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """An `argparse` parser whose errors are one line instead of the usage text and a line; no abbreviated flags."""
 
@@ -63,6 +67,10 @@ def run_main(main: Callable[[], int | None]) -> int:
         hint = "; free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         message = f"cannot read or write {where}: {error.strerror or error}{hint}"
         _drop_stuck_output()
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which must not be imported for its name alone
+            raise
+        message = "the accelerator's memory is used up; use a smaller --batch_size, or --device cpu"
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
@@ -166,11 +174,12 @@ def sha256_of(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def load_tensors(path: str | os.PathLike) -> object:
+def load_tensors(path: str | os.PathLike, *, mmap: bool = True) -> object:
     """What `torch.save` wrote to `path`, on the CPU: tensors and plain Python values, nothing else.
 
-    `weights_only=True` never runs code from the file. Files in the zip format are memory-mapped, so that a tensor is
-    read from disk when it is used. Raises `UserError` where the file is missing, damaged, or holds anything else.
+    `weights_only=True` never runs code from the file. mmap: map files in the zip format into memory, so that a tensor
+    is read from disk when it is used; not for tensors that outlive the file. Raises `UserError` where the file is
+    missing, damaged, or holds anything else.
     """
     import torch
 
@@ -182,7 +191,7 @@ def load_tensors(path: str | os.PathLike) -> object:
             raise ValueError("neither a zip nor a pickle")  # a web page, for example
         with warnings.catch_warnings():  # torch.load's remarks about odd files would stand beside the one line
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:

@@ -132,9 +132,12 @@ def test_without_them_the_bundled_checkpoint_is_checked_and_said(tmp_path: Path,
 
 
 @pytest.mark.parametrize("flag", ["--pretrained-model-path", "--data"])
-def test_a_named_file_that_is_absent_is_an_error(tmp_path: Path, run: Callable, flag: str):
+def test_a_named_file_is_never_replaced_by_the_bundled_one(tmp_path: Path, run: Callable, flag: str):
     done = run("sanity_check.py", flag, "absent.pt", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr == "error: absent.pt does not exist\n"
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "absent.pt" in done.stderr
+    (tmp_path / "broken.pt").write_text("x")
+    done = run("sanity_check.py", flag, "broken.pt", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "Your Llama" not in done.stdout
 
 
 def test_published_wants_the_real_checkpoint(tmp_path: Path):
@@ -157,7 +160,7 @@ def test_published_labels_are_equal_close_or_different(tmp_path: Path, changed: 
 
 
 def test_published_fails_with_the_drivers_own_last_line(tmp_path: Path):
-    with pytest.raises(UserError, match="run_llama.py failed: error: --pretrained-model-path absent.pt"):
+    with pytest.raises(UserError, match=r"run_llama.py failed \(status 2\): error: --pretrained-model-path absent.pt"):
         sanity_check.run_driver(["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
 
 

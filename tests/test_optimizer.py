@@ -139,3 +139,5 @@ def test_a_sparse_gradient_is_refused_before_anything_moves():
 def test_bad_hyper_parameters_are_refused(name: str, value: object):
     with pytest.raises(ValueError, match=name):
         AdamW([torch.nn.Parameter(torch.ones(1))], **{name: value})
+    with pytest.raises(ValueError, match=name):
+        AdamW([{"params": [torch.nn.Parameter(torch.ones(1))], name: value}])

@@ -181,30 +181,61 @@ def test_two_runs_with_one_seed_give_identical_files(tmp_path: Path, run: Callab
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_killed_and_resumed_ends_as_undisturbed(tmp_path: Path, run: Callable, classify_flags: Callable):
-    flags = [*classify_flags("finetune"), "--epochs", "12", "--lr", "0.01", "--batch_size", "2"]
-    (tmp_path / "whole").mkdir()
-    whole = succeed(run("run_llama.py", *flags, cwd=tmp_path / "whole"))
-    (killed := tmp_path / "killed").mkdir()
+@pytest.mark.parametrize(("finished_epochs", "delay"), [(0, 0.0), (1, 0.0), (3, 0.05), (7, 0.11)])
+def test_killed_and_resumed_ends_as_undisturbed(
+    tmp_path: Path, run: Callable, undisturbed: tuple[list[str], dict[str, bytes]], flags: list, finished_epochs, delay
+):
+    """kill -9 after some finished epochs (0: in the first) and a while, wherever the run then is."""
     command = [sys.executable, str(ROOT / "run_llama.py"), *map(str, flags)]
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    process = subprocess.Popen(command, cwd=killed, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
-    resume_point = killed / "finetune-12-0.01.resume"
-    deadline = time.monotonic() + 60
-    while not resume_point.is_file() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert resume_point.is_file(), "the run ended before it could be killed"
-    assert not (killed / "films-dev-finetuning-output.txt").exists()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        awaited = "load model from" if finished_epochs == 0 else f"epoch {finished_epochs - 1}:"
+        assert any(line.startswith(awaited) for line in process.stdout)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    assert not list(tmp_path.glob("*-output.txt"))
 
-    resumed = succeed(run("run_llama.py", *flags, "--resume", cwd=killed))
-    assert "resuming from finetune-12-0.01.resume" in resumed
-    without_seconds = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)
-    assert without_seconds.findall(resumed) == without_seconds.findall(whole)
-    for name in ("films-dev-finetuning-output.txt", "films-test-finetuning-output.txt"):
-        assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert not resume_point.exists()
+    resumed = succeed(run("run_llama.py", *flags, "--resume", cwd=tmp_path))
+    said = "starting from the beginning" if finished_epochs == 0 else "resuming from finetune-12-0.01.resume"
+    assert said in resumed
+    figures, outputs = undisturbed
+    assert FIGURES.findall(resumed) == figures
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*-output.txt")} == outputs
+    assert not list(tmp_path.glob("*.resume"))
+
+
+FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def flags(classify_flags: Callable) -> list:
+    return [*classify_flags("finetune"), "--epochs", 12, "--lr", "0.01", "--batch_size", 2]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, run: Callable, flags: list
+) -> tuple[list[str], dict[str, bytes]]:
+    """Printed figures and output files of a run that nobody kills."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    figures = FIGURES.findall(succeed(run("run_llama.py", *flags, cwd=folder)))
+    return figures, {path.name: path.read_bytes() for path in folder.glob("*-output.txt")}
+
+
+def test_an_interrupted_run_is_not_overwritten_without_a_word(tmp_path: Path, run: Callable, classify_flags: Callable):
+    shown = [*classify_flags("finetune"), "--epochs", 1]
+    succeed(run("run_llama.py", *shown, cwd=tmp_path))
+    (tmp_path / "finetune-1-2e-05.resume").write_bytes(b"of an interrupted run")
+    out = succeed(run("run_llama.py", *shown, cwd=tmp_path))
+    assert "finetune-1-2e-05.resume is the resume point of an interrupted run" in out and "--resume" in out
+
+
+def test_outputs_have_the_permissions_of_any_new_file(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
+    succeed(run("run_llama.py", "--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 1, cwd=tmp_path))
+    (tmp_path / "ordinary.txt").write_text("")
+    written, ordinary = (tmp_path / name for name in ("generated-sentence-temp-0.txt", "ordinary.txt"))
+    assert written.stat().st_mode == ordinary.stat().st_mode
 
 
 # ---------------------------------------------------------------------------------------- on its own, at once

@@ -22,6 +22,7 @@ from training import (
     evaluate,
     fit,
     load_best,
+    save_tensors,
 )
 from utils import UserError, load_tensors
 
@@ -263,6 +264,19 @@ def test_a_resume_point_of_another_run_is_refused_by_what_differs(tmp_path: Path
     model = new_model()
     with pytest.raises(UserError, match="another --seed"):
         checkpoints(tmp_path, **{"--seed": 2}).load_resume_point(model, AdamW(model.parameters()))
+
+
+def test_a_model_of_another_run_is_not_taken_for_the_best_one(tmp_path: Path, tokenizer: Tokenizer):
+    train(tmp_path, tokenizer, 2)
+    model, saved = new_model(), checkpoints(tmp_path)
+    content = load_tensors(saved.model_path, mmap=False)
+    for change in ({"identity": {"--seed": 2}}, {"epoch": -1}, {"identity": None}):
+        save_tensors(saved.model_path, {**content, **change})
+        with pytest.raises(UserError, match=r"model\.pt is not of the run"):
+            saved.load_resume_point(model, AdamW(model.parameters()))
+    saved.model_path.unlink()
+    with pytest.raises(UserError, match=r"model\.pt does not exist; without it"):
+        saved.load_resume_point(model, AdamW(model.parameters()))
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_best(tmp_path: Path, tokenizer: Tokenizer):
