@@ -180,7 +180,8 @@ def evaluate(
 
 
 def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
-    return tqdm(total=len(loader.dataset), desc=desc, unit=" sentences", leave=False, disable=not progress)
+    total = len(loader.dataset)
+    return tqdm(total=total, desc=desc, unit=" sentences", leave=False, mininterval=0.5, disable=not progress)
 
 
 # -------------------------------------------------------------------------------------------------- training
