@@ -60,10 +60,8 @@ def hf_state(state: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, t
     return renamed
 
 
-def load_hf(path: Path) -> LlamaForCausalLM:
-    """The checkpoint in Hugging Face's model."""
-    checkpoint = load_tensors(path)
-    config = LlamaConfig.from_checkpoint(checkpoint["model_args"])
+def to_hf(state: dict[str, torch.Tensor], config: LlamaConfig) -> LlamaForCausalLM:
+    """Hugging Face's model with our weights."""
     model = LlamaForCausalLM(
         HFConfig(
             vocab_size=config.vocab_size,
@@ -74,18 +72,20 @@ def load_hf(path: Path) -> LlamaForCausalLM:
             num_key_value_heads=config.n_kv_heads,
             max_position_embeddings=config.max_seq_len,
             rms_norm_eps=config.layer_norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             tie_word_embeddings=True,
             attn_implementation="eager",
         )
     )
-    model.load_state_dict(hf_state(checkpoint["model"], config))
+    model.load_state_dict(hf_state(state, config))
     return model.eval()
 
 
 @torch.no_grad()
 def compute_reference(path: Path = CHECKPOINT) -> dict:
     """tokens b s; for each kind of attention the last position's logits b 1 v and the hidden states b s D."""
-    model = load_hf(path)
+    checkpoint = load_tensors(path)
+    model = to_hf(checkpoint["model"], LlamaConfig.from_checkpoint(checkpoint["model_args"]))
     tokens = torch.tensor(TOKENS)  # b s
     rows, length = tokens.shape
     masks = {"causal": None, "bidirectional": torch.zeros(rows, 1, length, length)}  # added to the scores

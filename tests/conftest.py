@@ -32,6 +32,12 @@ SENTENCES = (
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny models gain nothing from threads, and threads that wait for one another are slow on a busy machine."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SentencePiece model of 300 pieces with byte fallback, so `<0x00>` is id 3 as in Llama's."""
