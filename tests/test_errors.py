@@ -861,7 +861,14 @@ def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_fl
     with (
         (tmp_path / "stderr").open("w") as stderr,
         subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            # a shell that runs the tests in the background has them, and so this process, ignore the signal
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process,
     ):
         try:
