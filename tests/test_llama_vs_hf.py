@@ -6,9 +6,7 @@ import pytest
 import torch
 from conftest import random_llama
 
-pytest.importorskip("transformers")
-
-from reference import to_hf  # noqa: E402
+to_hf = pytest.importorskip("reference").to_hf  # which needs transformers
 
 
 @pytest.mark.parametrize("batch", [1, 3])
