@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from torch import nn
 from base_llama import LlamaPreTrainedModel
 from config import LlamaConfig, swiglu_hidden_dim
 from rope import apply_rotary_emb
-from utils import UserError, causal_mask, load_tensors
+from utils import UserError, causal_mask, load_tensors, padded_causal_mask
 
 
 class RMSNorm(nn.Module):
@@ -42,6 +42,52 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: ... D -> ... D. The statistics are float32 whatever x is: in half precision squares overflow early."""
         return self._norm(x.float()).type_as(x) * self.weight
+
+
+class KVCache:
+    """The keys and values that a causal model has computed so far, so that every token is computed once.
+
+    It belongs to whoever generates; the model keeps no state. The buffers are allocated once, for `max_len` positions.
+    All rows hold the same number of positions; shorter texts begin with padding, `pad` tokens in each row (b).
+    Raises `ValueError` for a bidirectional model, where every token changes what was computed before it.
+    """
+
+    def __init__(self, model: Llama, batch_size: int, max_len: int, pad: torch.Tensor | None = None):
+        config, weight = model.config, model.output.weight
+        if not config.is_causal:
+            raise ValueError('a key/value cache needs attention="causal"')
+        shape = (config.n_layers, batch_size, config.n_kv_heads, max_len, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)  # L b g t d
+        self.values = torch.zeros_like(self.keys)
+        self.pad = None if pad is None or not pad.any() else pad
+        self.length = 0
+        self.new = 0
+        self.mask: torch.Tensor | None = None
+
+    def begin(self, new: int) -> None:
+        """Announce `new` positions: decides, once for all layers, which keys they may see."""
+        self.new = new
+        if self.pad is not None:
+            self.mask = padded_causal_mask(self.pad, new, self.length + new)  # b 1 s t
+        elif self.length > 0 and new > 1:
+            self.mask = causal_mask(new, self.length + new, self.keys.device)  # s t
+        else:
+            self.mask = None  # a first text needs no more than "causal", a single new token sees everything
+
+    def end(self) -> None:
+        self.length += self.new
+
+    @property
+    def start_pos(self) -> int | torch.Tensor:
+        """Where the new positions stand in the text of each row."""
+        return self.length if self.pad is None else self.length - self.pad
+
+    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
+        end = self.length + self.new
+        self.keys[layer_id, :, :, self.length : end] = key
+        self.values[layer_id, :, :, self.length : end] = value
+        return self.keys[layer_id, :, :, :end], self.values[layer_id, :, :, :end]
 
 
 class Attention(nn.Module):
@@ -76,22 +122,27 @@ class Attention(nn.Module):
         weights = self.attn_dropout(scores.float().softmax(dim=-1).type_as(query))  # b h s t
         return weights @ value  # b h s d
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: b s D -> b s D"""
+    def forward(self, x: torch.Tensor, cache: KVCache | None = None, layer_id: int = 0) -> torch.Tensor:
+        """x: b s D -> b s D. With a cache, x holds the new positions only, and they see the stored ones as well."""
         query = self.compute_query(x).unflatten(-1, (self.n_heads, self.head_dim))  # b s h d
         key = self.compute_key(x).unflatten(-1, (self.n_kv_heads, self.head_dim))  # b s g d
         value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim))  # b s g d
-        query, key = apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta)
-
-        # each key/value head serves n_rep query heads
-        key = key.repeat_interleave(self.n_rep, dim=2)  # b s h d
-        value = value.repeat_interleave(self.n_rep, dim=2)  # b s h d
+        start_pos = 0 if cache is None else cache.start_pos
+        query, key = apply_rotary_emb(
+            query, key, self.head_dim, self.max_seq_len, self.rope_theta, start_pos=start_pos
+        )
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))  # b h s d, b g s d, b g s d
+        mask, is_causal = None, self.is_causal
+        if cache is not None:
+            key, value = cache.store(layer_id, key, value)  # b g t d
+            mask, is_causal = cache.mask, cache.mask is None and cache.new > 1
         output = F.scaled_dot_product_attention(
-            query.transpose(1, 2),  # b h s d
-            key.transpose(1, 2),
-            value.transpose(1, 2),
+            query,
+            key.repeat_interleave(self.n_rep, dim=1),  # b h t d: each key/value head serves n_rep query heads
+            value.repeat_interleave(self.n_rep, dim=1),
+            attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.is_causal,
+            is_causal=is_causal,
         )  # b h s d
         output = output.transpose(1, 2).flatten(-2)  # b s D
         return self.resid_dropout(self.compute_output(output))
@@ -125,9 +176,9 @@ class LlamaLayer(nn.Module):
         self.attention_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
         self.ffn_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """x: b s D -> b s D"""
-        h = x + self.attention(self.attention_norm(x))
+        h = x + self.attention(self.attention_norm(x), cache, self.layer_id)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
@@ -145,23 +196,40 @@ class Llama(LlamaPreTrainedModel):
         self.tok_embeddings.weight = self.output.weight  # tied (Press & Wolf 2017, arXiv:1608.05859)
         self.init_weights()
 
-    def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:
+    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """The normalised output of the last layer. tokens: b s -> b s D"""
+        if cache is not None:
+            cache.begin(tokens.shape[1])
         h = self.dropout(self.tok_embeddings(tokens))  # b s D
         for layer in self.layers:
-            h = layer(h)
+            h = layer(h, cache)
+        if cache is not None:
+            cache.end()
         return self.norm(h)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next-token logits and hidden states.
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor | None = None, *, cache: KVCache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Next-token logits and hidden states; with a cache, `tokens` are those that it does not hold yet.
 
         tokens: b s. `targets` only says that the logits of every position are wanted; without it those of the last
         position are computed, which is all that generation and classification read.
         Returns logits (b s v, or b 1 v) and hidden states (b s D).
         """
-        h = self.hidden_states(tokens)
+        h = self.hidden_states(tokens, cache)
         logits = self.output(h if targets is not None else h[:, [-1], :])
         return logits, h
+
+    def _next_logits(self, idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+        """Logits after the last token of `idx`, of which the model sees the last `max_seq_len`. idx: b s -> b v"""
+        limit, length = self.config.max_seq_len, idx.shape[1]
+        if cache is None:
+            return self(idx[:, -limit:])[0][:, -1]
+        if length <= limit:
+            return self(idx[:, cache.length :], cache=cache)[0][:, -1]
+        # The window slides: what the dropped token told the others must go, so nothing that is stored can be kept.
+        pad = None if cache.pad is None else (cache.pad - (length - limit)).clamp(min=0)
+        return self(idx[:, -limit:], cache=KVCache(self, len(idx), limit, pad))[0][:, -1]
 
     @torch.inference_mode()
     def generate(
@@ -175,19 +243,34 @@ class Llama(LlamaPreTrainedModel):
         epsilon: float | None = None,
         stop_ids: Collection[int] = (),
         generator: torch.Generator | None = None,
+        pad: torch.Tensor | None = None,
+        use_cache: bool = True,
+        on_token: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """Continue `idx` by at most `max_new_tokens` tokens; see `sample_next` for the other arguments.
 
-        idx: b s -> b (s + new). The whole sequence, cropped to the last `max_seq_len` tokens, is computed anew for
-        every token. A row that produced one of `stop_ids` repeats it until all rows have, then generation ends early.
+        idx: b s -> b (s + new). The model sees the last `max_seq_len` tokens. A causal model keeps keys and values, so
+        that each token is computed once, until the text outgrows `max_seq_len`; a bidirectional one, or
+        `use_cache=False`, computes the whole sequence anew for every token, with the same result.
+        pad: b, how many padding tokens each row of `idx` begins with (causal only).
+        A row that produced one of `stop_ids` repeats it until all rows have, then generation ends early.
+        on_token: called with each new column of token ids, b 1.
         """
+        if pad is not None and not (self.config.is_causal and use_cache):
+            raise ValueError("padding before a text can be hidden from a causal model with a cache only")
+        limit = self.config.max_seq_len
+        cache = None
+        if self.config.is_causal and use_cache:
+            cache = KVCache(self, len(idx), min(idx.shape[1] + max_new_tokens, limit), pad)
         stops = torch.tensor(sorted(stop_ids), dtype=idx.dtype, device=idx.device)
         stopped = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # b 1
         for _ in range(max_new_tokens):
-            logits, _ = self(idx[:, -self.config.max_seq_len :])
-            idx_next = sample_next(logits[:, -1, :], temperature, top_k, top_p, epsilon, generator)  # b 1
+            logits = self._next_logits(idx, cache)  # b v
+            idx_next = sample_next(logits, temperature, top_k, top_p, epsilon, generator)  # b 1
             idx_next = torch.where(stopped, idx[:, -1:], idx_next)
             idx = torch.cat((idx, idx_next), dim=1)  # b s+1
+            if on_token is not None:
+                on_token(idx_next)
             stopped |= torch.isin(idx_next, stops)
             if stopped.all():
                 break

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch.optim import Optimizer
+
+Tensors = list[torch.Tensor]
+CACHE_PIECE = 2**18  # numbers; four float32 tensors of this size are 4 MiB
 
 
 class AdamW(Optimizer):
@@ -66,28 +69,59 @@ class AdamW(Optimizer):
         if any(p.grad is not None and p.grad.is_sparse for group in self.param_groups for p in group["params"]):
             raise RuntimeError("AdamW needs dense gradients; for sparse ones there is torch.optim.SparseAdam")
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+            for t, parameters in self._by_step(group["params"]).items():
+                alpha = group["lr"]
+                if group["correct_bias"]:
+                    alpha *= math.sqrt(1 - group["betas"][1] ** t) / (1 - group["betas"][0] ** t)
+                for piece in self._pieces(parameters):
+                    _update(*piece, alpha, group)
         return loss
 
-    def _update(self, parameter: torch.nn.Parameter, group: dict) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = 0
-            state["m"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["v"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["step"] += 1
-        m, v = state["m"], state["v"]
-        beta1, beta2 = group["betas"]
+    def _by_step(self, parameters: list[torch.nn.Parameter]) -> dict[int, list[torch.nn.Parameter]]:
+        """The parameters that have a gradient, by the number of the step that they are about to take."""
+        batches: dict[int, list[torch.nn.Parameter]] = {}
+        for parameter in parameters:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if not state:
+                state["step"] = 0
+                state["m"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["v"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["step"] += 1
+            batches.setdefault(state["step"], []).append(parameter)
+        return batches
 
-        m.lerp_(parameter.grad, 1 - beta1)
-        v.mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+    def _pieces(self, parameters: list[torch.nn.Parameter]) -> Iterator[tuple[Tensors, Tensors, Tensors, Tensors]]:
+        """Lists of parameters, gradients, m and v that are worth updating together.
 
-        alpha = group["lr"]
-        if group["correct_bias"]:
-            alpha *= math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"])
-        parameter.addcdiv_(m, v.sqrt().add_(group["eps"]), value=-alpha)
-        if group["weight_decay"] > 0.0:
-            # not mul_(1 - lr * weight_decay): in float32 that factor would lose most digits of a decay like 1e-7
-            parameter.add_(parameter, alpha=-group["lr"] * group["weight_decay"])
+        An accelerator wants few kernels: all tensors at once. A CPU waits for memory: pieces that stay in its cache
+        from the first line of the update to the last.
+        """
+        quads = [(p.data, p.grad, self.state[p]["m"], self.state[p]["v"]) for p in parameters]
+        if parameters[0].device.type != "cpu":
+            yield tuple(map(list, zip(*quads, strict=True)))
+            return
+        for quad in quads:
+            if all(tensor.is_contiguous() for tensor in quad):
+                yield from (tuple([part] for part in parts) for parts in zip(*map(_split, quad), strict=True))
+            else:
+                yield tuple([tensor] for tensor in quad)
+
+
+def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tensor.view(-1).split(CACHE_PIECE)
+
+
+def _update(parameters: Tensors, gradients: Tensors, m: Tensors, v: Tensors, alpha: float, group: dict) -> None:
+    """The lines of the algorithm, in place, on lists of tensors."""
+    beta1, beta2 = group["betas"]
+    torch._foreach_lerp_(m, gradients, 1 - beta1)
+    torch._foreach_mul_(v, beta2)
+    torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
+    denominators = torch._foreach_sqrt(v)
+    torch._foreach_add_(denominators, group["eps"])
+    torch._foreach_addcdiv_(parameters, m, denominators, -alpha)
+    if group["weight_decay"] > 0.0:
+        # not a product with 1 - lr * weight_decay: in float32 that would lose most digits of a decay like 1e-7
+        torch._foreach_add_(parameters, parameters, alpha=-group["lr"] * group["weight_decay"])

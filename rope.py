@@ -34,18 +34,23 @@ def apply_rotary_emb(
     max_seq_len: int,
     theta: float = 10000.0,
     *,
-    start_pos: int = 0,
+    start_pos: int | torch.Tensor = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys by their positions.
 
-    query: b s h d, key: b s g d (length before heads); position 0 of the tensors stands at `start_pos` of the text.
+    query: b s h d, key: b s g d (length before heads); position 0 of the tensors stands at `start_pos` of the text: one
+    number for all rows, or a tensor of shape b (where a row starts before its text, in padding, the angle is 0).
     A text longer than `max_seq_len` is rotated all the same: the angles have a closed form at any position.
     Returns both in their own shape and dtype; the rotation itself is computed in float32.
     """
-    end = start_pos + query.shape[1]
-    cos, sin = rope_table(head_dim, max(max_seq_len, end), theta, query.device)
-    cos = cos[start_pos:end, None, :]  # s 1 d/2: one angle for all heads
-    sin = sin[start_pos:end, None, :]
+    length = query.shape[1]
+    if isinstance(start_pos, int):
+        cos, sin = rope_table(head_dim, max(max_seq_len, start_pos + length), theta, query.device)
+        rows: slice | torch.Tensor = slice(start_pos, start_pos + length)
+    else:
+        cos, sin = rope_table(head_dim, max_seq_len, theta, query.device)
+        rows = (start_pos[:, None] + torch.arange(length, device=query.device)).clamp(min=0)  # b s
+    cos, sin = cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)  # (b) s 1 d/2: one angle for all heads
     return _rotate_pairs(query, cos, sin), _rotate_pairs(key, cos, sin)
 
 

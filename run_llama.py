@@ -79,6 +79,7 @@ def _add_task_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("generate").add_argument
     add("--prompt", default=PREFIX, metavar="TEXT", help="the text to continue")
     add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
+    add("--num_samples", type=int, default=1, help="how many texts to sample at temperature 1, decoded together")
     add("--top_k", type=int, help="sample among the K most likely tokens only")
     add("--top_p", type=float, help="sample among the most likely tokens that hold this probability together")
     add("--epsilon", type=float, help="never sample a token less likely than this")
@@ -126,6 +127,7 @@ def _check_numbers(args: Namespace) -> None:
     require("hidden_dropout_prob", 0.0 <= args.hidden_dropout_prob < 1.0, "from 0 to below 1")
     require("max_sentence_len", args.max_sentence_len is None or args.max_sentence_len >= 1, "at least 1")
     require("max_new_tokens", args.max_new_tokens >= 1, "at least 1")
+    require("num_samples", 1 <= args.num_samples < 2**16, "from 1 to 2^16 - 1")
     require("top_k", args.top_k is None or args.top_k >= 1, "at least 1")
     require("top_p", args.top_p is None or 0.0 < args.top_p <= 1.0, "above 0 and at most 1")
     require("epsilon", args.epsilon is None or 0.0 <= args.epsilon < 1.0, "from 0 to below 1")
@@ -135,7 +137,15 @@ def _check_generate_files(args: Namespace) -> list[str]:
     outputs = ["generated_sentence_low_temp_out", "generated_sentence_high_temp_out"]
     for flag in outputs:
         check_writable(getattr(args, flag), f"--{flag}")
+    for path in sample_paths(args)[1:]:
+        check_writable(path, "--num_samples")
     return outputs
+
+
+def sample_paths(args: Namespace) -> list[Path]:
+    """The files of the sampled texts: the contract's name, then the same with -2, -3, ... before the ending."""
+    first = Path(args.generated_sentence_high_temp_out)
+    return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, args.num_samples + 1))]
 
 
 def _check_classify_files(args: Namespace) -> list[str]:
@@ -332,28 +342,49 @@ def predict_and_report(
 
 
 def generate(args: Namespace) -> None:
-    """Continue the prompt at temperature 0 and at temperature 1, and write both texts."""
+    """Continue the prompt at temperature 0 and at temperature 1, printing as it grows, and write every text."""
     import torch
 
     llama, tokenizer, device = load_llama(args)
     prompt_ids = torch.tensor([tokenizer.encode(args.prompt, bos=True, eos=False)], device=device)  # 1 s
-    outputs = {0.0: args.generated_sentence_low_temp_out, 1.0: args.generated_sentence_high_temp_out}
-    for temperature, path in outputs.items():
-        ids = llama.generate(
-            prompt_ids,
+    outputs = {0.0: [Path(args.generated_sentence_low_temp_out)], 1.0: sample_paths(args)}
+    for temperature, paths in outputs.items():
+        print(f"Temperature is {temperature}")
+        stream = TextStream(tokenizer, prompt_ids[0].tolist())
+        rows = llama.generate(
+            prompt_ids.expand(len(paths), -1),
             args.max_new_tokens,
             temperature=temperature,
             top_k=args.top_k,
             top_p=args.top_p,
             epsilon=args.epsilon,
+            on_token=stream if len(paths) == 1 else None,
         )
-        sentence = tokenizer.decode(ids[0].tolist())
-        print(f"Temperature is {temperature}")
-        print(sentence)
+        sentences = [tokenizer.decode(ids.tolist()) for ids in rows]
+        print("\n".join([sentences[0].removeprefix(stream.shown), *sentences[1:]]))
         print("---------------")
-        with atomic_write(path) as file:
-            file.write(sentence)
-        print(f"Wrote generated sentence to {path}.")
+        for path, sentence in zip(paths, sentences, strict=True):
+            with atomic_write(path) as file:
+                file.write(sentence)
+            print(f"Wrote generated sentence to {path}.")
+
+
+class TextStream:
+    """Prints a text while its tokens arrive. `shown` is what stands on the screen: a beginning of the final text."""
+
+    def __init__(self, tokenizer: Tokenizer, ids: list[int]):
+        self.tokenizer = tokenizer
+        self.ids = ids
+        self.shown = ""
+
+    def __call__(self, new_ids: torch.Tensor) -> None:
+        """new_ids: 1 1"""
+        self.ids.append(int(new_ids))
+        text = self.tokenizer.decode(self.ids)
+        # a letter of several byte tokens is not a letter before its last byte: wait for it
+        if text.startswith(self.shown) and not text.endswith("\ufffd"):
+            print(text[len(self.shown) :], end="", flush=True)
+            self.shown = text
 
 
 def prompt(args: Namespace) -> None:

@@ -252,6 +252,22 @@ def causal_mask(query_len: int, key_len: int, device: torch.device | None = None
     return mask.tril(diagonal=key_len - query_len)
 
 
+def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
+    """`causal_mask` for rows that begin with padding: nobody sees it, but a padding position sees itself.
+
+    (A query that sees nothing at all would come out of the softmax as NaN, and spread.)
+    pad: b, how many padding tokens each row begins with. Returns bool b 1 s t.
+    """
+    import torch
+
+    keys = torch.arange(key_len, device=pad.device)
+    queries = keys[key_len - query_len :]
+    is_real = keys >= pad[:, None]  # b t
+    sees_itself = queries[:, None] == keys  # s t
+    visible = causal_mask(query_len, key_len, pad.device) & is_real[:, None, :] | sees_itself  # b s t
+    return visible[:, None]
+
+
 def sequence_lengths(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
     """The number of tokens before the right padding of each row.
 

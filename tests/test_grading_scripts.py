@@ -46,9 +46,15 @@ def test_rope_test_rejects_half_vectors(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_optimizer_test_rejects_a_decay_before_the_update(monkeypatch: pytest.MonkeyPatch):
     class DecayFirst(AdamW):
-        def _update(self, parameter: torch.nn.Parameter, group: dict) -> None:
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            super()._update(parameter, {**group, "weight_decay": 0.0})
+        @torch.no_grad()
+        def step(self) -> None:
+            (group,) = self.param_groups
+            decay = group["weight_decay"]
+            for parameter in group["params"]:
+                parameter.add_(parameter, alpha=-group["lr"] * decay)
+            group["weight_decay"] = 0.0
+            super().step()
+            group["weight_decay"] = decay
 
     monkeypatch.setattr(optimizer_test, "AdamW", DecayFirst)
     assert optimizer_test.main() == 1
@@ -56,8 +62,8 @@ def test_optimizer_test_rejects_a_decay_before_the_update(monkeypatch: pytest.Mo
 
 def test_optimizer_test_rejects_uncorrected_bias(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     class Uncorrected(AdamW):
-        def _update(self, parameter: torch.nn.Parameter, group: dict) -> None:
-            super()._update(parameter, {**group, "correct_bias": False})
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **{**settings, "correct_bias": False})
 
     monkeypatch.setattr(optimizer_test, "AdamW", Uncorrected)
     assert optimizer_test.main() == 1

@@ -1,0 +1,87 @@
+"""The key/value cache: whatever it saves, the tokens must be those of the uncached forward pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import random_llama
+
+from llama import KVCache
+
+PROMPTS = [[1, 45, 299, 7, 7, 120, 33], [1, 9], [1, 260, 14, 3, 88], [1]]
+
+
+def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, prompts))
+    pad = torch.tensor([longest - len(prompt) for prompt in prompts])
+    return torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]), pad
+
+
+def causal(seed: int = 0, **changes):
+    return random_llama(seed, attention="causal", **changes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+def test_cached_ids_are_the_uncached_ids_for_thousands_of_tokens(seed: int, n_kv_heads: int):
+    model = causal(seed, n_kv_heads=n_kv_heads, max_seq_len=128)
+    prompts = torch.randint(4, 300, (8, 5), generator=torch.Generator().manual_seed(seed))
+    cached = model.generate(prompts, 100, temperature=0.0)
+    assert torch.equal(cached, model.generate(prompts, 100, temperature=0.0, use_cache=False))
+    assert len(set(cached[0].tolist())) > 5  # a model that repeats one token would prove nothing
+
+
+def test_a_text_that_outgrows_the_model_goes_on_as_without_a_cache():
+    model = causal(max_seq_len=16)
+    prompt = torch.tensor(PROMPTS[:1])
+    assert torch.equal(
+        model.generate(prompt, 60, temperature=0.0), model.generate(prompt, 60, temperature=0.0, use_cache=False)
+    )
+    longer = torch.randint(4, 300, (2, 40))  # longer than the model before the first new token
+    assert torch.equal(
+        model.generate(longer, 5, temperature=0.0), model.generate(longer, 5, temperature=0.0, use_cache=False)
+    )
+
+
+@pytest.mark.parametrize("max_seq_len", [64, 12])
+def test_prompts_of_different_lengths_are_continued_as_if_alone(max_seq_len: int):
+    model = causal(max_seq_len=max_seq_len)
+    idx, pad = left_padded(PROMPTS)
+    together = model.generate(idx, 30, temperature=0.0, pad=pad)
+    for row, prompt in enumerate(PROMPTS):
+        alone = model.generate(torch.tensor([prompt]), 30, temperature=0.0)[0]
+        assert torch.equal(together[row, pad[row] :], alone)
+
+
+def test_a_cache_filled_in_pieces_gives_the_logits_of_one_pass():
+    model = causal()
+    tokens = torch.randint(4, 300, (2, 20))
+    whole, _ = model(tokens, targets=tokens)
+    for pieces in ([20], [1] * 20, [7, 1, 12], [3, 3, 14]):
+        cache = KVCache(model, 2, 20)
+        parts = [model(part, targets=part, cache=cache)[0] for part in tokens.split(pieces, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_padding_before_a_text_changes_no_logits():
+    model = causal()
+    idx, pad = left_padded(PROMPTS)
+    logits, _ = model(idx, targets=idx, cache=KVCache(model, len(PROMPTS), idx.shape[1], pad))
+    assert logits.isfinite().all()
+    for row, prompt in enumerate(PROMPTS):
+        alone, _ = model(torch.tensor([prompt]), targets=idx)
+        torch.testing.assert_close(logits[row, pad[row] :], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_only_a_causal_model_can_have_one():
+    model = random_llama()
+    with pytest.raises(ValueError, match="causal"):
+        KVCache(model, 1, 8)
+    with pytest.raises(ValueError, match="causal"):
+        model.generate(torch.tensor([[1, 2]]), 3, pad=torch.tensor([0]))
+
+
+def test_every_new_token_is_announced():
+    model, seen = causal(), []
+    ids = model.generate(torch.tensor([[1, 5], [1, 9]]), 6, temperature=0.0, on_token=seen.append)
+    assert torch.equal(torch.cat(seen, dim=1), ids[:, 2:])
