@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,7 @@ def _add_task_flags(parser: ArgumentParser) -> None:
     add("--epochs", type=int, default=5, help="passes over the training data")
     add("--lr", type=float, default=2e-5, help="learning rate")
     add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
+    add("--no_train_eval", action="store_true", help="do not measure the accuracy on the training data (prints nan)")
     add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
 
 
@@ -331,7 +333,8 @@ def predict_and_report(
     results = {}
     for split in ("dev", "test"):
         dataset = datasets[split]
-        results[split] = evaluate(model, dataset.loader(args.batch_size), device, desc=split)
+        loader = dataset.loader(args.batch_size, bucket=model.llama.config.is_causal)
+        results[split] = evaluate(model, loader, device, desc=split)
         write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
         print_accuracy(split, getattr(args, split), results[split])
     for split, result in results.items():
@@ -421,8 +424,9 @@ def finetune(args: Namespace) -> None:
     checkpoints = open_checkpoints(args, {**vars(settings), "model_args": vars(llama.config)}, label_names)
     history = take_up(args, checkpoints, model, optimizer)
 
-    train_loader = datasets["train"].loader(args.batch_size, shuffle=True)
-    dev_loader = datasets["dev"].loader(args.batch_size)
+    bucket = llama.config.is_causal
+    train_loader = datasets["train"].loader(args.batch_size, shuffle=True, bucket=bucket)
+    dev_loader = datasets["dev"].loader(args.batch_size, bucket=bucket)
     epochs = fit(
         model,
         optimizer,
@@ -432,19 +436,24 @@ def finetune(args: Namespace) -> None:
         device=device,
         checkpoints=checkpoints,
         history=history,
+        train_eval=not args.no_train_eval,
     )
+    run_epochs(epochs, history, checkpoints)
+    load_best(model, checkpoints.model_path)
+    print(f"load model from {checkpoints.model_path}")
+    predict_and_report(args, model, datasets, label_names, device)
+    print_epoch_table(history)
+    checkpoints.resume_path.unlink(missing_ok=True)
+
+
+def run_epochs(epochs: Iterator[EpochResult], history: list[EpochResult], checkpoints: Checkpoints) -> None:
+    """Train to the end, adding to `history` and printing; what stops it earlier says what is kept."""
     try:
         for result in epochs:
             history.append(result)
             print_epoch(result, checkpoints.model_path)
     except (UserError, KeyboardInterrupt) as error:
         raise type(error)(f"{str(error) or 'interrupted'}; {what_is_kept(history, checkpoints)}") from None
-
-    load_best(model, checkpoints.model_path)
-    print(f"load model from {checkpoints.model_path}")
-    predict_and_report(args, model, datasets, label_names, device)
-    print_epoch_table(history)
-    checkpoints.resume_path.unlink(missing_ok=True)
 
 
 def print_epoch(result: EpochResult, model_path: Path) -> None:

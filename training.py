@@ -7,6 +7,7 @@ experiment: *what is predicted* (a module from token ids to log-probabilities ov
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
 from tokenizer import Tokenizer
@@ -108,19 +109,60 @@ class LlamaDataset(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[list[int], int, str]:
-        return self.token_ids[index], self.labels[index], self.sentences[index]
+    def __getitem__(self, index: int) -> tuple[list[int], int, str, int]:
+        return self.token_ids[index], self.labels[index], self.sentences[index], index
 
-    def collate_fn(self, items: list[tuple[list[int], int, str]]) -> dict[str, Any]:
-        """A batch, right-padded to its longest row: token_ids b s, labels b, sents."""
-        token_ids, labels, sentences = zip(*items, strict=True)
+    def collate_fn(self, items: list[tuple[list[int], int, str, int]]) -> dict[str, Any]:
+        """A batch, right-padded to its longest row: token_ids b s, labels b, sents, and where they stand, indices."""
+        token_ids, labels, sentences, indices = zip(*items, strict=True)
         longest = max(map(len, token_ids))
         padded = [ids + [self.pad_id] * (longest - len(ids)) for ids in token_ids]
-        return {"token_ids": torch.tensor(padded), "labels": torch.tensor(labels), "sents": list(sentences)}
+        return {
+            "token_ids": torch.tensor(padded),
+            "labels": torch.tensor(labels),
+            "sents": list(sentences),
+            "indices": list(indices),
+        }
 
-    def loader(self, batch_size: int, *, shuffle: bool = False) -> DataLoader:
-        """Batches in file order, or in an order drawn from PyTorch's global random generator."""
+    def loader(self, batch_size: int, *, shuffle: bool = False, bucket: bool = False) -> DataLoader:
+        """Batches in file order, or in an order drawn from PyTorch's global random generator.
+
+        bucket: sentences of like length together, so that little is padding. For causal models, whose predictions do
+        not depend on the batch.
+        """
+        if bucket:
+            batches = LengthBuckets([len(ids) for ids in self.token_ids], batch_size, shuffle)
+            return DataLoader(self, batch_sampler=batches, collate_fn=self.collate_fn)
         return DataLoader(self, batch_size=batch_size, shuffle=shuffle, collate_fn=self.collate_fn)
+
+
+class LengthBuckets(Sampler[list[int]]):
+    """Batches of sentences of like length.
+
+    shuffle: the sentences are dealt at random into groups of `GROUP` batches, each group is sorted by length and cut
+    into batches, and the batches come in random order: who meets whom changes from epoch to epoch, and no length is
+    seen before another. Otherwise all are sorted, the longest first, so that a batch too large for the memory fails
+    at once.
+    """
+
+    GROUP = 50
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, shuffle: bool):
+        self.lengths, self.batch_size, self.shuffle = lengths, batch_size, shuffle
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        count = len(self.lengths)
+        order = torch.randperm(count).tolist() if self.shuffle else list(range(count))
+        size = self.GROUP * self.batch_size if self.shuffle else count
+        batches = []
+        for start in range(0, count, size):
+            group = sorted(order[start : start + size], key=self.lengths.__getitem__, reverse=True)
+            batches += [group[first : first + self.batch_size] for first in range(0, len(group), self.batch_size)]
+        order = torch.randperm(len(batches)).tolist() if self.shuffle else range(len(batches))
+        yield from (batches[position] for position in order)
 
 
 def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
@@ -138,7 +180,7 @@ def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
 
 @dataclass
 class Evaluation:
-    """Predictions beside the gold labels, in the loader's order."""
+    """Predictions beside the gold labels, in the order of the data, whatever that of the batches was."""
 
     predictions: list[int]
     labels: list[int]
@@ -164,7 +206,8 @@ def evaluate(
 ) -> Evaluation:
     """Predict every batch of `loader` with dropout off. Leaves the model in evaluation mode."""
     model.eval()
-    result = Evaluation([], [])
+    labels = loader.dataset.labels
+    result = Evaluation([NO_GOLD_LABEL] * len(labels), list(labels))
     with _progress_bar(loader, desc, progress) as bar:
         for batch in loader:
             log_probs = model(batch["token_ids"].to(device))  # b c
@@ -173,8 +216,8 @@ def evaluate(
                     f"{desc}: the predictions are not finite; training diverged (try a smaller --lr) or the checkpoint "
                     "is damaged"
                 )
-            result.predictions += log_probs.argmax(dim=-1).tolist()
-            result.labels += batch["labels"].tolist()
+            for index, prediction in zip(batch["indices"], log_probs.argmax(dim=-1).tolist(), strict=True):
+                result.predictions[index] = prediction
             bar.update(len(batch["labels"]))
     return result
 
@@ -321,18 +364,22 @@ def fit(
     device: torch.device,
     checkpoints: Checkpoints,
     history: Iterable[EpochResult] = (),
+    train_eval: bool = True,
     progress: bool = True,
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    history: the epochs that a resumed run has already done.
+    history: the epochs that a resumed run has already done. train_eval: measure the accuracy on the training data as
+    the reference does; without it `train_acc` is NaN.
     Raises `UserError` when the loss is not finite; what earlier epochs saved stays.
     """
     history = list(history)
     for epoch in range(len(history), epochs):
         start = time.perf_counter()
         train_loss = _train_epoch(model, optimizer, train_loader, epoch, device, checkpoints.methods, progress)
-        train_acc = evaluate(model, train_loader, device, desc=f"train acc {epoch}", progress=progress).accuracy
+        train_acc = math.nan
+        if train_eval:
+            train_acc = evaluate(model, train_loader, device, desc=f"train acc {epoch}", progress=progress).accuracy
         dev_acc = evaluate(model, dev_loader, device, desc=f"dev acc {epoch}", progress=progress).accuracy
         improved = all(dev_acc > earlier.dev_acc for earlier in history)
         result = EpochResult(epoch, train_loss, train_acc, dev_acc, time.perf_counter() - start, improved)
@@ -361,7 +408,7 @@ def _train_epoch(
             log_probs = model(batch["token_ids"].to(device))  # b c
             labels = batch["labels"].to(device)
             # divided by the nominal batch size even in a short last batch: the reference numbers rest on it
-            loss = F.nll_loss(log_probs, labels, reduction="sum") / loader.batch_size
+            loss = F.nll_loss(log_probs, labels, reduction="sum") / loader.batch_sampler.batch_size
             for method in methods:
                 loss = loss + method.penalty(model, batch, log_probs)
             value = loss.item()

@@ -136,9 +136,9 @@ def small_dataset(tokenizer: Tokenizer, size: int = 22) -> LlamaDataset:
     return LlamaDataset([Example(" ".join(words[: 1 + i % 5]), i % 2) for i in range(size)], tokenizer)
 
 
-def new_model(seed: int = 0, dropout: float = 0.3, num_labels: int = 2) -> LlamaEmbeddingClassifier:
+def new_model(seed: int = 0, dropout: float = 0.3, num_labels: int = 2, **changes) -> LlamaEmbeddingClassifier:
     settings = SimpleNamespace(num_labels=num_labels, hidden_dropout_prob=dropout, option="finetune")
-    llama = random_llama(seed)
+    llama = random_llama(seed, **{"max_seq_len": 256, **changes})
     return LlamaEmbeddingClassifier(settings, llama=llama)
 
 
@@ -151,6 +151,51 @@ def test_evaluate_keeps_the_order_and_draws_no_dropout(tokenizer: Tokenizer):
     for batch in dataset.loader(4):
         expected += model(batch["token_ids"]).argmax(-1).tolist()
     assert result.predictions == expected and not model.training
+
+
+# --------------------------------------------------------------------------------------------- length buckets
+
+
+def varied_dataset(tokenizer: Tokenizer, size: int = 203) -> LlamaDataset:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 40, (size,), generator=generator).tolist()
+    return LlamaDataset([Example("warm storm boat " * n, n % 2) for n in lengths], tokenizer)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_buckets_hold_every_sentence_once_and_little_padding(tokenizer: Tokenizer, shuffle: bool):
+    dataset = varied_dataset(tokenizer)
+    padded, seen = {}, []
+    for bucket in (True, False):
+        batches = list(dataset.loader(8, shuffle=shuffle, bucket=bucket))
+        assert len(batches) == 26
+        padded[bucket] = sum(batch["token_ids"].numel() for batch in batches)
+        seen = sorted(index for batch in batches for index in batch["indices"])
+        assert seen == list(range(203))
+    real = sum(map(len, dataset.token_ids))
+    assert padded[True] < 1.2 * real < 1.5 * real < padded[False]
+
+
+def test_buckets_come_in_random_order_with_new_neighbours_each_epoch(tokenizer: Tokenizer):
+    loader = varied_dataset(tokenizer, 2000).loader(8, shuffle=True, bucket=True)
+    epochs = [[tuple(batch["indices"]) for batch in loader] for _ in range(2)]
+    assert set(epochs[0]) != set(epochs[1])
+    widths = [batch["token_ids"].shape[1] for batch in loader]
+    halves = sum(widths[:125]) / 125, sum(widths[125:]) / 125
+    assert widths != sorted(widths) and abs(halves[0] - halves[1]) < 25  # of 3 to 120 tokens: no half is all short
+    torch.manual_seed(4)
+    one = [batch["indices"] for batch in loader]
+    torch.manual_seed(4)
+    assert one == [batch["indices"] for batch in loader]
+
+
+def test_a_causal_model_predicts_the_same_with_and_without_buckets(tokenizer: Tokenizer):
+    dataset, model = varied_dataset(tokenizer), new_model(attention="causal")
+    plain, bucketed = (
+        evaluate(model, dataset.loader(8, bucket=bucket), CPU, progress=False) for bucket in (False, True)
+    )
+    assert plain.predictions == bucketed.predictions and plain.labels == bucketed.labels == dataset.labels
+    assert len(set(plain.predictions)) == 2
 
 
 # --------------------------------------------------------------------------------------------------- training
