@@ -18,16 +18,16 @@ from utils import sequence_lengths
 PAD_ID = 3  # `<0x00>` in every SentencePiece vocabulary of the Llama kind: unk, bos, eos, then the 256 bytes
 
 
-def read_last(hidden_states: torch.Tensor, token_ids: torch.Tensor, is_causal: bool, pad_id: int) -> torch.Tensor:
-    """The hidden state that stands for the whole text. hidden_states: b s D, token_ids: b s -> b D
+def read_last(llama: Llama, token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
+    """The hidden state that stands for the whole text. token_ids: b s -> b D
 
     A causal model has read all of a text at its last real token. The bidirectional reference reads the last position
     of the padded batch, which for most rows is padding; its published numbers rest on that.
     """
-    if not is_causal:
-        return hidden_states[:, -1]
-    last = sequence_lengths(token_ids, pad_id) - 1  # b
-    return hidden_states[torch.arange(len(last), device=last.device), last]
+    if llama.config.is_causal:
+        return llama.hidden_state_at(token_ids, sequence_lengths(token_ids, pad_id) - 1)
+    last = torch.full_like(token_ids[:, 0], token_ids.shape[1] - 1)  # b
+    return llama.hidden_state_at(token_ids, last)
 
 
 def _load_llama(config: Any) -> Llama:
@@ -66,8 +66,7 @@ class LlamaZeroShotClassifier(nn.Module):
         Summing at *one* position is the assignment's definition; it is a log-probability of the label only where
         every name is a single token, as in the assignment's data.
         """
-        is_causal = self.llama.config.is_causal
-        last = read_last(self.llama.hidden_states(input_ids), input_ids, is_causal, self.tokenizer.pad_id)  # b D
+        last = read_last(self.llama, input_ids, self.tokenizer.pad_id)  # b D
         log_probabilities = F.log_softmax(self.llama.output(last), dim=-1)  # b v
         scores = [log_probabilities[:, ids].sum(dim=-1) for ids in self.label_name_ids]
         return torch.stack(scores, dim=-1)  # b c
@@ -91,6 +90,5 @@ class LlamaEmbeddingClassifier(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: b s -> log-probabilities b c"""
-        hidden_states = self.llama.hidden_states(input_ids)  # b s D
-        last = read_last(hidden_states, input_ids, self.llama.config.is_causal, self.pad_id)  # b D
+        last = read_last(self.llama, input_ids, self.pad_id)  # b D
         return F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)  # b c

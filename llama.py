@@ -24,7 +24,7 @@ from torch import nn
 
 from base_llama import LlamaPreTrainedModel
 from config import LlamaConfig, swiglu_hidden_dim
-from rope import apply_rotary_emb
+from rope import rotate
 from utils import UserError, causal_mask, load_tensors, padded_causal_mask
 
 
@@ -122,20 +122,24 @@ class Attention(nn.Module):
         weights = self.attn_dropout(scores.float().softmax(dim=-1).type_as(query))  # b h s t
         return weights @ value  # b h s d
 
-    def forward(self, x: torch.Tensor, cache: KVCache | None = None, layer_id: int = 0) -> torch.Tensor:
-        """x: b s D -> b s D. With a cache, x holds the new positions only, and they see the stored ones as well."""
-        query = self.compute_query(x).unflatten(-1, (self.n_heads, self.head_dim))  # b s h d
-        key = self.compute_key(x).unflatten(-1, (self.n_kv_heads, self.head_dim))  # b s g d
-        value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim))  # b s g d
+    def forward(
+        self, x: torch.Tensor, cache: KVCache | None = None, layer_id: int = 0, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: b s D -> b s D, or b 1 D: the position `at` (b) of each row alone.
+
+        With a cache, x holds the new positions only, and they see the stored ones as well.
+        """
         start_pos = 0 if cache is None else cache.start_pos
-        query, key = apply_rotary_emb(
-            query, key, self.head_dim, self.max_seq_len, self.rope_theta, start_pos=start_pos
-        )
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))  # b h s d, b g s d, b g s d
+        asking, asking_pos = (x, start_pos) if at is None else (_pick(x, at), at)
+        query = self._heads(self.compute_query(asking), self.n_heads, asking_pos)  # b h s d
+        key = self._heads(self.compute_key(x), self.n_kv_heads, start_pos)  # b g s d
+        value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # b g s d
         mask, is_causal = None, self.is_causal
         if cache is not None:
             key, value = cache.store(layer_id, key, value)  # b g t d
             mask, is_causal = cache.mask, cache.mask is None and cache.new > 1
+        elif at is not None:
+            mask, is_causal = _visible_at(at, key.shape[2]) if self.is_causal else None, False
         output = F.scaled_dot_product_attention(
             query,
             key.repeat_interleave(self.n_rep, dim=1),  # b h t d: each key/value head serves n_rep query heads
@@ -146,6 +150,21 @@ class Attention(nn.Module):
         )  # b h s d
         output = output.transpose(1, 2).flatten(-2)  # b s D
         return self.resid_dropout(self.compute_output(output))
+
+    def _heads(self, x: torch.Tensor, n_heads: int, start_pos: int | torch.Tensor) -> torch.Tensor:
+        """Queries or keys as heads, rotated by their positions. x: b s D -> b h s d"""
+        x = x.unflatten(-1, (n_heads, self.head_dim))  # b s h d
+        return rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos).transpose(1, 2)
+
+
+def _pick(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """One position of each row. x: b s D, at: b -> b 1 D"""
+    return x[torch.arange(len(at), device=at.device), at][:, None]
+
+
+def _visible_at(at: torch.Tensor, key_len: int) -> torch.Tensor:
+    """Which keys the position `at` of each row sees in a causal model. at: b -> bool b 1 1 t"""
+    return (torch.arange(key_len, device=at.device) <= at[:, None])[:, None, None]
 
 
 class FeedForward(nn.Module):
@@ -176,9 +195,12 @@ class LlamaLayer(nn.Module):
         self.attention_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
         self.ffn_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
 
-    def forward(self, x: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        """x: b s D -> b s D"""
-        h = x + self.attention(self.attention_norm(x), cache, self.layer_id)
+    def forward(
+        self, x: torch.Tensor, cache: KVCache | None = None, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: b s D -> b s D, or b 1 D: the position `at` (b) of each row alone."""
+        residual = x if at is None else _pick(x, at)
+        h = residual + self.attention(self.attention_norm(x), cache, self.layer_id, at)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
@@ -206,6 +228,17 @@ class Llama(LlamaPreTrainedModel):
         if cache is not None:
             cache.end()
         return self.norm(h)
+
+    def hidden_state_at(self, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """`hidden_states` at one position of each row, without computing what only other positions need.
+
+        The last layer's other positions matter through their keys and values alone. tokens: b s, at: b -> b D
+        """
+        h = self.dropout(self.tok_embeddings(tokens))  # b s D
+        *earlier, last = self.layers
+        for layer in earlier:
+            h = layer(h)
+        return self.norm(last(h, at=at))[:, 0]
 
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor | None = None, *, cache: KVCache | None = None

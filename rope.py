@@ -43,15 +43,23 @@ def apply_rotary_emb(
     A text longer than `max_seq_len` is rotated all the same: the angles have a closed form at any position.
     Returns both in their own shape and dtype; the rotation itself is computed in float32.
     """
-    length = query.shape[1]
+    angles = (head_dim, max_seq_len, theta, start_pos)
+    return rotate(query, *angles), rotate(key, *angles)
+
+
+def rotate(
+    x: torch.Tensor, head_dim: int, max_seq_len: int, theta: float = 10000.0, start_pos: int | torch.Tensor = 0
+) -> torch.Tensor:
+    """`apply_rotary_emb` for queries or keys alone. x: b s h d -> b s h d"""
+    length = x.shape[1]
     if isinstance(start_pos, int):
-        cos, sin = rope_table(head_dim, max(max_seq_len, start_pos + length), theta, query.device)
+        cos, sin = rope_table(head_dim, max(max_seq_len, start_pos + length), theta, x.device)
         rows: slice | torch.Tensor = slice(start_pos, start_pos + length)
     else:
-        cos, sin = rope_table(head_dim, max_seq_len, theta, query.device)
-        rows = (start_pos[:, None] + torch.arange(length, device=query.device)).clamp(min=0)  # b s
-    cos, sin = cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)  # (b) s 1 d/2: one angle for all heads
-    return _rotate_pairs(query, cos, sin), _rotate_pairs(key, cos, sin)
+        end = max(max_seq_len, int(start_pos.max()) + length)
+        cos, sin = rope_table(head_dim, end, theta, x.device)
+        rows = (start_pos[:, None] + torch.arange(length, device=x.device)).clamp(min=0)  # b s
+    return _rotate_pairs(x, cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2))  # (b) s 1 d/2: one angle for all heads
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -35,9 +35,10 @@ def test_lengths_count_trailing_padding_only():
 
 
 def test_read_last_takes_the_last_position_or_the_last_real_token():
-    states = torch.arange(15.0).view(3, 5, 1)
-    assert read_last(states, BATCH, False, PAD).flatten().tolist() == [4.0, 9.0, 14.0]
-    assert read_last(states, BATCH, True, PAD).flatten().tolist() == [4.0, 6.0, 12.0]
+    for attention, expected in (("bidirectional", [4, 4, 4]), ("causal", [4, 1, 2])):
+        llama = random_llama(attention=attention)
+        states = llama.hidden_states(BATCH)[torch.arange(3), expected]
+        torch.testing.assert_close(read_last(llama, BATCH, PAD), states, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
