@@ -164,6 +164,16 @@ def test_a_causal_model_does_not_see_what_follows_and_the_reference_does():
         assert torch.allclose(before, after, atol=1e-6) is unchanged
 
 
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize("n_kv_heads", [4, 2])
+def test_a_hidden_state_at_one_position_is_that_of_the_whole_pass(attention: str, n_kv_heads: int):
+    model = random_llama(attention=attention, n_kv_heads=n_kv_heads)
+    whole = model.hidden_states(TOKENS)  # b s D
+    for at in ([6, 6], [0, 3], [5, 0]):
+        expected = whole[torch.arange(2), at]
+        torch.testing.assert_close(model.hidden_state_at(TOKENS, torch.tensor(at)), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_dtype_is_that_of_the_weights():
     assert random_llama().dtype == torch.float32
     assert random_llama().bfloat16().dtype == torch.bfloat16

@@ -42,6 +42,15 @@ def test_start_pos_continues_a_text():
     assert torch.equal(whole[:, 5:], tail)
 
 
+def test_every_row_may_start_somewhere_else():
+    query, key = torch.randn(3, 4, 2, 8), torch.randn(3, 4, 1, 8)
+    starts = torch.tensor([0, 7, 20])  # the last row ends beyond max_seq_len
+    rotated_query, rotated_key = apply_rotary_emb(query, key, 8, 16, start_pos=starts)
+    for row, start in enumerate(starts.tolist()):
+        expected = apply_rotary_emb(query[row : row + 1], key[row : row + 1], 8, 16, start_pos=start)
+        assert torch.equal(rotated_query[row], expected[0][0]) and torch.equal(rotated_key[row], expected[1][0])
+
+
 def test_a_text_beyond_max_seq_len_is_rotated_all_the_same():
     query = torch.randn(1, 20, 2, 4)
     rotated, _ = apply_rotary_emb(query, query, 4, 8)

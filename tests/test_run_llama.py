@@ -63,6 +63,36 @@ def test_a_seed_makes_the_sampled_file_reproducible(tmp_path: Path, run: Callabl
     assert texts[0] == texts[1] != texts[2] and texts[0].startswith(b"A film")
 
 
+def test_samples_are_decoded_together_and_written_one_by_one(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 20, "--num_samples", 3]
+    for attention in ("bidirectional", "causal"):
+        out = succeed(run("run_llama.py", *flags, "--attention", attention, cwd=tmp_path))
+        samples = [tmp_path / f"generated-sentence-temp-1{number}.txt" for number in ("", "-2", "-3")]
+        texts = [path.read_bytes().decode() for path in samples]
+        assert len(set(texts)) == 3 and all(text.startswith(PREFIX) for text in texts)
+        assert "\n".join(["Temperature is 1.0", *texts, "---------------"]) in out
+
+
+def test_the_text_appears_while_it_grows(tmp_path: Path, tiny_checkpoint: Path):
+    flags = ["--pretrained-model-path", str(tiny_checkpoint), "--attention", "causal", "--max_new_tokens", "60"]
+    command = [sys.executable, "-u", str(ROOT / "run_llama.py"), *flags]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        pieces = []
+        while piece := os.read(process.stdout.fileno(), 4096):
+            pieces.append(piece)
+    text = (tmp_path / "generated-sentence-temp-0.txt").read_bytes()
+    whole = b"".join(pieces)
+    assert b"Temperature is 0.0\n" + text + b"\n---------------\n" in whole
+    begin = whole.index(text)
+    ends = [sum(map(len, pieces[: number + 1])) for number in range(len(pieces))]
+    assert sum(begin < end < begin + len(text) for end in ends) >= 3  # it came in several pieces
+
+
+def test_no_train_eval_leaves_out_one_figure(tmp_path: Path, run: Callable, classify_flags: Callable):
+    out = succeed(run("run_llama.py", *classify_flags("finetune"), "--epochs", 1, "--no_train_eval", cwd=tmp_path))
+    assert re.search(r"^epoch 0: train loss :: \d\.\d{3}, train acc :: nan, dev acc :: \d\.\d{3}$", out, re.MULTILINE)
+
+
 def test_the_attention_flag_changes_the_model(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
     texts = set()
     for attention in ("bidirectional", "causal"):
