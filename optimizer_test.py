@@ -56,7 +56,9 @@ def main() -> int:
     if published and pytorch:
         print("Optimizer test passed!")
         return 0
-    hint = "does the weight decay come after the main update?" if pytorch else "look at the moments and the bias"
+    hint = "look at the moments and the bias correction"
+    if pytorch:  # which was compared without weight decay
+        hint = "weight decay: subtract lr * weight_decay * p after the main update (1 - lr * weight_decay loses digits)"
     print(f"Optimizer test FAILED: {hint}")
     return 1
 

@@ -44,20 +44,30 @@ def test_rope_test_rejects_half_vectors(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().out.splitlines()[-1].startswith("Rotary embedding test FAILED")
 
 
-def test_optimizer_test_rejects_a_decay_before_the_update(monkeypatch: pytest.MonkeyPatch):
-    class DecayFirst(AdamW):
-        @torch.no_grad()
-        def step(self) -> None:
-            (group,) = self.param_groups
-            decay = group["weight_decay"]
-            for parameter in group["params"]:
-                parameter.add_(parameter, alpha=-group["lr"] * decay)
-            group["weight_decay"] = 0.0
-            super().step()
-            group["weight_decay"] = decay
+class FactorDecay(AdamW):
+    """Decays by a factor of 1 - lr * weight_decay, which float32 rounds from 1 - 1e-7 to 1 - 1.19e-7."""
 
-    monkeypatch.setattr(optimizer_test, "AdamW", DecayFirst)
+    @torch.no_grad()
+    def step(self) -> None:
+        (group,) = self.param_groups
+        decay, group["weight_decay"] = group["weight_decay"], 0.0
+        super().step()
+        group["weight_decay"] = decay
+        for parameter in group["params"]:
+            parameter.mul_(1 - group["lr"] * decay)
+
+
+class NoDecay(AdamW):
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **{**settings, "weight_decay": 0.0})
+
+
+@pytest.mark.parametrize("wrong", [FactorDecay, NoDecay])
+def test_optimizer_test_rejects_a_wrong_decay_and_names_it(wrong, monkeypatch, capsys: pytest.CaptureFixture):
+    monkeypatch.setattr(optimizer_test, "AdamW", wrong)
     assert optimizer_test.main() == 1
+    out = capsys.readouterr().out
+    assert out.count("WRONG") == 1 and "weight decay" in out.splitlines()[-1]
 
 
 def test_optimizer_test_rejects_uncorrected_bias(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
