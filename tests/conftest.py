@@ -96,6 +96,18 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
+@pytest.fixture
+def course_folder(tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path]) -> Path:
+    """The tiny model and data under the names that every flag has by default."""
+    shutil.copy(tiny_checkpoint, tmp_path / "stories42M.pt")
+    shutil.copy(tiny_checkpoint.with_suffix(".model"), tmp_path / "tokenizer.model")
+    (tmp_path / "data").mkdir()
+    for split in ("train", "dev", "test"):
+        shutil.copy(films[split], tmp_path / f"data/cfimdb-{split}.txt")
+    shutil.copy(films["label_names"], tmp_path / "data/cfimdb-label-mapping.json")
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def run() -> Callable[..., subprocess.CompletedProcess]:
     """Runs a script of this repository as a user would: `run("run_llama.py", "--help", cwd=folder)`."""

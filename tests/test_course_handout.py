@@ -22,22 +22,16 @@ OLD_TORCH_LOAD = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path]) -> Path:
+def folder(course_folder: Path) -> Path:
     """Our modules, the course's scripts, and a tiny model under the names that they expect."""
     handout = os.environ.get("MINLLAMA_HANDOUT", "")
     if not handout or not Path(handout, "run_llama.py").is_file():
         pytest.skip("MINLLAMA_HANDOUT names no checkout of the course's hand-out")
     for name in MODULES:
-        shutil.copy(ROOT / f"{name}.py", tmp_path)
+        shutil.copy(ROOT / f"{name}.py", course_folder)
     for name in (*COURSE_SCRIPTS, *COURSE_DATA):
-        shutil.copy(Path(handout, name), tmp_path)
-    shutil.copy(tiny_checkpoint, tmp_path / "stories42M.pt")
-    shutil.copy(tiny_checkpoint.with_suffix(".model"), tmp_path / "tokenizer.model")
-    (tmp_path / "data").mkdir()
-    for split in ("train", "dev", "test"):
-        shutil.copy(films[split], tmp_path / f"data/cfimdb-{split}.txt")
-    shutil.copy(films["label_names"], tmp_path / "data/cfimdb-label-mapping.json")
-    return tmp_path
+        shutil.copy(Path(handout, name), course_folder)
+    return course_folder
 
 
 @pytest.mark.parametrize("script", ["rope_test.py", "optimizer_test.py"])

@@ -271,24 +271,16 @@ def test_outputs_have_the_permissions_of_any_new_file(tmp_path: Path, run: Calla
 # ---------------------------------------------------------------------------------------- on its own, at once
 
 
-def test_the_root_modules_alone_run_the_three_commands(
-    tmp_path: Path, run: Callable, tiny_checkpoint: Path, films: dict[str, Path]
-):
+def test_the_root_modules_alone_run_the_three_commands(course_folder: Path, run: Callable):
     for name in ROOT_MODULES:
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copy(tiny_checkpoint, tmp_path / "stories42M.pt")
-    shutil.copy(tiny_checkpoint.with_suffix(".model"), tmp_path / "tokenizer.model")
-    (tmp_path / "data").mkdir()
-    for split in ("train", "dev", "test"):
-        shutil.copy(films[split], tmp_path / f"data/cfimdb-{split}.txt")
-    shutil.copy(films["label_names"], tmp_path / "data/cfimdb-label-mapping.json")
-    base = {"cwd": tmp_path}
-    succeed(run(tmp_path / "run_llama.py", **base))
-    succeed(run(tmp_path / "run_llama.py", "--option", "prompt", **base))
+        shutil.copy(ROOT / name, course_folder)
+    driver, base = course_folder / "run_llama.py", {"cwd": course_folder}
+    succeed(run(driver, **base))
+    succeed(run(driver, "--option", "prompt", **base))
     outputs = ["--dev_out", "cfimdb-dev-finetuning-output.txt", "--test_out", "cfimdb-test-finetuning-output.txt"]
-    succeed(run(tmp_path / "run_llama.py", "--option", "finetune", "--epochs", 1, *outputs, **base))
+    succeed(run(driver, "--option", "finetune", "--epochs", 1, *outputs, **base))
     for kind in ("prompting", "finetuning"):
-        assert (tmp_path / f"cfimdb-dev-{kind}-output.txt").is_file()
+        assert (course_folder / f"cfimdb-dev-{kind}-output.txt").is_file()
 
 
 def test_help_names_every_flag_of_the_contract_without_importing_torch(run: Callable, tmp_path: Path):
