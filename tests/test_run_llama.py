@@ -211,7 +211,7 @@ def test_two_runs_with_one_seed_give_identical_files(tmp_path: Path, run: Callab
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("finished_epochs", "delay"), [(0, 0.0), (1, 0.0), (3, 0.05), (7, 0.11)])
+@pytest.mark.parametrize(("finished_epochs", "delay"), [(0, 0.0), (1, 0.0), (3, 0.03), (7, 0.01)])
 def test_killed_and_resumed_ends_as_undisturbed(
     tmp_path: Path, run: Callable, undisturbed: tuple[list[str], dict[str, bytes]], flags: list, finished_epochs, delay
 ):
