@@ -25,7 +25,7 @@ from torch import nn
 from base_llama import LlamaPreTrainedModel
 from config import LlamaConfig, swiglu_hidden_dim
 from rope import rotate
-from utils import UserError, causal_mask, load_tensors, padded_causal_mask
+from utils import UserError, causal_mask, causal_mask_at, load_tensors, padded_causal_mask
 
 
 class RMSNorm(nn.Module):
@@ -62,11 +62,13 @@ class KVCache:
         self.pad = None if pad is None or not pad.any() else pad
         self.length = 0
         self.new = 0
+        self.start_pos: int | torch.Tensor = 0  # where the new positions stand in the text; b where rows differ
         self.mask: torch.Tensor | None = None
 
     def begin(self, new: int) -> None:
-        """Announce `new` positions: decides, once for all layers, which keys they may see."""
+        """Announce `new` positions: decides, once for all layers, where they stand and which keys they may see."""
         self.new = new
+        self.start_pos = self.length if self.pad is None else self.length - self.pad
         if self.pad is not None:
             self.mask = padded_causal_mask(self.pad, new, self.length + new)  # b 1 s t
         elif self.length > 0 and new > 1:
@@ -76,11 +78,6 @@ class KVCache:
 
     def end(self) -> None:
         self.length += self.new
-
-    @property
-    def start_pos(self) -> int | torch.Tensor:
-        """Where the new positions stand in the text of each row."""
-        return self.length if self.pad is None else self.length - self.pad
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
@@ -139,7 +136,7 @@ class Attention(nn.Module):
             key, value = cache.store(layer_id, key, value)  # b g t d
             mask, is_causal = cache.mask, cache.mask is None and cache.new > 1
         elif at is not None:
-            mask, is_causal = _visible_at(at, key.shape[2]) if self.is_causal else None, False
+            mask, is_causal = causal_mask_at(at, key.shape[2]) if self.is_causal else None, False
         output = F.scaled_dot_product_attention(
             query,
             key.repeat_interleave(self.n_rep, dim=1),  # b h t d: each key/value head serves n_rep query heads
@@ -160,11 +157,6 @@ class Attention(nn.Module):
 def _pick(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """One position of each row. x: b s D, at: b -> b 1 D"""
     return x[torch.arange(len(at), device=at.device), at][:, None]
-
-
-def _visible_at(at: torch.Tensor, key_len: int) -> torch.Tensor:
-    """Which keys the position `at` of each row sees in a causal model. at: b -> bool b 1 1 t"""
-    return (torch.arange(key_len, device=at.device) <= at[:, None])[:, None, None]
 
 
 class FeedForward(nn.Module):

@@ -252,6 +252,14 @@ def causal_mask(query_len: int, key_len: int, device: torch.device | None = None
     return mask.tril(diagonal=key_len - query_len)
 
 
+def causal_mask_at(positions: torch.Tensor, key_len: int) -> torch.Tensor:
+    """`causal_mask` for one query a row, at a position of its own. positions: b. Returns bool b 1 1 t."""
+    import torch
+
+    keys = torch.arange(key_len, device=positions.device)
+    return (keys <= positions[:, None])[:, None, None]
+
+
 def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
     """`causal_mask` for rows that begin with padding: nobody sees it, but a padding position sees itself.
 
