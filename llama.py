@@ -53,12 +53,12 @@ class KVCache:
     """
 
     def __init__(self, model: Llama, batch_size: int, max_len: int, pad: torch.Tensor | None = None):
-        config, weight = model.config, model.output.weight
+        config = model.config
         if not config.is_causal:
             raise ValueError('a key/value cache needs attention="causal"')
-        shape = (config.n_layers, batch_size, config.n_kv_heads, max_len, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)  # L b g t d
-        self.values = torch.zeros_like(self.keys)
+        self.shape = (config.n_layers, batch_size, config.n_kv_heads, max_len, config.head_dim)
+        self.keys: torch.Tensor | None = None  # L b g t d, once the first key tells device and dtype
+        self.values: torch.Tensor | None = None
         self.pad = None if pad is None or not pad.any() else pad
         self.length = 0
         self.new = 0
@@ -81,6 +81,8 @@ class KVCache:
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
+        if self.keys is None:
+            self.keys, self.values = key.new_zeros(self.shape), value.new_zeros(self.shape)
         end = self.length + self.new
         self.keys[layer_id, :, :, self.length : end] = key
         self.values[layer_id, :, :, self.length : end] = value
@@ -137,10 +139,12 @@ class Attention(nn.Module):
             mask, is_causal = cache.mask, cache.mask is None and cache.new > 1
         elif at is not None:
             mask, is_causal = causal_mask_at(at, key.shape[2]) if self.is_causal else None, False
+        if self.n_rep > 1:  # each key/value head serves n_rep query heads
+            key, value = (x.repeat_interleave(self.n_rep, dim=1) for x in (key, value))  # b h t d
         output = F.scaled_dot_product_attention(
             query,
-            key.repeat_interleave(self.n_rep, dim=1),  # b h t d: each key/value head serves n_rep query heads
-            value.repeat_interleave(self.n_rep, dim=1),
+            key,
+            value,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=is_causal,
@@ -245,8 +249,11 @@ class Llama(LlamaPreTrainedModel):
         logits = self.output(h if targets is not None else h[:, [-1], :])
         return logits, h
 
-    def _next_logits(self, idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
-        """Logits after the last token of `idx`, of which the model sees the last `max_seq_len`. idx: b s -> b v"""
+    def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
+        """Logits after the last token of `idx`, of which the model sees the last `max_seq_len`. idx: b s -> b v
+
+        only_largest: nothing but the largest logit will be read, so an accelerated model may compute no other exactly.
+        """
         limit, length = self.config.max_seq_len, idx.shape[1]
         if cache is None:
             return self(idx[:, -limit:])[0][:, -1]
@@ -290,7 +297,7 @@ class Llama(LlamaPreTrainedModel):
         stops = torch.tensor(sorted(stop_ids), dtype=idx.dtype, device=idx.device)
         stopped = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # b 1
         for _ in range(max_new_tokens):
-            logits = self._next_logits(idx, cache)  # b v
+            logits = self._next_logits(idx, cache, only_largest=temperature == 0.0)  # b v
             idx_next = sample_next(logits, temperature, top_k, top_p, epsilon, generator)  # b 1
             idx_next = torch.where(stopped, idx[:, -1:], idx_next)
             idx = torch.cat((idx, idx_next), dim=1)  # b s+1

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from config import ATTENTION_KINDS
+from config import ATTENTION_KINDS, PRECISIONS
 from utils import (
     ArgumentParser,
     Default,
@@ -71,6 +71,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--seed", type=int, default=1337, help="seed of everything random")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
+    add("--precision", choices=PRECISIONS, default="fp32", help="of the products; int8 is for generate and prompt")
+    add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest kernels, or PyTorch's as llama.py reads")
 
     _add_task_flags(parser)
     return parser.parse_args(argv)
@@ -106,6 +108,7 @@ def check_args(args: Namespace) -> None:
     Raises `UserError` naming the flag.
     """
     _check_numbers(args)
+    _check_precision(args)
     try:
         args.prompt.encode()
     except UnicodeEncodeError:
@@ -133,6 +136,13 @@ def _check_numbers(args: Namespace) -> None:
     require("top_k", args.top_k is None or args.top_k >= 1, "at least 1")
     require("top_p", args.top_p is None or 0.0 < args.top_p <= 1.0, "above 0 and at most 1")
     require("epsilon", args.epsilon is None or 0.0 <= args.epsilon < 1.0, "from 0 to below 1")
+
+
+def _check_precision(args: Namespace) -> None:
+    if args.precision == "int8" and args.option == "finetune":
+        raise UserError("--precision int8 rounds the weights, which cannot be trained then; use bf16 or fp32")
+    if args.precision != "fp32" and args.kernels == "plain":
+        raise UserError(f"--kernels plain is fp32 alone; leave it out for --precision {args.precision}")
 
 
 def _check_generate_files(args: Namespace) -> list[str]:
@@ -236,7 +246,23 @@ def load_llama(args: Namespace) -> tuple[Llama, Tokenizer, torch.device]:
             f"but {args.tokenizer} has {tokenizer.n_words} pieces; name the right one with --tokenizer"
         )
     print(f"load model from {args.pretrained_model_path} (attention: {llama.config.attention})")
-    return llama.to(device), tokenizer, device
+    llama = llama.to(device)
+    if args.kernels == "auto":
+        use_fast_kernels(llama, args.precision)
+    return llama, tokenizer, device
+
+
+def use_fast_kernels(llama: Llama, precision: str) -> None:
+    """Let fast/ choose how the model is computed; fp32 does without it where the root modules stand alone."""
+    try:
+        from fast import accelerate
+    except ModuleNotFoundError as error:
+        if error.name != "fast":
+            raise
+        if precision != "fp32":
+            raise UserError(f"--precision {precision} needs the folder fast/ beside run_llama.py") from None
+        return
+    accelerate(llama, precision)
 
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
@@ -492,7 +518,7 @@ def open_checkpoints(args: Namespace, model_config: dict[str, Any], label_names:
         "label names": label_names,
         "attention": model_config["model_args"]["attention"],
     }
-    flags = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len")
+    flags = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "precision")
     identity |= {f"--{flag}": getattr(args, flag) for flag in flags}
     model_path = choose_model_path(args, identity)
     resume_path = model_path.with_suffix(".resume")

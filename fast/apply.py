@@ -1,0 +1,119 @@
+"""Which kernel computes what: the one function that changes a model, and the rules that it follows."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from config import PRECISIONS
+from fast.layers import FusedFeedForward, FusedRMSNorm
+from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, has_onednn
+from llama import FeedForward, Llama, LlamaLayer, RMSNorm
+
+LINEARS = {"plain": nn.Linear, "oneDNN": OneDNNLinear, "bf16": Bf16Linear, "int8": Int8Linear}
+
+
+class Choice(NamedTuple):
+    """What a part of the model is computed with, and why."""
+
+    part: str
+    kernel: str
+    reason: str
+
+
+def accelerate(model: nn.Module, precision: str = "fp32") -> list[Choice]:
+    """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
+
+    Call it when the model is on its device. Parameters keep their names and shapes, and in fp32 and bf16 their float32
+    values; int8 rounds them for good and is for inference. A layer that something else has replaced stays as it is.
+    Returns what was chosen. Raises `ValueError` for an unknown precision.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+    device = next(model.parameters()).device
+    choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(precision, device)]
+    linears, layers, decoder = (choice.kernel for choice in choices)
+    for llama in [module for module in model.modules() if isinstance(module, Llama)]:
+        for module in llama.modules():
+            if type(module) in LINEARS.values() and module.bias is None:
+                module.__class__ = LINEARS[linears]
+                if linears == "int8":
+                    module.round_weight()
+        if layers == "fused":
+            _fuse(llama)
+            _pass_on_bf16(llama, precision == "bf16")
+        if decoder == "numba":
+            from fast.decode import DecodingLlama
+
+            llama.__class__ = DecodingLlama
+    return choices
+
+
+def choose_linear(precision: str, device: torch.device) -> Choice:
+    """The kernel of the Linear layers: a rule, and not a measurement, because that would change results between runs."""
+    part = "linear layers"
+    if precision == "int8":
+        return Choice(part, "int8", "products of integers" if device.type == "cpu" else "rounded weights, no faster here")
+    if precision == "bf16":
+        slow = device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+        return Choice(part, "bf16", "slow: this CPU has no bfloat16 products" if slow else "bfloat16 products, float32 sums")
+    if device.type != "cpu":
+        return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
+    if not has_onednn() or cpu_vendor() != "AuthenticAMD":
+        return Choice(part, "plain", "what PyTorch calls is the vendor's own or the only one")
+    return Choice(part, "oneDNN", "on AMD's processors it is faster than MKL, which PyTorch calls")
+
+
+def choose_layers(device: torch.device) -> Choice:
+    part = "norms and gates"
+    if device.type == "cpu":
+        return Choice(part, "fused", "fewer passes over memory, less of it kept for the backward pass")
+    return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
+
+
+def choose_decoder(precision: str, device: torch.device) -> Choice:
+    """What computes the next token of a single causal text."""
+    part = "decoding one text"
+    if device.type != "cpu":
+        return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
+    if precision == "bf16":
+        return Choice(part, "plain", "numba has no bfloat16; fp32 and int8 decode faster")
+    if importlib.util.find_spec("numba") is None:
+        return Choice(part, "plain", "numba is not installed; pip install numba makes it several times faster")
+    return Choice(part, "numba", "reads the weights at the speed of memory")
+
+
+def cpu_vendor() -> str:
+    """`AuthenticAMD`, `GenuineIntel`, ...; empty where nothing tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("vendor_id"):
+                return line.partition(":")[2].strip()
+    return platform.processor().rpartition(", ")[2]  # Windows: "AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD"
+
+
+def _fuse(llama: Llama) -> None:
+    for module in llama.modules():
+        if type(module) is RMSNorm:
+            module.__class__ = FusedRMSNorm
+        elif type(module) is FeedForward:
+            module.__class__ = FusedFeedForward
+
+
+def _pass_on_bf16(llama: Llama, halved: bool) -> None:
+    """On a CPU: what is bfloat16 between two layers, and what is float32 again before rotation and attention."""
+    for layer in llama.modules():
+        if isinstance(layer, LlamaLayer):
+            inner = torch.bfloat16 if halved else torch.float32
+            layer.attention_norm.out_dtype = layer.ffn_norm.out_dtype = inner
+            layer.feed_forward.w1.out_dtype = layer.feed_forward.w3.out_dtype = inner
+            for name in ("compute_query", "compute_key", "compute_value", "compute_output"):
+                getattr(layer.attention, name).out_dtype = torch.float32
+            layer.feed_forward.w2.out_dtype = torch.float32
+    llama.output.out_dtype = torch.float32

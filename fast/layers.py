@@ -1,0 +1,85 @@
+"""RMSNorm and SwiGLU with their gradients written out: fewer passes over memory, and less of it kept.
+
+PyTorch's autograd keeps every intermediate result and makes one pass for each operation. These keep the inputs alone
+and compute the rest again, which costs less than storing it and reading it back.
+
+Shapes:  D model dim   f feed-forward dim
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from llama import FeedForward, RMSNorm
+
+
+class FusedRMSNorm(RMSNorm):
+    """`RMSNorm` with its own backward pass. `out_dtype`: what the layers that read it compute in."""
+
+    out_dtype = torch.float32
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: ... D, float32 -> ... D"""
+        if torch.is_grad_enabled():
+            return _RMSNorm.apply(x, self.weight, self.eps, self.out_dtype)
+        return (x * _scale(x, self.eps)).mul_(self.weight).to(self.out_dtype)
+
+
+def _scale(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean(x^2) + eps), in one pass over x. x: ... D -> ... 1"""
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square().div(x.shape[-1])
+    return (mean_square + eps).rsqrt()
+
+
+class _RMSNorm(torch.autograd.Function):
+    """y = n * w, where n = x * s and s = (mean(x^2) + eps)^(-1/2)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
+        scale = _scale(x, eps)  # ... 1
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight).to(out_dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """dx = s * (g w - n * mean(g w n)), and dw is the sum of g n over all rows."""
+        x, weight, scale = ctx.saved_tensors
+        normed = x * scale  # ... D
+        along = grad.float() * normed  # ... D: g n
+        grad_weight = along.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None  # D
+        mean = (along @ weight)[..., None].div_(x.shape[-1])  # ... 1
+        grad_x = normed.mul_(mean).neg_().addcmul_(grad, weight).mul_(scale)
+        return grad_x, grad_weight, None, None
+
+
+class FusedFeedForward(FeedForward):
+    """`FeedForward` whose gate silu(a) * b keeps nothing but a and b."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: ... D -> ... D, through ... f"""
+        a, b = self.w1(x), self.w3(x)
+        gated = _SwiGLU.apply(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
+        return self.dropout(self.w2(gated))
+
+
+class _SwiGLU(torch.autograd.Function):
+    """y = silu(a) * b (Shazeer 2020, arXiv:2002.05202, equation 5), where silu(a) = a * sigmoid(a)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return F.silu(a).mul_(b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """db = g silu(a); da = g b silu'(a), where PyTorch has the derivative of silu as one kernel."""
+        a, b = ctx.saved_tensors
+        grad_b = F.silu(a).mul_(grad)
+        grad_a = torch.ops.aten.silu_backward(grad * b, a)
+        return grad_a, grad_b

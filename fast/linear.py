@@ -1,0 +1,173 @@
+"""Linear layers on the kernel that suits the machine and the precision. They differ from `nn.Linear` in nothing else.
+
+Shapes:  r rows, batch and positions together   i input features   o output features
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+PACKED_FOR = 64  # rows; the layout that oneDNN picks for this many is within 2 % of the best one for 8 to 4000
+
+
+def has_onednn() -> bool:
+    """Whether this PyTorch has the oneDNN products that `torch.compile` uses, which no public function reaches."""
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+    )
+
+
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`F.linear` computed by oneDNN. x: ... i, weight: o i, plain or packed. Returns ... o"""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+class KernelLinear(nn.Linear):
+    """A bias-free linear layer that, while it is not trained, keeps a copy of its weight in a kernel's own layout.
+
+    The copy is no part of the state dict. It is dropped by `train()` and `eval()` and by every training step, and made
+    anew when the weight was written to, so that it is never older than the weight.
+    """
+
+    _copy: torch.Tensor | None = None
+    _copied: Any = None
+
+    def copy_of_weight(self, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """`make(weight)`, computed once for each state of the weight."""
+        state = (make, self.weight.data_ptr(), self.weight._version)
+        if self._copied != state:
+            self._copy, self._copied = make(self.weight.detach()), state
+        return self._copy
+
+    def drop_copy(self) -> None:
+        self._copy = self._copied = None
+
+    def train(self, mode: bool = True) -> KernelLinear:
+        self.drop_copy()
+        return super().train(mode)
+
+    def is_trained(self, x: torch.Tensor) -> bool:
+        return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+
+
+def _to_bf16(weight: torch.Tensor) -> torch.Tensor:
+    return weight.bfloat16()
+
+
+def _pack_bf16(weight: torch.Tensor) -> torch.Tensor:
+    return _pack(weight.bfloat16())
+
+
+class OneDNNLinear(KernelLinear):
+    """float32 through oneDNN, with the weight packed once where it is not trained."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return F.linear(x, self.weight)
+        if self.is_trained(x):
+            self.drop_copy()
+            return _OneDNN.apply(x, self.weight)
+        return onednn_linear(x, self.copy_of_weight(_pack))
+
+
+class _OneDNN(torch.autograd.Function):
+    """y = x W^T, where oneDNN is the faster one: in the forward pass and in the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return onednn_linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad_x = onednn_linear(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        grad_weight = _rows(grad).t() @ _rows(x) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x: ... i -> r i"""
+    return x.reshape(-1, x.shape[-1])
+
+
+class Bf16Linear(KernelLinear):
+    """Products of bfloat16 numbers, summed in float32; the weight that is trained and saved stays float32.
+
+    `out_dtype`: bfloat16 is what autocast would give. On a CPU attention and its backward pass are several times slower
+    in it than in float32, so what feeds them is float32 there.
+    """
+
+    out_dtype = torch.bfloat16
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_trained(x):
+            self.drop_copy()
+            y = _Bf16.apply(x, self.weight)
+        elif x.device.type == "cpu" and has_onednn():
+            y = onednn_linear(x.bfloat16(), self.copy_of_weight(_pack_bf16))
+        else:
+            y = F.linear(x.bfloat16(), self.copy_of_weight(_to_bf16))
+        return y.to(self.out_dtype)
+
+
+class _Bf16(torch.autograd.Function):
+    """y = x W^T and both gradients as products of bfloat16 matrices."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x16, weight16 = x.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(x16, weight16)
+        ctx.dtypes = x.dtype, weight.dtype
+        return F.linear(x16, weight16)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        x16, weight16 = ctx.saved_tensors
+        grad16 = grad.bfloat16()
+        grad_x = (grad16 @ weight16).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+        grad_weight = (_rows(grad16).t() @ _rows(x16)).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight
+
+
+class Int8Linear(KernelLinear):
+    """Weights of 8 bits, one scale for each output feature (Dettmers et al. 2022, arXiv:2208.07339, section 2.1).
+
+    `round_weight` puts the weight on the grid q * scale, q from -127 to 127, once and for all. A batch also has each of
+    its rows rounded to 8 bits on the way in, so that the product is one of integers; that is not differentiable.
+    """
+
+    def round_weight(self) -> None:
+        quantised, scale = quantise(self.weight.detach())
+        self.register_buffer("quantised", quantised, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        with torch.no_grad():
+            self.weight.copy_(quantised * scale[:, None])
+        self.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "cpu" or not has_onednn():
+            return F.linear(x, self.weight)
+        rows, row_scale = quantise(_rows(x))  # r i, r
+        products = torch._int_mm(rows, self.quantised.t())  # r o, int32
+        y = (products * self.scale).mul_(row_scale[:, None])
+        return y.view(*x.shape[:-1], -1)
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row as 8-bit integers times a scale of its own, its largest number being 127. x: r i -> r i and r"""
+    scale = torch.linalg.vector_norm(x, ord=float("inf"), dim=-1) / 127  # r
+    scale = scale.clamp(min=torch.finfo(x.dtype).tiny)  # a row of zeros stays zeros
+    return (x / scale[:, None]).round_().to(torch.int8), scale
