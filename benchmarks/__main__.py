@@ -120,7 +120,7 @@ def print_line(line: Line) -> None:
     median, span, ours, theirs = "-", "-", "-", "-"
     if line.ratio is not None:
         median, span = f"{line.ratio.median:.2f}", f"{line.ratio.low:.2f}-{line.ratio.high:.2f}"
-        ours, theirs = f"{line.ours:.3g} {line.unit}", f"{line.theirs:.3g} {line.unit}"
+        ours, theirs = f"{line.ours:.4g} {line.unit}", f"{line.theirs:.4g} {line.unit}"
     note = f"{line.verdict}; {line.note}" if line.note else line.verdict
     print(COLUMNS.format(line.work, line.against, floor, goal, median, span, ours, theirs, note))
     if line.detail:
@@ -144,7 +144,7 @@ def print_kernels(kernels: dict[str, list[Any]], printed: set[str]) -> None:
         if use not in printed:
             printed.add(use)
             for choice in choices:
-                print(f"  kernels, {use}: {choice.kernel} x {choice.count}: {choice.reason}")
+                print(f"  kernels, {use}: {', '.join(f'{name} {value}' for name, value in choice._asdict().items())}")
 
 
 def measure(bench: Bench, names: list[str]) -> tuple[list[Line], dict[str, list[dict[str, Any]]]]:
@@ -203,7 +203,7 @@ def main() -> int:
         "sizes": bench.sizes._asdict(),
         "data": bench.sentences.source,
         "ceilings": best,
-        "kernels": {use: [list(choice) for choice in choices] for use, choices in bench.peers.kernels.items()},
+        "kernels": {use: [choice._asdict() for choice in choices] for use, choices in bench.peers.kernels.items()},
         "rows": [as_plain(line) for line in lines],
         "curves": curves,
     }

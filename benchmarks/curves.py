@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import time
 from functools import partial
 
 import torch
 from torch import nn
 
-from benchmarks import peers
+from benchmarks import naive, peers
 from benchmarks.measure import Contender, Turns
 from benchmarks.rows import Bench, Line
 from benchmarks.targets import COURSE, HF, OURS, PLAIN
+from llama import Llama
 
 Table = list[dict[str, float | int | str]]
 MAX_REPEATS = 3
-NEW = 8  # tokens that are timed at each context
+NEW = 12  # tokens that are timed at each context
 
 
 def _few_turns(bench: Bench) -> Turns:
@@ -24,39 +25,58 @@ def _few_turns(bench: Bench) -> Turns:
     return Turns(min(turns.repeats, MAX_REPEATS), turns.pause, turns.synchronize)
 
 
+class TokenClock:
+    """Looks at the clock whenever a token is there: `on_token` of ours, a "streamer" for Hugging Face's `generate`."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def put(self, ids: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Part of a streamer."""
+
+    def seconds_per_token(self) -> float:
+        """Over the last `NEW` tokens: neither the prompt nor the token that it takes belongs to them."""
+        return (self.times[-1] - self.times[-1 - NEW]) / NEW
+
+
 def tokens_per_second(bench: Bench) -> Table:
     """Decoding, one text, float32: the speed of the last `NEW` tokens before the context is full.
 
-    A run of 1 + NEW tokens less a run of one: what the prompt takes falls out.
+    The course's way computes everything anew for every token, so the time of two whole tokens is its speed.
     """
-    ours, plain, course = bench.peers.ours("fp32"), bench.peers.plain(), bench.peers.naive()
-    generators: dict[str, Callable[[torch.Tensor, int], object]] = {
-        OURS: lambda prompt, new: ours.generate(prompt, new, temperature=0.0),
-        PLAIN: lambda prompt, new: plain.generate(prompt, new, temperature=0.0),
-        COURSE: course.generate,
-    }
+    contenders = {OURS: partial(_decode, bench.peers.ours("fp32")), PLAIN: partial(_decode, bench.peers.plain())}
     if bench.has_hf:
-        hf = bench.peers.hf()
-        generators[HF] = lambda prompt, new: peers.generate_with_hf(hf, prompt, new)
+        contenders[HF] = partial(_decode_hf, bench.peers.hf())
+    contenders[COURSE] = partial(_decode_naive, bench.peers.naive())
     table: Table = []
     for context in bench.sizes.contexts:
-        prompt = bench.batch(1, context - NEW - 1)[0]
-        contenders = [
-            Contender(f"{name} {new}", partial(_generate, generate, prompt, new))
-            for name, generate in generators.items()
-            for new in (1, 1 + NEW)
-        ]
-        costs = _few_turns(bench).take(contenders)
-        row: dict[str, float | int | str] = {"context": context}
-        for name in generators:
-            seconds = statistics.median(costs[f"{name} {1 + NEW}"]) - statistics.median(costs[f"{name} 1"])
-            row[name] = NEW / seconds if seconds > 0 else 0.0  # 0: too quick for this clock
-        table.append(row)
+        token_ids = bench.batch(1, context)[0]
+        turns = [Contender(name, partial(decode, token_ids)) for name, decode in contenders.items()]
+        costs = _few_turns(bench).take(turns)
+        table.append({"context": context, **{name: 1 / statistics.median(costs[name]) for name in contenders}})
     return table
 
 
-def _generate(generate: Callable[[torch.Tensor, int], object], prompt: torch.Tensor, new: int) -> None:
-    generate(prompt, new)
+def _decode(model: Llama, token_ids: torch.Tensor) -> float:
+    """Seconds per token up to the length of `token_ids`, whose beginning is the prompt. token_ids: 1 s"""
+    clock = TokenClock()
+    model.generate(token_ids[:, : -NEW - 1], NEW + 1, temperature=0.0, on_token=clock.put)
+    return clock.seconds_per_token()
+
+
+def _decode_hf(model: nn.Module, token_ids: torch.Tensor) -> float:
+    clock = TokenClock()
+    peers.generate_with_hf(model, token_ids[:, : -NEW - 1], NEW + 1, streamer=clock)
+    return clock.seconds_per_token()
+
+
+def _decode_naive(model: naive.Llama, token_ids: torch.Tensor) -> float:
+    start = time.perf_counter()
+    model.generate(token_ids[:, :-2], 2)
+    return (time.perf_counter() - start) / 2
 
 
 def _classify(model: nn.Module, token_ids: torch.Tensor) -> None:

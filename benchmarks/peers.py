@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,17 +23,18 @@ from utils import ROOT, UserError, sequence_lengths
 NUM_LABELS = 5
 DROPOUT = 0.3
 LEARNING_RATE = 2e-5
-GAIN = 4.0
+SPREAD = 90.5  # times 1 / sqrt(dim): 4 for stories42M
 
 
 def random_llama(config: LlamaConfig, seed: int) -> Llama:
     """A Llama whose layers matter: fresh ones barely move the residual stream, and decoding repeats one token."""
     torch.manual_seed(seed)
     model = Llama(config)
+    gain = SPREAD / math.sqrt(config.dim)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("layers") and parameter.dim() == 2:
-                parameter.mul_(GAIN)
+                parameter.mul_(gain)
     return model.eval()
 
 
@@ -196,8 +198,13 @@ def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     return model.eval()(token_ids)
 
 
-def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int) -> torch.Tensor:
-    """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)"""
+def generate_with_hf(
+    model: nn.Module, prompt: torch.Tensor, new: int, streamer: object | None = None
+) -> torch.Tensor:
+    """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)
+
+    streamer: its `put` is called with the prompt and with each new token.
+    """
     return model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -205,4 +212,5 @@ def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int) -> torch.
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
+        streamer=streamer,
     )

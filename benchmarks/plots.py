@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,15 @@ def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")  # no window
-    plots: Sequence[tuple[str, str, Callable[..., None]]] = (
-        ("context", "context", _context),
-        ("batches", "batches", _batches),
-        ("rows", "ratios", _ratios),
+    costs = report["curves"].get("epochs", [])
+    plots: Sequence[tuple[str, Callable[..., None], list[dict[str, Any]]]] = (
+        ("context", _context, report["curves"].get("context", [])),
+        ("batches", _batches, report["curves"].get("batches", [])),
+        ("epoch-seconds", partial(_costs, unit="s"), [row for row in costs if "s" in row]),
+        ("peak-memory", partial(_costs, unit="MB"), [row for row in costs if "MB" in row]),
+        ("ratios", _ratios, [row for row in report["rows"] if row["ratio"] and not row["lower_is_better"]]),
     )
-    written = []
-    for key, name, plot in plots:
-        data = report["curves"].get(key) if key != "rows" else [row for row in report["rows"] if row["ratio"]]
-        if data:
-            written.append(_figure(folder / f"{name}.png", plot, data))
-    return written
+    return [_figure(folder / f"{name}.png", plot, data) for name, plot, data in plots if data]
 
 
 def _figure(path: Path, plot: Callable[..., None], data: list[dict[str, Any]]) -> Path:
@@ -61,6 +60,14 @@ def _batches(axes: Any, table: list[dict[str, Any]]) -> None:
     axes.legend(fontsize="small")
 
 
+def _costs(axes: Any, table: list[dict[str, Any]], unit: str) -> None:
+    names = [f"{row['contender']}\n({row['work']})" for row in table]
+    axes.barh(names, [row[unit] for row in table], color="lightsteelblue")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize="x-small")
+    axes.set(xlabel=unit, title="One SST epoch" if unit == "s" else "Peak memory of fine-tuning")
+
+
 def _ratios(axes: Any, rows: list[dict[str, Any]]) -> None:
     names = [f"{row['work']} | {row['against']}" for row in rows]
     medians = [row["ratio"]["median"] for row in rows]
@@ -73,5 +80,5 @@ def _ratios(axes: Any, rows: list[dict[str, Any]]) -> None:
             axes.scatter(*zip(*marked, strict=True), marker=marker, color="black", zorder=3, label=key)
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize="x-small")
-    axes.set(xlabel="ratio, median and range", title="Measured ratios with floors and goals")
+    axes.set(xlabel="ratio, median and range", title="Measured ratios with floors and goals", xscale="log")
     axes.legend()
