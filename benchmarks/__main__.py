@@ -193,7 +193,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="minllama-benchmarks-") as folder:
         bench = set_up(args, Path(folder))
         facts = machine.describe(bench.device)
-        best = machine.ceilings(bench.turns, shrink=64 if args.quick else 1)
+        best = machine.ceilings(bench.turns, bench.device, shrink=64 if args.quick else 1)
         best["decode fp32 where memory is the limit, tok/s"] = best[machine.READ] / bench.peers.gigabytes
         print_facts(bench, args, facts, best)
         lines, curves = measure(bench, args.rows)

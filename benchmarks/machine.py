@@ -66,18 +66,18 @@ def _commit() -> str:
 
 
 @torch.inference_mode()
-def ceilings(turns: Turns, *, shrink: int = 1) -> dict[str, float]:
-    """The best of all rounds: GB/s read from memory, GFLOP/s of matrix products. shrink: divides all sizes."""
+def ceilings(turns: Turns, device: torch.device, *, shrink: int = 1) -> dict[str, float]:
+    """The best of all rounds on `device`: GB/s read from memory, GFLOP/s of products. shrink: divides all sizes."""
     rows = 2**17 // shrink
-    memory = torch.ones(rows, WIDTH)  # 256 MiB, beyond every cache
-    vector = torch.ones(WIDTH)
+    memory = torch.ones(rows, WIDTH, device=device)  # 256 MiB, beyond every cache
+    vector = torch.ones(WIDTH, device=device)
     work: list[tuple[str, float, Callable[[], object]]] = [
         (READ, memory.nbytes / 1e9, memory.sum),
         ("memory read, matrix by vector, GB/s", memory.nbytes / 1e9, partial(memory.mv, vector)),
     ]
     tokens = TOKENS // shrink
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        x, weight = torch.ones(tokens, WIDTH, dtype=dtype), torch.ones(HIDDEN, WIDTH, dtype=dtype)
+        x, weight = (torch.ones(count, WIDTH, dtype=dtype, device=device) for count in (tokens, HIDDEN))
         gflop = 2 * tokens * WIDTH * HIDDEN / 1e9
         work.append((f"F.linear {name}, GFLOP/s", gflop, partial(F.linear, x, weight)))
         if _has_onednn(x, weight):

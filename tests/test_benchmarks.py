@@ -306,16 +306,12 @@ def test_lengths_are_those_of_the_real_data(assets: Path):
 # -------------------------------------------------------------------------------------------------- llama2.c
 
 
-def test_a_model_file_read_back():
+def test_a_model_file_read_back(tmp_path: Path):
     """Read with NumPy by the layout that llama2.c documents; grouped-query, so that no two kinds have one shape."""
     model = random_llama(attention="causal", layer_norm_eps=1e-5, hidden_dim=40)
     state, config = model.state_dict(), model.config
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"minllama-{os.getpid()}.bin"
-    try:
-        llama2c.export_model(path, state, config)
-        raw = path.read_bytes()
-    finally:
-        path.unlink(missing_ok=True)
+    llama2c.export_model(tmp_path / "model.bin", state, config)
+    raw = (tmp_path / "model.bin").read_bytes()
     dim, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("=7i", raw[:28])
     assert (dim, hidden, layers, heads, kv_heads, vocab, length) == (32, 40, 2, 4, 2, 300, 64)
     numbers, at = np.frombuffer(raw[28:], dtype=np.float32), 0
