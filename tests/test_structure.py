@@ -22,7 +22,10 @@ LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
-    path for folder in ("", "checkpoints", "tests") for path in (ROOT / folder).glob("*.py") if path.is_file()
+    path
+    for folder in ("", "checkpoints", "benchmarks", "tests")
+    for path in (ROOT / folder).glob("*.py")
+    if path.is_file()
 )
 ROOT_SOURCES = [path for path in SOURCES if path.parent == ROOT]
 

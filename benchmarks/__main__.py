@@ -1,0 +1,221 @@
+"""Ratios between this package and others, measured in one run.
+
+    python -m benchmarks                      # everything; README.md here says what each line means
+    python -m benchmarks --rows decode-fp32 train-fp32 --llama2c ~/llama2.c/run --json report.json
+    python -m benchmarks --quick              # every code path on a tiny model, in seconds; its figures mean nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.targets import CURVES, MEASUREMENTS, ON_CUDA
+from utils import ArgumentParser, UserError, atomic_write, check_writable, choose_device, run_main
+
+if TYPE_CHECKING:
+    from benchmarks.rows import Bench, Line
+
+COLUMNS = "{:<42} {:<17} {:>5} {:>5} {:>7} {:>13} {:>18} {:>18}  {}"
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def get_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line. Raises `UserError` for what does not fit."""
+    parser = ArgumentParser(prog="python -m benchmarks", description="ratios of speed and memory, measured in one run")
+    parser.add_argument("--rows", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}")
+    parser.add_argument("--repeats", type=positive, default=5, help="rounds that are kept; epochs and curves take 3")
+    parser.add_argument("--threads", type=positive, help="threads of PyTorch and llama2.c; default: PyTorch's choice")
+    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=f"cuda: {', '.join(ON_CUDA)}")
+    parser.add_argument("--llama2c", metavar="PATH", help="llama2.c's compiled `run`, or the folder that holds it")
+    parser.add_argument("--json", metavar="FILE", help="write the report here")
+    parser.add_argument("--plots", metavar="DIR", help="draw it into this folder (needs matplotlib)")
+    parser.add_argument("--full", action="store_true", help="whole epochs instead of a sample of their batches, once")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and tiny work: does everything run?")
+    args = parser.parse_args(argv)
+    check_args(args)
+    return args
+
+
+def check_args(args: argparse.Namespace) -> None:
+    """Everything that can be known before work starts."""
+    if args.json is not None:
+        check_writable(args.json, "--json")
+    if args.plots is not None and not (Path(args.plots).is_dir() and os.access(args.plots, os.W_OK)):
+        raise UserError(f"--plots {args.plots} is not a folder that can be written to; create it first")
+    if args.rows is None:
+        args.rows = ON_CUDA if args.device == "cuda" else MEASUREMENTS
+    if args.device == "cuda":
+        if args.llama2c is not None:
+            raise UserError("--llama2c runs on the CPU; leave it out, or --device cuda")
+        unfit = [row for row in args.rows if row not in ON_CUDA]
+        if unfit:
+            raise UserError(f"--rows {' '.join(unfit)}: on cuda there are {', '.join(ON_CUDA)}")
+
+
+def set_up(args: argparse.Namespace, folder: Path) -> Bench:
+    """The contenders and their work, as the flags say."""
+    import torch
+
+    from benchmarks import rows, sentences
+    from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C, find_program
+    from benchmarks.measure import PAUSE, Turns
+    from benchmarks.peers import Peers, has_transformers, load_accelerate, random_llama
+    from config import LlamaConfig
+
+    load_accelerate()  # before any work
+    program = None if args.llama2c is None else find_program(args.llama2c)
+    device = choose_device(args.device)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    quick = {"max_seq_len": 128} if args.quick else {}
+    config = LlamaConfig.from_preset("tiny" if args.quick else "stories42M", attention="causal", **quick)
+    peers = Peers(random_llama(config, args.seed), device, args.seed)
+    threads = torch.get_num_threads()
+    sizes = rows.QUICK if args.quick else rows.Sizes(every=1 if args.full else rows.Sizes().every)
+    data = (
+        sentences.random_sentences(config.vocab_size, args.seed, {"train": 48, "dev": 16})
+        if args.quick
+        else sentences.load_sentences(config.vocab_size, args.seed)
+    )
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    turns = Turns(args.repeats, 0.0 if args.quick else PAUSE, synchronize)
+    llama2c = None
+    if program is not None:
+        llama2c = Llama2C(program, folder, peers.state, config, threads)
+        llama2c.generate([BOS_ID, SPACE_ID, SPACE_ID + 1, SPACE_ID + 2], 1)  # fails at once where it is another program
+    return rows.Bench(
+        config, peers, turns, sizes, data, folder, threads, args.seed, llama2c, has_hf=has_transformers()
+    )
+
+
+def print_facts(bench: Bench, args: argparse.Namespace, facts: dict[str, object], best: dict[str, float]) -> None:
+    for name, value in facts.items():
+        print(f"{name}: {value}")
+    shape = "tiny" if args.quick else "stories42M's shape"
+    print(f"model: random weights, {shape}, seed {args.seed}; data: {bench.sentences.source}")
+    if bench.sizes.every > 1:
+        print(f"epochs: estimated from a random sample, one batch in {bench.sizes.every} (--full: whole epochs)")
+    if args.quick:
+        print("--quick: sizes are smaller than the lines say, and the figures mean nothing")
+    for name, value in best.items():
+        print(f"ceiling, {name}: {value:.1f}")
+
+
+def print_line(line: Line) -> None:
+    floor, goal = ("-" if bound is None else f"{bound:g}" for bound in line.target)
+    median, span, ours, theirs = "-", "-", "-", "-"
+    if line.ratio is not None:
+        median, span = f"{line.ratio.median:.2f}", f"{line.ratio.low:.2f}-{line.ratio.high:.2f}"
+        ours, theirs = f"{line.ours:.4g} {line.unit}", f"{line.theirs:.4g} {line.unit}"
+    note = f"{line.verdict}; {line.note}" if line.note else line.verdict
+    print(COLUMNS.format(line.work, line.against, floor, goal, median, span, ours, theirs, note))
+    if line.detail:
+        print(f"  {line.detail}")
+
+
+def print_header() -> None:
+    print(COLUMNS.format("work", "against", "floor", "goal", "ratio", "range", "ours", "theirs", "verdict"))
+
+
+def print_table(title: str, table: list[dict[str, Any]]) -> None:
+    print(title)
+    for row in table:
+        cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+        print("  " + ", ".join(cells))
+
+
+def print_kernels(kernels: dict[str, list[Any]], printed: set[str]) -> None:
+    """What `accelerate` chose, once for each precision and use."""
+    for use, choices in kernels.items():
+        if use not in printed:
+            printed.add(use)
+            for choice in choices:
+                print(f"  kernels, {use}: {', '.join(f'{name} {value}' for name, value in choice._asdict().items())}")
+
+
+def measure(bench: Bench, names: list[str]) -> tuple[list[Line], dict[str, list[dict[str, Any]]]]:
+    """Runs what is named, printing every line as soon as it is known."""
+    from benchmarks.curves import epoch_costs, sentences_per_second, tokens_per_second
+    from benchmarks.rows import measurements
+
+    functions, lines, printed = measurements(), [], set()
+    print_header()
+    for name in (name for name in functions if name in names):
+        for line in functions[name](bench):
+            lines.append(line)
+            print_line(line)
+        print_kernels(bench.peers.kernels, printed)
+        sys.stdout.flush()
+    curves = {}
+    for name, function in (("context", tokens_per_second), ("batches", sentences_per_second)):
+        if name in names:
+            curves[name] = function(bench)
+            print_table(CURVES[name], curves[name])
+    costs = epoch_costs(lines)
+    if costs:
+        curves["epochs"] = costs
+        print_table("an epoch, and fine-tuning's peak memory", costs)
+    return lines, curves
+
+
+def as_plain(line: Line) -> dict[str, Any]:
+    """A line for the JSON file."""
+    fields = {name: value for name, value in vars(line).items() if name != "target"}
+    return {
+        **fields,
+        "floor": line.target.floor,
+        "goal": line.target.goal,
+        "ratio": None if line.ratio is None else line.ratio._asdict(),
+        "verdict": line.verdict,
+    }
+
+
+def main() -> int:
+    args = get_args()
+    from benchmarks import machine, plots
+
+    if args.plots is not None and not plots.can_plot():
+        print(plots.WHY_NONE, file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="minllama-benchmarks-") as folder:
+        bench = set_up(args, Path(folder))
+        facts = machine.describe(bench.device)
+        best = machine.ceilings(bench.turns, bench.device, shrink=64 if args.quick else 1)
+        best["decode fp32 where memory is the limit, tok/s"] = best[machine.READ] / bench.peers.gigabytes
+        print_facts(bench, args, facts, best)
+        lines, curves = measure(bench, args.rows)
+    report = {
+        "machine": facts,
+        "settings": {name: value for name, value in vars(args).items() if name not in ("json", "plots")},
+        "sizes": bench.sizes._asdict(),
+        "data": bench.sentences.source,
+        "ceilings": best,
+        "kernels": {use: [choice._asdict() for choice in choices] for use, choices in bench.peers.kernels.items()},
+        "rows": [as_plain(line) for line in lines],
+        "curves": curves,
+    }
+    if args.json is not None:
+        with atomic_write(args.json) as file:
+            json.dump(report, file, indent=1, allow_nan=False)
+        print(f"wrote {args.json}")
+    if args.plots is not None and plots.can_plot():
+        for path in plots.draw(report, Path(args.plots)):
+            print(f"drew {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

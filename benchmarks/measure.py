@@ -1,0 +1,67 @@
+"""Taking turns, and what is made of the times: medians, and ratios of one round with their range."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+PAUSE = 0.3  # seconds: the threads of the one before spin for up to 0.2 s after their last task, and slow the next
+
+
+class Contender(NamedTuple):
+    """One who does the work. `run` returns its cost where it has a clock of its own, else None, and is timed."""
+
+    name: str
+    run: Callable[[], float | None]
+
+
+class Ratio(NamedTuple):
+    """The median of each round's ratio, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Turns:
+    """Runs contenders in turns, A B C A B C ..., so that whatever changes on the machine meets all of them.
+
+    pause: seconds between two runs. synchronize: waits for the device, before every look at the clock.
+    """
+
+    def __init__(
+        self,
+        repeats: int,
+        pause: float = PAUSE,
+        synchronize: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self.repeats, self.pause = repeats, pause
+        self.synchronize, self.clock, self.sleep = synchronize, clock, sleep
+
+    def take(self, contenders: Sequence[Contender], warm_up: int = 1) -> dict[str, list[float]]:
+        """Each contender's cost in each round, by its name; the first `warm_up` rounds are not kept."""
+        costs: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        for round_ in range(warm_up + self.repeats):
+            for contender in contenders:
+                self.sleep(self.pause)
+                cost = self._cost(contender)
+                if round_ >= warm_up:
+                    costs[contender.name].append(cost)
+        return costs
+
+    def _cost(self, contender: Contender) -> float:
+        self.synchronize()
+        start = self.clock()
+        own = contender.run()
+        self.synchronize()
+        return self.clock() - start if own is None else own
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
+    """over / under, round by round. Raises `ValueError` for unequal lengths."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))

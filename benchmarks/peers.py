@@ -1,0 +1,216 @@
+"""The contenders' models, all with the same weights, and the training step that all of them take."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks import naive
+from classifier import PAD_ID, LlamaEmbeddingClassifier
+from config import LlamaConfig
+from llama import Llama
+from optimizer import AdamW
+from utils import ROOT, UserError, sequence_lengths
+
+NUM_LABELS = 5
+DROPOUT = 0.3
+LEARNING_RATE = 2e-5
+SPREAD = 90.5  # times 1 / sqrt(dim): 4 for stories42M
+
+
+def random_llama(config: LlamaConfig, seed: int) -> Llama:
+    """A Llama whose layers matter: fresh ones barely move the residual stream, and decoding repeats one token."""
+    torch.manual_seed(seed)
+    model = Llama(config)
+    gain = SPREAD / math.sqrt(config.dim)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("layers") and parameter.dim() == 2:
+                parameter.mul_(gain)
+    return model.eval()
+
+
+def has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def load_accelerate() -> Callable[..., list]:
+    """`fast.accelerate`. Raises `UserError` where the folder is missing."""
+    try:
+        from fast import accelerate
+    except ImportError as error:
+        raise UserError(f"the folder fast/, which holds what is measured here, does not load: {error}") from None
+    return accelerate
+
+
+def load_to_hf() -> Callable[..., nn.Module]:
+    """`to_hf` of checkpoints/reference.py, which lies in no package."""
+    folder = str(ROOT / "checkpoints")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    from reference import to_hf
+
+    return to_hf
+
+
+class HFClassifier(nn.Module):
+    """Hugging Face's Llama with the same head, read at the last real token.
+
+    Every position of every layer is computed, as its sequence classification does; no next-token logits. Padding comes
+    last and attention is causal, so that no padding mask is needed, and none is charged to it.
+    """
+
+    def __init__(self, llama: nn.Module, dim: int):
+        super().__init__()
+        self.llama = llama
+        self.dropout = nn.Dropout(DROPOUT)
+        self.classifier_head = nn.Linear(dim, NUM_LABELS)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids: b s -> log-probabilities b c"""
+        hidden_states = self.llama(input_ids, use_cache=False).last_hidden_state  # b s D
+        last = sequence_lengths(input_ids, PAD_ID) - 1  # b
+        read = hidden_states[torch.arange(len(last), device=last.device), last]  # b D
+        return F.log_softmax(self.classifier_head(self.dropout(read)), dim=-1)
+
+
+class Autocast(nn.Module):
+    """A model whose matrix products are bfloat16 while its weights stay float32."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids: b s -> b c, float32"""
+        with torch.autocast(input_ids.device.type, torch.bfloat16):
+            return self.model(input_ids).float()
+
+
+class Peers:
+    """Makes the contenders' models from one state dict. `kernels`: what `accelerate` chose, by precision and use."""
+
+    def __init__(self, llama: Llama, device: torch.device, seed: int = 0):
+        self.config, self.device, self.seed = llama.config, device, seed
+        self.state = {name: tensor.detach() for name, tensor in llama.state_dict().items()}
+        self.kernels: dict[str, list[Any]] = {}
+
+    @property
+    def gigabytes(self) -> float:
+        """What decoding a token reads: every float32 weight once; the tied matrix is one."""
+        return sum(tensor.nbytes for name, tensor in self.state.items() if name != "tok_embeddings.weight") / 1e9
+
+    def plain(self, attention: str = "causal", dtype: torch.dtype = torch.float32) -> Llama:
+        """Ours as the root modules compute it."""
+        return self._filled(Llama, attention).to(dtype)
+
+    def ours(self, precision: str = "fp32", attention: str = "causal") -> Llama:
+        """Ours with chosen kernels, for inference."""
+        llama = self.plain(attention)
+        self._accelerate(llama, precision, f"{precision}, {attention}, inference", training=False)
+        return llama
+
+    def naive(self, attention: str = "causal") -> naive.Llama:
+        return self._filled(naive.Llama, attention)
+
+    def hf(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """transformers' LlamaForCausalLM with its default attention (PyTorch's fused one)."""
+        model = load_to_hf()(self.state, self._config("causal"))
+        model.set_attn_implementation("sdpa")
+        return model.to(self.device, dtype).eval()
+
+    def our_classifier(
+        self, precision: str | None = "fp32", attention: str = "causal", *, training: bool = False
+    ) -> LlamaEmbeddingClassifier:
+        """precision: None for the plain path, in float32."""
+        settings = SimpleNamespace(num_labels=NUM_LABELS, hidden_dropout_prob=DROPOUT, option="finetune")
+        llama = self.plain(attention)
+        model = self._with_head(lambda: LlamaEmbeddingClassifier(settings, llama=llama))
+        if precision is not None:
+            use = "training" if training else "classification"
+            self._accelerate(model, precision, f"{precision}, {attention}, {use}", training=training)
+        return model
+
+    def naive_classifier(self, attention: str = "bidirectional") -> naive.LlamaEmbeddingClassifier:
+        llama = self.naive(attention)
+        return self._with_head(lambda: naive.LlamaEmbeddingClassifier(llama, NUM_LABELS, DROPOUT))
+
+    def hf_classifier(self, dtype: torch.dtype = torch.float32) -> HFClassifier:
+        base = self.hf().model
+        return self._with_head(lambda: HFClassifier(base, self.config.dim)).to(dtype)
+
+    def _config(self, attention: str) -> LlamaConfig:
+        return LlamaConfig(**{**vars(self.config), "attention": attention})
+
+    def _filled(self, kind: type, attention: str) -> Any:
+        with torch.device("meta"):
+            model = kind(self._config(attention))
+        model.load_state_dict({name: tensor.clone() for name, tensor in self.state.items()}, assign=True)
+        model.tok_embeddings.weight = model.output.weight  # assigned one by one, the two are no longer tied
+        return model.requires_grad_(True).to(self.device).eval()
+
+    def _with_head(self, make: Callable[[], Any]) -> Any:
+        """All classifiers get the same head, drawn from one seed."""
+        torch.manual_seed(self.seed)
+        return make().to(self.device).eval()
+
+    def _accelerate(self, model: nn.Module, precision: str, use: str, *, training: bool) -> None:
+        self.kernels[use] = load_accelerate()(model, precision, training=training)
+
+
+def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return AdamW(model.parameters(), lr=LEARNING_RATE)
+
+
+def naive_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return naive.AdamW(model.parameters(), lr=LEARNING_RATE)
+
+
+def hf_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """PyTorch's fused AdamW, its fastest."""
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, token_ids: torch.Tensor, labels: torch.Tensor
+) -> float:
+    """One step of fine-tuning, the same for every contender; returns the loss. token_ids: b s, labels: b"""
+    model.train()
+    optimizer.zero_grad()
+    loss = F.nll_loss(model(token_ids), labels, reduction="sum") / len(labels)
+    value = loss.item()
+    loss.backward()
+    optimizer.step()
+    return value
+
+
+@torch.inference_mode()
+def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities in evaluation mode. b s -> b c"""
+    return model.eval()(token_ids)
+
+
+def generate_with_hf(
+    model: nn.Module, prompt: torch.Tensor, new: int, streamer: object | None = None
+) -> torch.Tensor:
+    """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)
+
+    streamer: its `put` is called with the prompt and with each new token.
+    """
+    return model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=new,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        streamer=streamer,
+    )

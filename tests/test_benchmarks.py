@@ -1,0 +1,491 @@
+"""The benchmarks: the course's way computes what the package does, the arithmetic, the formats, a quick run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import asset, random_llama
+from error_helpers import ROOT, check_one_error, snapshot
+
+from benchmarks import llama2c, naive, peers, plots, rows, targets
+from benchmarks.__main__ import as_plain, get_args
+from benchmarks.epoch import FixedBatches, naive_epoch, our_epoch, sampled
+from benchmarks.measure import Contender, Ratio, Turns, ratio
+from benchmarks.peers import Peers
+from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
+from config import LlamaConfig
+from llama import Llama
+from optimizer import AdamW
+from training import AS_IT_IS, create_data
+from utils import UserError
+
+CPU = torch.device("cpu")
+
+
+def naive_twin(model: Llama) -> naive.Llama:
+    twin = naive.Llama(model.config)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+# -------------------------------------------------------------------------------------------- the course's way
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize("length", [1, 2, 17, 64])
+def test_naive_model_equals_ours(attention: str, length: int):
+    model = random_llama(attention=attention, seed=length)
+    tokens = torch.randint(0, 300, (3, length))
+    with torch.inference_mode():
+        logits, hidden_states = model(tokens)
+        naive_logits, naive_states = naive_twin(model)(tokens)
+    assert logits.std() > 0.05  # logits that are all alike would agree whatever was computed
+    torch.testing.assert_close(naive_logits, logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(naive_states, hidden_states, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_naive_text_equals_ours_also_beyond_the_window(attention: str):
+    model = random_llama(attention=attention, max_seq_len=32)
+    prompt = torch.tensor([[1, 17, 240, 33], [1, 250, 8, 99]])
+    assert torch.equal(naive_twin(model).generate(prompt, 40), model.generate(prompt, 40, temperature=0.0))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("correct_bias", [True, False])
+def test_naive_adamw_equals_ours(weight_decay: float, correct_bias: bool):
+    settings = dict(lr=0.01, weight_decay=weight_decay, correct_bias=correct_bias)
+    pairs = []
+    for kind in (naive.AdamW, AdamW):
+        torch.manual_seed(3)
+        parameters = [torch.nn.Parameter(torch.randn(4, 5)), torch.nn.Parameter(torch.randn(7))]
+        untouched = torch.nn.Parameter(torch.ones(2))
+        optimizer = kind([*parameters, untouched], **settings)
+        for _ in range(20):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        assert torch.equal(untouched, torch.ones(2))
+        pairs.append(parameters)
+    for theirs, ours in zip(*pairs, strict=True):
+        torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=0)
+
+
+def test_naive_batches_are_padded_and_tokenised_as_ours():
+    data = random_sentences(300, 0, {"train": 9, "dev": 4})
+    batch = naive.SentenceDataset(data.train, data.tokenizer).collate_fn(list(data.train[:3]))
+    lengths = [len(example.sentence.split()) + 1 for example in data.train[:3]]
+    assert batch["token_ids"].shape == (3, max(lengths))
+    for row, example, length in zip(batch["token_ids"].tolist(), data.train, lengths, strict=False):
+        assert row == [1, *map(int, example.sentence.split())] + [3] * (max(lengths) - length)
+    assert batch["labels"].tolist() == [example.label for example in data.train[:3]]
+
+
+def test_naive_evaluation_counts():
+    class Answers(torch.nn.Module):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            assert not self.training
+            return torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+
+    loader = [{"token_ids": torch.zeros(2, 1), "labels": torch.tensor(labels)} for labels in ([1, 0], [0, 0])]
+    accuracy, f1 = naive.evaluate(Answers(), loader, CPU)
+    assert accuracy == 0.75
+    assert f1 == pytest.approx((4 / 5 + 2 / 3) / 2)  # 2 tp / (2 tp + fp + fn), for class 0 and for class 1
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_all_classifiers_agree(attention: str):
+    contenders = Peers(random_llama(attention="causal"), CPU)
+    tokens = torch.randint(4, 300, (3, 12))
+    ours = peers.classify(contenders.our_classifier(None, attention), tokens)
+    torch.testing.assert_close(peers.classify(contenders.naive_classifier(attention), tokens), ours, atol=1e-4, rtol=0)
+    assert contenders.state["output.weight"].equal(random_llama(attention="causal").output.weight)
+
+
+def test_the_weights_of_one_contender_are_not_anothers():
+    contenders = Peers(random_llama(attention="causal"), CPU)
+    model = contenders.our_classifier(None)
+    optimizer = peers.our_optimizer(model)
+    for _ in range(2):
+        peers.train_step(model, optimizer, torch.randint(4, 300, (3, 12)), torch.tensor([0, 1, 4]))
+    assert model.llama.output.weight is model.llama.tok_embeddings.weight
+    assert not torch.equal(model.llama.output.weight, contenders.plain().output.weight)
+    assert torch.equal(contenders.plain().output.weight, random_llama(attention="causal").output.weight)
+
+
+def test_an_epoch_of_the_course_is_an_epoch_of_ours():
+    """The same batches, no dropout, the same semantics: the same weights at the end."""
+    data = random_sentences(300, 0, {"train": 30, "dev": 9})
+    contenders = Peers(random_llama(attention="causal"), CPU)
+    models = contenders.our_classifier(None, "bidirectional"), contenders.naive_classifier()
+    for model in models:
+        model.dropout.p = 0.0
+    torch.manual_seed(5)
+    ours = our_epoch(models[0], peers.our_optimizer, data, 8, 1, seed=2, rules=AS_IT_IS, bucket=False)
+    torch.manual_seed(5)
+    theirs = naive_epoch(models[1], peers.naive_optimizer(models[1]), data, 8, 1, seed=2)
+    assert ours.train_loader.batch_sampler.batches == theirs.train_loader.batch_sampler.batches
+    assert sorted(sum(ours.train_loader.batch_sampler.batches, [])) == list(range(30))
+    seconds = [contender.run() for contender in (ours, theirs)]
+    assert seconds == [ours.phases[0].total, theirs.phases[0].total]
+    assert min(seconds) > 0.0 and theirs.phases[0].encoding == 0.0 < ours.phases[0].encoding
+    before = contenders.our_classifier(None, "bidirectional").state_dict()
+    trained, naive_trained = (model.state_dict() for model in models)
+    for name, tensor in trained.items():
+        torch.testing.assert_close(naive_trained[name], tensor, atol=1e-5, rtol=0)
+    assert (trained["classifier_head.weight"] - before["classifier_head.weight"]).abs().max() > 4e-5
+
+
+# --------------------------------------------------------------------------------------------- Hugging Face
+
+
+def test_hf_reads_the_last_real_token_as_ours_does():
+    pytest.importorskip("transformers")
+    contenders = Peers(random_llama(attention="causal"), CPU)
+    tokens = torch.randint(4, 300, (3, 12))
+    tokens[0, 5:] = tokens[2, 11:] = 3  # padding
+    ours = peers.classify(contenders.our_classifier(None), tokens)
+    theirs = peers.classify(contenders.hf_classifier(), tokens)
+    torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
+    lower = peers.classify(peers.Autocast(contenders.hf_classifier()), tokens)
+    assert lower.dtype == torch.float32 and 0 < (lower - ours).abs().max() < 0.2
+
+
+def test_hf_generates_what_ours_does():
+    pytest.importorskip("transformers")
+    contenders = Peers(random_llama(attention="causal"), CPU)
+    prompt = torch.tensor([[1, 17, 240, 33]])
+    ours = contenders.plain().generate(prompt, 30, temperature=0.0)
+    assert torch.equal(peers.generate_with_hf(contenders.hf(), prompt, 30), ours)
+
+
+# ----------------------------------------------------------------------------------------------- measurement
+
+
+class FakeTime:
+    """A clock that only moves when somebody works or sleeps."""
+
+    def __init__(self):
+        self.now, self.log = 100.0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def worker(self, name: str, seconds: list[float], own: float | None = None) -> Contender:
+        left = iter(seconds)
+
+        def run() -> float | None:
+            self.log.append(name)
+            self.now += next(left)
+            return own
+
+        return Contender(name, run)
+
+
+def test_contenders_take_turns_and_pauses_are_not_counted():
+    time = FakeTime()
+    turns = Turns(3, pause=0.5, clock=time.clock, sleep=time.sleep)
+    contenders = [time.worker("a", [9, 1, 2, 3]), time.worker("b", [9, 4, 4, 9]), time.worker("c", [1] * 4, own=7.0)]
+    costs = turns.take(contenders)
+    assert time.log == ["a", "b", "c"] * 4
+    assert costs == {"a": [1, 2, 3], "b": [4, 4, 9], "c": [7, 7, 7]}
+    assert time.now == 100 + 12 * 0.5 + 15 + 26 + 4
+    assert ratio(costs["b"], costs["a"]) == Ratio(3.0, 2.0, 4.0)
+    assert turns.take([time.worker("d", [1, 2, 3])], warm_up=0) == {"d": [1, 2, 3]}
+
+
+def test_the_device_is_waited_for_before_each_look_at_the_clock():
+    time = FakeTime()
+
+    def synchronize() -> None:  # what is still running on the device takes 5 seconds
+        time.now += 5 * (time.log[-1:] == ["a"])
+        time.log.append("sync")
+
+    turns = Turns(1, pause=0.0, synchronize=synchronize, clock=time.clock, sleep=time.sleep)
+    assert turns.take([time.worker("a", [1, 1])]) == {"a": [6]}
+
+
+def test_ratios_need_equal_rounds():
+    with pytest.raises(ValueError):
+        ratio([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("median", "lower", "same", "verdict"),
+    [
+        (0.99, False, None, "FLOOR MISSED"),
+        (1.0, False, True, "floor met"),
+        (1.3, False, True, "goal met"),
+        (9.9, False, False, "RESULTS DIFFER"),
+        (0.9, True, None, "FLOOR MISSED"),
+        (0.8, True, None, "floor met"),
+        (0.5, True, None, "goal met"),
+    ],
+)
+def test_verdicts(median: float, lower: bool, same: bool | None, verdict: str):
+    target = targets.Target(0.8, 0.5) if lower else targets.Target(1.0, 1.3)
+    line = rows.Line("w", "a", target, Ratio(median, 0, 9), same_result=same, lower_is_better=lower)
+    assert line.verdict == verdict
+    assert rows.Line("w", "a", target).verdict == "not measured"
+    assert rows.Line("w", "a", targets.NOTHING, Ratio(2, 1, 3)).verdict == "-"
+
+
+def test_every_name_has_a_function_and_every_function_a_name():
+    assert [*rows.measurements(), *targets.CURVES] == list(targets.MEASUREMENTS)
+    assert set(targets.ON_CUDA) < set(targets.MEASUREMENTS)
+
+
+def test_a_sample_of_batches_has_every_size_in_proportion():
+    lengths = [1 + index % 100 for index in range(8000)]
+    order = list(range(8000))
+    random.Random(0).shuffle(order)
+    order.sort(key=lambda index: lengths[index] // 10)  # batches of like length, as buckets make them
+    batches = [order[start : start + 80] for start in range(0, 8000, 80)]
+    chosen = sampled(batches, lengths, 20, random.Random(1))
+    assert len(chosen) == 5 and all(batch in batches for batch in chosen)
+    longest = sorted(max(lengths[index] for index in batch) for batch in chosen)
+    assert all(0 <= longest[step] - 20 * step <= 21 for step in range(5))
+    assert sorted(sampled(batches, lengths, 1, random.Random(1))) == sorted(batches)
+    assert len(sampled(batches, lengths, 1000, random.Random(1))) == 1
+
+
+def test_a_pass_is_timed_from_the_first_batch_to_after_the_last():
+    batches = FixedBatches([[1, 2], [3]], 2)
+    passing = iter(batches)
+    assert [next(passing), next(passing)] == [[1, 2], [3]] and batches.seconds == []
+    assert next(passing, None) is None and len(batches.seconds) == 1
+
+
+def test_a_process_does_not_count_its_parents_memory():
+    """The parent holds PyTorch; the child imports next to nothing and then 100 MB."""
+    code = "from benchmarks.memory import own_peak; a = own_peak(); x = bytearray(10**8); print(a, own_peak())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert 4e6 < before < 6e7 and 0.9e8 < after - before < 1.3e8
+
+
+# ------------------------------------------------------------------------------------------------------ data
+
+
+def test_random_sentences_have_ssts_lengths():
+    data = random_sentences(32000, 0, {"train": 4000, "dev": 7})
+    lengths = sorted(len(ids) for ids in data.tokenizer.encode_batch([e.sentence for e in data.train], True, False))
+    for share, length in LENGTHS[2:-1]:
+        assert abs(lengths[round(share * 3999)] - length) <= 1 + 0.06 * length
+    assert 3 <= lengths[0] and lengths[-1] <= 93 and len(data.dev) == 7
+    assert [length_at(share) for share, _ in LENGTHS] == [length for _, length in LENGTHS]
+    assert data.train == random_sentences(32000, 0, {"train": 4000, "dev": 7}).train
+
+
+def test_an_id_tokenizer_frames_ids():
+    assert IdTokenizer().encode("17 4", bos=True, eos=True) == [1, 17, 4, 2]
+
+
+def test_lengths_are_those_of_the_real_data(assets: Path):
+    asset(assets, "data/sst-train.txt")
+    data = load_sentences(32000, 0)
+    assert data.source.startswith("SST") and data.train == create_data(assets / "data/sst-train.txt")
+    assert {"train": len(data.train), "dev": len(data.dev)} == SIZES
+    lengths = sorted(map(len, data.tokenizer.encode_batch([e.sentence for e in data.train], True, False)))
+    assert [(share, lengths[round(share * (len(lengths) - 1))]) for share, _ in LENGTHS] == list(LENGTHS)
+    assert load_sentences(300, 0).source.startswith("random")
+
+
+# -------------------------------------------------------------------------------------------------- llama2.c
+
+
+def test_a_model_file_read_back(tmp_path: Path):
+    """Read with NumPy by the layout that llama2.c documents; grouped-query, so that no two kinds have one shape."""
+    model = random_llama(attention="causal", layer_norm_eps=1e-5, hidden_dim=40)
+    state, config = model.state_dict(), model.config
+    llama2c.export_model(tmp_path / "model.bin", state, config)
+    raw = (tmp_path / "model.bin").read_bytes()
+    dim, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("=7i", raw[:28])
+    assert (dim, hidden, layers, heads, kv_heads, vocab, length) == (32, 40, 2, 4, 2, 300, 64)
+    numbers, at = np.frombuffer(raw[28:], dtype=np.float32), 0
+
+    def take(*shape: int) -> torch.Tensor:
+        nonlocal at
+        at += int(np.prod(shape))
+        return torch.from_numpy(numbers[at - int(np.prod(shape)) : at].reshape(shape).copy())
+
+    head_size, kv_dim = dim // heads, dim // heads * kv_heads
+    assert torch.equal(take(vocab, dim), state["tok_embeddings.weight"])
+    kinds = [("attention_norm", (dim,)), ("attention.compute_query", (dim, dim))]
+    kinds += [("attention.compute_key", (kv_dim, dim)), ("attention.compute_value", (kv_dim, dim))]
+    kinds += [("attention.compute_output", (dim, dim)), ("ffn_norm", (dim,)), ("feed_forward.w1", (hidden, dim))]
+    kinds += [("feed_forward.w2", (dim, hidden)), ("feed_forward.w3", (hidden, dim))]
+    for name, shape in kinds:
+        for layer, matrix in enumerate(take(layers, *shape)):
+            assert torch.equal(matrix, state[f"layers.{layer}.{name}.weight"]), name
+    assert torch.equal(take(dim), state["norm.weight"])
+    angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(0, head_size, 2) / head_size))
+    torch.testing.assert_close(take(*angles.shape), torch.from_numpy(np.cos(angles)).float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(take(*angles.shape), torch.from_numpy(np.sin(angles)).float(), atol=1e-5, rtol=0)
+    assert at == len(numbers)
+
+
+@pytest.mark.parametrize("changes", [{"rope_theta": 500.0}, {"layer_norm_eps": 1e-6}, {"attention": "bidirectional"}])
+def test_what_llama2c_cannot_compute_is_not_exported(changes: dict, tmp_path: Path):
+    model = random_llama(**{"attention": "causal", **changes})
+    with pytest.raises(UserError, match="llama2.c"):
+        llama2c.export_model(tmp_path / "model.bin", model.state_dict(), model.config)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("vocab_size", [300, 32000])
+def test_a_vocabulary_read_back(vocab_size: int, tmp_path: Path):
+    pieces = llama2c.make_pieces(vocab_size)
+    llama2c.export_tokenizer(tmp_path / "t.bin", pieces)
+    raw, at, read = (tmp_path / "t.bin").read_bytes(), 4, []
+    while at < len(raw):
+        _, length = struct.unpack_from("=fi", raw, at)
+        read.append(raw[at + 8 : at + 8 + length])
+        at += 8 + length
+    assert read == pieces and len(set(pieces)) == vocab_size
+    assert struct.unpack_from("=i", raw) == (max(map(len, pieces)),)
+    letters = b"".join(pieces[llama2c.SPACE_ID :]).decode()
+    assert len(letters) == vocab_size - llama2c.SPACE_ID  # one character each, so none is a merge of others
+
+
+def test_what_is_printed_for_ids():
+    pieces = llama2c.make_pieces(300)
+    letter = pieces[270]
+    ids = [1, 259, 270, 3 + ord("a"), 3 + 7, 3 + 200, 3 + ord("\n"), 259, 270, 1, 259]
+    assert llama2c.printed_text(ids, pieces) == letter + b"a\n " + letter + b"<s>"
+
+
+def test_a_comparison_of_texts_names_where_it_ends():
+    program = object.__new__(llama2c.Llama2C)
+    program.pieces = llama2c.make_pieces(300)
+    program.text = program.pieces[270] + program.pieces[271]
+    assert program.compare([1, 259, 270, 271]) == "identical text"
+    assert program.compare([1, 259, 270, 271, 1, 280]) == "identical text up to bos, position 4"
+    assert program.compare([1, 259, 270, 272]) == "DIFFERENT text after 1 characters"
+
+
+def test_llama2c_says_the_same_text(tmp_path: Path):
+    if not os.environ.get("MINLLAMA_LLAMA2C"):
+        pytest.skip("MINLLAMA_LLAMA2C names no compiled llama2.c")
+    model = random_llama(attention="causal", layer_norm_eps=1e-5, seed=1, gain=8.0)
+    binary = llama2c.find_program(os.environ["MINLLAMA_LLAMA2C"])
+    program = llama2c.Llama2C(binary, tmp_path, model.state_dict(), model.config, threads=1)
+    prompt = [1, 259, 270, 281, 292]
+    assert program.generate(prompt, 40) > 0.0
+    ids = model.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist()
+    assert program.compare(ids).startswith("identical text") and len(set(ids[5:])) > 5
+    assert program.compare([*ids[:20], 260, *ids[21:]]).startswith("DIFFERENT") or ids[20] == 260
+
+
+# ----------------------------------------------------------------------------------------------- the program
+
+
+def program(*flags: object, timeout: float = 120) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "benchmarks", *map(str, flags)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, encoding="utf-8", timeout=timeout)
+
+
+def test_a_quick_run_prints_every_line_and_writes_json(tmp_path: Path):
+    pytest.importorskip("fast", reason="the kernels that are measured are not here")
+    flags = ["--quick", "--repeats", 1, "--threads", 1, "--json", tmp_path / "report.json", "--plots", tmp_path]
+    if os.environ.get("MINLLAMA_LLAMA2C"):
+        flags += ["--llama2c", os.environ["MINLLAMA_LLAMA2C"]]
+    done = program(*flags)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    printed = [(line["work"], line["against"]) for line in report["rows"]]
+    named = [
+        (work, against)
+        for works in (*targets.LINES.values(), *targets.MEMORY_LINES.values())
+        for work, line in works.items()
+        for against in line
+    ]
+    assert sorted(printed) == sorted(named)
+    text = done.stdout.splitlines()
+    for line in report["rows"]:
+        (found,) = (row for row in text if row.startswith(f"{line['work']:<43}{line['against']:<18}"))
+        assert line["verdict"] in found
+        assert line["verdict"] == "not measured" or line["ratio"]["low"] <= line["ratio"]["median"]
+        assert line["same_result"] is not False
+    assert set(report["curves"]) == {"context", "batches", "epochs"}
+    assert report["machine"]["threads"] == 1 and report["ceilings"] and report["kernels"]
+    assert plots.can_plot() == bool(list(tmp_path.glob("*.png"))) == (plots.WHY_NONE not in done.stderr)
+
+
+def test_help_answers_without_pytorch():
+    code = "import sys; sys.modules['torch'] = None; import runpy; runpy.run_module('benchmarks', run_name='__main__')"
+    command = [sys.executable, "-c", f"import sys; sys.argv = ['benchmarks', '--help']; {code}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "--llama2c" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rows", "decode-fp31"], ["--rows", "decode-fp31", "decode-fp32"]),
+        (["--repeats", "0"], ["--repeats", "'0'"]),
+        (["--repeats", "many"], ["--repeats", "'many'"]),
+        (["--threads", "-1"], ["--threads"]),
+        (["--json", "no-such-folder/report.json"], ["--json", "no-such-folder"]),
+        (["--json", "."], ["--json", "folder"]),
+        (["--plots", "no-such-folder"], ["--plots", "no-such-folder"]),
+        (["--device", "cuda", "--llama2c", "run"], ["--llama2c", "CPU"]),
+        (["--device", "cuda", "--rows", "memory"], ["--rows", "memory", "decode-fp32"]),
+        (["--device", "tpu"], ["--device", "tpu"]),
+        (["--quik"], ["--quik"]),
+    ],
+)
+def test_wrong_flags_are_one_sentence(flags: list[str], words: list[str]):
+    with pytest.raises(UserError) as caught:
+        get_args(flags)
+    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
+
+
+def test_defaults_are_what_the_device_can():
+    assert get_args([]).rows == targets.MEASUREMENTS
+    assert get_args(["--device", "cuda"]).rows == targets.ON_CUDA
+
+
+def test_wrong_input_ends_with_status_2_and_no_file(tmp_path: Path):
+    before = snapshot(tmp_path)
+    done = program("--repeats", "0", "--json", tmp_path / "report.json")
+    check_one_error(done.returncode, done.stderr, "--repeats")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_missing_or_foreign_llama2c_is_one_line(tmp_path: Path):
+    with pytest.raises(UserError, match="--llama2c"):
+        llama2c.find_program(tmp_path)
+    (tmp_path / "run").write_text("#!/bin/sh\necho no such thing >&2\n")
+    (tmp_path / "run").chmod(0o755)
+    config = LlamaConfig.from_preset("tiny", attention="causal")
+    foreign = llama2c.Llama2C(llama2c.find_program(tmp_path), tmp_path, Llama(config).state_dict(), config, 1)
+    with pytest.raises(UserError, match="no such thing"):
+        foreign.generate([1, 259, 260], 3)
+
+
+def test_plots_are_drawn(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    lines = [
+        rows.Line("decode", "a", targets.Target(1.0, 1.3), Ratio(2, 1, 3)),
+        rows.Line("decode", "b", targets.NOTHING, Ratio(2, 1, 3)),
+        rows.Line("decode", "c", targets.NOTHING),
+    ]
+    costs = [{"work": "SST epoch", "contender": "a", "s": 3.0}, {"work": "peak memory", "contender": "a", "MB": 9.0}]
+    curves = {"context": [{"context": 64, "x": 3.0}, {"context": 128, "x": 2.0}], "batches": [], "epochs": costs}
+    drawn = plots.draw({"rows": [as_plain(line) for line in lines], "curves": curves}, tmp_path)
+    assert {path.name for path in drawn} == {"context.png", "ratios.png", "epoch-seconds.png", "peak-memory.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
