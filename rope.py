@@ -63,7 +63,7 @@ def rotate(
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The 2x2 rotation of RoFormer's equation 34 on each pair, as a product of complex numbers. x: b s h d -> b s h d"""
+    """RoFormer's equation 34, each pair a complex number that is turned by another. x: b s h d -> b s h d"""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))  # b s h d/2
     rotated = torch.view_as_real(pairs * torch.complex(cos, sin))  # b s h d/2 2
     return rotated.flatten(-2).type_as(x)  # b s h d

@@ -72,7 +72,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
     add("--precision", choices=PRECISIONS, default="fp32", help="of the products; int8 is for generate and prompt")
-    add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest kernels, or PyTorch's as llama.py reads")
+    add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest, or plain PyTorch")
 
     _add_task_flags(parser)
     return parser.parse_args(argv)

@@ -115,7 +115,7 @@ class Peers:
     def ours(self, precision: str = "fp32", attention: str = "causal") -> Llama:
         """Ours with chosen kernels, for inference."""
         llama = self.plain(attention)
-        self._accelerate(llama, precision, f"{precision}, {attention}, inference", training=False)
+        self._accelerate(llama, precision, f"{precision}, {attention}, inference")
         return llama
 
     def naive(self, attention: str = "causal") -> naive.Llama:
@@ -136,7 +136,7 @@ class Peers:
         model = self._with_head(lambda: LlamaEmbeddingClassifier(settings, llama=llama))
         if precision is not None:
             use = "training" if training else "classification"
-            self._accelerate(model, precision, f"{precision}, {attention}, {use}", training=training)
+            self._accelerate(model, precision, f"{precision}, {attention}, {use}")
         return model
 
     def naive_classifier(self, attention: str = "bidirectional") -> naive.LlamaEmbeddingClassifier:
@@ -162,8 +162,8 @@ class Peers:
         torch.manual_seed(self.seed)
         return make().to(self.device).eval()
 
-    def _accelerate(self, model: nn.Module, precision: str, use: str, *, training: bool) -> None:
-        self.kernels[use] = load_accelerate()(model, precision, training=training)
+    def _accelerate(self, model: nn.Module, precision: str, use: str) -> None:
+        self.kernels[use] = load_accelerate()(model, precision)
 
 
 def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -194,8 +194,8 @@ def train_step(
 
 @torch.inference_mode()
 def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities in evaluation mode. b s -> b c"""
-    return model.eval()(token_ids)
+    """Log-probabilities of a model in evaluation mode. b s -> b c"""
+    return model(token_ids)
 
 
 def generate_with_hf(

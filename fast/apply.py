@@ -55,18 +55,27 @@ def accelerate(model: nn.Module, precision: str = "fp32") -> list[Choice]:
 
 
 def choose_linear(precision: str, device: torch.device) -> Choice:
-    """The kernel of the Linear layers: a rule, and not a measurement, because that would change results between runs."""
+    """By a rule and not by a measurement, which could come out otherwise the next time and change the last digits."""
     part = "linear layers"
     if precision == "int8":
-        return Choice(part, "int8", "products of integers" if device.type == "cpu" else "rounded weights, no faster here")
+        reason = "products of integers" if device.type == "cpu" else "rounded weights, no faster on this device"
+        return Choice(part, "int8", reason)
     if precision == "bf16":
-        slow = device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-        return Choice(part, "bf16", "slow: this CPU has no bfloat16 products" if slow else "bfloat16 products, float32 sums")
+        slow = device.type == "cpu" and not has_bf16_products()
+        reason = "slow: this CPU has no bfloat16 products" if slow else "bfloat16 products, summed in float32"
+        return Choice(part, "bf16", reason)
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
     if not has_onednn() or cpu_vendor() != "AuthenticAMD":
         return Choice(part, "plain", "what PyTorch calls is the vendor's own or the only one")
     return Choice(part, "oneDNN", "on AMD's processors it is faster than MKL, which PyTorch calls")
+
+
+def has_bf16_products() -> bool:
+    """Whether this CPU multiplies bfloat16 numbers itself, on x86 by AVX-512 or AMX, on ARM by its BF16 extension."""
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return "bf16" in _cpuinfo("Features")
+    return "avx512_bf16" in _cpuinfo("flags") or "amx_bf16" in _cpuinfo("flags")
 
 
 def choose_layers(device: torch.device) -> Choice:
@@ -90,12 +99,16 @@ def choose_decoder(precision: str, device: torch.device) -> Choice:
 
 def cpu_vendor() -> str:
     """`AuthenticAMD`, `GenuineIntel`, ...; empty where nothing tells."""
+    # Windows has no /proc, and says "AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD"
+    return _cpuinfo("vendor_id") or platform.processor().rpartition(", ")[2]
+
+
+def _cpuinfo(field: str) -> str:
+    """A line of Linux's description of the first processor; empty on other systems."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("vendor_id"):
-                return line.partition(":")[2].strip()
-    return platform.processor().rpartition(", ")[2]  # Windows: "AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD"
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
+    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field)
+    return next(values, "")
 
 
 def _fuse(llama: Llama) -> None:

@@ -1,9 +1,10 @@
 """Decoding one text, one token at a time, in loops that numba compiles.
 
 Each token reads every weight once and does little with it, so decoding is as fast as memory is read. PyTorch's product
-of a matrix and one vector reaches a fraction of that, and its many small operations add to it. Here a layer is a handful
-of loops. The largest matrix, the output head, is not read at all when only the likeliest token is wanted: a copy in 8
-bits tells which few tokens can be the likeliest, by a bound that holds for every input, and only those are computed.
+of a matrix and one vector reaches a fraction of that, and its many small operations add to it. Here a layer is a
+handful of loops. The largest matrix, the output head, is not read at all when only the likeliest token is wanted: a
+copy in 8 bits tells which few tokens can be the likeliest, by a bound that holds for every input, and only those are
+computed.
 
 Shapes, for a single position:
     D model dim   h query heads   g key/value heads   d head dim   f feed-forward dim   v vocabulary   t key position
@@ -216,7 +217,8 @@ class DecodeEngine:
         """The logits after one more token, 1 v; with `only_largest` the others are approximate, and smaller."""
         if cache is not self.cache:
             self.cache = cache
-            self.stored = [(keys[0].numpy(), values[0].numpy()) for keys, values in zip(cache.keys, cache.values, strict=True)]
+            layers = zip(cache.keys[:, 0], cache.values[:, 0], strict=True)  # g t d each
+            self.stored = [(keys.numpy(), values.numpy()) for keys, values in layers]
         config, position = self.config, cache.length
         cos, sin = rope_table(config.head_dim, config.max_seq_len, config.rope_theta, cache.keys.device)
         cos, sin = cos[position].numpy(), sin[position].numpy()  # d/2
