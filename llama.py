@@ -57,7 +57,7 @@ class KVCache:
         if not config.is_causal:
             raise ValueError('a key/value cache needs attention="causal"')
         self.shape = (config.n_layers, batch_size, config.n_kv_heads, max_len, config.head_dim)
-        self.keys: torch.Tensor | None = None  # L b g t d, once the first key tells device and dtype
+        self.keys: torch.Tensor | None = None  # L b g t d, once allocated
         self.values: torch.Tensor | None = None
         self.pad = None if pad is None or not pad.any() else pad
         self.length = 0
@@ -79,10 +79,15 @@ class KVCache:
     def end(self) -> None:
         self.length += self.new
 
+    def allocate(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the buffers, once. Whoever computes the first key knows what they must hold."""
+        if self.keys is None:
+            self.keys = torch.zeros(self.shape, dtype=dtype, device=device)
+            self.values = torch.zeros_like(self.keys)
+
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
-        if self.keys is None:
-            self.keys, self.values = key.new_zeros(self.shape), value.new_zeros(self.shape)
+        self.allocate(key.dtype, key.device)
         end = self.length + self.new
         self.keys[layer_id, :, :, self.length : end] = key
         self.values[layer_id, :, :, self.length : end] = value
