@@ -193,7 +193,11 @@ class World:
         model.to(device)
 
     def part(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The rows of a batch that this process computes, padded as the whole batch is."""
+        """The rows of a batch that this process computes, padded as the whole batch is.
+
+        Where a batch has fewer rows than there are processes, some get a row that counts for nothing: it has no index,
+        and a label that no loss counts.
+        """
         return batch
 
     def forward(self, model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
@@ -284,7 +288,7 @@ def evaluate(
                     f"{desc}: the predictions are not finite; training diverged (try a smaller --lr) or the checkpoint "
                     "is damaged"
                 )
-            for index, prediction in zip(part["indices"], log_probs.argmax(dim=-1).tolist(), strict=True):
+            for index, prediction in zip(part["indices"], log_probs.argmax(dim=-1).tolist(), strict=False):
                 result.predictions[index] = prediction
             bar.update(len(batch["labels"]))
     result.predictions = world.merge(result.predictions)

@@ -12,6 +12,7 @@ distribution, but other ones, and so another order of the sentences after the fi
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -24,9 +25,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
@@ -34,6 +32,7 @@ from llama import Attention, LlamaLayer
 from training import World
 from utils import UserError
 
+NO_LOSS = -100  # the label that PyTorch's loss functions leave out
 TIMEOUT = timedelta(minutes=10)  # for a machine that vanishes; a process that ends is noticed at once
 
 
@@ -63,10 +62,12 @@ def join(device: torch.device, *, shard: bool = False) -> Iterator[Group]:
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
                 dist.init_process_group(backend, timeout=TIMEOUT)
             yield Group(device, shard)
-        except KeyboardInterrupt:
-            if os.environ["RANK"] == "0":
-                raise
-            sys.exit(2)  # the first process speaks for all that Ctrl-C has reached
+        except BaseException as error:
+            is_users = isinstance(error, (UserError, OSError, KeyboardInterrupt))
+            atexit.register(_leave_at_once, 2 if is_users else 1)
+            if isinstance(error, KeyboardInterrupt) and os.environ["RANK"] != "0":
+                sys.exit(2)  # the first process speaks for all that Ctrl-C has reached
+            raise
         dist.destroy_process_group()
 
 
@@ -87,18 +88,26 @@ def _check_device(device: torch.device) -> None:
     if device.type == "mps":
         raise UserError("several processes compute on --device cpu or cuda, not on mps")
     if device.type == "cuda":
-        if device.index >= torch.cuda.device_count():
+        index = device.index or 0  # nothing but torchrun numbers the processes of a machine; else there is one
+        if index >= torch.cuda.device_count():
             raise UserError(
-                f"this is process {device.index + 1} of this machine, but it has {torch.cuda.device_count()} GPUs; "
+                f"this is process {index + 1} of this machine, but it has {torch.cuda.device_count()} GPUs; "
                 "use a smaller --nproc_per_node"
             )
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(index)
 
 
 def _interrupt_once(signum: int, frame: object) -> NoReturn:
     """The terminal and torchrun both pass Ctrl-C on, and the second must not disturb what the first set off."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _leave_at_once(status: int) -> None:
+    """End without the ordinary clean-up, in which collectives that were under way would wait for one another."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 @contextmanager
@@ -150,7 +159,7 @@ class Group(World):
         self.trained = model
         with _meeting():
             if self.shard:
-                _shard(model, init_device_mesh(device.type, (self.size,)))
+                _shard(model, device, self.size)
                 return
             model.to(device)
             if any(parameter.requires_grad for parameter in model.parameters()):
@@ -158,17 +167,18 @@ class Group(World):
                 self.trained = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
     def part(self, batch: dict[str, Any]) -> dict[str, Any]:
-        total = len(batch["labels"])
-        self.rows.start, self.rows.end = total * self.rank // self.size, total * (self.rank + 1) // self.size
-        self.rows.total = total
-        return {name: column[self.rows.start : self.rows.end] for name, column in batch.items()}
+        rows, total = self.rows, len(batch["labels"])
+        rows.start, rows.end, rows.total = total * self.rank // self.size, total * (self.rank + 1) // self.size, total
+        if rows.start < rows.end:
+            return {name: column[rows.start : rows.end] for name, column in batch.items()}
+        # one without rows computes something all the same: the others wait for its gradients, or its shards
+        spare = {name: column[:1] for name, column in batch.items()}
+        return {**spare, "labels": torch.full_like(spare["labels"], NO_LOSS), "indices": []}
 
     def forward(self, model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-        # one without rows computes something all the same: the others wait for its gradients, or its shards
-        rows = token_ids if len(token_ids) else token_ids.new_zeros(1, token_ids.shape[1])
         network = self.trained if model.training else model
         with _meeting(), self._own_randomness() if model.training and self.draws_inside else nullcontext():
-            return network(rows)[: len(token_ids)]
+            return network(token_ids)
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -221,7 +231,7 @@ class Group(World):
         gathered: dict[int, torch.Tensor | None] = {}  # a tied matrix is gathered, and will be stored, once
 
         def gather(leaf: Any) -> Any:
-            if not isinstance(leaf, DTensor):
+            if not _is_sharded(leaf):
                 return leaf
             if id(leaf) not in gathered:
                 whole = leaf.detach().full_tensor()
@@ -251,22 +261,31 @@ class Group(World):
         optimizer.load_state_dict(state)
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
+def _shard(model: nn.Module, device: torch.device, size: int) -> None:
     """Split every layer's parameters, and what is outside of the layers, over the processes.
 
     A layer is whole on a device while it computes and no longer, so a model need fit the devices together only.
     """
+    from torch.distributed.device_mesh import init_device_mesh  # these two take most of a second
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (size,))
     for module in model.modules():
         if isinstance(module, LlamaLayer):
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
+def _is_sharded(value: Any) -> bool:
+    """Whether this is a `DTensor`, of which a piece lies here."""
+    return hasattr(value, "to_local")
+
+
 def _own_piece(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Of a whole tensor, what this process holds of `like`. Raises `ValueError` if their shapes differ."""
     if whole.shape != like.shape:
         raise ValueError(f"{list(whole.shape)} is not {list(like.shape)}")
-    if not isinstance(like, DTensor):
+    if not _is_sharded(like):
         return whole
     piece = torch.zeros_like(like, requires_grad=False)
     local = piece.to_local()
