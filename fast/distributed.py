@@ -47,7 +47,8 @@ class LostProcess(UserError):
 def join(device: torch.device, *, shard: bool = False) -> Iterator[Group]:
     """Meet the other processes that torchrun has started; all but the first are silent until the block ends.
 
-    Raises `UserError` if the environment is not one that torchrun makes, or there are more processes than GPUs.
+    Raises `UserError` if the environment is not one that torchrun makes, there are more processes than GPUs, or the
+    others cannot be reached.
     """
     _check_environment()
     _check_device(device)
@@ -58,9 +59,7 @@ def join(device: torch.device, *, shard: bool = False) -> Iterator[Group]:
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         try:
-            with _meeting():
-                backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-                dist.init_process_group(backend, timeout=TIMEOUT)
+            _find_the_others(device)
             yield Group(device, shard)
         except BaseException as error:
             is_users = isinstance(error, (UserError, OSError, KeyboardInterrupt))
@@ -97,6 +96,16 @@ def _check_device(device: torch.device) -> None:
         torch.cuda.set_device(index)
 
 
+def _find_the_others(device: torch.device) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    except RuntimeError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"the processes of this run did not find one another at {place}: {reason}") from None
+
+
 def _interrupt_once(signum: int, frame: object) -> NoReturn:
     """The terminal and torchrun both pass Ctrl-C on, and the second must not disturb what the first set off."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,9 +114,10 @@ def _interrupt_once(signum: int, frame: object) -> NoReturn:
 
 def _leave_at_once(status: int) -> None:
     """End without the ordinary clean-up, in which collectives that were under way would wait for one another."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    try:
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
 
 
 @contextmanager
