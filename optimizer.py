@@ -98,7 +98,7 @@ class AdamW(Optimizer):
         An accelerator wants few kernels: all tensors at once. A CPU waits for memory: pieces that stay in its cache
         from the first line of the update to the last.
         """
-        quads = [(p.data, p.grad, self.state[p]["m"], self.state[p]["v"]) for p in parameters]
+        quads = [tuple(map(_local, (p.data, p.grad, self.state[p]["m"], self.state[p]["v"]))) for p in parameters]
         if parameters[0].device.type != "cpu":
             yield tuple(map(list, zip(*quads, strict=True)))
             return
@@ -107,6 +107,11 @@ class AdamW(Optimizer):
                 yield from (tuple([part] for part in parts) for parts in zip(*map(_split, quad), strict=True))
             else:
                 yield tuple([tensor] for tensor in quad)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that is sharded over several processes (a DTensor), the shard that lies here."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from llama import Llama
     from tokenizer import Tokenizer
-    from training import Checkpoints, EpochResult, Evaluation, Example, LlamaDataset
+    from training import Checkpoints, EpochResult, Evaluation, Example, LlamaDataset, World
 
 DEFAULT_CHECKPOINT = "stories42M.pt"
 BUNDLED_CHECKPOINT = "checkpoints/minllama1M.pt"
@@ -73,6 +75,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
     add("--precision", choices=PRECISIONS, default="fp32", help="of the products; int8 is for generate and prompt")
     add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest, or plain PyTorch")
+    add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
 
     _add_task_flags(parser)
     return parser.parse_args(argv)
@@ -109,6 +112,7 @@ def check_args(args: Namespace) -> None:
     """
     _check_numbers(args)
     _check_precision(args)
+    _check_processes(args)
     try:
         args.prompt.encode()
     except UnicodeEncodeError:
@@ -143,6 +147,20 @@ def _check_precision(args: Namespace) -> None:
         raise UserError("--precision int8 rounds the weights, which cannot be trained then; use bf16 or fp32")
     if args.precision != "fp32" and args.kernels == "plain":
         raise UserError(f"--kernels plain is fp32 alone; leave it out for --precision {args.precision}")
+
+
+def is_one_of_several() -> bool:
+    """Whether torchrun, or what stands for it, has started this process beside others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _check_processes(args: Namespace) -> None:
+    if is_one_of_several() and args.option == "generate":
+        raise UserError("--option generate runs in one process; start it without torchrun")
+    if args.shard and not is_one_of_several():
+        raise UserError(
+            "--shard splits the model over several processes; start them with torchrun --nproc_per_node N run_llama.py"
+        )
 
 
 def _check_generate_files(args: Namespace) -> list[str]:
@@ -246,13 +264,15 @@ def load_llama(args: Namespace) -> tuple[Llama, Tokenizer, torch.device]:
             f"but {args.tokenizer} has {tokenizer.n_words} pieces; name the right one with --tokenizer"
         )
     print(f"load model from {args.pretrained_model_path} (attention: {llama.config.attention})")
-    llama = llama.to(device)
-    if args.kernels == "auto":
-        use_fast_kernels(llama, args.precision)
+    if not args.shard:  # a model that is to be split need not fit the device
+        llama = llama.to(device)
+    # fp32 kernels keep whole copies of the weights, which splitting is there to avoid
+    if args.kernels == "auto" and not (args.shard and args.precision == "fp32"):
+        use_fast_kernels(llama, args.precision, device)
     return llama, tokenizer, device
 
 
-def use_fast_kernels(llama: Llama, precision: str) -> None:
+def use_fast_kernels(llama: Llama, precision: str, device: torch.device) -> None:
     """Let fast/ choose how the model is computed; fp32 does without it where the root modules stand alone."""
     try:
         from fast import accelerate
@@ -262,7 +282,7 @@ def use_fast_kernels(llama: Llama, precision: str) -> None:
         if precision != "fp32":
             raise UserError(f"--precision {precision} needs the folder fast/ beside run_llama.py") from None
         return
-    accelerate(llama, precision)
+    accelerate(llama, precision, device)
 
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
@@ -352,6 +372,7 @@ def predict_and_report(
     datasets: dict[str, LlamaDataset],
     label_names: list[str],
     device: torch.device,
+    world: World,
 ) -> None:
     """Predict dev and test, write both files, print the accuracies, then the tables."""
     from training import evaluate
@@ -360,8 +381,9 @@ def predict_and_report(
     for split in ("dev", "test"):
         dataset = datasets[split]
         loader = dataset.loader(args.batch_size, bucket=model.llama.config.is_causal)
-        results[split] = evaluate(model, loader, device, desc=split)
-        write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
+        results[split] = evaluate(model, loader, device, desc=split, world=world)
+        if world.is_first:
+            write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
         print_accuracy(split, getattr(args, split), results[split])
     for split, result in results.items():
         print_report(split, result, label_names)
@@ -416,21 +438,22 @@ class TextStream:
             self.shown = text
 
 
-def prompt(args: Namespace) -> None:
+def prompt(args: Namespace, world: World) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
     from classifier import LlamaZeroShotClassifier, prompt_suffix
 
     splits, label_names = read_data(args)
     llama, tokenizer, device = load_llama(args)
     model = LlamaZeroShotClassifier(SimpleNamespace(num_labels=len(label_names)), tokenizer, label_names, llama=llama)
+    world.spread(model, device)
     suffix = prompt_suffix(label_names)
     datasets = {
         split: make_dataset(splits[split], getattr(args, split), llama, tokenizer, suffix) for split in ("dev", "test")
     }
-    predict_and_report(args, model, datasets, label_names, device)
+    predict_and_report(args, model, datasets, label_names, device, world)
 
 
-def finetune(args: Namespace) -> None:
+def finetune(args: Namespace, world: World) -> None:
     """Train a head and the Llama below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
     from classifier import LlamaEmbeddingClassifier
     from optimizer import AdamW
@@ -444,11 +467,13 @@ def finetune(args: Namespace) -> None:
         option=args.option,
         pad_id=tokenizer.pad_id,
     )
-    model = LlamaEmbeddingClassifier(settings, llama=llama).to(device)
+    model = LlamaEmbeddingClassifier(settings, llama=llama)
+    world.spread(model, device)
     datasets = {split: make_dataset(splits[split], getattr(args, split), llama, tokenizer) for split in splits}
     optimizer = AdamW(model.parameters(), lr=args.lr)
-    checkpoints = open_checkpoints(args, {**vars(settings), "model_args": vars(llama.config)}, label_names)
-    history = take_up(args, checkpoints, model, optimizer)
+    model_config = {**vars(settings), "model_args": vars(llama.config)}
+    checkpoints = open_checkpoints(args, model_config, label_names, world)
+    history = take_up(args, checkpoints, model, optimizer, world)
 
     bucket = llama.config.is_causal
     train_loader = datasets["train"].loader(args.batch_size, shuffle=True, bucket=bucket)
@@ -463,13 +488,15 @@ def finetune(args: Namespace) -> None:
         checkpoints=checkpoints,
         history=history,
         train_eval=not args.no_train_eval,
+        world=world,
     )
     run_epochs(epochs, history, checkpoints)
-    load_best(model, checkpoints.model_path)
+    load_best(model, checkpoints.model_path, world)
     print(f"load model from {checkpoints.model_path}")
-    predict_and_report(args, model, datasets, label_names, device)
+    predict_and_report(args, model, datasets, label_names, device, world)
     print_epoch_table(history)
-    checkpoints.resume_path.unlink(missing_ok=True)
+    if world.is_first:
+        checkpoints.resume_path.unlink(missing_ok=True)
 
 
 def run_epochs(epochs: Iterator[EpochResult], history: list[EpochResult], checkpoints: Checkpoints) -> None:
@@ -506,7 +533,9 @@ def print_epoch_table(history: list[EpochResult]) -> None:
 # ------------------------------------------------------------------------------- where a fine-tuned model goes
 
 
-def open_checkpoints(args: Namespace, model_config: dict[str, Any], label_names: list[str]) -> Checkpoints:
+def open_checkpoints(
+    args: Namespace, model_config: dict[str, Any], label_names: list[str], world: World
+) -> Checkpoints:
     """Choose the files of this run, and say what will be overwritten."""
     from training import Checkpoints
 
@@ -520,7 +549,7 @@ def open_checkpoints(args: Namespace, model_config: dict[str, Any], label_names:
     }
     flags = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "precision")
     identity |= {f"--{flag}": getattr(args, flag) for flag in flags}
-    model_path = choose_model_path(args, identity)
+    model_path = world.from_first(lambda: choose_model_path(args, identity))
     resume_path = model_path.with_suffix(".resume")
     if not args.resume:
         if resume_path.exists():
@@ -570,14 +599,16 @@ def _trained_on(path: Path) -> str | None:
     return train if isinstance(train, str) else None
 
 
-def take_up(args: Namespace, checkpoints: Checkpoints, model: torch.nn.Module, optimizer: Any) -> list[EpochResult]:
+def take_up(
+    args: Namespace, checkpoints: Checkpoints, model: torch.nn.Module, optimizer: Any, world: World
+) -> list[EpochResult]:
     """With --resume, go back to the last finished epoch. Returns the epochs that are done."""
     if not args.resume:
         return []
-    if not checkpoints.resume_path.is_file():
+    if not world.from_first(checkpoints.resume_path.is_file):
         print(f"there is no resume point {checkpoints.resume_path}; starting from the beginning")
         return []
-    history = checkpoints.load_resume_point(model, optimizer)
+    history = checkpoints.load_resume_point(model, optimizer, world)
     print(f"resuming from {checkpoints.resume_path}")
     for result in history:
         print_epoch(result, checkpoints.model_path)
@@ -593,9 +624,37 @@ def what_is_kept(history: list[EpochResult], checkpoints: Checkpoints) -> str:
     )
 
 
-def main() -> None:
-    args = get_args()
-    check_args(args)
+# --------------------------------------------------------------------------------------------------- processes
+
+
+@contextmanager
+def join_world(args: Namespace) -> Iterator[World]:
+    """The processes of this run: this one alone, or those that torchrun started."""
+    if not is_one_of_several():
+        from training import ALONE
+
+        yield ALONE
+        return
+    try:
+        from fast.distributed import join
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("fast"):
+            raise
+        raise UserError("several processes need the folder fast/ of this package beside run_llama.py") from None
+    with join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
+        group.require_alike(_facts(args))
+        yield group
+
+
+def _facts(args: Namespace) -> dict[str, Any]:
+    """What must be equal on every machine: the contents of the input files, and the flags that name no file."""
+    inputs = ("train", "dev", "test", "label_names", "pretrained_model_path", "tokenizer")
+    facts = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
+    return facts | {name: sha256_of(getattr(args, name)) for name in inputs}
+
+
+def announce(args: Namespace) -> None:
+    """Say with what the run is done."""
     print(f"args: {vars(args)}")
     if args.is_bundled:
         bar = "*" * 100
@@ -605,8 +664,19 @@ def main() -> None:
             f"setup.sh fetches the real one where it can be reached.\n{bar}",
             file=sys.stderr,
         )
-    seed_everything(args.seed)
-    {"generate": generate, "prompt": prompt, "finetune": finetune}[args.option](args)
+
+
+def main() -> None:
+    args = get_args()
+    check_args(args)
+    if os.environ.get("RANK", "0") == "0":
+        announce(args)
+    with join_world(args) as world:
+        seed_everything(args.seed)
+        if args.option == "generate":
+            generate(args)
+        else:
+            {"prompt": prompt, "finetune": finetune}[args.option](args, world)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,6 +175,71 @@ def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
     return ids
 
 
+# ----------------------------------------------------------------------------------------------- processes
+
+
+class World:
+    """The processes that share a run. This one is alone; `fast.distributed.Group` is one of several.
+
+    All go through the same batches in the same order, compute their `part` of each, and meet in the other methods,
+    which all of them must therefore call alike.
+    """
+
+    is_first = True  # who prints, and writes files
+    share = 1.0  # how much of the present batch this process computes
+
+    def spread(self, model: nn.Module, device: torch.device) -> None:
+        """Put `model` where it computes; the copies of several processes become one. Before its optimizer is made."""
+        model.to(device)
+
+    def part(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The rows of a batch that this process computes, padded as the whole batch is.
+
+        Where a batch has fewer rows than there are processes, some get a row that counts for nothing: it has no index,
+        and a label that no loss counts.
+        """
+        return batch
+
+    def forward(self, model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+        """What `model` computes from a part. token_ids: b s -> b c"""
+        return model(token_ids)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of the sum of all processes' losses."""
+        loss.backward()
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of all processes' values."""
+        return value
+
+    def merge(self, predictions: list[int]) -> list[int]:
+        """All processes' predictions, from lists that hold `NO_GOLD_LABEL` where another process predicts."""
+        return predictions
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on the first process, where alone it is called. For what only its disk holds."""
+        return make()
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """The state dict of the whole, plain model; of use on the first process alone."""
+        return model.state_dict()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state dict of the optimizer of the whole, plain model; of use on the first process alone."""
+        return optimizer.state_dict()
+
+    def load_model(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """The inverse of `model_state`."""
+        model.load_state_dict(state)
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """The inverse of `optimizer_state`."""
+        optimizer.load_state_dict(state)
+
+
+ALONE = World()
+
+
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
@@ -202,7 +267,13 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, loader: DataLoader, device: torch.device, *, desc: str = "eval", progress: bool = True
+    model: nn.Module,
+    loader: DataLoader,
+    device: torch.device,
+    *,
+    desc: str = "eval",
+    progress: bool = True,
+    world: World = ALONE,
 ) -> Evaluation:
     """Predict every batch of `loader` with dropout off. Leaves the model in evaluation mode."""
     model.eval()
@@ -210,15 +281,17 @@ def evaluate(
     result = Evaluation([NO_GOLD_LABEL] * len(labels), list(labels))
     with _progress_bar(loader, desc, progress) as bar:
         for batch in loader:
-            log_probs = model(batch["token_ids"].to(device))  # b c
-            if log_probs.isnan().any():
+            part = world.part(batch)
+            log_probs = world.forward(model, part["token_ids"].to(device))  # b c
+            if world.total(log_probs.isnan().sum()) > 0:
                 raise UserError(
                     f"{desc}: the predictions are not finite; training diverged (try a smaller --lr) or the checkpoint "
                     "is damaged"
                 )
-            for index, prediction in zip(batch["indices"], log_probs.argmax(dim=-1).tolist(), strict=True):
+            for index, prediction in zip(part["indices"], log_probs.argmax(dim=-1).tolist(), strict=False):
                 result.predictions[index] = prediction
             bar.update(len(batch["labels"]))
+    result.predictions = world.merge(result.predictions)
     return result
 
 
@@ -237,7 +310,7 @@ class Method:
         """Once, before the optimizer is made: wrap, freeze, snapshot. The evaluation-mode output must not change."""
 
     def penalty(self, model: nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
-        """A term added to the task loss of a batch."""
+        """A term added to the task loss of a batch: a mean over its rows, or of the weights alone."""
         return 0.0
 
     def after_step(self, model: nn.Module) -> None:
@@ -260,6 +333,9 @@ class EpochResult:
     improved: bool
 
 
+MEND = "remove it, or leave out --resume to start anew"
+
+
 @dataclass
 class Checkpoints:
     """Where a run saves its best model and its resume point, and what identifies the run.
@@ -276,8 +352,10 @@ class Checkpoints:
     identity: dict[str, Any]
     methods: Sequence[Method] = field(default=())
 
-    def save_model(self, model: nn.Module, result: EpochResult) -> None:
-        state = model.state_dict()
+    def save_model(self, model: nn.Module, result: EpochResult, world: World = ALONE) -> None:
+        state = world.model_state(model)
+        if not world.is_first:
+            return
         for method in self.methods:
             state = method.export(state)
         save_tensors(
@@ -292,30 +370,49 @@ class Checkpoints:
             },
         )
 
-    def save_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[EpochResult]) -> None:
-        save_tensors(
-            self.resume_path,
-            {
-                "identity": self.identity,
-                "history": [asdict(result) for result in history],
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "rng": _rng_state(),
-            },
-        )
+    def save_resume_point(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        history: list[EpochResult],
+        world: World = ALONE,
+    ) -> None:
+        point = {
+            "identity": self.identity,
+            "history": [asdict(result) for result in history],
+            "model": world.model_state(model),
+            "optimizer": world.optimizer_state(optimizer),
+            "rng": _rng_state(),
+        }
+        if world.is_first:
+            save_tensors(self.resume_path, point)
 
-    def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
+    def load_resume_point(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World = ALONE
+    ) -> list[EpochResult]:
         """Put model, optimizer and random generators where they were, and return the epochs that are done.
 
         Raises `UserError` if the resume point is damaged or belongs to another run, naming what differs.
         """
-        mend = "remove it, or leave out --resume to start anew"
+        point = world.from_first(self._read_resume_point)
+        try:
+            history = [EpochResult(**result) for result in point["history"]]
+            best_epoch = max(result.epoch for result in history if result.improved)
+            world.load_model(model, point["model"])
+            world.load_optimizer(optimizer, point["optimizer"])
+            _set_rng_state(point["rng"])
+        except Exception:  # whatever each of them meets in a damaged file
+            raise UserError(f"{self.resume_path} is damaged; {MEND}") from None
+        world.from_first(lambda: self._check_best_model(best_epoch))
+        return history
+
+    def _read_resume_point(self) -> dict[str, Any]:
         try:
             point = load_tensors(self.resume_path, mmap=False)  # the optimizer keeps these tensors
         except UserError as error:
-            raise UserError(f"{error}; {mend}") from None
+            raise UserError(f"{error}; {MEND}") from None
         if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
-            raise UserError(f"{self.resume_path} is not a resume point; {mend}")
+            raise UserError(f"{self.resume_path} is not a resume point; {MEND}")
         theirs = point["identity"]
         differing = [
             key
@@ -327,16 +424,7 @@ class Checkpoints:
                 f"{self.resume_path} belongs to a run with another {', '.join(differing)}; "
                 "use the same arguments, or leave out --resume to start anew"
             )
-        try:
-            history = [EpochResult(**result) for result in point["history"]]
-            best_epoch = max(result.epoch for result in history if result.improved)
-            model.load_state_dict(point["model"])
-            optimizer.load_state_dict(point["optimizer"])
-            _set_rng_state(point["rng"])
-        except Exception:  # whatever each of them meets in a damaged file
-            raise UserError(f"{self.resume_path} is damaged; {mend}") from None
-        self._check_best_model(best_epoch)
-        return history
+        return point
 
     def _check_best_model(self, best_epoch: int) -> None:
         """Raise `UserError` unless the saved model is this run's, of its best epoch so far or a later one.
@@ -366,27 +454,29 @@ def fit(
     history: Iterable[EpochResult] = (),
     train_eval: bool = True,
     progress: bool = True,
+    world: World = ALONE,
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
     history: the epochs that a resumed run has already done. train_eval: measure the accuracy on the training data as
-    the reference does; without it `train_acc` is NaN.
+    the reference does; without it `train_acc` is NaN. world: the processes that share the run; `model` was spread.
     Raises `UserError` when the loss is not finite; what earlier epochs saved stays.
     """
     history = list(history)
+    shared = dict(progress=progress, world=world)
     for epoch in range(len(history), epochs):
         start = time.perf_counter()
-        train_loss = _train_epoch(model, optimizer, train_loader, epoch, device, checkpoints.methods, progress)
+        train_loss = _train_epoch(model, optimizer, train_loader, epoch, device, checkpoints.methods, **shared)
         train_acc = math.nan
         if train_eval:
-            train_acc = evaluate(model, train_loader, device, desc=f"train acc {epoch}", progress=progress).accuracy
-        dev_acc = evaluate(model, dev_loader, device, desc=f"dev acc {epoch}", progress=progress).accuracy
+            train_acc = evaluate(model, train_loader, device, desc=f"train acc {epoch}", **shared).accuracy
+        dev_acc = evaluate(model, dev_loader, device, desc=f"dev acc {epoch}", **shared).accuracy
         improved = all(dev_acc > earlier.dev_acc for earlier in history)
         result = EpochResult(epoch, train_loss, train_acc, dev_acc, time.perf_counter() - start, improved)
         history.append(result)
         if improved:
-            checkpoints.save_model(model, result)
-        checkpoints.save_resume_point(model, optimizer, history)
+            checkpoints.save_model(model, result, world)
+        checkpoints.save_resume_point(model, optimizer, history, world)
         yield result
 
 
@@ -398,6 +488,7 @@ def _train_epoch(
     device: torch.device,
     methods: Sequence[Method],
     progress: bool,
+    world: World,
 ) -> float:
     """One pass over the data; returns the mean batch loss."""
     model.train()
@@ -405,22 +496,23 @@ def _train_epoch(
     with _progress_bar(loader, f"train {epoch}", progress) as bar:
         for step, batch in enumerate(loader, 1):
             optimizer.zero_grad()
-            log_probs = model(batch["token_ids"].to(device))  # b c
-            labels = batch["labels"].to(device)
+            part = world.part(batch)
+            log_probs = world.forward(model, part["token_ids"].to(device))  # b c
+            labels = part["labels"].to(device)
             # divided by the nominal batch size even in a short last batch: the reference numbers rest on it
             loss = F.nll_loss(log_probs, labels, reduction="sum") / loader.batch_sampler.batch_size
             for method in methods:
-                loss = loss + method.penalty(model, batch, log_probs)
-            value = loss.item()
-            if not torch.isfinite(loss):
+                loss = loss + world.share * method.penalty(model, part, log_probs)
+            value = world.total(loss.detach()).item()
+            if not math.isfinite(value):
                 raise UserError(f"epoch {epoch}, batch {step}: the loss is {value}, training stops; try a smaller --lr")
-            loss.backward()
+            world.backward(loss)
             optimizer.step()
             for method in methods:
                 method.after_step(model)
             total += value
             bar.set_postfix(loss=f"{total / step:.3f}", refresh=False)
-            bar.update(len(labels))
+            bar.update(len(batch["labels"]))
     return total / len(loader)
 
 
@@ -439,16 +531,16 @@ def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
             raise
 
 
-def load_best(model: nn.Module, path: str | os.PathLike) -> None:
+def load_best(model: nn.Module, path: str | os.PathLike, world: World = ALONE) -> None:
     """Load the weights that `Checkpoints.save_model` wrote into a model of the same kind.
 
     Raises `UserError` if the file is missing, damaged, or of another kind of model.
     """
-    saved = load_tensors(path)
+    saved = world.from_first(lambda: load_tensors(path))
     if not isinstance(saved, dict) or not isinstance(saved.get("model"), dict):
         raise UserError(f"{path} is not a saved classifier")
     try:
-        model.load_state_dict(saved["model"])
+        world.load_model(model, saved["model"])
     except Exception:  # a mapping that is not a state dict fails in many ways
         raise UserError(f"{path} holds another kind of model") from None
 
@@ -456,7 +548,7 @@ def load_best(model: nn.Module, path: str | os.PathLike) -> None:
 def _rng_state() -> dict[str, Any]:
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+        state["cuda"] = torch.cuda.get_rng_state()  # of the one device in use, whose number may differ on resuming
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
     return state
@@ -465,6 +557,6 @@ def _rng_state() -> dict[str, Any]:
 def _set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"])
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])

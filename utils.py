@@ -15,6 +15,7 @@ import random
 import stat
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).resolve().parent
+GRACE_SECONDS = 3.0
 
 
 class UserError(ValueError):
@@ -71,8 +73,18 @@ def run_main(main: Callable[[], int | None]) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which must not be imported for its name alone
             raise
         message = "the accelerator's memory is used up; use a smaller --batch_size, or --device cpu"
+    _wait_for_the_first_process()
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def _wait_for_the_first_process() -> None:
+    """Of several processes that meet the same error, one should name it: the machine's first.
+
+    When that one ends, torchrun ends the others, here. An error that it does not share is named a little later.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(GRACE_SECONDS)
 
 
 def _drop_stuck_output() -> None:
@@ -222,6 +234,7 @@ def seed_everything(seed: int) -> None:
 def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
     """The device for `--device auto|cpu|cuda|mps`; `use_gpu` insists on an accelerator, CUDA before MPS.
 
+    Under torchrun, "cuda" is the device of this process's number on its machine.
     Raises `UserError` when the accelerator asked for is not there.
     """
     import torch
@@ -235,6 +248,8 @@ def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
         name = next(device for device in ("cuda", "mps", "cpu") if present[device])
     if not present[name]:
         raise UserError(f"--device {name}: PyTorch sees no such device; use --device auto or cpu")
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        return torch.device(name, int(os.environ["LOCAL_RANK"]))
     return torch.device(name)
 
 

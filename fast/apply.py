@@ -26,16 +26,16 @@ class Choice(NamedTuple):
     reason: str
 
 
-def accelerate(model: nn.Module, precision: str = "fp32") -> list[Choice]:
+def accelerate(model: nn.Module, precision: str = "fp32", device: torch.device | None = None) -> list[Choice]:
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
-    Call it when the model is on its device. Parameters keep their names and shapes, and in fp32 and bf16 their float32
-    values; int8 rounds them for good and is for inference. A layer that something else has replaced stays as it is.
-    Returns what was chosen. Raises `ValueError` for an unknown precision.
+    device: where the model will be computed, if it is not there yet. Parameters keep their names and shapes, and in
+    fp32 and bf16 their float32 values; int8 rounds them for good and is for inference. A layer that something else has
+    replaced stays as it is. Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
-    device = next(model.parameters()).device
+    device = device or next(model.parameters()).device
     choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(precision, device)]
     linears, layers, decoder = (choice.kernel for choice in choices)
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:

@@ -23,22 +23,25 @@ GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
     path
-    for folder in ("", "checkpoints", "benchmarks", "tests")
+    for folder in ("", "checkpoints", "benchmarks", "fast", "tests")
     for path in (ROOT / folder).glob("*.py")
     if path.is_file()
 )
 ROOT_SOURCES = [path for path in SOURCES if path.parent == ROOT]
+FAST_SOURCES = [path for path in SOURCES if path.parent == ROOT / "fast"]
+PACKAGE = ROOT_SOURCES + FAST_SOURCES
 
 
 def imports(path: Path) -> set[str]:
     """The top names of all modules that a file imports, lazily or not."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").split(".")[0])
-    return names
+    return set().union(*map(names_of, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+
+
+def names_of(node: ast.AST) -> set[str]:
+    """The top names that one import statement imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name.split(".")[0] for alias in node.names}
+    return {(node.module or "").split(".")[0]} if isinstance(node, ast.ImportFrom) else set()
 
 
 def test_the_root_holds_the_modules_of_the_layout_and_no_other():
@@ -61,7 +64,14 @@ def test_nothing_imports_the_driver(path: Path):
 @pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
 def test_the_root_modules_need_the_core_libraries_alone(path: Path):
     foreign = imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - ALLOWED_LIBRARIES
-    assert not foreign
+    assert foreign <= {"fast"}
+
+
+@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
+def test_the_root_imports_fast_only_inside_of_functions(path: Path):
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            assert not any("fast" in names_of(inner) for inner in ast.walk(node))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,7 @@ def test_no_star_imports_no_globals_no_module_level_statements(path: Path):
             assert is_docstring or is_path_insert, ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.name)
 def test_functions_fit_on_a_screen(path: Path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -98,7 +108,8 @@ def test_functions_fit_on_a_screen(path: Path):
 
 
 def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
-    names = ", ".join(sorted(set(LEVEL) | GRADERS))
+    fast = [f"fast.{path.stem}" for path in FAST_SOURCES if path.stem != "__init__"]
+    names = ", ".join(sorted(set(LEVEL) | GRADERS) + fast)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.dont_write_bytecode = True; import {names}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

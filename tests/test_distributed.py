@@ -1,0 +1,278 @@
+"""Several processes must do what one does, figures, predictions and files alike, and end together whatever happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from distributed_worker import CASES, Case, Decay, train_case
+from error_helpers import stderr_lines
+
+from tokenizer import Tokenizer
+from utils import load_tensors
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+SLOW = {"marks": pytest.mark.slow}
+LIMIT = 300  # seconds after which a run hangs: collectives wait for ten minutes
+FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)
+
+
+def torchrun(processes: int, *args: object) -> list[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", processes]
+    return [str(word) for word in (*launch, *args)]
+
+
+def start(processes: int, *args: object, cwd: Path) -> subprocess.CompletedProcess:
+    settings = dict(cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
+    return subprocess.run(torchrun(processes, *args), **settings)
+
+
+def errors(stderr: str) -> list[str]:
+    return [line for line in stderr_lines(stderr) if line.startswith("error: ")]
+
+
+def driver(flags: list, **options: object) -> list:
+    return [ROOT / "run_llama.py", *flags, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*-output.txt")}
+
+
+# ------------------------------------------------------------------------------------- the same as one process
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> dict:
+    """What three processes made of every case."""
+    folder = tmp_path_factory.mktemp("outcomes")
+    done = start(3, ROOT / "tests/distributed_worker.py", folder, tiny_tokenizer, "train", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "outcomes.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path, tiny_tokenizer: Path, case: Case):
+    alone = train_case(case, Tokenizer(tokenizer_model=tiny_tokenizer), tmp_path, methods=[Decay()])
+    together = outcomes[tuple(case)]
+    for mine, theirs in zip(alone["figures"], together["figures"], strict=True):
+        assert theirs == pytest.approx(mine, abs=1e-5)
+    assert together["predictions"] == alone["predictions"] and len(set(alone["predictions"])) == 2
+    assert torch.equal(together["rng"], alone["rng"])
+    assert list(together["model"]) == list(alone["model"])
+    for name, tensor in alone["model"].items():
+        torch.testing.assert_close(together["model"][name], tensor, atol=2e-5, rtol=1e-4)
+    assert together["optimizer"]["param_groups"] == alone["optimizer"]["param_groups"]
+    for index, state in alone["optimizer"]["state"].items():
+        assert together["optimizer"]["state"][index]["step"] == state["step"]
+        for name in ("m", "v"):
+            torch.testing.assert_close(together["optimizer"]["state"][index][name], state[name], atol=1e-5, rtol=1e-3)
+
+
+def test_dropout_inside_of_attention_leaves_the_generators_in_step(outcomes: dict):
+    assert outcomes["in step"] is True
+
+
+@pytest.mark.parametrize("shard", [["--shard"], pytest.param([], **SLOW)], ids=["sharded", "copied"])
+def test_prompt_prints_and_writes_once_what_one_process_does(
+    tmp_path: Path, run: Callable, classify_flags: Callable, shard: list
+):
+    (alone := tmp_path / "alone").mkdir()
+    (together := tmp_path / "together").mkdir()
+    shown = run(*driver(classify_flags("prompt"), batch_size=7), cwd=alone)
+    done = start(2, *driver(classify_flags("prompt"), batch_size=7), *shard, cwd=together)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[1:] == shown.stdout.split("\n")[1:]  # the first line has the arguments
+    assert outputs(together) == outputs(alone) and len(outputs(alone)) == 2
+    assert sorted(os.listdir(together)) == sorted(os.listdir(alone))
+
+
+# ---------------------------------------------------------------------------- fine-tuning, killed and taken up
+
+
+@pytest.fixture(scope="module")
+def flags(classify_flags: Callable) -> list:
+    return driver([*classify_flags("finetune"), "--attention", "bidirectional"], epochs=6, lr=0.01, batch_size=5)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, run: Callable, flags: list) -> tuple[str, Path]:
+    """What one process prints, and the folder with what it writes."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = run(*flags, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, folder
+
+
+def without_seconds(stdout: str) -> list[str]:
+    return [re.sub(r" +\d+\.\d(  <- .*)?$", "", line) for line in stdout.split("\n")[1:]]
+
+
+def kill_one(process: subprocess.Popen, rank: int) -> None:
+    """SIGKILL for one of the processes that torchrun has started."""
+    listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listing.split("\n")[1:] if line]
+    os.kill(sorted(pid for pid, parent in pairs if parent == process.pid)[rank], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("rank", "successor"), [(0, "sharded"), pytest.param(1, "single", **SLOW), pytest.param(1, "copied", **SLOW)]
+)
+def test_one_is_killed_all_end_and_another_number_of_processes_takes_up(
+    tmp_path: Path, run: Callable, flags: list, alone: tuple[str, Path], rank: int, successor: str
+):
+    with subprocess.Popen(
+        torchrun(2, *flags), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert any(line.startswith("epoch 2:") for line in process.stdout)
+        kill_one(process, rank)
+        _, stderr = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1 and not outputs(tmp_path)
+    assert "Signal 9 (SIGKILL)" in stderr
+    assert all("--resume goes on from finetune-6-0.01.resume" in line for line in errors(stderr))
+
+    if successor == "single":
+        done = run(*flags, "--resume", cwd=tmp_path)
+    else:
+        done = start(3, *flags, "--resume", *(["--shard"] if successor == "sharded" else []), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from finetune-6-0.01.resume" in done.stdout
+    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone[0])
+    assert outputs(tmp_path) == outputs(alone[1])
+    assert not list(tmp_path.glob("*.resume"))
+
+
+@pytest.fixture
+def by_hand() -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts the driver as one of two, without torchrun: `by_hand(rank, flags, cwd)`; two machines, so to speak."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    started = []
+
+    def start_one(rank: int, flags: list, cwd: Path) -> subprocess.Popen:
+        cwd.mkdir()
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank)}
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, *map(str, flags)]
+        started.append(subprocess.Popen(command, cwd=cwd, env={**ENVIRONMENT, **where}, **pipes))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+
+
+def test_two_machines_need_no_common_folder_and_the_first_writes(
+    tmp_path: Path, by_hand: Callable, flags: list, alone: tuple[str, Path]
+):
+    processes = [by_hand(rank, flags, tmp_path / str(rank)) for rank in range(2)]
+    (stdout, stderr), (silence, second) = (process.communicate(timeout=LIMIT) for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], stderr + second
+    assert without_seconds(stdout) == without_seconds(alone[0])
+    assert outputs(tmp_path / "0") == outputs(alone[1])
+    assert not os.listdir(tmp_path / "1") and silence == "" and stderr_lines(second) == []
+    saved, expected = (load_tensors(folder / "finetune-6-0.01.pt") for folder in (tmp_path / "0", alone[1]))
+    assert list(saved["model"]) == list(expected["model"]) and saved["identity"] == expected["identity"]
+
+
+def test_other_data_on_another_machine_is_noticed(tmp_path: Path, by_hand: Callable, flags: list, films: dict):
+    other = tmp_path / "train.txt"
+    other.write_text(films["train"].read_text() + "1 ||| one more\n")
+    processes = [by_hand(0, flags, tmp_path / "0"), by_hand(1, [*flags, "--train", other], tmp_path / "1")]
+    for process in processes:
+        _, stderr = process.communicate(timeout=LIMIT)
+        assert process.returncode == 2
+        assert errors(stderr) == ["error: process 1 of 2 has another train than process 0"]
+    assert not os.listdir(tmp_path / "0")
+
+
+# -------------------------------------------------------------------------------------------------- what fails
+
+
+def test_the_error_of_one_process_is_named_and_ends_all(tmp_path: Path, tiny_tokenizer: Path):
+    done = start(3, ROOT / "tests/distributed_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
+    assert done.returncode == 1 and not os.listdir(tmp_path)
+    first, *others = errors(done.stderr)
+    assert first == "error: the second process has had enough"
+    assert all("another process of this run has ended" in line for line in others)
+
+
+def test_an_error_that_all_meet_is_printed_once(tmp_path: Path, flags: list):
+    done = start(2, *flags, "--lr", -1, cwd=tmp_path)
+    assert errors(done.stderr) == ["error: --lr -1.0: must be above 0 and finite"] and done.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_all_with_one_line(tmp_path: Path, flags: list):
+    done = start(2, *flags, "--lr", "1e30", cwd=tmp_path)
+    (error,) = errors(done.stderr)
+    assert "the loss is nan, training stops" in error and not os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_full_disk_on_the_first_process_ends_all(tmp_path: Path, flags: list):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    settings = dict(cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, preexec_fn=limit)
+    done = subprocess.run(torchrun(2, *flags), **settings)
+    assert done.returncode == 1 and not os.listdir(tmp_path)
+    assert errors(done.stderr)[0].startswith("error: cannot read or write finetune-6-0.01.pt: File too large")
+
+
+@pytest.mark.slow
+def test_an_interrupt_says_once_what_is_kept(tmp_path: Path, flags: list):
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = torchrun(3, *flags)
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, start_new_session=True, **pipes) as process:
+        assert any(line.startswith("epoch 2:") for line in process.stdout)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=LIMIT)
+    (error,) = errors(stderr)
+    assert error.startswith("error: interrupted; the best of") and "--resume goes on" in error
+
+
+@pytest.mark.parametrize(
+    ("option", "flag", "environment", "message"),
+    [
+        ("generate", [], {"WORLD_SIZE": "2", "RANK": "0"}, "--option generate runs in one process"),
+        ("prompt", ["--shard"], {}, "--shard splits the model over several processes; start them with torchrun"),
+        ("prompt", ["--shard"], {"WORLD_SIZE": "1", "RANK": "0"}, "--shard splits the model"),
+        ("prompt", [], {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 announces several processes, but MASTER_ADDR"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, run: Callable, classify_flags: Callable, tiny_checkpoint: Path, option, flag, environment, message
+):
+    flags = classify_flags(option) if option == "prompt" else ["--pretrained-model-path", tiny_checkpoint]
+    done = run("run_llama.py", *flags, *flag, cwd=tmp_path, env=environment)
+    (error,) = errors(done.stderr)
+    assert done.returncode == 2 and message in error and not os.listdir(tmp_path)
+
+
+def test_without_the_folder_fast_one_sentence_says_so(course_folder: Path, run: Callable, classify_flags: Callable):
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, course_folder)
+    environment = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = run(course_folder / "run_llama.py", "--option", "prompt", cwd=course_folder, env=environment)
+    assert errors(done.stderr) == ["error: several processes need the folder fast/ of this package beside run_llama.py"]
+    assert done.returncode == 2
+
+
+def test_a_world_of_one_is_an_ordinary_run(tmp_path: Path, run: Callable, classify_flags: Callable):
+    environment = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    done = run("run_llama.py", *classify_flags("prompt"), cwd=tmp_path, env=environment)
+    assert done.returncode == 0 and "dev acc ::" in done.stdout and len(outputs(tmp_path)) == 2
