@@ -68,6 +68,7 @@ def join(device: torch.device, *, shard: bool = False) -> Iterator[Group]:
                 sys.exit(2)  # the first process speaks for all that Ctrl-C has reached
             raise
         dist.destroy_process_group()
+        atexit.register(_leave_at_once, 0)
 
 
 def _check_environment() -> None:
@@ -113,9 +114,15 @@ def _interrupt_once(signum: int, frame: object) -> NoReturn:
 
 
 def _leave_at_once(status: int) -> None:
-    """End without the ordinary clean-up, in which collectives that were under way would wait for one another."""
+    """End without the ordinary clean-up.
+
+    After an error collectives that were under way would wait in it for one another, and after a success threads of the
+    process group have been seen to abort the process now and then.
+    """
     try:
         sys.stdout.flush()
+    except OSError:
+        status = status or 2
     finally:
         os._exit(status)
 
