@@ -266,14 +266,16 @@ def test_real_files_are_fetched_once(script, assets, served, tmp_path):
 
 
 def pins():
-    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("requirements.txt", "requirements-test.txt"))
+    names = ("requirements.txt", "requirements-fast.txt", "requirements-test.txt")
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in names)
     return [Requirement(line) for line in text.splitlines() if line and line[0] not in "#-"]
 
 
 def test_pins_lie_in_the_ranges_of_pyproject():
     tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["fast"], *extras["test"]]
     ranges = {requirement.name: requirement.specifier for requirement in map(Requirement, declared)}
     pinned = {pin.name: next(iter(pin.specifier)) for pin in pins()}
     assert ranges.keys() == pinned.keys()
