@@ -308,9 +308,10 @@ class Llama(LlamaPreTrainedModel):
             idx = torch.cat((idx, idx_next), dim=1)  # b s+1
             if on_token is not None:
                 on_token(idx_next)
-            stopped |= torch.isin(idx_next, stops)
-            if stopped.all():
-                break
+            if stop_ids:
+                stopped |= torch.isin(idx_next, stops)
+                if stopped.all():
+                    break
         return idx
 
 

@@ -21,10 +21,14 @@ def rope_table(
     Returns two float32 tensors of shape (max_seq_len, head_dim / 2).
     """
     with torch.inference_mode(False):  # a table made under inference_mode could never be used in training afterwards
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32)[: head_dim // 2] / head_dim  # d/2
-        positions = torch.arange(max_seq_len, dtype=torch.float32)
-        angles = torch.outer(positions, 1.0 / theta**exponents)  # s d/2
+        angles = _angles(torch.arange(max_seq_len), head_dim, theta)  # s d/2
         return angles.cos().to(device), angles.sin().to(device)
+
+
+def _angles(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
+    """Every pair's angle at every position. positions: ... -> ... d/2"""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim  # d/2
+    return positions[..., None].float() * (1.0 / theta**exponents)
 
 
 def apply_rotary_emb(
@@ -54,12 +58,12 @@ def rotate(
     length = x.shape[1]
     if isinstance(start_pos, int):
         cos, sin = rope_table(head_dim, max(max_seq_len, start_pos + length), theta, x.device)
-        rows: slice | torch.Tensor = slice(start_pos, start_pos + length)
-    else:
-        end = max(max_seq_len, int(start_pos.max()) + length)
-        cos, sin = rope_table(head_dim, end, theta, x.device)
-        rows = (start_pos[:, None] + torch.arange(length, device=x.device)).clamp(min=0)  # b s
-    return _rotate_pairs(x, cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2))  # (b) s 1 d/2: one angle for all heads
+        cos, sin = cos[start_pos : start_pos + length], sin[start_pos : start_pos + length]  # s d/2
+    else:  # no table: asking a tensor of positions for its largest would make a GPU wait
+        positions = (start_pos[:, None] + torch.arange(length, device=x.device)).clamp(min=0)  # b s
+        angles = _angles(positions, head_dim, theta)  # b s d/2
+        cos, sin = angles.cos(), angles.sin()
+    return _rotate_pairs(x, cos.unsqueeze(-2), sin.unsqueeze(-2))  # (b) s 1 d/2: one angle for all heads
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ from utils import (
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.data import DataLoader
 
     from llama import Llama
     from tokenizer import Tokenizer
@@ -333,6 +334,14 @@ def make_dataset(
     return dataset
 
 
+def make_loader(
+    args: Namespace, dataset: LlamaDataset, llama: Llama, device: torch.device, *, shuffle: bool = False
+) -> DataLoader:
+    """Batches as the model and its device want them."""
+    bucket, pin_memory = llama.config.is_causal, device.type == "cuda"
+    return dataset.loader(args.batch_size, shuffle=shuffle, bucket=bucket, pin_memory=pin_memory)
+
+
 def warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
@@ -380,7 +389,7 @@ def predict_and_report(
     results = {}
     for split in ("dev", "test"):
         dataset = datasets[split]
-        loader = dataset.loader(args.batch_size, bucket=model.llama.config.is_causal)
+        loader = make_loader(args, dataset, model.llama, device)
         results[split] = evaluate(model, loader, device, desc=split, world=world)
         if world.is_first:
             write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
@@ -475,14 +484,11 @@ def finetune(args: Namespace, world: World) -> None:
     checkpoints = open_checkpoints(args, model_config, label_names, world)
     history = take_up(args, checkpoints, model, optimizer, world)
 
-    bucket = llama.config.is_causal
-    train_loader = datasets["train"].loader(args.batch_size, shuffle=True, bucket=bucket)
-    dev_loader = datasets["dev"].loader(args.batch_size, bucket=bucket)
     epochs = fit(
         model,
         optimizer,
-        train_loader,
-        dev_loader,
+        make_loader(args, datasets["train"], llama, device, shuffle=True),
+        make_loader(args, datasets["dev"], llama, device),
         epochs=args.epochs,
         device=device,
         checkpoints=checkpoints,

@@ -124,16 +124,19 @@ class LlamaDataset(Dataset):
             "indices": list(indices),
         }
 
-    def loader(self, batch_size: int, *, shuffle: bool = False, bucket: bool = False) -> DataLoader:
+    def loader(
+        self, batch_size: int, *, shuffle: bool = False, bucket: bool = False, pin_memory: bool = False
+    ) -> DataLoader:
         """Batches in file order, or in an order drawn from PyTorch's global random generator.
 
         bucket: sentences of like length together, so that little is padding. For causal models, whose predictions do
-        not depend on the batch.
+        not depend on the batch. pin_memory: for CUDA, which copies from such memory without making anybody wait.
         """
+        how = dict(collate_fn=self.collate_fn, pin_memory=pin_memory)
         if bucket:
             batches = LengthBuckets([len(ids) for ids in self.token_ids], batch_size, shuffle)
-            return DataLoader(self, batch_sampler=batches, collate_fn=self.collate_fn)
-        return DataLoader(self, batch_size=batch_size, shuffle=shuffle, collate_fn=self.collate_fn)
+            return DataLoader(self, batch_sampler=batches, **how)
+        return DataLoader(self, batch_size=batch_size, shuffle=shuffle, **how)
 
 
 class LengthBuckets(Sampler[list[int]]):
@@ -282,7 +285,7 @@ def evaluate(
     with _progress_bar(loader, desc, progress) as bar:
         for batch in loader:
             part = world.part(batch)
-            log_probs = world.forward(model, part["token_ids"].to(device))  # b c
+            log_probs = world.forward(model, part["token_ids"].to(device, non_blocking=True))  # b c
             if world.total(log_probs.isnan().sum()) > 0:
                 raise UserError(
                     f"{desc}: the predictions are not finite; training diverged (try a smaller --lr) or the checkpoint "
@@ -497,8 +500,8 @@ def _train_epoch(
         for step, batch in enumerate(loader, 1):
             optimizer.zero_grad()
             part = world.part(batch)
-            log_probs = world.forward(model, part["token_ids"].to(device))  # b c
-            labels = part["labels"].to(device)
+            log_probs = world.forward(model, part["token_ids"].to(device, non_blocking=True))  # b c
+            labels = part["labels"].to(device, non_blocking=True)
             # divided by the nominal batch size even in a short last batch: the reference numbers rest on it
             loss = F.nll_loss(log_probs, labels, reduction="sum") / loader.batch_sampler.batch_size
             for method in methods:
