@@ -339,12 +339,14 @@ def sample_next(
         raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
     if epsilon is not None and not 0.0 <= epsilon < 1.0:
         raise ValueError(f"epsilon={epsilon} must be from 0 to below 1")
-    if not torch.isfinite(logits.amax(dim=-1)).all():
+    best = logits.argmax(dim=-1, keepdim=True)  # b 1
+    largest = logits.gather(-1, best)  # b 1: NaN where any logit is
+    if not torch.isfinite(largest).all():
         raise UserError("the model's logits are not finite; the checkpoint is damaged")
     if temperature == 0.0:
-        return logits.argmax(dim=-1, keepdim=True)
+        return best
     # shifted by its maximum, so that no temperature, however small, overflows
-    probs = ((logits.float() - logits.float().amax(-1, keepdim=True)) / temperature).softmax(dim=-1)  # b v
+    probs = ((logits.float() - largest.float()) / temperature).softmax(dim=-1)  # b v
     probs = probs.masked_fill(_dropped(probs, top_k, top_p, epsilon), 0.0)
     return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
 

@@ -44,10 +44,10 @@ class NotSaved(Checkpoints):
     def __init__(self):
         super().__init__(Path(), Path(), {}, {}, {})
 
-    def save_model(self, model: nn.Module, result: object) -> None:
+    def save_model(self, *_: object) -> None:
         pass
 
-    def save_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: object) -> None:
+    def save_resume_point(self, *_: object) -> None:
         pass
 
 

@@ -16,7 +16,7 @@ from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.peers import Peers
 from benchmarks.sentences import Sentences
-from benchmarks.targets import COURSE, HF, LINES, LLAMA2C, MEMORY_LINES, ONE_BY_ONE, OURS, PLAIN, Target
+from benchmarks.targets import COURSE, HF, HF_BF16, LINES, LLAMA2C, MEMORY_LINES, ONE_BY_ONE, OURS, PLAIN, Target
 from config import LlamaConfig
 from training import EncodingRules
 
@@ -270,7 +270,9 @@ def forward(bench: Bench) -> list[Line]:
             PLAIN: bench.peers.our_classifier(None).to(dtype),
         }
         if bench.has_hf:
-            models[HF] = bench.peers.hf_classifier(dtype)
+            models[HF] = bench.peers.hf_classifier()
+        if bench.has_hf and HF_BF16 in targets:
+            models[HF_BF16] = bench.peers.hf_classifier(torch.bfloat16)
         lines += _forward_lines(bench, work, targets, models, bench.batch(rows, length)[0])
     return lines
 
@@ -298,7 +300,7 @@ def _training_lines(
     bench: Bench, work: str, targets: dict[str, Target], shape: tuple[int, int], models: dict[str, nn.Module]
 ) -> list[Line]:
     token_ids, labels = bench.batch(*shape)
-    makers = {COURSE: peers.naive_optimizer, HF: peers.hf_optimizer}
+    makers = {COURSE: peers.naive_optimizer, HF: peers.hf_optimizer, HF_BF16: peers.hf_optimizer}
 
     def contender(name: str, model: nn.Module) -> Contender:
         optimizer = makers.get(name, peers.our_optimizer)(model)
@@ -332,7 +334,7 @@ def train_fp32(bench: Bench) -> list[Line]:
 
 
 def train_bf16(bench: Bench) -> list[Line]:
-    """Float32 weights, bfloat16 products: Hugging Face's and our plain path under autocast."""
+    """Float32 weights, bfloat16 products; our plain path and Hugging Face's second one under autocast."""
     lines = []
     for (work, targets), shape in zip(LINES["train-bf16"].items(), bench.sizes.train.values(), strict=True):
         models: dict[str, nn.Module] = {
@@ -340,7 +342,8 @@ def train_bf16(bench: Bench) -> list[Line]:
             PLAIN: peers.Autocast(bench.peers.our_classifier(None)),
         }
         if bench.has_hf:
-            models[HF] = peers.Autocast(bench.peers.hf_classifier())
+            models[HF] = bench.peers.hf_classifier()
+            models[HF_BF16] = peers.Autocast(bench.peers.hf_classifier())
         lines += _training_lines(bench, work, targets, shape, models)
     return lines
 
