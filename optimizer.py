@@ -98,7 +98,7 @@ class AdamW(Optimizer):
         An accelerator wants few kernels: all tensors at once. A CPU waits for memory: pieces that stay in its cache
         from the first line of the update to the last.
         """
-        quads = [tuple(map(_local, (p.data, p.grad, self.state[p]["m"], self.state[p]["v"]))) for p in parameters]
+        quads = [tuple(map(_local, (p.detach(), p.grad, self.state[p]["m"], self.state[p]["v"]))) for p in parameters]
         if parameters[0].device.type != "cpu":
             yield tuple(map(list, zip(*quads, strict=True)))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import platform
 from pathlib import Path
@@ -44,10 +45,9 @@ def accelerate(model: nn.Module, precision: str = "fp32", device: torch.device |
                 module.__class__ = LINEARS[linears]
                 if linears == "int8":
                     module.round_weight()
-        if layers == "fused":
-            _fuse(llama)
-            _pass_on_bf16(llama, precision == "bf16")
-        if decoder == "numba":
+        _set_layers(llama, layers == "fused")
+        _pass_on_bf16(llama, device)
+        if decoder == "numba" and type(llama) is Llama:
             from fast.decode import DecodingLlama
 
             llama.__class__ = DecodingLlama
@@ -94,6 +94,11 @@ def choose_decoder(precision: str, device: torch.device) -> Choice:
         return Choice(part, "plain", "numba has no bfloat16; fp32 and int8 decode faster")
     if importlib.util.find_spec("numba") is None:
         return Choice(part, "plain", "numba is not installed; pip install numba makes it several times faster")
+    try:
+        importlib.import_module("fast.decode")
+    except (ImportError, RuntimeError) as error:
+        # of a NumPy that this numba does not know, or where compiled code can be kept in no folder
+        return Choice(part, "plain", f"numba does not load: {error}")
     return Choice(part, "numba", "reads the weights at the speed of memory")
 
 
@@ -111,22 +116,32 @@ def _cpuinfo(field: str) -> str:
     return next(values, "")
 
 
-def _fuse(llama: Llama) -> None:
-    for module in llama.modules():
-        if type(module) is RMSNorm:
-            module.__class__ = FusedRMSNorm
-        elif type(module) is FeedForward:
-            module.__class__ = FusedFeedForward
+def _set_layers(llama: Llama, fused: bool) -> None:
+    for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
+        for module in llama.modules():
+            if type(module) in (plain, fast):
+                module.__class__ = fast if fused else plain
 
 
-def _pass_on_bf16(llama: Llama, halved: bool) -> None:
-    """On a CPU: what is bfloat16 between two layers, and what is float32 again before rotation and attention."""
+def _pass_on_bf16(llama: Llama, device: torch.device) -> None:
+    """What is bfloat16 between two layers: nothing that a layer in float32 reads, on a CPU no more than products need.
+
+    On a CPU it is float32 again before rotation and attention.
+    """
     for layer in llama.modules():
         if isinstance(layer, LlamaLayer):
-            inner = torch.bfloat16 if halved else torch.float32
-            layer.attention_norm.out_dtype = layer.ffn_norm.out_dtype = inner
-            layer.feed_forward.w1.out_dtype = layer.feed_forward.w3.out_dtype = inner
-            for name in ("compute_query", "compute_key", "compute_value", "compute_output"):
-                getattr(layer.attention, name).out_dtype = torch.float32
-            layer.feed_forward.w2.out_dtype = torch.float32
+            attention, feed_forward = layer.attention, layer.feed_forward
+            heads = attention.compute_query, attention.compute_key, attention.compute_value
+            gates = feed_forward.w1, feed_forward.w3
+            layer.attention_norm.out_dtype = _narrowest(*heads)
+            layer.ffn_norm.out_dtype = _narrowest(*gates)
+            for linear in gates:
+                linear.out_dtype = _narrowest(*gates, feed_forward.w2)
+            for linear in (*heads, attention.compute_output, feed_forward.w2):
+                linear.out_dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     llama.output.out_dtype = torch.float32
+
+
+def _narrowest(*linears: nn.Module) -> torch.dtype:
+    """What all of these compute in."""
+    return torch.bfloat16 if all(type(linear) is Bf16Linear for linear in linears) else torch.float32

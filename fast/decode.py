@@ -15,15 +15,18 @@ Shapes:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numba import njit, prange
+from torch import nn
 
-from fast.linear import Int8Linear, quantise
-from llama import KVCache, Llama, LlamaLayer
+from fast.layers import FusedFeedForward, FusedRMSNorm
+from fast.linear import Int8Linear, OneDNNLinear, quantise, state_of
+from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
 from rope import rope_table
 
 LANES = 16  # float32 numbers in a vector register of AVX-512, and in two or four of other processors
@@ -317,15 +320,14 @@ class DecodeEngine:
 
     def __init__(self, llama: Llama):
         self.config = llama.config
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-        self.embeddings = _array(llama.tok_embeddings.weight)  # v D
+        self.embeddings = llama.tok_embeddings.weight.detach()  # v D
         self.layers = [_layer_weights(layer) for layer in llama.layers]
         self.norm = _array(llama.norm.weight)
         self.head = _matrix(llama.output)
         self.screen, self.screen_error = None, None
         if not isinstance(llama.output, Int8Linear):
             self.screen, self.screen_error = screened(llama.output.weight.detach())
-        self.source = state_of(llama)
+        self.source = source_of(llama)
 
     def logits(self, tokens: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """What `Llama.forward` gives as logits of the last position, and what it adds to the cache.
@@ -333,10 +335,11 @@ class DecodeEngine:
         tokens: b s, those that the cache does not hold yet -> b v. only_largest: all but the largest may be
         approximate, and are smaller.
         """
+        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
         batch, new = tokens.shape
         rows, last = self._rows(batch, new, cache)
         stored = self._stored(batch, new, cache)
-        x = to_lanes(self.embeddings[tokens.reshape(-1).numpy()])  # n D l
+        x = to_lanes(F.embedding(tokens.reshape(-1), self.embeddings).numpy())  # n D l
         eps = self.config.layer_norm_eps
         for weights, (keys, values) in zip(self.layers[:-1], stored, strict=False):
             x = layer_step(x, weights, eps, rows, keys, values)
@@ -406,9 +409,19 @@ def screened(weight: torch.Tensor) -> tuple[Matrix, np.ndarray]:
     return Matrix(quantised.numpy(), scale.numpy()), bound.float().numpy()
 
 
-def state_of(llama: Llama) -> list[tuple[int, int]]:
-    """Changes when a weight is replaced or written to."""
-    return [(weight.data_ptr(), weight._version) for weight in llama.parameters()]
+def source_of(llama: Llama) -> list[Any]:
+    """Changes when a weight is replaced or written to, or a module is replaced."""
+    return [state_of(weight) for weight in llama.parameters()] + [type(module) for module in llama.modules()]
+
+
+def is_readable(llama: Llama) -> bool:
+    """Whether the loops compute what the model would: float32 on the CPU, no module replaced, none with a hook."""
+    return all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in llama.parameters()) and all(
+        type(module) in READABLE
+        and getattr(module, "bias", None) is None
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        for module in llama.modules()
+    )
 
 
 def _array(weight: torch.Tensor) -> np.ndarray:
@@ -417,7 +430,7 @@ def _array(weight: torch.Tensor) -> np.ndarray:
 
 def _matrix(linear: torch.nn.Linear) -> Matrix:
     if isinstance(linear, Int8Linear):
-        return Matrix(linear.quantised.numpy(), linear.scale.numpy())
+        return Matrix(*(part.numpy() for part in linear.eight_bits()))
     return Matrix(_array(linear.weight), np.ones(linear.out_features, np.float32))
 
 
@@ -447,11 +460,25 @@ class DecodingLlama(Llama):
 
     def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """As in `Llama`; the uncached causal model, and what does not fit, is left to it."""
+        begins = cache is None or cache.length == 0  # a text; the weights cannot change before it ends
+        if begins and self._engine is not None and self._engine.source != source_of(self):
+            self._engine = None
         new = idx if cache is None else idx[:, cache.length :]
-        is_plain = self.config.is_causal and cache is None
+        is_plain = self.training or (self.config.is_causal and cache is None)
         if is_plain or idx.shape[1] > self.config.max_seq_len or new.numel() > MAX_ROWS:
             return super()._next_logits(idx, cache, only_largest)
-        begins = cache is None or cache.length == 0  # a text; the weights cannot change before it ends
-        if self._engine is None or (begins and self._engine.source != state_of(self)):
+        if self._engine is None:
+            if not is_readable(self):
+                return super()._next_logits(idx, cache, only_largest)
             self._engine = DecodeEngine(self)
         return self._engine.logits(new, cache, only_largest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy.deepcopy` and `torch.save` take along."""
+        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
+
+
+# Modules that the loops compute, or that do nothing while a text is generated
+LINEARS = {nn.Linear, OneDNNLinear, Int8Linear}
+LAYERS = {LlamaLayer, Attention, FeedForward, FusedFeedForward, RMSNorm, FusedRMSNorm}
+READABLE = {DecodingLlama, nn.ModuleList, nn.Embedding, nn.Dropout} | LAYERS | LINEARS

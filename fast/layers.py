@@ -23,7 +23,9 @@ class FusedRMSNorm(RMSNorm):
     out_dtype = torch.float32
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: ... D, float32 -> ... D"""
+        """x: ... D -> ... D"""
+        if x.dtype != torch.float32:  # somebody has converted the whole model
+            return super().forward(x)
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, self.weight, self.eps, self.out_dtype)
         return (x * _scale(x, self.eps)).mul_(self.weight).to(self.out_dtype)
@@ -50,7 +52,7 @@ class _RMSNorm(torch.autograd.Function):
         """dx = s * (g w - n * mean(g w n)), and dw is the sum of g n over all rows."""
         x, weight, scale = ctx.saved_tensors
         normed = x * scale  # ... D
-        along = grad.float() * normed  # ... D: g n
+        along = grad.to(x.dtype) * normed  # ... D: g n
         grad_weight = along.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None  # D
         mean = (along @ weight)[..., None].div_(x.shape[-1])  # ... 1
         grad_x = normed.mul_(mean).neg_().addcmul_(grad, weight).mul_(scale)

@@ -28,6 +28,12 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
+def state_of(weight: torch.Tensor) -> tuple[int, Any]:
+    """Changes when a weight is replaced or written to."""
+    # PyTorch does not count what is written to an inference tensor, so its state is never the same
+    return weight.data_ptr(), object() if weight.is_inference() else weight._version
+
+
 class KernelLinear(nn.Linear):
     """A bias-free linear layer that, while it is not trained, keeps a copy of its weight in a kernel's own layout.
 
@@ -35,15 +41,19 @@ class KernelLinear(nn.Linear):
     anew when the weight was written to, so that it is never older than the weight.
     """
 
-    _copy: torch.Tensor | None = None
+    _copy: Any = None
     _copied: Any = None
 
-    def copy_of_weight(self, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def copy_of_weight(self, make: Callable[[torch.Tensor], Any]) -> Any:
         """`make(weight)`, computed once for each state of the weight."""
-        state = (make, self.weight.data_ptr(), self.weight._version)
+        state = (make, *state_of(self.weight))
         if self._copied != state:
             self._copy, self._copied = make(self.weight.detach()), state
         return self._copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy.deepcopy` and `torch.save` take along; no packed copy, which neither can read."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_copy", "_copied")}
 
     def drop_copy(self) -> None:
         self._copy = self._copied = None
@@ -146,23 +156,26 @@ class Int8Linear(KernelLinear):
     """Weights of 8 bits, one scale for each output feature (Dettmers et al. 2022, arXiv:2208.07339, section 2.1).
 
     `round_weight` puts the weight on the grid q * scale, q from -127 to 127, once and for all. A batch also has each of
-    its rows rounded to 8 bits on the way in, so that the product is one of integers; that is not differentiable.
+    its rows rounded to 8 bits on the way in, so that the product is one of integers; that is not differentiable, so
+    where a gradient is wanted (of a layer below; the weight has none) the rounded weight meets the batch as it is.
     """
 
     def round_weight(self) -> None:
         quantised, scale = quantise(self.weight.detach())
-        self.register_buffer("quantised", quantised, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
         with torch.no_grad():
             self.weight.copy_(quantised * scale[:, None])
         self.weight.requires_grad_(False)
 
+    def eight_bits(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weight as integers, o i, and their scales, o."""
+        return self.copy_of_weight(quantise)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type != "cpu" or not has_onednn():
+        if x.device.type != "cpu" or not has_onednn() or self.is_trained(x):
             return F.linear(x, self.weight)
         rows, row_scale = quantise(_rows(x))  # r i, r
-        products = torch._int_mm(rows, self.quantised.t())  # r o, int32
-        y = (products * self.scale).mul_(row_scale[:, None])
+        weight, scale = self.eight_bits()
+        y = (torch._int_mm(rows, weight.t()) * scale).mul_(row_scale[:, None])  # r o
         return y.view(*x.shape[:-1], -1)
 
 

@@ -1,0 +1,903 @@
+"""Kernels and precisions: whatever they save, numbers, gradients and texts must stay those of plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, asset, random_llama
+from error_helpers import check_one_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_cache import PROMPTS, left_padded
+from torch import nn
+
+import fast.apply
+from classifier import LlamaEmbeddingClassifier
+from fast import accelerate
+from fast.apply import choose_decoder, choose_layers, choose_linear
+from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
+from fast.linear import Int8Linear, OneDNNLinear, has_onednn, quantise
+from llama import FeedForward, Llama, RMSNorm, load_pretrained
+from optimizer import AdamW
+from utils import UserError
+
+TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+VENDORS = ("AuthenticAMD", "GenuineIntel")  # one for each kernel that fp32 has
+BUNDLED = ROOT / "checkpoints/minllama1M.pt"
+
+
+@pytest.fixture(params=VENDORS)
+def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What this machine's processor says it is, so that every machine tests both kernels."""
+    if request.param == "AuthenticAMD" and not has_onednn():
+        pytest.skip("this PyTorch has no oneDNN products")
+    monkeypatch.setattr(fast.apply, "cpu_vendor", lambda: request.param)
+    return request.param
+
+
+@pytest.fixture
+def numba():
+    """The tests that ask for it are about the compiled loops."""
+    return pytest.importorskip("numba")
+
+
+class TwoLabels:
+    """A classifier's config."""
+
+    num_labels, hidden_dropout_prob, option = 2, 0.0, "finetune"
+
+
+def accelerated(model: nn.Module, precision: str = "fp32", device: torch.device | None = None) -> nn.Module:
+    """A copy on fast kernels."""
+    model = copy.deepcopy(model)
+    accelerate(model, precision, device)
+    return model
+
+
+def outputs(model: Llama) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return model(TOKENS, targets=TOKENS)
+
+
+def gradients(model: Llama) -> dict[str, torch.Tensor]:
+    """Of a random projection of everything that the model returns."""
+    model.zero_grad()
+    logits, hidden = model(TOKENS, targets=TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    sum((y.float() * torch.randn(y.shape, generator=generator)).sum() for y in (logits, hidden)).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -> None:
+    """Within `relative` of the largest number: sums in another order differ by what their terms are worth."""
+    assert (actual - expected).abs().max() <= relative * expected.abs().max()
+
+
+# ------------------------------------------------------------------------------------------------- accelerate
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_names_and_shapes_stay_and_values_too_but_for_int8(precision: str):
+    model = random_llama()
+    before = copy.deepcopy(model.state_dict())
+    accelerate(model, precision)
+    after = model.state_dict()
+    assert [*after] == [*before]
+    for name, value in after.items():
+        assert value.shape == before[name].shape and value.dtype == torch.float32
+        if precision != "int8" or value.dim() == 1:
+            assert torch.equal(value, before[name])
+    assert model.output.weight is model.tok_embeddings.weight
+    random_llama().load_state_dict(after)
+
+
+def test_kernels_can_be_switched_and_applied_again(vendor: str):
+    plain, model = random_llama(), random_llama()
+    for precision in ("fp32", "fp32", "bf16", "bf16", "fp32"):
+        choices = accelerate(model, precision)
+        assert choices == accelerate(model, precision)
+        fresh = accelerated(plain, precision)
+        for actual, expected in zip(outputs(model), outputs(fresh), strict=True):
+            assert torch.equal(actual, expected)
+    accelerate(model, "bf16", CUDA)  # and to what another device would have
+    assert type(model.layers[0].ffn_norm) is RMSNorm and type(model.layers[0].feed_forward) is FeedForward
+    accelerate(model, "fp32", CUDA)
+    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model), outputs(plain), strict=True))
+
+
+def test_int8_rounds_once():
+    model = random_llama()
+    accelerate(model, "int8")
+    rounded, logits = copy.deepcopy(model.state_dict()), outputs(model)[0]
+    for precision in ("int8", "fp32", "int8"):
+        accelerate(model, precision)
+    assert all(torch.equal(value, rounded[name]) for name, value in model.state_dict().items())
+    assert torch.equal(outputs(model)[0], logits)
+
+
+def test_rounding_twice_is_rounding_once():
+    """The largest number of a row gives the scale, and 127 scales give the same scale again, for each mantissa."""
+    largest = torch.arange(2**23, 2**24, dtype=torch.float32)
+    scale = largest / 127
+    assert torch.equal(scale * 127 / 127, scale)
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="fp64.*fp32, bf16, int8"):
+        accelerate(random_llama(), "fp64")
+
+
+class ShiftedLinear(nn.Linear):
+    """What a method might put in the place of a layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 0.5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("where", ["attention.compute_query", "feed_forward.w1", "feed_forward.w2"])
+def test_a_layer_that_was_replaced_computes_on(precision: str, where: str):
+    model = random_llama(attention="causal")
+    model.layers[0].get_submodule(where).__class__ = ShiftedLinear
+    fast_model = accelerated(model, precision)
+    assert type(fast_model.layers[0].get_submodule(where)) is ShiftedLinear
+    logits, expected = outputs(fast_model)[0], outputs(model)[0]
+    assert_near(logits, expected, {"fp32": 1e-5, "bf16": 3e-2, "int8": 5e-2}[precision])
+    gradients(fast_model)
+
+
+def test_text_is_that_of_replaced_layers_biases_and_hooks(numba):
+    def shift(module: nn.Module, args: tuple, y: torch.Tensor) -> torch.Tensor:
+        return y + 0.5
+
+    def replace(model: Llama) -> None:
+        model.layers[0].attention.compute_query.__class__ = ShiftedLinear
+
+    def add_bias(model: Llama) -> None:
+        model.output.bias = nn.Parameter(torch.eye(300)[17])
+
+    def add_hook(model: Llama) -> None:
+        model.layers[1].feed_forward.register_forward_hook(shift)
+
+    prompt = torch.tensor(PROMPTS[:1])
+    for change in (replace, add_bias, add_hook):
+        model = random_llama(attention="causal", gain=8.0)
+        unchanged = model.generate(prompt, 30, temperature=0.0)
+        fast_model = accelerated(model)
+        fast_model.generate(prompt, 3, temperature=0.0)
+        change(model)
+        expected = model.generate(prompt, 30, temperature=0.0)
+        assert not torch.equal(expected, unchanged)
+        change(fast_model)  # after it was accelerated
+        assert torch.equal(fast_model.generate(prompt, 30, temperature=0.0), expected)
+        assert torch.equal(accelerated(model).generate(prompt, 30, temperature=0.0), expected)
+
+
+def test_a_subclass_of_the_model_stays_one():
+    class Shifted(Llama):
+        def _next_logits(self, *args, **kwargs) -> torch.Tensor:
+            return super()._next_logits(*args, **kwargs) + torch.eye(300)[17] * 100
+
+    model = random_llama(attention="causal")
+    model.__class__ = Shifted
+    accelerate(model)
+    assert type(model) is Shifted and model.generate(torch.tensor([[1]]), 2, temperature=0.0).tolist() == [[1, 17, 17]]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_the_classifier_head_stays_as_it_is(precision: str):
+    model = LlamaEmbeddingClassifier(TwoLabels(), llama=random_llama())
+    head = copy.deepcopy(model.classifier_head.state_dict())
+    accelerate(model, precision)
+    assert type(model.classifier_head) is nn.Linear and model.classifier_head.weight.requires_grad
+    assert all(torch.equal(value, head[name]) for name, value in model.classifier_head.state_dict().items())
+    assert type(model.llama.layers[0].attention_norm) is FusedRMSNorm
+
+
+def test_every_choice_names_a_kernel_and_a_reason():
+    for precision in ("fp32", "bf16", "int8"):
+        for device in (CPU, CUDA, torch.device("mps")):
+            choices = accelerate(random_llama(), precision, device)
+            assert [choice.part for choice in choices] == ["linear layers", "norms and gates", "decoding one text"]
+            assert all(choice.kernel and len(choice.reason) > 10 for choice in choices)
+
+
+@pytest.mark.parametrize("vendor_id", ["GenuineIntel", "", "0x41"])
+def test_onednn_is_for_amd_alone(monkeypatch: pytest.MonkeyPatch, vendor_id: str):
+    monkeypatch.setattr(fast.apply, "has_onednn", lambda: True)
+    monkeypatch.setattr(fast.apply, "cpu_vendor", lambda: vendor_id)
+    assert choose_linear("fp32", CPU).kernel == "plain"
+    monkeypatch.setattr(fast.apply, "cpu_vendor", lambda: "AuthenticAMD")
+    assert choose_linear("fp32", CPU).kernel == "oneDNN"
+    monkeypatch.setattr(fast.apply, "has_onednn", lambda: False)
+    assert choose_linear("fp32", CPU).kernel == "plain"
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_another_device_has_pytorchs_own_kernels(device: str):
+    device = torch.device(device)
+    assert [choose_linear(precision, device).kernel for precision in ("fp32", "bf16", "int8")] == [
+        "plain",
+        "bf16",
+        "int8",
+    ]
+    assert choose_layers(device).kernel == "plain"
+    assert {choose_decoder(precision, device).kernel for precision in ("fp32", "bf16", "int8")} == {"plain"}
+
+
+def test_what_another_device_would_run_gives_the_same_numbers():
+    """The kernels of a GPU, run here."""
+    plain = random_llama(attention="causal")
+    fp32, bf16, int8 = (accelerated(plain, precision, CUDA) for precision in ("fp32", "bf16", "int8"))
+    assert all(type(model) is Llama for model in (fp32, bf16, int8))
+    assert torch.equal(outputs(fp32)[0], outputs(plain)[0])
+    assert_near(outputs(bf16)[0], outputs(plain)[0], 3e-2)
+    assert outputs(bf16)[0].dtype == torch.float32
+    rounded = random_llama(attention="causal")
+    rounded.load_state_dict(int8.state_dict())
+    assert_near(outputs(int8)[0], outputs(rounded)[0], 5e-2)  # int8 on a CPU rounds what comes in as well
+    for model in (fp32, bf16, int8):
+        assert model.generate(TOKENS, 4, temperature=0.0).shape == (2, 11)
+
+
+def test_without_numba_another_path_is_chosen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    plain = random_llama(attention="causal", gain=8.0)
+    choice = choose_decoder("fp32", CPU)
+    assert choice.kernel == "plain" and "pip install numba" in choice.reason
+    model = accelerated(plain)
+    assert type(model) is Llama
+    assert torch.equal(model.generate(TOKENS, 40, temperature=0.0), plain.generate(TOKENS, 40, temperature=0.0))
+
+
+def test_where_compiled_code_can_be_kept_nowhere_decoding_is_plain(numba):
+    """numba then refuses the functions at import; a read-only installation has no other sign."""
+    code = (
+        "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []; import torch; "
+        "from fast.apply import choose_decoder; print(choose_decoder('fp32', torch.device('cpu')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "kernel='plain'" in done.stdout and "numba does not load" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------- fp32
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+def test_fp32_is_the_plain_model(vendor: str, attention: str, n_kv_heads: int):
+    plain = random_llama(attention=attention, n_kv_heads=n_kv_heads)
+    model = accelerated(plain)
+    assert type(model.layers[0].feed_forward) is FusedFeedForward
+    kernel = OneDNNLinear if vendor == "AuthenticAMD" else nn.Linear
+    assert type(model.output) is type(model.layers[1].feed_forward.w2) is kernel
+    for actual, expected in zip(outputs(model), outputs(plain), strict=True):
+        assert_near(actual, expected, 1e-5)
+    expected = gradients(plain)
+    for name, gradient in gradients(model).items():
+        assert_near(gradient, expected[name], 2e-5)
+    at = torch.tensor([4, 2])
+    assert_near(model.hidden_state_at(TOKENS, at), plain.hidden_state_at(TOKENS, at), 1e-5)
+
+
+def test_frozen_weights_get_no_gradient_and_pass_one_on(vendor: str):
+    plain = random_llama()
+    for part in (plain.layers[1], plain.output):
+        part.requires_grad_(False)
+    model = accelerated(plain)
+    expected = {name: p.grad for name, p in plain.named_parameters() if gradients(plain) and p.grad is not None}
+    actual = {name: p.grad for name, p in model.named_parameters() if gradients(model) and p.grad is not None}
+    assert [*actual] == [*expected] and len(actual) == 10
+    for name, gradient in actual.items():
+        assert_near(gradient, expected[name], 2e-5)
+
+
+def test_gradients_of_the_norm_and_the_gate_are_those_of_finite_differences():
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, weight: _RMSNorm.apply(x, weight, 1e-5, torch.float64), (x, weight))
+    gate = torch.randn_like(x).mul(3).requires_grad_()
+    assert torch.autograd.gradcheck(_SwiGLU.apply, (gate, x))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1.0, 1e12])
+def test_the_norm_is_the_plain_norm_for_any_scale(scale: float):
+    torch.manual_seed(1)
+    plain, fused = RMSNorm(64), FusedRMSNorm(64)
+    nn.init.normal_(plain.weight)
+    fused.load_state_dict(plain.state_dict())
+    x = torch.randn(5, 7, 64) * scale
+    direction = torch.randn(5, 7, 64)
+    results = []
+    for norm in (plain, fused):
+        row = x.clone().requires_grad_()
+        (norm(row) * direction).sum().backward()
+        results.append((norm(x).detach(), row.grad, norm.weight.grad))
+    for actual, expected in zip(*reversed(results), strict=True):
+        assert actual.isfinite().all()
+        assert_near(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_model_that_is_converted_afterwards_computes_in_the_new_format(dtype: torch.dtype):
+    plain = random_llama(attention="causal", gain=8.0).to(dtype)
+    model = accelerated(random_llama(attention="causal", gain=8.0))
+    outputs(model)
+    model.generate(TOKENS, 2, temperature=0.0)
+    model.to(dtype)
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model), outputs(plain), strict=True))
+    assert outputs(model)[0].dtype == dtype
+    assert torch.equal(model.generate(TOKENS, 9, temperature=0.0), plain.generate(TOKENS, 9, temperature=0.0))
+    model.float()
+    assert_near(outputs(model)[0], outputs(plain.float())[0], 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_used_model_can_be_copied_and_stored(vendor: str, precision: str):
+    model = accelerated(random_llama(attention="causal"), precision)
+    expected = outputs(model)[0]
+    model.generate(TOKENS, 2, temperature=0.0)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        assert torch.equal(outputs(other)[0], expected)
+        with torch.no_grad():
+            other.layers[0].feed_forward.w2.weight.zero_()
+        assert not torch.equal(outputs(other)[0], expected)
+        assert torch.equal(outputs(model)[0], expected)
+        assert torch.equal(other.generate(TOKENS, 2, temperature=0.0), copy.deepcopy(other).generate(TOKENS, 2, 0.0))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_generating_and_predicting_leave_nothing_behind_that_training_cannot_use(vendor: str, precision: str):
+    model = accelerated(random_llama(attention="causal"), precision)
+    fresh = gradients(accelerated(random_llama(attention="causal"), precision))
+    model.generate(TOKENS, 3, temperature=0.0)
+    with torch.inference_mode():
+        model(TOKENS)
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, fresh[name])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_made_in_inference_mode_are_seen_to_change(vendor: str, precision: str):
+    """PyTorch counts no changes of such tensors."""
+    with torch.inference_mode():
+        model = accelerated(random_llama(attention="causal", gain=8.0), precision)
+        model.generate(TOKENS, 2, temperature=0.0)
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+        plain = random_llama(attention="causal")
+        plain.load_state_dict(model.state_dict())
+        text = model.generate(TOKENS, 20, temperature=0.0)
+        assert torch.equal(text, accelerated(plain, precision).generate(TOKENS, 20, temperature=0.0))
+
+
+# -------------------------------------------------------------------------------------------- copies of weights
+
+
+def halve(model: Llama) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+
+
+def load_others(model: Llama) -> None:
+    model.load_state_dict(random_llama(seed=7).state_dict())
+
+
+def assign_others(model: Llama) -> None:
+    model.load_state_dict(random_llama(seed=7).state_dict(), assign=True)
+
+
+def replace_one(model: Llama) -> None:
+    model.layers[1].feed_forward.w2.weight = nn.Parameter(torch.ones_like(model.layers[1].feed_forward.w2.weight))
+
+
+def change_data(model: Llama) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(-0.5)
+    model.eval()
+
+
+def step(make: Callable) -> Callable[[Llama], None]:
+    def take_step(model: Llama) -> None:
+        gradients(model)
+        make(model.parameters(), lr=0.01).step()
+
+    return take_step
+
+
+CHANGES = {
+    "in place": halve,
+    "load_state_dict": load_others,
+    "assigned": assign_others,
+    "replaced": replace_one,
+    "p.data, then eval()": change_data,
+    "AdamW": step(AdamW),
+    "torch's AdamW": step(torch.optim.AdamW),
+    "torch's AdamW, in one kernel": step(lambda parameters, lr: torch.optim.AdamW(parameters, lr, fused=True)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("training", [True, False])
+def test_whatever_changes_a_weight_is_seen_by_the_next_pass(vendor: str, change: str, precision: str, training: bool):
+    model = accelerated(random_llama(attention="causal", gain=8.0), precision).train(training)
+    before = outputs(model)[0]
+    CHANGES[change](model)
+    fresh = random_llama(attention="causal", gain=8.0)
+    fresh.load_state_dict(copy.deepcopy(model.state_dict()))
+    fresh = accelerated(fresh, precision)
+    after = outputs(model)[0]
+    assert torch.equal(after, outputs(fresh)[0]) and not torch.equal(after, before)
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    expected = gradients(fresh.train(training))
+    for name, gradient in gradients(model).items():  # and where it is trained
+        assert torch.equal(gradient, expected[name])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_a_weight_is_seen_by_the_next_text(numba, change: str):
+    model = accelerated(random_llama(attention="causal", gain=8.0))
+    prompt = torch.tensor(PROMPTS[:1])
+    model.generate(prompt, 20, temperature=0.0)
+    CHANGES[change](model)
+    plain = random_llama(attention="causal")
+    plain.load_state_dict(model.state_dict())
+    for begins_with in (1, 7):
+        text = model.generate(prompt[:, :begins_with], 40, temperature=0.0)
+        assert torch.equal(text, plain.generate(prompt[:, :begins_with], 40, temperature=0.0))
+
+
+def test_a_text_that_begins_with_a_long_prompt_sees_new_weights(numba):
+    """PyTorch's kernels read the prompt, and the loops, which had an earlier text, go on."""
+    model = accelerated(random_llama(attention="causal", gain=8.0, max_seq_len=400))
+    model.generate(torch.tensor([[1, 5]]), 5, temperature=0.0)
+    assign_others(model)
+    plain = random_llama(attention="causal", max_seq_len=400)
+    plain.load_state_dict(model.state_dict())
+    prompt = torch.randint(4, 300, (1, 300), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model.generate(prompt, 30, temperature=0.0), plain.generate(prompt, 30, temperature=0.0))
+
+
+# ------------------------------------------------------------------------------------------------------- bf16
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize("n_kv_heads", [4, 1])
+def test_bf16_is_fp32_but_for_its_rounding(attention: str, n_kv_heads: int):
+    """bfloat16 rounds by up to 2^-9; two layers of seven matrices each add up to about 1 % of the largest number."""
+    plain = random_llama(attention=attention, n_kv_heads=n_kv_heads)
+    model = accelerated(plain, "bf16")
+    for actual, expected in zip(outputs(model), outputs(plain), strict=True):
+        assert actual.dtype == torch.float32 and not torch.equal(actual, expected)
+        assert_near(actual, expected, 3e-2)
+    expected = gradients(plain)
+    for name, gradient in gradients(model).items():
+        assert gradient.dtype == torch.float32 and gradient.isfinite().all()
+        assert F.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.999
+
+
+def accuracy_after_training(precision: str | None) -> float:
+    """Of a classifier that learns whether a text has more tokens above 100 than below."""
+    torch.manual_seed(0)
+    model = LlamaEmbeddingClassifier(TwoLabels(), llama=random_llama(attention="causal"))
+    if precision is not None:
+        accelerate(model, precision)
+    optimizer = AdamW(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(4, 196, (288, 9), generator=generator)
+    labels = ((texts > 100).sum(1) > 4).long()
+    for _ in range(4):
+        for batch in torch.randperm(256, generator=generator).split(16):
+            optimizer.zero_grad()
+            F.nll_loss(model(texts[batch]), labels[batch]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return (model.eval()(texts[256:]).argmax(-1) == labels[256:]).float().mean().item()
+
+
+def test_a_short_training_reaches_the_same_accuracy(vendor: str):
+    plain = accuracy_after_training(None)
+    assert plain > 0.8
+    for precision in ("fp32", "bf16"):
+        assert accuracy_after_training(precision) == pytest.approx(plain, abs=2.1 / 32)
+
+
+# ------------------------------------------------------------------------------------------------------- int8
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-36, 1e-3, 1.0, 1e30])
+def test_quantise_is_the_slow_loop(scale: float):
+    x = torch.randn(7, 12, generator=torch.Generator().manual_seed(0)).mul(10).exp() * scale
+    x *= torch.randn(7, 12, generator=torch.Generator().manual_seed(1)).sign()
+    x[3] = 0.0
+    quantised, scales = quantise(x)
+    assert quantised.dtype == torch.int8 and scales.dtype == torch.float32
+    for row, integers, step_size in zip(x.double().tolist(), quantised.tolist(), scales.tolist(), strict=True):
+        assert step_size == pytest.approx(max(max(map(abs, row)) / 127, 2.0**-126), rel=1e-6)
+        for number, integer in zip(row, integers, strict=True):
+            assert -127 <= integer <= 127
+            assert abs(number - integer * step_size) <= step_size * 0.50002
+    assert quantised[3].tolist() == [0] * 12
+    if scale > 1e-30:
+        assert quantised.abs().amax(1).tolist() == [127, 127, 127, 0, 127, 127, 127]
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_int8_is_near_fp32_and_each_weight_within_half_a_step(attention: str):
+    plain = random_llama(attention=attention)
+    with torch.no_grad():
+        plain.layers[0].feed_forward.w1.weight[5] = 0.0
+    model = accelerated(plain, "int8")
+    for name, weight in plain.state_dict().items():
+        rounded = model.state_dict()[name]
+        if weight.dim() == 2:
+            half_step = weight.abs().amax(1, keepdim=True) / 127 / 2
+            assert ((rounded - weight).abs() <= half_step * 1.0001).all()
+    assert type(model.output) is Int8Linear and not model.layers[0].feed_forward.w1.weight[5].any()
+    for actual, expected in zip(outputs(model), outputs(plain), strict=True):
+        assert_near(actual, expected, 5e-2)
+
+
+def test_int8_follows_weights_that_are_loaded_later():
+    model = accelerated(random_llama(), "int8")
+    outputs(model)
+    load_others(model)
+    assert_near(outputs(model)[0], outputs(random_llama(seed=7))[0], 5e-2)
+
+
+def test_what_int8_leaves_to_be_trained_gets_the_gradients_of_the_rounded_model():
+    model = accelerated(random_llama(), "int8")
+    rounded = random_llama()
+    rounded.load_state_dict(model.state_dict())
+    expected = gradients(rounded)
+    for name, gradient in gradients(model).items():
+        if expected[name].dim() == 2:
+            assert gradient is None
+        else:
+            assert_near(gradient, expected[name], 2e-5)
+
+
+# ----------------------------------------------------------------------------------------------------- decoding
+
+
+def assert_same_text(plain: Llama, actual: torch.Tensor, expected: torch.Tensor, prompt_length: int) -> None:
+    """Equal ids. Where a row differs, the plain model's two likeliest tokens must be equal but for rounding."""
+    assert actual.shape == expected.shape
+    for row in range(len(expected)):
+        differs = (actual[row] != expected[row]).nonzero()
+        if len(differs):
+            at = int(differs[0])
+            assert at >= prompt_length
+            with torch.no_grad():
+                logits = plain(expected[row : row + 1, :at][:, -plain.config.max_seq_len :])[0][0, -1]
+            assert logits[expected[row, at]] - logits[actual[row, at]] <= 1e-5 * logits.abs().max()
+
+
+def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = "fp32", variety: int = 8) -> int:
+    """Compare each prompt alone, and all together, with the uncached plain model. Returns the number of new tokens."""
+    model = accelerated(plain, precision)
+    if precision == "int8":
+        plain = copy.deepcopy(plain)
+        plain.load_state_dict(model.state_dict())
+    expected = plain.generate(prompts, new, temperature=0.0, use_cache=False)
+    alone = [model.generate(prompt[None], new, temperature=0.0) for prompt in prompts]
+    together = model.generate(prompts, new, temperature=0.0)
+    for actual in (torch.cat(alone), together):
+        assert_same_text(plain, actual, expected, prompts.shape[1])
+    assert type(model).__name__ == "DecodingLlama" and model._engine is not None
+    assert len(expected[:, prompts.shape[1] :].unique()) >= variety
+    return 2 * new * len(prompts)
+
+
+def random_prompts(rows: int, length: int, vocab: int = 300, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_texts_are_those_of_the_plain_model_for_thousands_of_tokens(numba, n_kv_heads: int, precision: str):
+    tokens = 0
+    for seed in range(2):
+        plain = random_llama(seed, gain=8.0, attention="causal", n_kv_heads=n_kv_heads, max_seq_len=128)
+        tokens += check_texts(plain, random_prompts(8, 5, seed=seed), 60, precision, variety=40)
+    assert tokens == 2 * 2 * 8 * 60
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(vocab_size=301, dim=36, n_heads=6, n_kv_heads=3, hidden_dim=50),
+        dict(vocab_size=7, dim=6, n_heads=3, n_kv_heads=1, hidden_dim=3, n_layers=3),
+        dict(vocab_size=303, dim=2, n_heads=1, n_kv_heads=1, hidden_dim=1, n_layers=1),
+        dict(vocab_size=18, dim=34, n_heads=1, n_kv_heads=1, hidden_dim=99),
+        dict(vocab_size=1, dim=4, n_heads=2, n_kv_heads=2, hidden_dim=5),
+    ],
+    ids=lambda sizes: f"v{sizes['vocab_size']} D{sizes['dim']}",
+)
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_sizes_that_no_block_divides(numba, sizes: dict[str, int], attention: str, precision: str):
+    plain = random_llama(gain=8.0, attention=attention, **sizes)
+    check_texts(plain, random_prompts(3, 5, sizes["vocab_size"]), 20, precision, variety=1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 33, 257])
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_any_number_of_texts_and_of_new_tokens(numba, rows: int, attention: str):
+    plain = random_llama(gain=8.0, attention=attention)
+    model = accelerated(plain)
+    for length in (1, 7, 16):
+        prompts = random_prompts(rows, length)
+        expected = plain.generate(prompts, 8, temperature=0.0, use_cache=False)
+        assert_same_text(plain, model.generate(prompts, 8, temperature=0.0), expected, length)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("max_seq_len", [64, 12])
+def test_prompts_of_different_lengths_are_continued_as_if_alone(numba, max_seq_len: int, precision: str):
+    plain = random_llama(gain=8.0, attention="causal", max_seq_len=max_seq_len)
+    model = accelerated(plain, precision)
+    plain.load_state_dict(model.state_dict())
+    idx, pad = left_padded(PROMPTS)
+    new = 30 if precision == "fp32" else 12 - idx.shape[1]  # beyond its length, PyTorch's int8 rounds otherwise
+    together = model.generate(idx, new, temperature=0.0, pad=pad)
+    for row, prompt in enumerate(PROMPTS):
+        alone = plain.generate(torch.tensor([prompt]), new, temperature=0.0, use_cache=False)
+        assert_same_text(plain, together[row : row + 1, pad[row] :], alone, len(prompt))
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_texts_that_outgrow_the_model(numba, attention: str):
+    plain = random_llama(gain=8.0, attention=attention, max_seq_len=12)
+    check_texts(plain, random_prompts(2, 5), 30)
+    check_texts(plain, random_prompts(2, 20), 5, variety=1)
+
+
+def test_the_bundled_model_tells_the_same_stories(numba):
+    plain = load_pretrained(BUNDLED, attention="causal")
+    prompts = random_prompts(4, 3, plain.config.vocab_size)
+    prompts[:, 0] = 1
+    check_texts(plain, prompts, 60)
+    check_texts(load_pretrained(BUNDLED, attention="bidirectional"), prompts[:2], 12)
+    check_texts(plain, prompts, 60, "int8")
+
+
+def test_stories260k_tells_the_same_stories(numba, assets: Path):
+    plain = load_pretrained(asset(assets, "stories260K.pt"), attention="causal")
+    prompts = random_prompts(8, 3, plain.config.vocab_size)
+    prompts[:, 0] = 1
+    for precision in ("fp32", "int8"):
+        assert check_texts(plain, prompts, 100, precision) == 1600
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_sampling_draws_the_plain_texts(numba, attention: str):
+    plain = random_llama(gain=8.0, attention=attention)
+    model = accelerated(plain)
+    for rows, settings_ in ((1, {}), (1, {"top_k": 20, "top_p": 0.9}), (3, {"epsilon": 0.001})):
+        texts = [
+            each.generate(random_prompts(rows, 5), 40, generator=torch.Generator().manual_seed(3), **settings_)
+            for each in (model, plain)
+        ]
+        assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["output.weight", "layers.0.feed_forward.w2.weight", "layers.1.attention_norm.weight"])
+def test_a_damaged_model_is_reported(numba, precision: str, value: float, name: str):
+    plain = random_llama(attention="causal")
+    with torch.no_grad():
+        plain.get_parameter(name).flatten()[3] = value
+    model = accelerated(plain, precision)
+    for rows in (1, 2):
+        with pytest.raises(UserError, match="not finite"):
+            model.generate(torch.zeros(rows, 3, dtype=torch.int64), 3, temperature=0.0)
+
+
+@pytest.mark.parametrize("token", [-1, 300])
+def test_an_id_outside_of_the_vocabulary_is_an_error_as_in_pytorch(numba, token: int):
+    model = accelerated(random_llama(attention="causal"))
+    with pytest.raises(IndexError):
+        model.generate(torch.tensor([[1, token]]), 2, temperature=0.0)
+
+
+def test_in_training_mode_dropout_stays(numba):
+    plain = random_llama(attention="causal", gain=8.0, dropout=0.5).train()
+    model = accelerated(plain).train()
+    texts = []
+    for each in (plain, model):
+        torch.manual_seed(0)
+        texts.append(each.generate(TOKENS, 10, temperature=0.0))
+    assert torch.equal(*texts)
+
+
+def test_threads_are_those_of_pytorch_at_each_token(numba):
+    model = accelerated(random_llama(attention="causal"))
+    threads = torch.get_num_threads()
+    try:
+        for wanted in (1, min(2, numba.config.NUMBA_NUM_THREADS)):
+            torch.set_num_threads(wanted)
+            model.generate(TOKENS, 2, temperature=0.0)
+            assert numba.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --------------------------------------------------------------------------------------------- the screened head
+
+KINDS = ("normal", "heavy tails", "equal rows", "near ties", "zero rows", "one feature", "signs")
+
+
+def head_and_input(kind: str, vocab: int, dim: int, seed: int, log_scales: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    """v D and D"""
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = torch.randn(vocab, dim, generator=generator), torch.randn(dim, generator=generator)
+    if kind == "heavy tails":
+        weight, x = weight**7, x**5
+    elif kind == "equal rows":
+        weight = weight[torch.randint(0, 3, (vocab,), generator=generator)]
+    elif kind == "near ties":
+        weight = weight[:1] + 1e-6 * weight
+    elif kind == "zero rows":
+        weight[torch.rand(vocab, generator=generator) < 0.5] = 0.0
+        x = torch.zeros(dim) if seed % 3 == 0 else x
+    elif kind == "one feature":
+        weight[:, 0] *= 1e4
+        x[0] = 1e-4
+    elif kind == "signs":
+        weight, x = weight.sign(), x.sign()
+    return weight * 10.0 ** log_scales[0], x * 10.0 ** log_scales[1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    vocab=st.integers(1, 70),
+    dim=st.sampled_from((1, 2, 3, 8, 31, 64, 257)),
+    seed=st.integers(0, 10**6),
+    log_scales=st.tuples(st.integers(-22, 12), st.integers(-12, 12)),
+)
+def test_the_screened_head_finds_the_largest_logit(kind: str, vocab: int, dim: int, seed: int, log_scales):
+    pytest.importorskip("numba")
+    from fast.decode import project, rescore, screened
+
+    weight, x = head_and_input(kind, vocab, dim, seed, log_scales)
+    screen, error = screened(weight)
+    logits = project(screen, x.numpy().reshape(1, -1, 1)).reshape(-1)
+    true = (weight.double() @ x.double()).numpy()
+    norm = x.double().norm().item()
+    smallest = dim * 2.0**-149  # what underflows is lost, whoever computes it
+    assert (np.abs(logits.astype(np.float64) - true) <= error * norm + smallest).all()
+
+    assert rescore(weight.numpy(), x.numpy(), error, logits, vocab)
+    chosen, best = logits.argmax(), true.argmax()
+    rounding = dim * 2.0**-24 * norm * (weight[chosen].double().norm() + weight[best].double().norm()).item()
+    assert true[chosen] >= true[best] - 1.01 * rounding - 2 * smallest
+    assert logits[chosen] == pytest.approx(true[chosen], abs=1.01 * rounding + smallest)
+
+
+def test_too_many_candidates_are_left_to_the_whole_head(numba):
+    from fast.decode import project, rescore, screened
+
+    weight, x = head_and_input("near ties", 64, 32, 0, (0, 0))
+    screen, error = screened(weight)
+    approximate = project(screen, x.numpy().reshape(1, -1, 1)).reshape(-1)
+    logits = approximate.copy()
+    assert not rescore(weight.numpy(), x.numpy(), error, logits, 10)
+    assert np.array_equal(logits, approximate)
+    assert rescore(weight.numpy(), x.numpy(), error, logits, 64)
+    assert logits.argmax() == (weight.double() @ x.double()).argmax()
+
+
+def test_a_head_of_near_ties_gives_the_plain_text(numba):
+    plain = random_llama(attention="causal", gain=8.0)
+    with torch.no_grad():
+        plain.output.weight.copy_(plain.output.weight[:1] + 0.01 * plain.output.weight)
+    check_texts(plain, random_prompts(2, 5), 20, variety=1)
+
+
+# ------------------------------------------------------------------------------------------------- run_llama.py
+
+
+def succeed(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def broken_numba(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose numba does not load, as one does that is too old for the installed NumPy."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_generate_writes_the_same_text_whatever_computes_it(tmp_path: Path, run: Callable, broken_numba: dict):
+    flags = ["--pretrained-model-path", BUNDLED, "--attention", "causal", "--max_new_tokens", 40, "--prompt", "A film"]
+    texts = {}
+    for kernels, environment in (("auto", {}), ("plain", {}), ("auto", broken_numba)):
+        succeed(run("run_llama.py", *flags, "--kernels", kernels, cwd=tmp_path, env=environment))
+        texts[kernels, bool(environment)] = [
+            (tmp_path / f"generated-sentence-temp-{temperature}.txt").read_bytes() for temperature in (0, 1)
+        ]
+    assert texts["auto", False] == texts["plain", False] == texts["auto", True]
+    assert len(texts["auto", False][0]) > 60
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_generate_and_prompt_in_fewer_bits(
+    tmp_path: Path, run: Callable, classify_flags: Callable, precision: str, tiny_checkpoint: Path
+):
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 20]
+    succeed(run("run_llama.py", *flags, "--prompt", "A film", "--precision", precision, cwd=tmp_path))
+    assert len((tmp_path / "generated-sentence-temp-0.txt").read_bytes()) > 20
+    out = succeed(run("run_llama.py", *classify_flags("prompt"), "--precision", precision, cwd=tmp_path))
+    assert "test acc :: " in out
+    assert len((tmp_path / "films-test-prompting-output.txt").read_text().splitlines()) == 10
+
+
+def test_finetune_in_bf16_learns_and_saves_float32(tmp_path: Path, run: Callable, films: dict[str, Path]):
+    flags = ["--option", "finetune", "--precision", "bf16", "--epochs", 2, "--lr", "1e-3", "--attention", "causal"]
+    flags += ["--pretrained-model-path", BUNDLED, "--label-names", films["label_names"]]
+    flags += ["--train", films["train"], "--dev", films["dev"], "--test", films["test"]]
+    flags += ["--dev_out", "films-dev-finetuning-output.txt", "--test_out", "films-test-finetuning-output.txt"]
+    assert "test acc :: " in succeed(run("run_llama.py", *flags, cwd=tmp_path))
+    saved = torch.load(tmp_path / "finetune-2-0.001.pt", weights_only=True)["model"]
+    before = load_pretrained(BUNDLED).state_dict()
+    for name, weight in before.items():
+        assert saved[f"llama.{name}"].dtype == torch.float32 and not torch.equal(saved[f"llama.{name}"], weight)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--option", "finetune", "--precision", "int8"], ["int8", "bf16"]),
+        (["--precision", "bf16", "--kernels", "plain"], ["--kernels plain", "--precision bf16"]),
+        (["--precision", "int8", "--kernels", "plain"], ["--kernels plain", "--precision int8"]),
+        (["--precision", "fp16"], ["--precision", "fp16"]),
+        (["--kernels", "fast"], ["--kernels", "fast"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, run: Callable, flags: list[str], words: list[str]):
+    done = run("run_llama.py", *flags, cwd=tmp_path)
+    check_one_error(done.returncode, done.stderr, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_folder_fast_there_is_fp32(course_folder: Path, run: Callable):
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, course_folder)
+    driver, flags = course_folder / "run_llama.py", ["--max_new_tokens", 3]
+    succeed(run(driver, *flags, cwd=course_folder))
+    (course_folder / "generated-sentence-temp-0.txt").unlink()
+    done = run(driver, *flags, "--precision", "bf16", cwd=course_folder)
+    check_one_error(done.returncode, done.stderr, "--precision bf16", "fast/")
+    assert not (course_folder / "generated-sentence-temp-0.txt").exists()
+
+
+def test_help_imports_neither_torch_nor_numba(tmp_path: Path):
+    command = [sys.executable, "-X", "importtime", str(ROOT / "run_llama.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "--precision {fp32,bf16,int8}" in done.stdout and "--kernels" in done.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "config" in imported and not imported & {"torch", "numba", "fast", "numpy"}
