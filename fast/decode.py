@@ -461,7 +461,7 @@ class DecodingLlama(Llama):
     def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """As in `Llama`; the uncached causal model, and what does not fit, is left to it."""
         begins = cache is None or cache.length == 0  # a text; the weights cannot change before it ends
-        if begins and self._engine is not None and self._engine.source != source_of(self):
+        if begins and self._engine is not None and not (is_readable(self) and self._engine.source == source_of(self)):
             self._engine = None
         new = idx if cache is None else idx[:, cache.length :]
         is_plain = self.training or (self.config.is_causal and cache is None)

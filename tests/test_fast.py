@@ -180,8 +180,9 @@ def test_text_is_that_of_replaced_layers_biases_and_hooks(numba):
         change(model)
         expected = model.generate(prompt, 30, temperature=0.0)
         assert not torch.equal(expected, unchanged)
-        change(fast_model)  # after it was accelerated
-        assert torch.equal(fast_model.generate(prompt, 30, temperature=0.0), expected)
+        if change is not add_bias:  # what is changed after it was accelerated
+            change(fast_model)
+            assert torch.equal(fast_model.generate(prompt, 30, temperature=0.0), expected)
         assert torch.equal(accelerated(model).generate(prompt, 30, temperature=0.0), expected)
 
 
