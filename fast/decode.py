@@ -458,10 +458,23 @@ class DecodingLlama(Llama):
         self._engine = None
         return super().train(mode)
 
+    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+        self._expect_training()
+        return super().hidden_states(tokens, cache)
+
+    def hidden_state_at(self, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self._expect_training()
+        return super().hidden_state_at(tokens, at)
+
+    def _expect_training(self) -> None:
+        """PyTorch does not count the changes that its fused optimizers make, but they need gradients first."""
+        if torch.is_grad_enabled():
+            self._engine = None
+
     def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """As in `Llama`; the uncached causal model, and what does not fit, is left to it."""
         begins = cache is None or cache.length == 0  # a text; the weights cannot change before it ends
-        if begins and self._engine is not None and self._engine.source != source_of(self):
+        if begins and self._engine is not None and not (is_readable(self) and self._engine.source == source_of(self)):
             self._engine = None
         new = idx if cache is None else idx[:, cache.length :]
         is_plain = self.training or (self.config.is_causal and cache is None)

@@ -47,8 +47,10 @@ class KernelLinear(nn.Linear):
     def copy_of_weight(self, make: Callable[[torch.Tensor], Any]) -> Any:
         """`make(weight)`, computed once for each state of the weight."""
         state = (make, *state_of(self.weight))
-        if self._copied != state:
-            self._copy, self._copied = make(self.weight.detach()), state
+        if self._copied is None or self._copied[0] != state:
+            # what was read is kept alive with its copy, so that no other weight can come to lie at its address
+            weight = self.weight.detach()
+            self._copy, self._copied = make(weight), (state, weight)
         return self._copy
 
     def __getstate__(self) -> dict[str, Any]:
