@@ -315,6 +315,15 @@ def from_lanes(x: np.ndarray, rows: int) -> np.ndarray:
     return x.transpose(0, 2, 1).reshape(-1, x.shape[1])[:rows]
 
 
+def use_threads_of_pytorch() -> None:
+    """As many as PyTorch has, here and afterwards there."""
+    threads = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    # numba's first threads come from OpenMP, where it then sets the number for all who use it; PyTorch is one of them
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
 class DecodeEngine:
     """A Llama's weights as the loops read them. They are the model's own memory, but for the 8-bit copy of the head."""
 
@@ -335,7 +344,7 @@ class DecodeEngine:
         tokens: b s, those that the cache does not hold yet -> b v. only_largest: all but the largest may be
         approximate, and are smaller.
         """
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+        use_threads_of_pytorch()
         batch, new = tokens.shape
         rows, last = self._rows(batch, new, cache)
         stored = self._stored(batch, new, cache)

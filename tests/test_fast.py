@@ -746,6 +746,18 @@ def test_threads_are_those_of_pytorch_at_each_token(numba):
         torch.set_num_threads(threads)
 
 
+def test_the_first_text_leaves_pytorch_its_number_of_threads(numba, tiny_checkpoint: Path):
+    """numba starts its threads once in a process, and sets OpenMP's number then."""
+    code = (
+        "import torch; torch.set_num_threads(1); from fast import accelerate; from llama import load_pretrained; "
+        f"model = load_pretrained({str(tiny_checkpoint)!r}, attention='causal'); accelerate(model); "
+        "model.generate(torch.tensor([[1, 5]]), 3, temperature=0.0); import numba; "
+        "assert model._engine is not None; print(torch.get_num_threads(), numba.get_num_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "1 1\n", done.stderr
+
+
 # --------------------------------------------------------------------------------------------- the screened head
 
 KINDS = ("normal", "heavy tails", "equal rows", "near ties", "zero rows", "one feature", "signs")
