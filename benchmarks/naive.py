@@ -16,7 +16,7 @@ h query heads, g key/value heads, d head dim, D model dim, f feed-forward dim, v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from config import LlamaConfig
+from optimizer import AdamW as PackageAdamW
 from tokenizer import Tokenizer
 from training import Example
 
@@ -158,20 +159,8 @@ class LlamaEmbeddingClassifier(nn.Module):
         return F.log_softmax(self.classifier_head(self.dropout(hidden_states[:, -1])), dim=-1)
 
 
-class AdamW(torch.optim.Optimizer):
-    """AdamW as the assignment defines it (see optimizer.py), one parameter after another."""
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        correct_bias: bool = True,
-    ):
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, correct_bias=correct_bias)
-        super().__init__(params, defaults)
+class AdamW(PackageAdamW):
+    """AdamW as the assignment defines it, with the settings of `optimizer.AdamW`, one parameter after another."""
 
     @torch.no_grad()
     def step(self) -> None:
