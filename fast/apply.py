@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import platform
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from config import PRECISIONS
+from fast.cpu import cpu_vendor, has_bf16_products
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, has_onednn
 from llama import FeedForward, Llama, LlamaLayer, RMSNorm
@@ -71,13 +70,6 @@ def choose_linear(precision: str, device: torch.device) -> Choice:
     return Choice(part, "oneDNN", "on AMD's processors it is faster than MKL, which PyTorch calls")
 
 
-def has_bf16_products() -> bool:
-    """Whether this CPU multiplies bfloat16 numbers itself, on x86 by AVX-512 or AMX, on ARM by its BF16 extension."""
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        return "bf16" in _cpuinfo("Features")
-    return "avx512_bf16" in _cpuinfo("flags") or "amx_bf16" in _cpuinfo("flags")
-
-
 def choose_layers(device: torch.device) -> Choice:
     part = "norms and gates"
     if device.type == "cpu":
@@ -100,20 +92,6 @@ def choose_decoder(precision: str, device: torch.device) -> Choice:
         # of a NumPy that this numba does not know, or where compiled code can be kept in no folder
         return Choice(part, "plain", f"numba does not load: {error}")
     return Choice(part, "numba", "reads the weights at the speed of memory")
-
-
-def cpu_vendor() -> str:
-    """`AuthenticAMD`, `GenuineIntel`, ...; empty where nothing tells."""
-    # Windows has no /proc, and says "AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD"
-    return _cpuinfo("vendor_id") or platform.processor().rpartition(", ")[2]
-
-
-def _cpuinfo(field: str) -> str:
-    """A line of Linux's description of the first processor; empty on other systems."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
-    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field)
-    return next(values, "")
 
 
 def _set_layers(llama: Llama, fused: bool) -> None:

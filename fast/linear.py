@@ -175,9 +175,7 @@ class Int8Linear(KernelLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cpu" or not has_onednn() or self.is_trained(x):
             return F.linear(x, self.weight)
-        rows, row_scale = quantise(_rows(x))  # r i, r
-        weight, scale = self.eight_bits()
-        y = (torch._int_mm(rows, weight.t()) * scale).mul_(row_scale[:, None])  # r o
+        y = int8_linear(*quantise(_rows(x)), *self.eight_bits())  # r o
         return y.view(*x.shape[:-1], -1)
 
 
@@ -186,3 +184,14 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = torch.linalg.vector_norm(x, ord=float("inf"), dim=-1) / 127  # r
     scale = scale.clamp(min=torch.finfo(x.dtype).tiny)  # a row of zeros stays zeros
     return (x / scale[:, None]).round_().to(torch.int8), scale
+
+
+def int8_linear(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
+) -> torch.Tensor:
+    """`F.linear` of what `quantise` gave for x and weight. x: r i and r, weight: o i and o. Returns r o, float32"""
+    if x.shape[1] == 1:  # PyTorch 2.13 gives zeros
+        products = x.int() * weight.int().t()
+    else:
+        products = torch._int_mm(x, weight.t())
+    return (products * weight_scale).mul_(x_scale[:, None])

@@ -26,7 +26,7 @@ from classifier import LlamaEmbeddingClassifier
 from fast import accelerate
 from fast.apply import choose_decoder, choose_layers, choose_linear
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
-from fast.linear import Int8Linear, OneDNNLinear, has_onednn, quantise
+from fast.linear import Int8Linear, OneDNNLinear, has_onednn, int8_linear, quantise
 from llama import FeedForward, Llama, RMSNorm, load_pretrained
 from optimizer import AdamW
 from utils import UserError
@@ -543,6 +543,15 @@ def test_quantise_is_the_slow_loop(scale: float):
         assert quantised.abs().amax(1).tolist() == [127, 127, 127, 0, 127, 127, 127]
 
 
+@pytest.mark.parametrize("features", [1, 2, 3, 64, 513])
+@pytest.mark.parametrize("rows", [1, 2, 17])
+def test_products_of_integers_are_exact(rows: int, features: int):
+    draw = torch.Generator().manual_seed(features)
+    x, weight = (torch.randint(-127, 128, (n, features), generator=draw, dtype=torch.int8) for n in (rows, 70))
+    y = int8_linear(x, torch.full((rows,), 0.5), weight, torch.full((70,), 0.25))
+    assert torch.equal(y.double(), x.double() @ weight.double().T / 8)
+
+
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_int8_is_near_fp32_and_each_weight_within_half_a_step(attention: str):
     plain = random_llama(attention=attention)
@@ -758,15 +767,33 @@ def test_the_first_text_leaves_pytorch_its_number_of_threads(numba, tiny_checkpo
     assert done.stdout == "1 1\n", done.stderr
 
 
+def test_exp_is_the_exponential_function(numba):
+    from fast.loops import exp
+
+    x = np.linspace(-87, 88, 20001, dtype=np.float32)
+    true = np.exp(x.astype(np.float64))
+    assert (np.abs([exp(value) for value in x] - true) <= 2 * np.spacing(true.astype(np.float32))).all()
+    assert np.isnan(exp(np.float32("nan")))
+    assert exp(np.float32("inf")) == exp(np.float32(88)) and exp(np.float32("-inf")) == exp(np.float32(-87))
+
+
+def test_compiled_loops_are_in_one_file():
+    """numba compiles anew when a function's own file has changed, not when one has that it calls into."""
+    compiled = {path.name for path in (ROOT / "fast").glob("*.py") if "njit" in path.read_text(encoding="utf-8")}
+    assert compiled == {"loops.py"}
+
+
 # --------------------------------------------------------------------------------------------- the screened head
 
 KINDS = ("normal", "heavy tails", "equal rows", "near ties", "zero rows", "one feature", "signs")
 
 
-def head_and_input(kind: str, vocab: int, dim: int, seed: int, log_scales: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-    """v D and D"""
+def heads_and_inputs(
+    kind: str, vocab: int, dim: int, rows: int, seed: int, log_scales: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """v D and b D"""
     generator = torch.Generator().manual_seed(seed)
-    weight, x = torch.randn(vocab, dim, generator=generator), torch.randn(dim, generator=generator)
+    weight, x = torch.randn(vocab, dim, generator=generator), torch.randn(rows, dim, generator=generator)
     if kind == "heavy tails":
         weight, x = weight**7, x**5
     elif kind == "equal rows":
@@ -775,10 +802,10 @@ def head_and_input(kind: str, vocab: int, dim: int, seed: int, log_scales: tuple
         weight = weight[:1] + 1e-6 * weight
     elif kind == "zero rows":
         weight[torch.rand(vocab, generator=generator) < 0.5] = 0.0
-        x = torch.zeros(dim) if seed % 3 == 0 else x
+        x[:1] *= seed % 3
     elif kind == "one feature":
         weight[:, 0] *= 1e4
-        x[0] = 1e-4
+        x[:, 0] = 1e-4
     elif kind == "signs":
         weight, x = weight.sign(), x.sign()
     return weight * 10.0 ** log_scales[0], x * 10.0 ** log_scales[1]
@@ -789,39 +816,53 @@ def head_and_input(kind: str, vocab: int, dim: int, seed: int, log_scales: tuple
     kind=st.sampled_from(KINDS),
     vocab=st.integers(1, 70),
     dim=st.sampled_from((1, 2, 3, 8, 31, 64, 257)),
+    rows=st.sampled_from((1, 2, 5)),
     seed=st.integers(0, 10**6),
     log_scales=st.tuples(st.integers(-22, 12), st.integers(-12, 12)),
 )
-def test_the_screened_head_finds_the_largest_logit(kind: str, vocab: int, dim: int, seed: int, log_scales):
+def test_the_screened_head_finds_the_largest_logit(kind: str, vocab: int, dim: int, rows: int, seed: int, log_scales):
     pytest.importorskip("numba")
-    from fast.decode import project, rescore, screened
+    from fast.head import ScreenedHead
 
-    weight, x = head_and_input(kind, vocab, dim, seed, log_scales)
-    screen, error = screened(weight)
-    logits = project(screen, x.numpy().reshape(1, -1, 1)).reshape(-1)
-    true = (weight.double() @ x.double()).numpy()
-    norm = x.double().norm().item()
+    weight, x = heads_and_inputs(kind, vocab, dim, rows, seed, log_scales)
+    head = ScreenedHead(weight)
+    true = (x.double() @ weight.double().T).numpy()  # rows vocab
+    norm = x.double().norm(dim=1)[:, None].numpy()  # rows 1
     smallest = dim * 2.0**-149  # what underflows is lost, whoever computes it
-    assert (np.abs(logits.astype(np.float64) - true) <= error * norm + smallest).all()
+    logits, lost = (head.exact_input_logits if rows == 1 else head.rounded_input_logits)(x.numpy())
+    bound = head.error * (norm + lost[:, None]) + head.size * lost[:, None] + smallest
+    assert (np.abs(logits.astype(np.float64) - true) <= bound).all()
 
-    assert rescore(weight.numpy(), x.numpy(), error, logits, vocab)
-    chosen, best = logits.argmax(), true.argmax()
-    rounding = dim * 2.0**-24 * norm * (weight[chosen].double().norm() + weight[best].double().norm()).item()
-    assert true[chosen] >= true[best] - 1.01 * rounding - 2 * smallest
-    assert logits[chosen] == pytest.approx(true[chosen], abs=1.01 * rounding + smallest)
+    logits = head.pick(x.numpy(), logits, lost, at_most=vocab)
+    for row in range(rows):
+        chosen, best = logits[row].argmax(), true[row].argmax()
+        lengths = (weight[chosen].double().norm() + weight[best].double().norm()).item()
+        rounding = dim * 2.0**-24 * norm[row, 0] * lengths
+        assert true[row, chosen] >= true[row, best] - 1.01 * rounding - 2 * smallest
+        assert logits[row, chosen] == pytest.approx(true[row, chosen], abs=1.01 * rounding + smallest)
 
 
 def test_too_many_candidates_are_left_to_the_whole_head(numba):
-    from fast.decode import project, rescore, screened
+    from fast.head import ScreenedHead
 
-    weight, x = head_and_input("near ties", 64, 32, 0, (0, 0))
-    screen, error = screened(weight)
-    approximate = project(screen, x.numpy().reshape(1, -1, 1)).reshape(-1)
+    weight, x = heads_and_inputs("near ties", 64, 32, 2, 0, (0, 0))
+    head = ScreenedHead(weight)
+    approximate, lost = head.rounded_input_logits(x.numpy())
     logits = approximate.copy()
-    assert not rescore(weight.numpy(), x.numpy(), error, logits, 10)
+    assert head.pick(x.numpy(), logits, lost, at_most=10) is None
     assert np.array_equal(logits, approximate)
-    assert rescore(weight.numpy(), x.numpy(), error, logits, 64)
-    assert logits.argmax() == (weight.double() @ x.double()).argmax()
+    assert head.pick(x.numpy(), logits, lost, at_most=64) is logits
+    assert np.array_equal(logits.argmax(1), (x.double() @ weight.double().T).argmax(1))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_damaged_head_shows(numba, rows: int):
+    from fast.head import ScreenedHead
+
+    weight, x = heads_and_inputs("normal", 64, 32, rows, 0, (0, 0))
+    weight[5, 7] = float("nan")
+    logits = ScreenedHead(weight).logits(x.numpy())
+    assert logits is None or np.isnan(logits[:, 5]).all()
 
 
 def test_a_head_of_near_ties_gives_the_plain_text(numba):
