@@ -24,7 +24,7 @@ from torch import nn
 
 from base_llama import LlamaPreTrainedModel
 from config import LlamaConfig, swiglu_hidden_dim
-from rope import rotate
+from rope import Start, rotate
 from utils import UserError, causal_mask, causal_mask_at, load_tensors, padded_causal_mask
 
 
@@ -62,7 +62,7 @@ class KVCache:
         self.pad = None if pad is None or not pad.any() else pad
         self.length = 0
         self.new = 0
-        self.start_pos: int | torch.Tensor = 0  # where the new positions stand in the text; b where rows differ
+        self.start_pos: Start = 0  # where the new positions stand in the text; b where rows differ
         self.mask: torch.Tensor | None = None
 
     def begin(self, new: int) -> None:
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         output = output.transpose(1, 2).flatten(-2)  # b s D
         return self.resid_dropout(self.compute_output(output))
 
-    def _heads(self, x: torch.Tensor, n_heads: int, start_pos: int | torch.Tensor) -> torch.Tensor:
+    def _heads(self, x: torch.Tensor, n_heads: int, start_pos: Start) -> torch.Tensor:
         """Queries or keys as heads, rotated by their positions. x: b s D -> b h s d"""
         x = x.unflatten(-1, (n_heads, self.head_dim))  # b s h d
         return rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos).transpose(1, 2)

@@ -11,6 +11,7 @@ from torch import nn
 
 from config import PRECISIONS
 from fast.cpu import cpu_vendor, has_bf16_products
+from fast.graphs import GraphedLlama
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, has_onednn
 from llama import FeedForward, Llama, LlamaLayer, RMSNorm
@@ -39,6 +40,9 @@ def accelerate(model: nn.Module, precision: str = "fp32", device: torch.device |
     choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(precision, device)]
     linears, layers, decoder = (choice.kernel for choice in choices)
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:
+        if hasattr(llama, "drop_decoder"):  # of an earlier choice
+            llama.drop_decoder()
+            llama.__class__ = Llama
         for module in llama.modules():
             if type(module) in LINEARS.values() and module.bias is None:
                 module.__class__ = LINEARS[linears]
@@ -50,6 +54,8 @@ def accelerate(model: nn.Module, precision: str = "fp32", device: torch.device |
             from fast.decode import DecodingLlama
 
             llama.__class__ = DecodingLlama
+        if decoder == "CUDA graph" and type(llama) is Llama:
+            llama.__class__ = GraphedLlama
     return choices
 
 
@@ -78,8 +84,10 @@ def choose_layers(device: torch.device) -> Choice:
 
 
 def choose_decoder(precision: str, device: torch.device) -> Choice:
-    """What computes the next token of a single causal text."""
+    """What computes the next token of a causal text."""
     part = "decoding one text"
+    if device.type == "cuda":
+        return Choice(part, "CUDA graph", "launches the kernels of a token all together")
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
     if precision == "bf16":

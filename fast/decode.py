@@ -196,8 +196,11 @@ class DecodingLlama(Llama):
     _engine: DecodeEngine | None = None
 
     def train(self, mode: bool = True) -> DecodingLlama:
-        self._engine = None
+        self.drop_decoder()
         return super().train(mode)
+
+    def drop_decoder(self) -> None:
+        self._engine = None
 
     def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         self._expect_training()
@@ -210,13 +213,13 @@ class DecodingLlama(Llama):
     def _expect_training(self) -> None:
         """PyTorch does not count the changes that its fused optimizers make, but they need gradients first."""
         if torch.is_grad_enabled():
-            self._engine = None
+            self.drop_decoder()
 
     def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """As in `Llama`; the uncached causal model, and what does not fit, is left to it."""
         begins = cache is None or cache.length == 0  # a text; the weights cannot change before it ends
         if begins and self._engine is not None and not (is_readable(self) and self._engine.source == source_of(self)):
-            self._engine = None
+            self.drop_decoder()
         new = idx if cache is None else idx[:, cache.length :]
         is_plain = self.training or (self.config.is_causal and cache is None)
         if is_plain or idx.shape[1] > self.config.max_seq_len or new.numel() > MAX_ROWS:

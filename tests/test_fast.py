@@ -25,6 +25,7 @@ import fast.apply
 from classifier import LlamaEmbeddingClassifier
 from fast import accelerate
 from fast.apply import choose_decoder, choose_layers, choose_linear
+from fast.graphs import GraphedLlama
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import Int8Linear, OneDNNLinear, has_onednn, int8_linear, quantise
 from llama import FeedForward, Llama, RMSNorm, load_pretrained
@@ -115,6 +116,20 @@ def test_kernels_can_be_switched_and_applied_again(vendor: str):
     accelerate(model, "fp32", CUDA)
     assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
     assert all(torch.equal(a, b) for a, b in zip(outputs(model), outputs(plain), strict=True))
+
+
+def test_the_last_choice_decides_what_decodes(numba):
+    from fast.decode import DecodingLlama
+
+    model = accelerated(random_llama(attention="causal"))
+    model.generate(TOKENS[:1], 3, temperature=0.0)
+    assert type(model) is DecodingLlama
+    accelerate(model, "bf16")
+    assert type(model) is Llama
+    accelerate(model, "fp32", CUDA)
+    assert type(model) is GraphedLlama
+    accelerate(model, "fp32")
+    assert type(model) is DecodingLlama and model._engine is None
 
 
 def test_int8_rounds_once():
@@ -235,14 +250,15 @@ def test_another_device_has_pytorchs_own_kernels(device: str):
         "int8",
     ]
     assert choose_layers(device).kernel == "plain"
-    assert {choose_decoder(precision, device).kernel for precision in ("fp32", "bf16", "int8")} == {"plain"}
+    decoder = "CUDA graph" if device.type == "cuda" else "plain"
+    assert {choose_decoder(precision, device).kernel for precision in ("fp32", "bf16", "int8")} == {decoder}
 
 
 def test_what_another_device_would_run_gives_the_same_numbers():
     """The kernels of a GPU, run here."""
     plain = random_llama(attention="causal")
     fp32, bf16, int8 = (accelerated(plain, precision, CUDA) for precision in ("fp32", "bf16", "int8"))
-    assert all(type(model) is Llama for model in (fp32, bf16, int8))
+    assert all(type(model) is GraphedLlama for model in (fp32, bf16, int8))
     assert torch.equal(outputs(fp32)[0], outputs(plain)[0])
     assert_near(outputs(bf16)[0], outputs(plain)[0], 3e-2)
     assert outputs(bf16)[0].dtype == torch.float32

@@ -1,0 +1,226 @@
+"""Decoding on CUDA: the kernels of one token are recorded once, as a CUDA graph, and then launched all together.
+
+A step of a small model is some hundred kernels of a few microseconds each, and Python launches them more slowly than
+the GPU computes them. A graph launches the same kernels with the same arguments at the same addresses, so a step must
+be made for it: its tensors keep their place and shape from token to token, and where the token stands in the text is
+itself a tensor on the GPU. The step is the model's own forward pass beside a `FixedCache`; everything else (prompts, a
+window that slides, training, a bidirectional model) is left to `Llama`.
+
+Shapes:
+    L layers   b texts   g key/value heads   t key position   d head dim   v vocabulary
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fast.layers import FusedFeedForward, FusedRMSNorm
+from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear
+from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
+from rope import rope_table
+
+MIN_STEPS = 32  # tokens: recording for fewer is not worth it, an estimate: it costs four steps and the graph's making
+MIN_POSITIONS = 256  # of the buffers; their length is a power of two, so that texts of like length share a graph
+WARM_UP_STEPS = 3  # libraries set themselves up in the first ones, which cannot be recorded
+
+
+def can_record(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@lru_cache
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings, because cuBLAS keeps memory for every stream that it has seen."""
+    return torch.cuda.Stream(device)
+
+
+def record(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """`run` as a CUDA graph. Returns what launches its kernels again. Raises `RuntimeError` where that cannot be."""
+    with torch.cuda.device(device):
+        graph, current, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), recording_stream(device)
+        aside.wait_stream(current)
+        try:
+            with torch.cuda.stream(aside):  # whose end a failure comes to, unlike that of `torch.cuda.graph`
+                for _ in range(WARM_UP_STEPS):
+                    run()
+                _capture(graph, run, aside)
+        finally:
+            current.wait_stream(aside)
+    return graph.replay
+
+
+def _capture(graph: torch.cuda.CUDAGraph, run: Callable[[], None], stream: torch.cuda.Stream) -> None:
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            run()
+    except RuntimeError:
+        # A recording that fails leaves the random generator waiting for its end, in most releases of PyTorch, and the
+        # next number that is drawn is an error. A copy has the same numbers and waits for nothing.
+        generator = torch.cuda.default_generators[stream.device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
+
+
+def fixed_shape(cache: KVCache) -> tuple[int, ...]:
+    """L b g t d of the buffers that serve a cache."""
+    *before, length, dim = cache.shape
+    return (*before, max(MIN_POSITIONS, 1 << (length - 1).bit_length()), dim)
+
+
+class FixedCache(KVCache):
+    """Keys and values for steps of one token, in which nothing but the contents of tensors depends on the position.
+
+    Attention is over all t places, whatever they hold; the mask hides those before a text and those not yet reached.
+    """
+
+    def __init__(self, model: Llama, like: KVCache):
+        shape, config, device = fixed_shape(like), model.config, like.keys.device
+        super().__init__(model, shape[1], shape[3])
+        self.allocate(like.keys.dtype, device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)  # of the new token
+        self.pad = torch.zeros(shape[1], dtype=torch.int64, device=device)  # b
+        self.places = torch.arange(shape[3], device=device)  # t
+        self.tables = rope_table(config.head_dim, config.max_seq_len, config.rope_theta, device)
+
+    def begin(self, new: int) -> None:
+        first = torch.minimum(self.pad, self.position)  # b: padding sees itself, or its softmax would be NaN
+        # looked up once for all layers: fewer kernels than computing them, and the angles of a step without a graph
+        in_text = self.position - first  # b
+        self.start_pos = tuple(table.index_select(0, in_text)[:, None] for table in self.tables)  # b 1 d/2 each
+        is_hidden = (self.places > self.position) | (self.places < first[:, None])  # b t
+        mask = torch.zeros(is_hidden.shape, dtype=self.keys.dtype, device=self.keys.device)
+        self.mask = mask.masked_fill_(is_hidden, float("-inf"))[:, None, None]  # b 1 1 t
+
+    def end(self) -> None:
+        """The position is set from outside, so that a step can be repeated."""
+
+    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put one layer's new key and value, each b g 1 d, in their place; returns those of all places, b g t d."""
+        keys, values = self.keys[layer_id], self.values[layer_id]
+        return keys.index_copy_(2, self.position, key), values.index_copy_(2, self.position, value)
+
+    def take_over(self, cache: KVCache) -> None:
+        """Hold what `cache` holds, which becomes a view of these buffers, so that each sees what the other adds."""
+        for name in ("keys", "values"):
+            mine, its = getattr(self, name), getattr(cache, name)
+            mine.zero_()  # a damaged model may have left NaN, and NaN times a weight of 0 is NaN
+            mine[:, :, :, : cache.length] = its[:, :, :, : cache.length]
+            setattr(cache, name, mine[:, :, :, : cache.shape[3]])
+        self.pad.copy_(torch.zeros_like(self.pad) if cache.pad is None else cache.pad)
+
+
+class GraphedStep:
+    """One more token for each of b texts, as a graph. It serves one text (or batch of texts) after another."""
+
+    def __init__(self, llama: Llama, cache: KVCache):
+        device = cache.keys.device
+        self.cache = FixedCache(llama, cache)
+        self.tokens = torch.zeros(cache.shape[1], 1, dtype=torch.int64, device=device)
+        self.logits: torch.Tensor | None = None  # b v: the graph's own, written by every replay
+        self.replay = record(partial(self._run, llama), device)
+        # The graph reads weights at their addresses: it sees what is written to them, but not another weight or copy.
+        # Copies are kept, so that no other one can come to lie at their addresses.
+        self.source, self.copies = source_of(llama), copies_of(llama)
+        self.serve(cache)  # which overwrites what the first runs have stored
+
+    def _run(self, llama: Llama) -> None:
+        # not `Llama.forward`: picking the last position by a list of indices makes the GPU wait for the CPU
+        self.logits = llama.output(llama.hidden_states(self.tokens, self.cache)[:, 0])
+
+    def serve(self, cache: KVCache) -> None:
+        """Begin to continue the text of `cache`."""
+        self.cache.take_over(cache)
+        self._text = weakref.ref(cache)
+
+    def serves(self, cache: KVCache) -> bool:
+        return self._text() is cache
+
+    def fits(self, llama: Llama, cache: KVCache) -> bool:
+        """Whether it could serve `cache`: it has the shape, its last text has ended, and the model is what it was."""
+        is_alike = self.cache.shape == fixed_shape(cache) and self.cache.keys.dtype == cache.keys.dtype
+        return is_alike and self._text() is None and self.source == source_of(llama)
+
+    def next_logits(self, tokens: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """The logits after one more token. tokens: b 1 -> b v"""
+        self.tokens.copy_(tokens)
+        self.cache.position.fill_(cache.length)
+        self.replay()
+        cache.length += 1
+        return self.logits.clone()  # the next replay writes over its own
+
+
+def copies_of(llama: Llama) -> list[Any]:
+    """What its linear layers keep instead of their weights."""
+    return [module._copy for module in llama.modules() if isinstance(module, KernelLinear)]
+
+
+def source_of(llama: Llama) -> list[Any]:
+    """Changes when a weight or its copy is replaced; not when a weight is written to."""
+    weights = [(w.data_ptr(), w.device, w.dtype, w.shape, w.stride()) for w in llama.parameters()]
+    return weights + [id(copy) for copy in copies_of(llama)]
+
+
+def is_recordable(llama: Llama) -> bool:
+    """Whether all that a step does is known: no module replaced, none with a hook, none that draws random numbers."""
+    return all(
+        type(module) in RECORDABLE
+        and not (module.training or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+        for module in llama.modules()
+    )
+
+
+class GraphedLlama(Llama):
+    """A `Llama` that generates through a `GraphedStep`, which is recorded when a text is long enough to be worth it."""
+
+    _step: GraphedStep | None = None
+    _has_failed = False
+
+    def train(self, mode: bool = True) -> GraphedLlama:
+        self.drop_decoder()
+        return super().train(mode)
+
+    def drop_decoder(self) -> None:
+        self._step = None
+
+    def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
+        """As in `Llama`, which reads the beginning of a text and continues what no graph was recorded for."""
+        is_step = cache is not None and idx.shape[1] == cache.length + 1 <= self.config.max_seq_len
+        if is_step and self._step is not None and self._step.serves(cache):
+            return self._step.next_logits(idx[:, -1:], cache)
+        begins = cache is not None and cache.length == 0
+        logits = super()._next_logits(idx, cache, only_largest)
+        if begins and cache.length > 0:
+            self._prepare(cache)
+        return logits
+
+    def _prepare(self, cache: KVCache) -> None:
+        """Have a text, whose beginning is stored, continued by a graph, if it can be and is worth it."""
+        is_plain = torch.is_grad_enabled() or torch.is_autocast_enabled()
+        if is_plain or not can_record(cache.keys.device) or not is_recordable(self):
+            return
+        if self._step is not None and self._step.fits(self, cache):
+            self._step.serve(cache)
+        elif cache.shape[3] - cache.length >= MIN_STEPS and not self._has_failed:
+            self.drop_decoder()  # before another one needs memory
+            try:
+                # recording makes tensors that PyTorch uses for every graph, also for one outside of inference mode
+                with torch.inference_mode(False), torch.no_grad():
+                    self._step = GraphedStep(self, cache)
+            except RuntimeError:  # the text is continued without a graph, and so are all others
+                self._has_failed = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy.deepcopy` and `torch.save` take along."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_step", "_has_failed")}
+
+
+# Modules whose forward pass launches the same kernels every time
+LINEARS = {nn.Linear, Bf16Linear, Int8Linear, OneDNNLinear}
+LAYERS = {LlamaLayer, Attention, FeedForward, FusedFeedForward, RMSNorm, FusedRMSNorm}
+RECORDABLE = {GraphedLlama, nn.ModuleList, nn.Embedding, nn.Dropout} | LAYERS | LINEARS

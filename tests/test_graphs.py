@@ -1,0 +1,610 @@
+"""Decoding through CUDA graphs: whatever a graph repeats, texts must stay those of plain PyTorch.
+
+Without a GPU a `Tape` stands for the graph. It repeats what it has recorded in the same way: the same operations with
+the same numbers on the same tensors, and no Python in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import random_llama
+from test_cache import PROMPTS, left_padded
+from test_fast import assert_same_text
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import fast.graphs
+import fast.linear
+from fast import accelerate
+from fast.graphs import MIN_POSITIONS, MIN_STEPS, GraphedLlama, GraphedStep
+from fast.linear import Bf16Linear
+from llama import KVCache, Llama
+from optimizer import AdamW
+from rope import rope_table
+from utils import UserError
+
+CUDA = torch.device("cuda")
+NEW = MIN_STEPS + 8  # tokens of a text that is worth a graph
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+class Tape(TorchDispatchMode):
+    """What `fast.graphs.record` returns, without a GPU."""
+
+    def __init__(self, run: Callable[[], None], device: torch.device):
+        super().__init__()
+        run()  # warms up, as the true one does
+        self.calls: list[tuple] = []
+        self.replays = 0
+        with self:
+            run()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, output))
+        return output
+
+    def __call__(self) -> None:
+        self.replays += 1
+        for func, args, kwargs, output in self.calls:
+            for old, new in zip(tree_leaves(output), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # no view, not in place
+                    old.copy_(new)
+
+
+@pytest.fixture
+def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
+    """Lets a CPU record, with the kernels that a GPU has; holds what was recorded."""
+    recorded = []
+
+    def record(run: Callable[[], None], device: torch.device) -> Tape:
+        recorded.append(Tape(run, device))
+        return recorded[-1]
+
+    monkeypatch.setattr(fast.graphs, "can_record", lambda device: True)
+    monkeypatch.setattr(fast.graphs, "record", record)
+    monkeypatch.setattr(fast.linear, "has_onednn", lambda: False)
+    return recorded
+
+
+def causal(seed: int = 0, **changes) -> Llama:
+    return random_llama(seed, gain=8.0, attention="causal", **changes)
+
+
+def graphed(model: nn.Module, precision: str = "fp32") -> Any:
+    """A copy that is computed as on a GPU."""
+    model = copy.deepcopy(model)
+    accelerate(model, precision, CUDA)
+    return model
+
+
+def graphed_for_texts(model: nn.Module, precision: str = "fp32") -> Any:
+    """With attention in float32: in bfloat16 a mask rounds otherwise than none, by enough to change texts."""
+    model = graphed(model, precision)
+    for module in model.modules():
+        if isinstance(module, Bf16Linear):
+            module.out_dtype = torch.float32
+    return model
+
+
+def ungraphed(model: GraphedLlama) -> Llama:
+    """A copy with the same kernels and no graph."""
+    model = copy.deepcopy(model)
+    model.__class__ = Llama
+    return model
+
+
+def prompts(rows: int, length: int = 5, seed: int = 0) -> torch.Tensor:
+    return torch.randint(4, 300, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def tolerance_of(precision: str) -> float:
+    """Of the largest number: sums in another order, or bfloat16's 8 bits through two layers."""
+    return {"fp32": 1e-5, "bf16": 3e-2}[precision]
+
+
+def check_text(model: GraphedLlama, idx: torch.Tensor, new: int = NEW, **settings) -> torch.Tensor:
+    """That the text is the one that the same model generates without graphs."""
+    expected = ungraphed(model).generate(idx, new, temperature=0.0, **settings)
+    text = model.generate(idx, new, temperature=0.0, **settings)
+    assert_same_text(ungraphed(model), text, expected, idx.shape[1])
+    assert len(set(text[0].tolist())) > 5  # a model that repeats one token would prove nothing
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+def test_texts_are_those_of_the_plain_model(tapes: list, n_kv_heads: int, precision: str):
+    model = graphed_for_texts(causal(n_kv_heads=n_kv_heads, max_seq_len=128), precision)
+    for rows in (1, 3):
+        for seed in (0, 1):
+            check_text(model, prompts(rows, seed=seed), 60)
+    assert len(tapes) == 2  # one for each number of rows
+
+
+def test_sampling_draws_the_plain_texts(tapes: list):
+    model = graphed(causal())
+    for rows, settings in ((1, {}), (3, {"top_k": 20, "top_p": 0.9})):
+        texts = [
+            each.generate(prompts(rows), NEW, generator=torch.Generator().manual_seed(3), **settings)
+            for each in (model, ungraphed(model))
+        ]
+        assert torch.equal(*texts)
+    assert len(tapes) == 2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_logit_is_that_of_the_plain_model(tapes: list, precision: str):
+    """In float32 to rounding; in bfloat16, where other sums round otherwise, to its digits."""
+    model = graphed(causal(n_kv_heads=2), precision)
+    tokens, pad = left_padded([[*prompt, *prompts(1, NEW)[0].tolist()] for prompt in PROMPTS])
+    texts = [(each, KVCache(each, len(tokens), NEW + 7, pad)) for each in (model, ungraphed(model))]
+    begin = tokens.shape[1] - NEW
+    for end in range(begin, tokens.shape[1] + 1):
+        with torch.inference_mode():
+            logits, expected = (each._next_logits(tokens[:, :end], cache) for each, cache in texts)
+        assert (logits - expected).abs().max() <= tolerance_of(precision) * expected.abs().max()
+        assert texts[0][1].length == texts[1][1].length == end
+    assert len(tapes) == 1 and logits.dtype == expected.dtype == torch.float32
+    for name in ("keys", "values"):
+        actual, expected = (getattr(cache, name) for _, cache in texts)
+        assert actual.shape == expected.shape
+        assert (actual - expected).abs().max() <= tolerance_of(precision) * expected.abs().max()
+
+
+@pytest.mark.parametrize("max_seq_len", [64, 40])
+def test_prompts_of_different_lengths_are_continued_as_if_alone(tapes: list, max_seq_len: int):
+    """The shorter model's window slides over the last tokens, where nothing that is stored can be kept."""
+    plain = causal(max_seq_len=max_seq_len)
+    model = graphed(plain)
+    for row_order in (PROMPTS, PROMPTS[::-1]):  # the second text has other padding, and the same graph
+        idx, pad = left_padded(row_order)
+        together = model.generate(idx, 50, temperature=0.0, pad=pad)
+        for row, prompt in enumerate(row_order):
+            alone = plain.generate(torch.tensor([prompt]), 50, temperature=0.0, use_cache=False)
+            assert_same_text(plain, together[row : row + 1, pad[row] :], alone, len(prompt))
+    check_text(model, idx, 50)  # of which none is padding
+    assert len(tapes) == 1
+
+
+def test_a_text_that_outgrows_the_model_goes_on_without_the_graph(tapes: list):
+    model = graphed(causal(max_seq_len=40))
+    for _ in range(2):
+        check_text(model, prompts(2), 80)
+    check_text(model, prompts(2, length=50), 20)  # longer than the model before the first new token
+    assert len(tapes) == 1
+
+
+def test_a_bidirectional_model_and_a_causal_one_without_a_cache_have_no_graph(tapes: list):
+    model = graphed(random_llama(gain=8.0))
+    assert torch.equal(model.generate(prompts(2), 40, 0.0), ungraphed(model).generate(prompts(2), 40, 0.0))
+    check_text(graphed(causal()), prompts(2), use_cache=False)
+    assert not tapes
+
+
+def test_short_texts_are_not_worth_a_graph_but_use_one_that_is_there(tapes: list):
+    model = graphed(causal())
+    check_text(model, prompts(1), MIN_STEPS - 1)
+    assert not tapes
+    check_text(model, prompts(1), MIN_STEPS)
+    assert [tape.replays for tape in tapes] == [MIN_STEPS - 1]  # the first token comes of reading the prompt
+    check_text(model, prompts(1), 4)
+    assert [tape.replays for tape in tapes] == [MIN_STEPS + 2]
+
+
+def test_texts_of_like_length_share_a_graph_and_others_have_their_own(tapes: list):
+    model = graphed(causal(max_seq_len=2 * MIN_POSITIONS))
+    for length in (3, 20, MIN_POSITIONS - NEW):
+        check_text(model, prompts(1, length))
+    assert len(tapes) == 1
+    check_text(model, prompts(1, MIN_POSITIONS - NEW + 1))
+    assert len(tapes) == 2
+
+
+def test_a_text_in_the_midst_of_another(tapes: list):
+    """The one that began first must not find the other's keys and values, whoever has the graph."""
+    model = graphed(causal())
+    expected = [ungraphed(model).generate(prompts(1, seed=seed), NEW, 0.0) for seed in range(3)]
+    inner = []
+
+    def interrupt(token: torch.Tensor) -> None:
+        if len(inner) < 2:
+            inner.append(model.generate(prompts(1, seed=1 + len(inner)), NEW, temperature=0.0))
+
+    outer = model.generate(prompts(1, seed=0), NEW, temperature=0.0, on_token=interrupt)
+    for text, wanted in zip((outer, *inner), expected, strict=True):
+        assert torch.equal(text, wanted)
+
+
+def test_logits_are_the_callers_to_keep(tapes: list):
+    model, seen = graphed(causal()), []
+    cache = KVCache(model, 1, NEW + 5)
+    tokens = prompts(1, NEW + 5)
+    with torch.inference_mode():
+        for end in range(5, NEW):
+            logits = model._next_logits(tokens[:, :end], cache)
+            seen.append((logits, logits.clone()))
+    assert tapes[0].replays == len(seen) - 1 and all(torch.equal(logits, copied) for logits, copied in seen)
+
+
+# ------------------------------------------------------------------------------------- changes between two texts
+
+
+def loss(model: Llama) -> torch.Tensor:
+    tokens = prompts(2).to(model.output.weight.device)
+    return model(tokens, targets=tokens)[0].logsumexp(-1).sum()
+
+
+def train(model: Llama, make: Callable) -> None:
+    model.train()
+    loss(model).backward()
+    make(model.parameters(), lr=0.01).step()
+    model.eval()
+
+
+def train_in_eval_mode(model: Llama) -> None:
+    loss(model).backward()
+    torch.optim.AdamW(model.parameters(), lr=0.01, fused=True).step()  # which counts no changes
+
+
+def halve(model: Llama) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+
+
+def assign_others(model: Llama) -> None:
+    model.load_state_dict(causal(seed=7).to(model.output.weight.device).state_dict(), assign=True)
+    model.tok_embeddings.weight = model.output.weight
+
+
+def replace_one(model: Llama) -> None:
+    model.layers[1].feed_forward.w2.weight = nn.Parameter(torch.ones_like(model.layers[1].feed_forward.w2.weight))
+
+
+def drop_one_copy(model: Llama) -> None:
+    model.layers[0].eval()
+    halve(model)
+
+
+def swap_layers(model: Llama) -> None:
+    model.layers = nn.ModuleList(reversed(model.layers))
+    for layer_id, layer in enumerate(model.layers):
+        layer.layer_id = layer_id
+
+
+CHANGES = {
+    "in place": halve,
+    "load_state_dict": lambda model: model.load_state_dict(causal(seed=7).state_dict()),
+    "assigned": assign_others,
+    "replaced": replace_one,
+    "layers swapped": swap_layers,
+    "a part in eval mode": drop_one_copy,
+    "AdamW": lambda model: train(model, AdamW),
+    "AdamW in eval mode": train_in_eval_mode,
+    "another precision": lambda model: accelerate(model, "int8", CUDA),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_whatever_changes_a_model_is_seen_by_the_next_text(tapes: list, change: str, precision: str):
+    model = graphed_for_texts(causal(), precision)
+    texts = [model.generate(prompts(2), NEW, temperature=0.0)]
+    for _ in range(2):
+        CHANGES[change](model)
+        gc.collect()  # what is no more must not be read
+        texts.append(model.generate(prompts(2), NEW, temperature=0.0))
+        expected = ungraphed(model).generate(prompts(2), NEW, temperature=0.0)
+        assert_same_text(ungraphed(model), texts[-1], expected, 5)
+    assert model._step is not None and not torch.equal(texts[1], texts[0])
+
+
+def test_weights_written_to_in_float32_need_no_new_graph(tapes: list):
+    model = graphed(causal())
+    for seed in (0, 1, 2):
+        model.load_state_dict(causal(seed).state_dict())
+        check_text(model, prompts(1))
+    assert len(tapes) == 1 and tapes[0].replays == 3 * (NEW - 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_made_in_inference_mode_are_seen_to_change(tapes: list, precision: str):
+    with torch.inference_mode():
+        model = graphed_for_texts(causal(), precision)
+        for _ in range(2):
+            check_text(model, prompts(1))
+            model.output.weight.mul_(-1.0)
+    assert tapes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_that_is_converted_afterwards_computes_in_the_new_format(tapes: list, dtype: torch.dtype):
+    model = graphed(causal())
+    check_text(model, prompts(1))
+    check_text(model.to(dtype), prompts(1))
+    check_text(model.float(), prompts(1))
+    assert len(tapes) == 3
+
+
+class ShiftedLinear(nn.Linear):
+    """What a method might put in the place of a layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 0.5
+
+
+def shift(module: nn.Module, args: tuple, y: torch.Tensor) -> torch.Tensor:
+    return y + 0.5
+
+
+UNKNOWN = {
+    "replaced layer": lambda model: setattr(model.layers[0].attention.compute_query, "__class__", ShiftedLinear),
+    "replaced forward": lambda model: setattr(model.layers[0].feed_forward, "forward", torch.sin),
+    "hook": lambda model: model.layers[1].feed_forward.register_forward_hook(shift),
+    "a layer that is trained": lambda model: model.layers[1].train(),
+}
+
+
+@pytest.mark.parametrize("change", UNKNOWN)
+def test_what_a_graph_may_not_repeat_is_left_to_the_plain_model(tapes: list, change: str):
+    model = graphed(causal())
+    before = check_text(model, prompts(1))
+    UNKNOWN[change](model)
+    text = model.generate(prompts(1), NEW, temperature=0.0)
+    assert torch.equal(text, ungraphed(model).generate(prompts(1), NEW, temperature=0.0))
+    assert len(tapes) == 1 and (change == "a layer that is trained" or not torch.equal(text, before))
+
+
+def test_in_training_mode_dropout_stays(tapes: list):
+    plain = causal(dropout=0.5)
+    texts = []
+    for model in (graphed(plain), plain):
+        model.train()
+        torch.manual_seed(0)
+        texts.append(model.generate(prompts(2), NEW, temperature=0.0))
+    assert torch.equal(*texts) and not tapes
+
+
+def test_training_in_the_midst_of_a_text_leaves_it_its_keys_and_values(tapes: list):
+    model = graphed(causal())
+    seen = []
+
+    def interrupt(token: torch.Tensor) -> None:
+        seen.append(token)
+        if len(seen) == 10:
+            model.eval()  # drops the graph
+
+    expected = ungraphed(model).generate(prompts(2), NEW, temperature=0.0)
+    assert torch.equal(model.generate(prompts(2), NEW, temperature=0.0, on_token=interrupt), expected)
+    assert len(tapes) == 1 and model._step is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_used_model_can_be_copied_stored_and_trained(tapes: list, precision: str):
+    model = graphed_for_texts(causal(), precision)
+    expected = check_text(model, prompts(1))
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        assert type(other) is GraphedLlama and other._step is None
+        halve(other)
+        check_text(other, prompts(1))
+        assert torch.equal(model.generate(prompts(1), NEW, temperature=0.0), expected)
+    train(model, AdamW)
+
+
+def test_a_damaged_model_is_reported_and_leaves_nothing_behind(tapes: list):
+    """Not-a-numbers in the buffers would reach a later text even where they are masked."""
+    model = graphed(causal())
+    weight = model.layers[0].attention.compute_value.weight
+    sound = weight.detach().clone()
+    check_text(model, prompts(1))
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="not finite"):
+        model.generate(prompts(1, 20), NEW, temperature=0.0)
+    model._step.cache.values.fill_(float("nan"))
+    with torch.no_grad():
+        weight.copy_(sound)
+    check_text(model, prompts(1))
+    assert len(tapes) == 1
+
+
+# ------------------------------------------------------------------------------------------ what can be recorded
+
+
+class Watch(TorchDispatchMode):
+    """Lists what is computed, and fails at a tensor that comes from nowhere: numbers of the CPU, copied to the GPU."""
+
+    def __init__(self, known: Iterable[torch.Tensor]):
+        super().__init__()
+        self.known = list(known)  # keeps all alive, or ids would be given twice
+        self.ids = {id(tensor) for tensor in self.known}
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors, others = [], []
+        for value in tree_leaves((args, kwargs or {})):
+            (tensors if isinstance(value, torch.Tensor) else others).append(value)
+        for tensor in tensors:
+            assert id(tensor) in self.ids, f"{func} reads a tensor that was made from Python's numbers"
+        asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+        assert not asks, f"{func} asks the GPU for numbers"
+        self.calls.append(f"{func} {[(tuple(tensor.shape), tensor.dtype) for tensor in tensors]} {others}")
+        output = func(*args, **(kwargs or {}))
+        new = [value for value in tree_leaves(output) if isinstance(value, torch.Tensor)]
+        self.known += new
+        self.ids |= {id(tensor) for tensor in new}
+        return output
+
+
+def watched_step(precision: str, device: str, position: int, rows: int = 2) -> list[str]:
+    """The operations of one step of a model on `device`."""
+    model = graphed(causal(n_kv_heads=2), precision).to(device)
+    tokens = torch.ones(rows, 1, dtype=torch.int64, device=device)
+    with torch.no_grad(), patch.object(fast.graphs, "record", lambda run, device: run):
+        cache = KVCache(model, rows, 40)
+        model(tokens, cache=cache)  # makes the copies of weights
+        step = GraphedStep(model, cache)
+        step.cache.position.fill_(position)
+        held = [*model.parameters(), *step.copies, *step.cache.tables, *vars(step).values(), *vars(step.cache).values()]
+        with Watch(filter(torch.is_tensor, held)) as watch:
+            step.replay()
+    return watch.calls
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_nothing_in_a_step_waits_for_the_gpu_or_brings_numbers_to_it(precision: str):
+    """Device "meta" takes a GPU's branches and holds no numbers: whoever asks it for one gets an error."""
+    calls = watched_step(precision, "meta", 0)
+    assert sum("index_copy_" in call for call in calls) == 4  # keys and values of two layers
+    assert not any("cpu" in call for call in calls)  # the devices that tensors are made on
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_is_the_same_at_every_position(tapes: list, precision: str):
+    first = watched_step(precision, "cpu", 1)
+    assert first == watched_step(precision, "cpu", 37) and len(first) > 50
+
+
+def test_the_watch_sees_what_cannot_be_recorded():
+    """`Llama.forward` picks the last position by a list of indices, which is copied to the GPU."""
+    model = graphed(causal()).to("meta")
+    tokens = torch.ones(2, 1, dtype=torch.int64, device="meta")
+    known = [*model.parameters(), tokens, *rope_table(8, 64, 10000.0, tokens.device)]
+    with torch.no_grad(), pytest.raises(AssertionError, match="Python's numbers"), Watch(known):
+        model(tokens)
+    with pytest.raises(AssertionError, match="asks the GPU"), Watch(known):
+        tokens.sum().item()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: operation not permitted"), NotImplementedError()])
+def test_where_recording_fails_texts_are_plain_and_it_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    tried = []
+
+    def record(run: Callable[[], None], device: torch.device) -> None:
+        run()
+        tried.append(device)
+        raise error
+
+    monkeypatch.setattr(fast.graphs, "can_record", lambda device: True)
+    monkeypatch.setattr(fast.graphs, "record", record)
+    model = graphed(causal())
+    for rows in (1, 1, 2):
+        check_text(model, prompts(rows))
+    assert len(tried) == 1 and model._step is None
+
+
+def test_a_model_that_was_moved_to_the_cpu_decodes_there():
+    model = graphed(causal())
+    check_text(model, prompts(2))
+    assert model._step is None and not model._has_failed
+
+
+def test_decoders_replace_one_another_and_leave_a_subclass_alone(tapes: list):
+    model = graphed(causal())
+    check_text(model, prompts(1))
+    accelerate(model, "bf16", torch.device("cpu"))
+    assert type(model) is Llama and "_step" not in {name for name, value in vars(model).items() if value is not None}
+
+    class Shifted(Llama):
+        pass
+
+    model.__class__ = Shifted
+    accelerate(model, "fp32", CUDA)
+    assert type(model) is Shifted
+
+
+# --------------------------------------------------------------------------------------------------- on a GPU
+
+
+@needs_cuda
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_gpu_logits_are_those_of_the_plain_model(n_kv_heads: int, precision: str):
+    model = graphed(causal(n_kv_heads=n_kv_heads).to(CUDA), precision)
+    tokens, pad = left_padded([[*prompt, *prompts(1, NEW)[0].tolist()] for prompt in PROMPTS])
+    tokens, pad = tokens.to(CUDA), pad.to(CUDA)
+    for _ in range(2):  # the second text finds the graph of the first
+        texts = [(each, KVCache(each, len(tokens), NEW + 7, pad)) for each in (model, ungraphed(model))]
+        for end in range(tokens.shape[1] - NEW, tokens.shape[1] + 1):
+            with torch.inference_mode():
+                logits, expected = (each._next_logits(tokens[:, :end], cache) for each, cache in texts)
+            assert (logits - expected).abs().max() <= 10 * tolerance_of(precision) * expected.abs().max()
+        assert model._step is not None and model._step.serves(texts[0][1])
+        del texts
+
+
+@needs_cuda
+def test_on_a_gpu_texts_are_those_of_the_plain_model():
+    model = graphed(causal(max_seq_len=50).to(CUDA))
+    for rows in (1, 3, 1):
+        check_text(model, prompts(rows).to(CUDA), 60)  # the window slides over the last tokens
+        assert model._step is not None
+    idx = prompts(2).to(CUDA)
+    for change in CHANGES.values():
+        change(model)
+        text, expected = (each.generate(idx, NEW, temperature=0.0) for each in (model, ungraphed(model)))
+        assert_same_text(ungraphed(model), text, expected, idx.shape[1])
+        assert model._step is not None
+
+
+def run_without_waiting(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Stands for `record` on a GPU: the same step, launched anew for each token. PyTorch sees whether it waits."""
+    run()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return run
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_gpu_a_graph_repeats_a_step_that_waits_for_nothing(precision: str):
+    idx, pad = (tensor.to(CUDA) for tensor in left_padded(PROMPTS))
+    with patch.object(fast.graphs, "record", run_without_waiting):
+        stepping = graphed(causal().to(CUDA), precision)
+        expected = stepping.generate(idx, NEW, temperature=0.0, pad=pad)
+    model = graphed(causal().to(CUDA), precision)
+    for _ in range(2):
+        assert torch.equal(model.generate(idx, NEW, temperature=0.0, pad=pad), expected)
+    assert stepping._step is not None and model._step is not None
+
+
+@needs_cuda
+def test_on_a_gpu_a_failed_recording_leaves_everything_usable(monkeypatch: pytest.MonkeyPatch):
+    model = graphed(causal().to(CUDA))
+    hidden_states = Llama.hidden_states
+
+    def waiting(self: Llama, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+        h = hidden_states(self, tokens, cache)
+        h.sum().item()  # no stream that is recorded may be waited for
+        return h
+
+    monkeypatch.setattr(Llama, "hidden_states", waiting)
+    stream = torch.cuda.current_stream()
+    check_text(model, prompts(1).to(CUDA))
+    assert model._has_failed and torch.cuda.current_stream() == stream
+    check_text(model, prompts(2).to(CUDA))
+    torch.cuda.manual_seed(3)
+    generator = torch.Generator(CUDA).manual_seed(3)
+    texts = [model.generate(prompts(2).to(CUDA), NEW, generator=each) for each in (None, generator)]
+    assert torch.equal(*texts)
