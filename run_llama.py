@@ -269,11 +269,11 @@ def load_llama(args: Namespace) -> tuple[Llama, Tokenizer, torch.device]:
         llama = llama.to(device)
     # fp32 kernels keep whole copies of the weights, which splitting is there to avoid
     if args.kernels == "auto" and not (args.shard and args.precision == "fp32"):
-        use_fast_kernels(llama, args.precision, device)
+        use_fast_kernels(llama, args.precision, device, generates=args.option == "generate")
     return llama, tokenizer, device
 
 
-def use_fast_kernels(llama: Llama, precision: str, device: torch.device) -> None:
+def use_fast_kernels(llama: Llama, precision: str, device: torch.device, *, generates: bool) -> None:
     """Let fast/ choose how the model is computed; fp32 does without it where the root modules stand alone."""
     try:
         from fast import accelerate
@@ -283,7 +283,7 @@ def use_fast_kernels(llama: Llama, precision: str, device: torch.device) -> None
         if precision != "fp32":
             raise UserError(f"--precision {precision} needs the folder fast/ beside run_llama.py") from None
         return
-    accelerate(llama, precision, device)
+    accelerate(llama, precision, device, generates=generates)
 
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:

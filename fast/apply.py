@@ -27,22 +27,22 @@ class Choice(NamedTuple):
     reason: str
 
 
-def accelerate(model: nn.Module, precision: str = "fp32", device: torch.device | None = None) -> list[Choice]:
+def accelerate(
+    model: nn.Module, precision: str = "fp32", device: torch.device | None = None, *, generates: bool = True
+) -> list[Choice]:
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
-    device: where the model will be computed, if it is not there yet. Parameters keep their names and shapes, and in
-    fp32 and bf16 their float32 values; int8 rounds them for good and is for inference. A layer that something else has
-    replaced stays as it is. Returns what was chosen. Raises `ValueError` for an unknown precision.
+    device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
+    which saves loading the decoder. Parameters keep their names and shapes, and in fp32 and bf16 their float32 values;
+    int8 rounds them for good and is for inference. A layer that something else has replaced stays as it is.
+    Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
     device = device or next(model.parameters()).device
-    choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(precision, device)]
+    choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(precision, device, generates)]
     linears, layers, decoder = (choice.kernel for choice in choices)
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:
-        if hasattr(llama, "drop_decoder"):  # of an earlier choice
-            llama.drop_decoder()
-            llama.__class__ = Llama
         for module in llama.modules():
             if type(module) in LINEARS.values() and module.bias is None:
                 module.__class__ = LINEARS[linears]
@@ -50,12 +50,7 @@ def accelerate(model: nn.Module, precision: str = "fp32", device: torch.device |
                     module.round_weight()
         _set_layers(llama, layers == "fused")
         _pass_on_bf16(llama, device)
-        if decoder == "numba" and type(llama) is Llama:
-            from fast.decode import DecodingLlama
-
-            llama.__class__ = DecodingLlama
-        if decoder == "CUDA graph" and type(llama) is Llama:
-            llama.__class__ = GraphedLlama
+        _set_decoder(llama, decoder)
     return choices
 
 
@@ -83,9 +78,11 @@ def choose_layers(device: torch.device) -> Choice:
     return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
 
 
-def choose_decoder(precision: str, device: torch.device) -> Choice:
-    """What computes the next token of a causal text."""
-    part = "decoding one text"
+def choose_decoder(precision: str, device: torch.device, generates: bool = True) -> Choice:
+    """What computes the next token of a text."""
+    part = "decoding"
+    if not generates:
+        return Choice(part, "plain", "nothing is to be generated")
     if device.type == "cuda":
         return Choice(part, "CUDA graph", "launches the kernels of a token all together")
     if device.type != "cpu":
@@ -107,6 +104,20 @@ def _set_layers(llama: Llama, fused: bool) -> None:
         for module in llama.modules():
             if type(module) in (plain, fast):
                 module.__class__ = fast if fused else plain
+
+
+def _set_decoder(llama: Llama, kernel: str) -> None:
+    if hasattr(llama, "drop_decoder"):  # an earlier choice
+        llama.drop_decoder()
+        llama.__class__ = Llama
+    if type(llama) is not Llama:  # somebody's own model, which may generate in its own way
+        return
+    if kernel == "numba":
+        from fast.decode import DecodingLlama
+
+        llama.__class__ = DecodingLlama
+    elif kernel == "CUDA graph":
+        llama.__class__ = GraphedLlama
 
 
 def _pass_on_bf16(llama: Llama, device: torch.device) -> None:

@@ -28,13 +28,18 @@ class FusedRMSNorm(RMSNorm):
             return super().forward(x)
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, self.weight, self.eps, self.out_dtype)
-        return (x * _scale(x, self.eps)).mul_(self.weight).to(self.out_dtype)
+        return _normed(x, _scale(x, self.eps), self.weight, self.out_dtype)
 
 
 def _scale(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean(x^2) + eps), in one pass over x. x: ... D -> ... 1"""
     mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square().div(x.shape[-1])
     return (mean_square + eps).rsqrt()
+
+
+def _normed(x: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """x: ... D, scale: ... 1, weight: D -> ... D"""
+    return (x * scale).mul_(weight).to(out_dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -44,7 +49,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
         scale = _scale(x, eps)  # ... 1
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight).to(out_dtype)
+        return _normed(x, scale, weight, out_dtype)
 
     @staticmethod
     @once_differentiable
