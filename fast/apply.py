@@ -87,8 +87,6 @@ def choose_decoder(precision: str, device: torch.device, generates: bool = True)
         return Choice(part, "CUDA graph", "launches the kernels of a token all together")
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
-    if precision == "bf16":
-        return Choice(part, "plain", "numba has no bfloat16; fp32 and int8 decode faster")
     if importlib.util.find_spec("numba") is None:
         return Choice(part, "plain", "numba is not installed; pip install numba makes it several times faster")
     try:

@@ -22,7 +22,7 @@ from torch import nn
 from fast import loops
 from fast.head import ScreenedHead
 from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Int8Linear, OneDNNLinear, state_of
+from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, state_of
 from fast.loops import LayerWeights, Matrix, Rows, Scratch, from_lanes, make_scratch, to_lanes
 from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
 from rope import rope_table
@@ -31,7 +31,7 @@ MAX_ROWS = 256  # of one call; attention is written for few rows, and PyTorch's 
 
 
 class DecodeEngine:
-    """A Llama's weights as the loops read them. They are the model's own memory, but for the 8-bit copy of the head."""
+    """A Llama's weights as the loops read them: float32 ones where the model has them, in fewer bits a copy."""
 
     def __init__(self, llama: Llama):
         self.config = llama.config
@@ -39,7 +39,7 @@ class DecodeEngine:
         self.layers = [_layer_weights(layer) for layer in llama.layers]
         self.norm = _array(llama.norm.weight)
         self.head = _matrix(llama.output)
-        self.screen = None if isinstance(llama.output, Int8Linear) else ScreenedHead(llama.output.weight.detach())
+        self.screen = None if isinstance(llama.output, Int8Linear) else _screen(llama.output, self.head)
         self.source = source_of(llama)
         self._room: Scratch | None = None
 
@@ -172,7 +172,15 @@ def _array(weight: torch.Tensor) -> np.ndarray:
 def _matrix(linear: torch.nn.Linear) -> Matrix:
     if isinstance(linear, Int8Linear):
         return Matrix(*(part.numpy() for part in linear.eight_bits()))
-    return Matrix(_array(linear.weight), np.ones(linear.out_features, np.float32))
+    rows = linear.weight.detach()
+    if isinstance(linear, Bf16Linear):
+        rows = rows.bfloat16().view(torch.uint16)
+    return Matrix(rows.numpy(), np.ones(linear.out_features, np.float32))
+
+
+def _screen(linear: torch.nn.Linear, head: Matrix) -> ScreenedHead:
+    weight = linear.weight.detach()
+    return ScreenedHead(weight.bfloat16().float() if isinstance(linear, Bf16Linear) else weight, head.rows)
 
 
 def _layer_weights(layer: LlamaLayer) -> LayerWeights:
@@ -236,6 +244,6 @@ class DecodingLlama(Llama):
 
 
 # Modules that the loops compute, or that do nothing while a text is generated
-LINEARS = {nn.Linear, OneDNNLinear, Int8Linear}
+LINEARS = {nn.Linear, OneDNNLinear, Bf16Linear, Int8Linear}
 LAYERS = {LlamaLayer, Attention, FeedForward, FusedFeedForward, RMSNorm, FusedRMSNorm}
 READABLE = {DecodingLlama, nn.ModuleList, nn.Embedding, nn.Dropout} | LAYERS | LINEARS

@@ -28,9 +28,9 @@ class ScreenedHead:
     integers are exact.
     """
 
-    def __init__(self, weight: torch.Tensor):
-        """weight: v D, float32. Is read, not copied."""
-        self.rows = weight.numpy()
+    def __init__(self, weight: torch.Tensor, rows: np.ndarray):
+        """weight: v D, float32; rows: the same numbers, as `Matrix` stores them."""
+        self.rows = rows
         self.quantised, self.scale = quantise(weight)  # v D, v
         rounded = self.quantised.double() * self.scale.double()[:, None]  # v D
         size, lost = rounded.norm(dim=-1), (weight.double() - rounded).norm(dim=-1)  # v each

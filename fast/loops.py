@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.extending import overload
 
 LANES = 16  # float32 numbers in a vector register of AVX-512, and in two or four of other processors
 # Sums of floats may be reordered, but infinities and NaNs may not be taken for impossible: a damaged checkpoint must
@@ -27,7 +28,10 @@ LOOPS = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "num
 
 
 class Matrix(NamedTuple):
-    """A weight as rows times a scale for each row. rows: o i, float32 or int8; scale: o, float32."""
+    """A weight as rows times a scale for each row.
+
+    rows: o i, float32, int8, or the bits of bfloat16 as uint16; scale: o, float32.
+    """
 
     rows: np.ndarray
     scale: np.ndarray
@@ -76,11 +80,23 @@ def make_scratch(blocks: int, weights: LayerWeights) -> Scratch:
 # ------------------------------------------------------------------------------------------------------- innermost sums
 
 
+def number(stored: np.number) -> np.float32:
+    """What a weight is, see `Matrix`. Compiled code only."""
+    raise NotImplementedError
+
+
+@overload(number)
+def _number(stored):  # numba compares its signature with those of the functions inside: no type hints
+    if stored == types.uint16:  # bfloat16 is the upper half of a float32
+        return lambda stored: np.uint32(np.uint32(stored) << np.uint32(16)).view(np.float32)
+    return lambda stored: np.float32(stored)
+
+
 @njit(**LOOPS)
 def dot(row: np.ndarray, x: np.ndarray) -> np.float32:
     total = np.float32(0)
     for i in range(len(x)):
-        total += np.float32(row[i]) * x[i]
+        total += number(row[i]) * x[i]
     return total
 
 
@@ -164,10 +180,10 @@ def four_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, r: int) -> None:
     s, t, u = min(r + quarter, last), min(r + 2 * quarter, last), min(r + 3 * quarter, last)
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(len(x)):
-        a += np.float32(rows[r, i]) * x[i]
-        b += np.float32(rows[s, i]) * x[i]
-        c += np.float32(rows[t, i]) * x[i]
-        d += np.float32(rows[u, i]) * x[i]
+        a += number(rows[r, i]) * x[i]
+        b += number(rows[s, i]) * x[i]
+        c += number(rows[t, i]) * x[i]
+        d += number(rows[u, i]) * x[i]
     y[r], y[s], y[t], y[u] = a * scale[r], b * scale[s], c * scale[t], d * scale[u]
 
 
@@ -202,10 +218,10 @@ def gate_row(w1: Matrix, w3: Matrix, x: np.ndarray, y: np.ndarray) -> None:
         s = min(r + half, len(y) - 1)  # with an odd f the last row is computed twice
         a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for i in range(len(x)):
-            a += np.float32(w1.rows[r, i]) * x[i]
-            b += np.float32(w1.rows[s, i]) * x[i]
-            c += np.float32(w3.rows[r, i]) * x[i]
-            d += np.float32(w3.rows[s, i]) * x[i]
+            a += number(w1.rows[r, i]) * x[i]
+            b += number(w1.rows[s, i]) * x[i]
+            c += number(w3.rows[r, i]) * x[i]
+            d += number(w3.rows[s, i]) * x[i]
         y[r] = silu(a * w1.scale[r]) * (c * w3.scale[r])
         y[s] = silu(b * w1.scale[s]) * (d * w3.scale[s])
 
@@ -300,8 +316,8 @@ def matmul(weight: Matrix, x: np.ndarray, y: np.ndarray) -> None:
         for n in range(len(x)):
             sums = np.zeros((4, LANES), np.float32)
             for i in range(x.shape[1]):
-                a, b = np.float32(rows[r, i]), np.float32(rows[r + quarter, i])
-                c, d = np.float32(rows[r + 2 * quarter, i]), np.float32(rows[r + 3 * quarter, i])
+                a, b = number(rows[r, i]), number(rows[r + quarter, i])
+                c, d = number(rows[r + 2 * quarter, i]), number(rows[r + 3 * quarter, i])
                 for lane in range(LANES):
                     sums[0, lane] += a * x[n, i, lane]
                     sums[1, lane] += b * x[n, i, lane]

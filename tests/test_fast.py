@@ -125,7 +125,7 @@ def test_the_last_choice_decides_what_decodes(numba):
     model.generate(TOKENS[:1], 3, temperature=0.0)
     assert type(model) is DecodingLlama
     accelerate(model, "bf16")
-    assert type(model) is Llama
+    assert type(model) is DecodingLlama and model._engine is None
     accelerate(model, "fp32", CUDA)
     assert type(model) is GraphedLlama
     accelerate(model, "fp32")
@@ -624,9 +624,11 @@ def assert_same_text(plain: Llama, actual: torch.Tensor, expected: torch.Tensor,
 def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = "fp32", variety: int = 8) -> int:
     """Compare each prompt alone, and all together, with the uncached plain model. Returns the number of new tokens."""
     model = accelerated(plain, precision)
+    plain = copy.deepcopy(plain)
     if precision == "int8":
-        plain = copy.deepcopy(plain)
         plain.load_state_dict(model.state_dict())
+    elif precision == "bf16":
+        round_linears_to_bf16(plain)
     expected = plain.generate(prompts, new, temperature=0.0, use_cache=False)
     alone = [model.generate(prompt[None], new, temperature=0.0) for prompt in prompts]
     together = model.generate(prompts, new, temperature=0.0)
@@ -638,12 +640,21 @@ def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = 
     return 2 * new * len(prompts)
 
 
+def round_linears_to_bf16(model: Llama) -> None:
+    """Embeddings, which are read and not multiplied, stay as they are: they no longer are the output's weight."""
+    model.output.weight = nn.Parameter(model.output.weight.detach().clone())
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(module.weight.bfloat16())
+
+
 def random_prompts(rows: int, length: int, vocab: int = 300, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_texts_are_those_of_the_plain_model_for_thousands_of_tokens(numba, n_kv_heads: int, precision: str):
     tokens = 0
     for seed in range(2):
@@ -664,7 +675,7 @@ def test_texts_are_those_of_the_plain_model_for_thousands_of_tokens(numba, n_kv_
     ids=lambda sizes: f"v{sizes['vocab_size']} D{sizes['dim']}",
 )
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_sizes_that_no_block_divides(numba, sizes: dict[str, int], attention: str, precision: str):
     plain = random_llama(gain=8.0, attention=attention, **sizes)
     check_texts(plain, random_prompts(3, 5, sizes["vocab_size"]), 20, precision, variety=1)
@@ -843,7 +854,7 @@ def test_the_screened_head_finds_the_largest_logit(kind: str, vocab: int, dim: i
     from fast.head import ScreenedHead
 
     weight, x = heads_and_inputs(kind, vocab, dim, rows, seed, log_scales)
-    head = ScreenedHead(weight)
+    head = ScreenedHead(weight, weight.numpy())
     true = (x.double() @ weight.double().T).numpy()  # rows vocab
     norm = x.double().norm(dim=1)[:, None].numpy()  # rows 1
     smallest = dim * 2.0**-149  # what underflows is lost, whoever computes it
@@ -864,7 +875,7 @@ def test_too_many_candidates_are_left_to_the_whole_head(numba):
     from fast.head import ScreenedHead
 
     weight, x = heads_and_inputs("near ties", 64, 32, 2, 0, (0, 0))
-    head = ScreenedHead(weight)
+    head = ScreenedHead(weight, weight.numpy())
     approximate, lost = head.rounded_input_logits(x.numpy())
     logits = approximate.copy()
     assert head.pick(x.numpy(), logits, lost, at_most=10) is None
@@ -879,7 +890,7 @@ def test_a_damaged_head_shows(numba, rows: int):
 
     weight, x = heads_and_inputs("normal", 64, 32, rows, 0, (0, 0))
     weight[5, 7] = float("nan")
-    logits = ScreenedHead(weight).logits(x.numpy())
+    logits = ScreenedHead(weight, weight.numpy()).logits(x.numpy())
     assert logits is None or np.isnan(logits[:, 5]).all()
 
 
