@@ -60,9 +60,10 @@ class DecodeEngine:
 
     def _step(self, x: np.ndarray, cache: KVCache, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         """One new position of one text. x: 1 D, keys and values: L 1 g t d. Returns the normalised output, 1 D."""
-        first, position = 0 if cache.pad is None else int(cache.pad), cache.length
-        eps, seen = self.config.layer_norm_eps, (first, position + 1)
-        angle = self._angles(np.array(position - first), position)  # d/2 each
+        position, eps = cache.length, self.config.layer_norm_eps
+        first = 0 if cache.pad is None else min(int(cache.pad), position)  # padding sees itself, as in _rows
+        seen = first, position + 1
+        angle = self._angles(np.array(position - first), position + 1)  # d/2 each
         x = x[0].copy()  # D
         for layer, weights in enumerate(self.layers):
             loops.layer_step_row(x, weights, eps, angle, keys[layer, 0], values[layer, 0], seen)
@@ -86,8 +87,9 @@ class DecodeEngine:
         x = from_lanes(lanes, batch * new)[new - 1 :: new]  # b D
         end = int(rows.end[-1])
         if batch == 1:
+            seen = int(rows.first[-1]), end
             angle = self._angles(rows.position[-1] - pad[0], end)
-            loops.finish_layer_row(x[0], last, eps, angle, keys[-1, 0], values[-1, 0], (int(pad[0]), end))
+            loops.finish_layer_row(x[0], last, eps, angle, keys[-1, 0], values[-1, 0], seen)
         else:
             lanes = to_lanes(x)  # n D l
             rows = self._rows(1, int(rows.position[-1]), pad)
@@ -117,13 +119,16 @@ class DecodeEngine:
         if cache is None:
             shape = (1, shape[0], config.n_kv_heads, shape[1], config.head_dim)
             return np.empty(shape, np.float32), np.empty(shape, np.float32)
+        needed, room = (shape[0], cache.length + shape[1]), (cache.shape[1], cache.shape[3])  # texts, positions
+        if needed[0] != room[0] or needed[1] > room[1]:  # the loops check no bounds
+            raise RuntimeError(f"the cache is for {room[0]} texts of {room[1]} tokens, not {needed[0]} of {needed[1]}")
         cache.allocate(torch.float32, torch.device("cpu"))
         return cache.keys.numpy(), cache.values.numpy()
 
     def _scratch(self, blocks: int) -> Scratch:
-        if self._room is None or len(self._room.normed) != blocks:
+        if self._room is None or len(self._room.normed) < blocks:
             self._room = make_scratch(blocks, self.layers[0])
-        return self._room
+        return Scratch(*(part[:blocks] for part in self._room))
 
     def _head(self, x: np.ndarray, only_largest: bool) -> np.ndarray:
         """x: b D -> b v"""
@@ -156,11 +161,11 @@ def source_of(llama: Llama) -> list[Any]:
 
 
 def is_readable(llama: Llama) -> bool:
-    """Whether the loops compute what the model would: float32 on the CPU, no module replaced, none with a hook."""
+    """Whether the loops compute what the model would: float32 on the CPU, no module or forward replaced, no hook."""
     return all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in llama.parameters()) and all(
         type(module) in READABLE
         and getattr(module, "bias", None) is None
-        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
         for module in llama.modules()
     )
 
@@ -224,12 +229,12 @@ class DecodingLlama(Llama):
             self.drop_decoder()
 
     def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
-        """As in `Llama`; the uncached causal model, and what does not fit, is left to it."""
+        """As in `Llama`; the uncached causal model, autocast, and what does not fit, is left to it."""
         begins = cache is None or cache.length == 0  # a text; the weights cannot change before it ends
         if begins and self._engine is not None and not (is_readable(self) and self._engine.source == source_of(self)):
             self.drop_decoder()
         new = idx if cache is None else idx[:, cache.length :]
-        is_plain = self.training or (self.config.is_causal and cache is None)
+        is_plain = self.training or torch.is_autocast_enabled("cpu") or (self.config.is_causal and cache is None)
         if is_plain or idx.shape[1] > self.config.max_seq_len or new.numel() > MAX_ROWS:
             return super()._next_logits(idx, cache, only_largest)
         if self._engine is None:

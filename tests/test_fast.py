@@ -28,7 +28,7 @@ from fast.apply import choose_decoder, choose_layers, choose_linear
 from fast.graphs import GraphedLlama
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import Int8Linear, OneDNNLinear, has_onednn, int8_linear, quantise
-from llama import FeedForward, Llama, RMSNorm, load_pretrained
+from llama import FeedForward, KVCache, Llama, RMSNorm, load_pretrained
 from optimizer import AdamW
 from utils import UserError
 
@@ -182,6 +182,9 @@ def test_text_is_that_of_replaced_layers_biases_and_hooks(numba):
     def replace(model: Llama) -> None:
         model.layers[0].attention.compute_query.__class__ = ShiftedLinear
 
+    def replace_forward(model: Llama) -> None:
+        model.layers[0].feed_forward.forward = torch.sin
+
     def add_bias(model: Llama) -> None:
         model.output.bias = nn.Parameter(torch.eye(300)[17])
 
@@ -189,7 +192,7 @@ def test_text_is_that_of_replaced_layers_biases_and_hooks(numba):
         model.layers[1].feed_forward.register_forward_hook(shift)
 
     prompt = torch.tensor(PROMPTS[:1])
-    for change in (replace, add_bias, add_hook):
+    for change in (replace, replace_forward, add_bias, add_hook):
         model = random_llama(attention="causal", gain=8.0)
         unchanged = model.generate(prompt, 30, temperature=0.0)
         fast_model = accelerated(model)
@@ -706,6 +709,49 @@ def test_prompts_of_different_lengths_are_continued_as_if_alone(numba, max_seq_l
         assert_same_text(plain, together[row : row + 1, pad[row] :], alone, len(prompt))
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_prompt_of_padding_alone_is_continued_as_in_the_plain_model(numba, length: int):
+    plain = random_llama(gain=8.0, attention="causal")
+    model = accelerated(plain)
+    for pad in ([length], [length, 0]):
+        idx = torch.zeros(len(pad), length, dtype=torch.int64)
+        texts = [each.generate(idx, 12, temperature=0.0, pad=torch.tensor(pad)) for each in (model, plain)]
+        assert_same_text(plain, *texts, length)
+    assert model._engine is not None
+
+
+@pytest.mark.parametrize("idx", [torch.ones(1, 5, dtype=torch.int64), torch.ones(2, 4, dtype=torch.int64)])
+def test_what_does_not_fit_a_cache_is_an_error_and_not_written_beside_it(numba, idx: torch.Tensor):
+    plain = random_llama(attention="causal")
+    for model in (plain, accelerated(plain)):
+        cache = KVCache(model, 1, 4)
+        with torch.inference_mode(), pytest.raises(RuntimeError):
+            model._next_logits(idx[:1, :3], cache)
+            model._next_logits(idx, cache)
+
+
+def test_under_autocast_the_text_is_the_plain_one(numba, vendor: str):
+    """Which a long prompt, left to PyTorch's kernels, continues with keys in bfloat16."""
+    plain = random_llama(gain=8.0, attention="causal", max_seq_len=400)
+    model = accelerated(plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        for length in (5, 300):
+            text = model.generate(random_prompts(1, length), 10, temperature=0.0)
+            reference = copy.deepcopy(model)
+            reference.__class__ = Llama
+            assert torch.equal(text, reference.generate(random_prompts(1, length), 10, temperature=0.0))
+
+
+def test_texts_of_any_size_may_follow_one_another(numba):
+    """They share the room for intermediate results."""
+    plain = random_llama(gain=8.0, attention="causal")
+    model = accelerated(plain)
+    for rows, length in ((33, 7), (1, 3), (2, 1), (17, 2), (1, 40), (3, 30)):
+        prompts = random_prompts(rows, length)
+        expected = plain.generate(prompts, 5, temperature=0.0)
+        assert_same_text(plain, model.generate(prompts, 5, temperature=0.0), expected, length)
+
+
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_texts_that_outgrow_the_model(numba, attention: str):
     plain = random_llama(gain=8.0, attention=attention, max_seq_len=12)
@@ -869,6 +915,29 @@ def test_the_screened_head_finds_the_largest_logit(kind: str, vocab: int, dim: i
         rounding = dim * 2.0**-24 * norm[row, 0] * lengths
         assert true[row, chosen] >= true[row, best] - 1.01 * rounding - 2 * smallest
         assert logits[row, chosen] == pytest.approx(true[row, chosen], abs=1.01 * rounding + smallest)
+
+
+HIDDEN = {  # two rows of a head and an input, the first number and 64 others; the second row is the likelier one
+    "a weight, rounded down": ((140, 0), (127, 0.49), (1, 1)),
+    "a weight, rounded up": ((127, 0.51), (170, 0), (1, 1)),
+    "an input, rounded down": ((1, 0), (0.96, 1), (127, 0.49)),
+    "an input, rounded up": ((0.65, 1), (1, 0), (127, 0.51)),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_the_largest_logit_is_found_where_rounding_hides_it(numba, case: str):
+    """All numbers are rounded in the same direction, which is nearly the worst case that the bound allows."""
+    from fast.head import ScreenedHead
+
+    *weight, x = (torch.tensor([first] + 64 * [other], dtype=torch.float32) for first, other in HIDDEN[case])
+    weight, x = torch.stack(weight), x[None].numpy()
+    head = ScreenedHead(weight)
+    approximate, lost = (head.rounded_input_logits if "input" in case else head.exact_input_logits)(x)
+    assert approximate.argmax() == 0
+    logits = head.pick(x, approximate, lost, at_most=2)
+    assert logits.argmax() == 1
+    np.testing.assert_allclose(logits[0, 1], weight[1].numpy() @ x[0], rtol=1e-6)
 
 
 def test_too_many_candidates_are_left_to_the_whole_head(numba):
