@@ -11,6 +11,7 @@ Shapes:
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import numba
@@ -42,6 +43,7 @@ class DecodeEngine:
         self.screen = None if isinstance(llama.output, Int8Linear) else _screen(llama.output, self.head)
         self.source = source_of(llama)
         self._room: Scratch | None = None
+        self._lock = Lock()  # compiled loops let other threads of Python run, which may generate with the same model
 
     def logits(self, tokens: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """What `Llama.forward` gives as logits of the last position, and what it adds to the cache.
@@ -49,6 +51,10 @@ class DecodeEngine:
         tokens: b s, those that the cache does not hold yet -> b v. only_largest: all but the largest may be
         approximate, and are smaller.
         """
+        with self._lock:
+            return self._logits(tokens, cache, only_largest)
+
+    def _logits(self, tokens: torch.Tensor, cache: KVCache | None, only_largest: bool) -> torch.Tensor:
         use_threads_of_pytorch()
         x = F.embedding(tokens.flatten(), self.embeddings).numpy()  # r D
         keys, values = self._stored(tokens.shape, cache)
@@ -237,11 +243,12 @@ class DecodingLlama(Llama):
         is_plain = self.training or torch.is_autocast_enabled("cpu") or (self.config.is_causal and cache is None)
         if is_plain or idx.shape[1] > self.config.max_seq_len or new.numel() > MAX_ROWS:
             return super()._next_logits(idx, cache, only_largest)
-        if self._engine is None:
+        engine = self._engine  # which another thread may drop
+        if engine is None:
             if not is_readable(self):
                 return super()._next_logits(idx, cache, only_largest)
-            self._engine = DecodeEngine(self)
-        return self._engine.logits(new, cache, only_largest)
+            engine = self._engine = DecodeEngine(self)
+        return engine.logits(new, cache, only_largest)
 
     def __getstate__(self) -> dict[str, Any]:
         """What `copy.deepcopy` and `torch.save` take along."""

@@ -191,8 +191,9 @@ class GraphedLlama(Llama):
     def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """As in `Llama`, which reads the beginning of a text and continues what no graph was recorded for."""
         is_step = cache is not None and idx.shape[1] == cache.length + 1 <= self.config.max_seq_len
-        if is_step and self._step is not None and self._step.serves(cache):
-            return self._step.next_logits(idx[:, -1:], cache)
+        step = self._step  # which another thread may replace
+        if is_step and step is not None and step.serves(cache):
+            return step.next_logits(idx[:, -1:], cache)
         begins = cache is not None and cache.length == 0
         logits = super()._next_logits(idx, cache, only_largest)
         if begins and cache.length > 0:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -728,6 +729,16 @@ def test_what_does_not_fit_a_cache_is_an_error_and_not_written_beside_it(numba, 
         with torch.inference_mode(), pytest.raises(RuntimeError):
             model._next_logits(idx[:1, :3], cache)
             model._next_logits(idx, cache)
+
+
+def test_threads_of_python_may_share_a_model(numba):
+    plain = random_llama(gain=8.0, attention="causal")
+    model = accelerated(plain)
+    expected = [plain.generate(random_prompts(6, 5, seed=seed), 60, temperature=0.0) for seed in range(3)]
+    with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        texts = pool.map(lambda seed: model.generate(random_prompts(6, 5, seed=seed), 60, temperature=0.0), range(3))
+        for text, wanted in zip(texts, expected, strict=True):
+            assert_same_text(plain, text, wanted, 5)
 
 
 def test_under_autocast_the_text_is_the_plain_one(numba, vendor: str):
