@@ -928,11 +928,14 @@ def test_the_screened_head_finds_the_largest_logit(kind: str, vocab: int, dim: i
         assert logits[row, chosen] == pytest.approx(true[row, chosen], abs=1.01 * rounding + smallest)
 
 
-HIDDEN = {  # two rows of a head and an input, the first number and 64 others; the second row is the likelier one
-    "a weight, rounded down": ((140, 0), (127, 0.49), (1, 1)),
-    "a weight, rounded up": ((127, 0.51), (170, 0), (1, 1)),
-    "an input, rounded down": ((1, 0), (0.96, 1), (127, 0.49)),
-    "an input, rounded up": ((0.65, 1), (1, 0), (127, 0.51)),
+# Rows of a head and an input, each a first number and one that so many of the others are, the rest being 0. The second
+# row is the likeliest, and rounding makes the first look likelier; where it looks so likely that nothing else seems to
+# matter, the third shows that something did: unless it is computed anew, it looks likelier than the second.
+HIDDEN = {
+    "a weight, rounded down": ((140, 0, 0), (127, 0.49, 64), (0, 0, 0), (1, 1, 64)),
+    "a weight, rounded up": ((127, 0.51, 64), (170, 0, 0), (168, 0.67, 2), (1, 1, 64)),
+    "an input, rounded down": ((1, 0, 0), (0.96, 1, 64), (0, 0, 0), (127, 0.49, 64)),
+    "an input, rounded up": ((0.65, 1, 64), (1, 0, 0), (0.98, 0.05, 64), (127, 0.51, 64)),
 }
 
 
@@ -941,14 +944,14 @@ def test_the_largest_logit_is_found_where_rounding_hides_it(numba, case: str):
     """All numbers are rounded in the same direction, which is nearly the worst case that the bound allows."""
     from fast.head import ScreenedHead
 
-    *weight, x = (torch.tensor([first] + 64 * [other], dtype=torch.float32) for first, other in HIDDEN[case])
-    weight, x = torch.stack(weight), x[None].numpy()
-    head = ScreenedHead(weight)
-    approximate, lost = (head.rounded_input_logits if "input" in case else head.exact_input_logits)(x)
-    assert approximate.argmax() == 0
-    logits = head.pick(x, approximate, lost, at_most=2)
+    rows = [[first] + count * [other] + (64 - count) * [0] for first, other, count in HIDDEN[case]]
+    *_, x = rows = torch.tensor(rows, dtype=torch.float32)
+    head = ScreenedHead(rows[:3])
+    logits, lost = (head.rounded_input_logits if "input" in case else head.exact_input_logits)(x[None].numpy())
+    assert logits.argmax() == 0
+    logits = head.pick(x[None].numpy(), logits, lost, at_most=3)
     assert logits.argmax() == 1
-    np.testing.assert_allclose(logits[0, 1], weight[1].numpy() @ x[0], rtol=1e-6)
+    assert logits[0, 1] == pytest.approx((rows[1] @ x).item(), rel=1e-5)
 
 
 def test_too_many_candidates_are_left_to_the_whole_head(numba):
