@@ -6,6 +6,7 @@ Shapes:  r rows, batch and positions together   i input features   o output feat
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -186,12 +187,22 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x / scale[:, None]).round_().to(torch.int8), scale
 
 
+@cache
+def sums_integers_exactly() -> bool:
+    """Whether oneDNN's products of 8-bit integers are right: x86 without VNNI adds pairs of them in 16 bits."""
+    largest = torch.full((2, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest.t()) == 64 * 127**2).all())
+
+
 def int8_linear(
     x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
 ) -> torch.Tensor:
-    """`F.linear` of what `quantise` gave for x and weight. x: r i and r, weight: o i and o. Returns r o, float32"""
-    if x.shape[1] == 1:  # PyTorch 2.13 gives zeros
-        products = x.int() * weight.int().t()
+    """`F.linear` of what `quantise` gave for x and weight. x: r i and r, weight: o i and o. Returns r o, float32
+
+    i is at most 133144, or sums of products would not fit 32 bits.
+    """
+    if x.shape[1] == 1 or not sums_integers_exactly():  # of one feature PyTorch 2.13 gives zeros
+        products = F.linear(x.float(), weight.float())  # exact up to 1040 features, then rounded as float32 is
     else:
         products = torch._int_mm(x, weight.t())
     return (products * weight_scale).mul_(x_scale[:, None])

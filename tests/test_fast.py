@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -572,6 +573,18 @@ def test_products_of_integers_are_exact(rows: int, features: int):
     x, weight = (torch.randint(-127, 128, (n, features), generator=draw, dtype=torch.int8) for n in (rows, 70))
     y = int8_linear(x, torch.full((rows,), 0.5), weight, torch.full((70,), 0.25))
     assert torch.equal(y.double(), x.double() @ weight.double().T / 8)
+
+
+@pytest.mark.parametrize("instructions", ["AVX2", "ALL"])
+def test_products_of_integers_are_exact_on_every_processor(instructions: str):
+    """Older ones add pairs of products in 16 bits, which is too few for the largest."""
+    code = (
+        "import torch; from fast.linear import int8_linear; x = torch.full((3, 64), 127, dtype=torch.int8); "
+        "print(int8_linear(x, torch.ones(3), x, torch.ones(3)).unique().tolist())"
+    )
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.stdout == f"[{64.0 * 127 * 127}]\n", done.stderr
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
