@@ -723,6 +723,18 @@ def test_prompts_of_different_lengths_are_continued_as_if_alone(numba, max_seq_l
         assert_same_text(plain, together[row : row + 1, pad[row] :], alone, len(prompt))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_logit_is_that_of_the_plain_model(numba, rows: int):
+    """Of padded texts, read in pieces. The likeliest token of a small model tells little about what a layer saw."""
+    plain = random_llama(gain=8.0, attention="causal")
+    tokens, pad = random_prompts(rows, 12), torch.arange(4, 4 - rows, -1)
+    texts = [(each, KVCache(each, rows, 12, pad)) for each in (accelerated(plain), plain)]
+    for end in (6, 7, 8, 11, 12):
+        with torch.inference_mode():
+            logits, expected = (each._next_logits(tokens[:, :end], cache) for each, cache in texts)
+        assert_near(logits, expected, 1e-5)
+
+
 @pytest.mark.parametrize("length", [1, 3])
 def test_a_prompt_of_padding_alone_is_continued_as_in_the_plain_model(numba, length: int):
     plain = random_llama(gain=8.0, attention="causal")
