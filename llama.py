@@ -66,7 +66,12 @@ class KVCache:
         self.mask: torch.Tensor | None = None
 
     def begin(self, new: int) -> None:
-        """Announce `new` positions: decides, once for all layers, where they stand and which keys they may see."""
+        """Announce `new` positions: decides, once for all layers, where they stand and which keys they may see.
+
+        Raises `RuntimeError` if there is no room for them.
+        """
+        if self.length + new > self.shape[3]:
+            raise RuntimeError(f"the cache is for {self.shape[3]} tokens, not {self.length + new}")
         self.new = new
         self.start_pos = self.length if self.pad is None else self.length - self.pad
         if self.pad is not None:

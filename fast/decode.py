@@ -125,9 +125,10 @@ class DecodeEngine:
         if cache is None:
             shape = (1, shape[0], config.n_kv_heads, shape[1], config.head_dim)
             return np.empty(shape, np.float32), np.empty(shape, np.float32)
-        needed, room = (shape[0], cache.length + shape[1]), (cache.shape[1], cache.shape[3])  # texts, positions
-        if needed[0] != room[0] or needed[1] > room[1]:  # the loops check no bounds
-            raise RuntimeError(f"the cache is for {room[0]} texts of {room[1]} tokens, not {needed[0]} of {needed[1]}")
+        texts, tokens = cache.shape[1], cache.shape[3]
+        if shape[0] != texts or cache.length + shape[1] > tokens:  # the loops check no bounds
+            needed = f"{shape[0]} of {cache.length + shape[1]}"
+            raise RuntimeError(f"the cache is for {texts} texts of {tokens} tokens, not {needed}")
         cache.allocate(torch.float32, torch.device("cpu"))
         return cache.keys.numpy(), cache.values.numpy()
 

@@ -190,7 +190,8 @@ class GraphedLlama(Llama):
 
     def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
         """As in `Llama`, which reads the beginning of a text and continues what no graph was recorded for."""
-        is_step = cache is not None and idx.shape[1] == cache.length + 1 <= self.config.max_seq_len
+        # beyond its own length a cache raises, though the graph's buffers are longer
+        is_step = cache is not None and idx.shape[1] == cache.length + 1 <= min(self.config.max_seq_len, cache.shape[3])
         step = self._step  # which another thread may replace
         if is_step and step is not None and step.serves(cache):
             return step.next_logits(idx[:, -1:], cache)

@@ -85,3 +85,11 @@ def test_every_new_token_is_announced():
     model, seen = causal(), []
     ids = model.generate(torch.tensor([[1, 5], [1, 9]]), 6, temperature=0.0, on_token=seen.append)
     assert torch.equal(torch.cat(seen, dim=1), ids[:, 2:])
+
+
+def test_a_full_cache_is_an_error():
+    model = random_llama(attention="causal")
+    cache = KVCache(model, 1, 3)
+    model(torch.tensor([[1, 2, 3]]), cache=cache)
+    with pytest.raises(RuntimeError, match="the cache is for 3 tokens, not 4"):
+        model(torch.tensor([[4]]), cache=cache)
