@@ -971,7 +971,7 @@ def test_the_largest_logit_is_found_where_rounding_hides_it(numba, case: str):
 
     rows = [[first] + count * [other] + (64 - count) * [0] for first, other, count in HIDDEN[case]]
     *_, x = rows = torch.tensor(rows, dtype=torch.float32)
-    head = ScreenedHead(rows[:3])
+    head = ScreenedHead(rows[:3], rows[:3].numpy())
     logits, lost = (head.rounded_input_logits if "input" in case else head.exact_input_logits)(x[None].numpy())
     assert logits.argmax() == 0
     logits = head.pick(x[None].numpy(), logits, lost, at_most=3)
