@@ -24,7 +24,7 @@ from fast import loops
 from fast.head import ScreenedHead
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, state_of
-from fast.loops import LayerWeights, Matrix, Rows, Scratch, from_lanes, make_scratch, to_lanes
+from fast.loops import LANES, LayerWeights, Matrix, Rows, Scratch, from_lanes, make_scratch, to_lanes
 from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
 from rope import rope_table
 
@@ -89,19 +89,23 @@ class DecodeEngine:
             place = layer % len(keys)
             loops.layer_step_lanes(lanes, weights, eps, rows, keys[place], values[place], room)
         loops.store_layer_lanes(lanes, last, eps, rows, keys[-1], values[-1], room)
-        # from here on only the last position of each text is read
-        x = from_lanes(lanes, batch * new)[new - 1 :: new]  # b D
-        end = int(rows.end[-1])
-        if batch == 1:
-            seen = int(rows.first[-1]), end
-            angle = self._angles(rows.position[-1] - pad[0], end)
-            loops.finish_layer_row(x[0], last, eps, angle, keys[-1, 0], values[-1, 0], seen)
-        else:
-            lanes = to_lanes(x)  # n D l
-            rows = self._rows(1, int(rows.position[-1]), pad)
-            loops.finish_layer_lanes(lanes, last, eps, rows, keys[-1], values[-1], self._scratch(len(lanes)))
-            x = from_lanes(lanes, batch)
-        return np.stack([loops.norm_row(row, self.norm, eps) for row in x])
+        if new > 1:  # from here on only the last position of each text is read
+            x = from_lanes(lanes, batch * new)[new - 1 :: new]  # b D
+            if batch == 1:
+                return self._finish_one(x[0], rows, keys[-1, 0], values[-1, 0])
+            lanes, rows = to_lanes(x), self._rows(1, int(rows.position[-1]), pad)
+            room = self._scratch(len(lanes))
+        loops.finish_layer_lanes(lanes, last, eps, rows, keys[-1], values[-1], room)
+        loops.norm_lanes(lanes, self.norm, eps, room.normed)
+        return from_lanes(room.normed, batch)
+
+    def _finish_one(self, x: np.ndarray, rows: Rows, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """The last layer, and the norm after it, for the last row of one text. x: D, keys, values: g t d -> 1 D"""
+        eps, seen = self.config.layer_norm_eps, (int(rows.first[-1]), int(rows.end[-1]))
+        block, lane = divmod(len(rows.text) - 1, LANES)
+        angle = rows.cos[block, :, lane].copy(), rows.sin[block, :, lane].copy()  # d/2 each
+        loops.finish_layer_row(x, self.layers[-1], eps, angle, keys, values, seen)
+        return loops.norm_row(x, self.norm, eps)[None]
 
     def _rows(self, new: int, start: int, pad: np.ndarray) -> Rows:
         """The positions from `start` to before `start + new` of texts that begin after `pad` positions. pad: b"""
