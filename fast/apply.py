@@ -16,7 +16,7 @@ from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, has_onednn
 from llama import FeedForward, Llama, LlamaLayer, RMSNorm
 
-LINEARS = {"plain": nn.Linear, "oneDNN": OneDNNLinear, "bf16": Bf16Linear, "int8": Int8Linear}
+LINEAR_KERNELS = {"plain": nn.Linear, "oneDNN": OneDNNLinear, "bf16": Bf16Linear, "int8": Int8Linear}
 
 
 class Choice(NamedTuple):
@@ -44,8 +44,8 @@ def accelerate(
     linears, layers, decoder = (choice.kernel for choice in choices)
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:
         for module in llama.modules():
-            if type(module) in LINEARS.values() and module.bias is None:
-                module.__class__ = LINEARS[linears]
+            if type(module) in LINEAR_KERNELS.values() and module.bias is None:
+                module.__class__ = LINEAR_KERNELS[linears]
                 if linears == "int8":
                     module.round_weight()
         _set_layers(llama, layers == "fused")

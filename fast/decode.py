@@ -18,14 +18,13 @@ import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fast import loops
 from fast.head import ScreenedHead
-from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, state_of
+from fast.layers import is_untouched
+from fast.linear import Bf16Linear, Int8Linear, state_of
 from fast.loops import LANES, LayerWeights, Matrix, Rows, Scratch, from_lanes, make_scratch, to_lanes
-from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
+from llama import KVCache, Llama, LlamaLayer
 from rope import rope_table
 
 MAX_ROWS = 256  # of one call; attention is written for few rows, and PyTorch's is better for many
@@ -172,12 +171,12 @@ def source_of(llama: Llama) -> list[Any]:
 
 
 def is_readable(llama: Llama) -> bool:
-    """Whether the loops compute what the model would: float32 on the CPU, no module or forward replaced, no hook."""
-    return all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in llama.parameters()) and all(
-        type(module) in READABLE
-        and getattr(module, "bias", None) is None
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-        for module in llama.modules()
+    """Whether the loops compute what the model would: all of it known, float32 on the CPU, no biases."""
+    weights = llama.parameters()
+    return (
+        is_untouched(llama)
+        and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+        and all(getattr(module, "bias", None) is None for module in llama.modules())
     )
 
 
@@ -258,9 +257,3 @@ class DecodingLlama(Llama):
     def __getstate__(self) -> dict[str, Any]:
         """What `copy.deepcopy` and `torch.save` take along."""
         return {name: value for name, value in self.__dict__.items() if name != "_engine"}
-
-
-# Modules that the loops compute, or that do nothing while a text is generated
-LINEARS = {nn.Linear, OneDNNLinear, Bf16Linear, Int8Linear}
-LAYERS = {LlamaLayer, Attention, FeedForward, FusedFeedForward, RMSNorm, FusedRMSNorm}
-READABLE = {DecodingLlama, nn.ModuleList, nn.Embedding, nn.Dropout} | LAYERS | LINEARS

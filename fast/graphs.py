@@ -18,11 +18,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import nn
 
-from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear
-from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
+from fast.layers import is_untouched
+from fast.linear import KernelLinear
+from llama import KVCache, Llama
 from rope import rope_table
 
 MIN_STEPS = 32  # tokens: recording for fewer is not worth it, an estimate: it costs four steps and the graph's making
@@ -89,6 +88,7 @@ class FixedCache(KVCache):
         self.tables = rope_table(config.head_dim, config.max_seq_len, config.rope_theta, device)
 
     def begin(self, new: int) -> None:
+        # `new` is not kept: attention asks for it only where there is no mask
         first = torch.minimum(self.pad, self.position)  # b: padding sees itself, or its softmax would be NaN
         # looked up once for all layers: fewer kernels than computing them, and the angles of a step without a graph
         in_text = self.position - first  # b
@@ -167,12 +167,8 @@ def source_of(llama: Llama) -> list[Any]:
 
 
 def is_recordable(llama: Llama) -> bool:
-    """Whether all that a step does is known: no module replaced, none with a hook, none that draws random numbers."""
-    return all(
-        type(module) in RECORDABLE
-        and not (module.training or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-        for module in llama.modules()
-    )
+    """Whether all that a step does is known, and nothing in it draws random numbers."""
+    return is_untouched(llama) and not any(module.training for module in llama.modules())
 
 
 class GraphedLlama(Llama):
@@ -220,9 +216,3 @@ class GraphedLlama(Llama):
     def __getstate__(self) -> dict[str, Any]:
         """What `copy.deepcopy` and `torch.save` take along."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_step", "_has_failed")}
-
-
-# Modules whose forward pass launches the same kernels every time
-LINEARS = {nn.Linear, Bf16Linear, Int8Linear, OneDNNLinear}
-LAYERS = {LlamaLayer, Attention, FeedForward, FusedFeedForward, RMSNorm, FusedRMSNorm}
-RECORDABLE = {GraphedLlama, nn.ModuleList, nn.Embedding, nn.Dropout} | LAYERS | LINEARS

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.autograd.function import once_differentiable
 
-from llama import FeedForward, RMSNorm
+from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear
+from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 
 class FusedRMSNorm(RMSNorm):
@@ -90,3 +92,17 @@ class _SwiGLU(torch.autograd.Function):
         grad_b = F.silu(a).mul_(grad)
         grad_a = torch.ops.aten.silu_backward(grad * b, a)
         return grad_a, grad_b
+
+
+LINEARS = {nn.Linear, OneDNNLinear, Bf16Linear, Int8Linear}
+LAYERS = {LlamaLayer, Attention, FeedForward, FusedFeedForward, RMSNorm, FusedRMSNorm}
+KNOWN = {nn.ModuleList, nn.Embedding, nn.Dropout} | LAYERS | LINEARS
+
+
+def is_untouched(llama: Llama) -> bool:
+    """Whether all that its forward pass does is known: no module inside or forward replaced, no hook."""
+    return all(
+        (type(module) in KNOWN or module is llama)
+        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+        for module in llama.modules()
+    )

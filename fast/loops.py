@@ -38,15 +38,15 @@ class Matrix(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    attention_norm: np.ndarray
-    query: Matrix
-    key: Matrix
-    value: Matrix
-    output: Matrix
-    ffn_norm: np.ndarray
-    w1: Matrix
-    w2: Matrix
-    w3: Matrix
+    attention_norm: np.ndarray  # D
+    query: Matrix  # (h d) D
+    key: Matrix  # (g d) D
+    value: Matrix  # (g d) D
+    output: Matrix  # D (h d)
+    ffn_norm: np.ndarray  # D
+    w1: Matrix  # f D
+    w2: Matrix  # D f
+    w3: Matrix  # f D
 
 
 class Rows(NamedTuple):
@@ -173,18 +173,22 @@ def mean(values: np.ndarray, weights: np.ndarray, total: np.float32, y: np.ndarr
 
 
 @njit(**LOOPS)
-def four_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, r: int) -> None:
-    """Elements r of each quarter of y = W x. x: i, y: o. What divides by four badly is computed twice at the end."""
+def four_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, first: int) -> None:
+    """An element of each quarter of y = W x, `first` in the first. x: i, y: o
+
+    Where four does not divide o, some at the end are computed twice, with the same result.
+    """
     rows, scale = weight
     quarter, last = (len(y) + 3) // 4, len(y) - 1
-    s, t, u = min(r + quarter, last), min(r + 2 * quarter, last), min(r + 3 * quarter, last)
+    second, third, fourth = min(first + quarter, last), min(first + 2 * quarter, last), min(first + 3 * quarter, last)
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(len(x)):
-        a += number(rows[r, i]) * x[i]
-        b += number(rows[s, i]) * x[i]
-        c += number(rows[t, i]) * x[i]
-        d += number(rows[u, i]) * x[i]
-    y[r], y[s], y[t], y[u] = a * scale[r], b * scale[s], c * scale[t], d * scale[u]
+        a += number(rows[first, i]) * x[i]
+        b += number(rows[second, i]) * x[i]
+        c += number(rows[third, i]) * x[i]
+        d += number(rows[fourth, i]) * x[i]
+    y[first], y[second] = a * scale[first], b * scale[second]
+    y[third], y[fourth] = c * scale[third], d * scale[fourth]
 
 
 @njit(parallel=True, **LOOPS)
