@@ -36,10 +36,13 @@ class DecodeEngine:
     def __init__(self, llama: Llama):
         self.config = llama.config
         self.embeddings = llama.tok_embeddings.weight.detach()  # v D
-        self.layers = [_layer_weights(layer) for layer in llama.layers]
+        self.layers = [_layer_weights(layer, many_rows=False) for layer in llama.layers]
+        self.layers_for_many = [_layer_weights(layer, many_rows=True) for layer in llama.layers]
         self.norm = _array(llama.norm.weight)
-        self.head = _matrix(llama.output)
-        self.screen = None if isinstance(llama.output, Int8Linear) else _screen(llama.output, self.head)
+        self.head = _matrix(llama.output, many_rows=False)
+        self.head_for_many = _matrix(llama.output, many_rows=True)
+        self.screen = _screen(self.head_for_many)
+        self.screens_one_row = not isinstance(llama.output, Int8Linear)  # whose head is read in 8 bits anyway
         self.source = source_of(llama)
         self._room: Scratch | None = None
         self._lock = Lock()  # compiled loops let other threads of Python run, which may generate with the same model
@@ -83,7 +86,7 @@ class DecodeEngine:
         rows = self._rows(new, 0 if cache is None else cache.length, pad)
         lanes = to_lanes(x)  # n D l
         room = self._scratch(len(lanes))
-        *earlier, last = self.layers
+        *earlier, last = self.layers_for_many
         for layer, weights in enumerate(earlier):
             place = layer % len(keys)
             loops.layer_step_lanes(lanes, weights, eps, rows, keys[place], values[place], room)
@@ -137,12 +140,13 @@ class DecodeEngine:
 
     def _scratch(self, blocks: int) -> Scratch:
         if self._room is None or len(self._room.normed) < blocks:
-            self._room = make_scratch(blocks, self.layers[0])
+            self._room = make_scratch(blocks, self.layers_for_many[0])
         return Scratch(*(part[:blocks] for part in self._room))
 
     def _head(self, x: np.ndarray, only_largest: bool) -> np.ndarray:
         """x: b D -> b v"""
-        logits = self.screen.logits(x) if only_largest and self.screen is not None else None
+        is_screened = only_largest and (len(x) > 1 or self.screens_one_row)
+        logits = self.screen.logits(x) if is_screened else None
         if logits is not None:
             return logits
         if len(x) == 1:
@@ -152,7 +156,7 @@ class DecodeEngine:
         lanes = to_lanes(x)  # n D l
         blocks, _, width = lanes.shape
         logits = np.empty((blocks, len(self.head.scale), width), np.float32)
-        loops.matmul(self.head, lanes, logits)
+        loops.matmul(self.head_for_many, lanes, logits)
         return from_lanes(logits, len(x))
 
 
@@ -184,32 +188,38 @@ def _array(weight: torch.Tensor) -> np.ndarray:
     return weight.detach().numpy()
 
 
-def _matrix(linear: torch.nn.Linear) -> Matrix:
+def _matrix(linear: torch.nn.Linear, many_rows: bool) -> Matrix:
+    """many_rows: for them converting 8-bit weights costs more than reading the same numbers in float32."""
+    rows, scale = linear.weight.detach(), torch.ones(linear.out_features)
     if isinstance(linear, Int8Linear):
-        return Matrix(*(part.numpy() for part in linear.eight_bits()))
-    rows = linear.weight.detach()
-    if isinstance(linear, Bf16Linear):
+        in_8_bits, steps = linear.eight_bits()
+        rounded = in_8_bits * steps[:, None]
+        if not many_rows:
+            rows, scale = in_8_bits, steps
+        elif not torch.equal(rows, rounded):  # loaded after the model's were rounded
+            rows = rounded
+    elif isinstance(linear, Bf16Linear):
         rows = rows.bfloat16().view(torch.uint16)
-    return Matrix(rows.numpy(), np.ones(linear.out_features, np.float32))
+    return Matrix(rows.numpy(), scale.numpy())
 
 
-def _screen(linear: torch.nn.Linear, head: Matrix) -> ScreenedHead:
-    weight = linear.weight.detach()
-    return ScreenedHead(weight.bfloat16().float() if isinstance(linear, Bf16Linear) else weight, head.rows)
+def _screen(head: Matrix) -> ScreenedHead:
+    weight = torch.from_numpy(head.rows)
+    return ScreenedHead(weight.view(torch.bfloat16).float() if weight.dtype == torch.uint16 else weight, head.rows)
 
 
-def _layer_weights(layer: LlamaLayer) -> LayerWeights:
+def _layer_weights(layer: LlamaLayer, many_rows: bool) -> LayerWeights:
     attention, feed_forward = layer.attention, layer.feed_forward
     return LayerWeights(
         _array(layer.attention_norm.weight),
-        _matrix(attention.compute_query),
-        _matrix(attention.compute_key),
-        _matrix(attention.compute_value),
-        _matrix(attention.compute_output),
+        _matrix(attention.compute_query, many_rows),
+        _matrix(attention.compute_key, many_rows),
+        _matrix(attention.compute_value, many_rows),
+        _matrix(attention.compute_output, many_rows),
         _array(layer.ffn_norm.weight),
-        _matrix(feed_forward.w1),
-        _matrix(feed_forward.w2),
-        _matrix(feed_forward.w3),
+        _matrix(feed_forward.w1, many_rows),
+        _matrix(feed_forward.w2, many_rows),
+        _matrix(feed_forward.w3, many_rows),
     )
 
 

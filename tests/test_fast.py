@@ -709,6 +709,22 @@ def test_any_number_of_texts_and_of_new_tokens(numba, rows: int, attention: str)
         assert_same_text(plain, model.generate(prompts, 8, temperature=0.0), expected, length)
 
 
+def test_text_of_int8_weights_that_were_loaded_later(numba):
+    others = random_llama(7, gain=8.0, attention="causal")
+    model = accelerated(random_llama(attention="causal"), "int8")
+    model.load_state_dict(others.state_dict())
+    others.output.weight = nn.Parameter(others.output.weight.detach().clone())  # embeddings are not rounded
+    with torch.no_grad():
+        for module in others.modules():
+            if isinstance(module, nn.Linear):
+                in_8_bits, scale = quantise(module.weight)
+                module.weight.copy_(in_8_bits * scale[:, None])
+    for rows in (1, 3):
+        prompts = random_prompts(rows, 5)
+        expected = others.generate(prompts, 40, temperature=0.0)
+        assert_same_text(others, model.generate(prompts, 40, temperature=0.0), expected, 5)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("max_seq_len", [64, 12])
 def test_prompts_of_different_lengths_are_continued_as_if_alone(numba, max_seq_len: int, precision: str):
