@@ -70,8 +70,7 @@ class KVCache:
 
         Raises `RuntimeError` if there is no room for them.
         """
-        if self.length + new > self.shape[3]:
-            raise RuntimeError(f"the cache is for {self.shape[3]} tokens, not {self.length + new}")
+        self.check_room(new)
         self.new = new
         self.start_pos = self.length if self.pad is None else self.length - self.pad
         if self.pad is not None:
@@ -83,6 +82,11 @@ class KVCache:
 
     def end(self) -> None:
         self.length += self.new
+
+    def check_room(self, new: int) -> None:
+        """Raises `RuntimeError` if there is no room for `new` positions."""
+        if self.length + new > self.shape[3]:
+            raise RuntimeError(f"the cache is for {self.shape[3]} tokens, not {self.length + new}")
 
     def allocate(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make the buffers, once. Whoever computes the first key knows what they must hold."""

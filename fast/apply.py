@@ -40,7 +40,7 @@ def accelerate(
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
     device = device or next(model.parameters()).device
-    choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(precision, device, generates)]
+    choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(device, generates)]
     linears, layers, decoder = (choice.kernel for choice in choices)
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:
         for module in llama.modules():
@@ -78,7 +78,7 @@ def choose_layers(device: torch.device) -> Choice:
     return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
 
 
-def choose_decoder(precision: str, device: torch.device, generates: bool = True) -> Choice:
+def choose_decoder(device: torch.device, generates: bool = True) -> Choice:
     """What computes the next token of a text."""
     part = "decoding"
     if not generates:

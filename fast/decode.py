@@ -36,13 +36,10 @@ class DecodeEngine:
     def __init__(self, llama: Llama):
         self.config = llama.config
         self.embeddings = llama.tok_embeddings.weight.detach()  # v D
-        self.layers = [_layer_weights(layer, many_rows=False) for layer in llama.layers]
-        self.layers_for_many = [_layer_weights(layer, many_rows=True) for layer in llama.layers]
+        self.layers, self.layers_for_many = zip(*map(_layer_weights, llama.layers), strict=True)
         self.norm = _array(llama.norm.weight)
-        self.head = _matrix(llama.output, many_rows=False)
-        self.head_for_many = _matrix(llama.output, many_rows=True)
+        self.head, self.head_for_many = _matrices(llama.output)
         self.screen = _screen(self.head_for_many)
-        self.screens_one_row = not isinstance(llama.output, Int8Linear)  # whose head is read in 8 bits anyway
         self.source = source_of(llama)
         self._room: Scratch | None = None
         self._lock = Lock()  # compiled loops let other threads of Python run, which may generate with the same model
@@ -131,10 +128,9 @@ class DecodeEngine:
         if cache is None:
             shape = (1, shape[0], config.n_kv_heads, shape[1], config.head_dim)
             return np.empty(shape, np.float32), np.empty(shape, np.float32)
-        texts, tokens = cache.shape[1], cache.shape[3]
-        if shape[0] != texts or cache.length + shape[1] > tokens:  # the loops check no bounds
-            needed = f"{shape[0]} of {cache.length + shape[1]}"
-            raise RuntimeError(f"the cache is for {texts} texts of {tokens} tokens, not {needed}")
+        if shape[0] != cache.shape[1]:  # the loops check no bounds
+            raise RuntimeError(f"the cache is for {cache.shape[1]} texts, not {shape[0]}")
+        cache.check_room(shape[1])
         cache.allocate(torch.float32, torch.device("cpu"))
         return cache.keys.numpy(), cache.values.numpy()
 
@@ -145,7 +141,7 @@ class DecodeEngine:
 
     def _head(self, x: np.ndarray, only_largest: bool) -> np.ndarray:
         """x: b D -> b v"""
-        is_screened = only_largest and (len(x) > 1 or self.screens_one_row)
+        is_screened = only_largest and (len(x) > 1 or self.head.rows.dtype != np.int8)  # 8 bits are read as they are
         logits = self.screen.logits(x) if is_screened else None
         if logits is not None:
             return logits
@@ -188,19 +184,18 @@ def _array(weight: torch.Tensor) -> np.ndarray:
     return weight.detach().numpy()
 
 
-def _matrix(linear: torch.nn.Linear, many_rows: bool) -> Matrix:
-    """many_rows: for them converting 8-bit weights costs more than reading the same numbers in float32."""
-    rows, scale = linear.weight.detach(), torch.ones(linear.out_features)
+def _matrices(linear: torch.nn.Linear) -> tuple[Matrix, Matrix]:
+    """A weight for one row and for many, for which float32 numbers are read sooner than 8-bit ones are converted."""
+    weight, ones = linear.weight.detach(), np.ones(linear.out_features, np.float32)
     if isinstance(linear, Int8Linear):
-        in_8_bits, steps = linear.eight_bits()
-        rounded = in_8_bits * steps[:, None]
-        if not many_rows:
-            rows, scale = in_8_bits, steps
-        elif not torch.equal(rows, rounded):  # loaded after the model's were rounded
-            rows = rounded
-    elif isinstance(linear, Bf16Linear):
-        rows = rows.bfloat16().view(torch.uint16)
-    return Matrix(rows.numpy(), scale.numpy())
+        in_8_bits, scale = linear.eight_bits()
+        rounded = in_8_bits * scale[:, None]
+        if torch.equal(weight, rounded):  # else it was loaded after the model's were rounded
+            rounded = weight
+        return Matrix(in_8_bits.numpy(), scale.numpy()), Matrix(rounded.numpy(), ones)
+    rows = weight.bfloat16().view(torch.uint16) if isinstance(linear, Bf16Linear) else weight
+    matrix = Matrix(rows.numpy(), ones)
+    return matrix, matrix
 
 
 def _screen(head: Matrix) -> ScreenedHead:
@@ -208,19 +203,14 @@ def _screen(head: Matrix) -> ScreenedHead:
     return ScreenedHead(weight.view(torch.bfloat16).float() if weight.dtype == torch.uint16 else weight, head.rows)
 
 
-def _layer_weights(layer: LlamaLayer, many_rows: bool) -> LayerWeights:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    return LayerWeights(
-        _array(layer.attention_norm.weight),
-        _matrix(attention.compute_query, many_rows),
-        _matrix(attention.compute_key, many_rows),
-        _matrix(attention.compute_value, many_rows),
-        _matrix(attention.compute_output, many_rows),
-        _array(layer.ffn_norm.weight),
-        _matrix(feed_forward.w1, many_rows),
-        _matrix(feed_forward.w2, many_rows),
-        _matrix(feed_forward.w3, many_rows),
-    )
+def _layer_weights(layer: LlamaLayer) -> tuple[LayerWeights, LayerWeights]:
+    """For one row and for many."""
+    norms, attention, feed_forward = (layer.attention_norm, layer.ffn_norm), layer.attention, layer.feed_forward
+    heads = (attention.compute_query, attention.compute_key, attention.compute_value, attention.compute_output)
+    gates = (feed_forward.w1, feed_forward.w2, feed_forward.w3)
+    first, second = (_array(norm.weight) for norm in norms)
+    for_one, for_many = zip(*map(_matrices, heads + gates), strict=True)
+    return tuple(LayerWeights(first, *parts[:4], second, *parts[4:]) for parts in (for_one, for_many))
 
 
 class DecodingLlama(Llama):

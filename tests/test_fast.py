@@ -258,7 +258,7 @@ def test_another_device_has_pytorchs_own_kernels(device: str):
     ]
     assert choose_layers(device).kernel == "plain"
     decoder = "CUDA graph" if device.type == "cuda" else "plain"
-    assert {choose_decoder(precision, device).kernel for precision in ("fp32", "bf16", "int8")} == {decoder}
+    assert choose_decoder(device).kernel == decoder
 
 
 def test_what_another_device_would_run_gives_the_same_numbers():
@@ -279,7 +279,7 @@ def test_what_another_device_would_run_gives_the_same_numbers():
 def test_without_numba_another_path_is_chosen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     plain = random_llama(attention="causal", gain=8.0)
-    choice = choose_decoder("fp32", CPU)
+    choice = choose_decoder(CPU)
     assert choice.kernel == "plain" and "pip install numba" in choice.reason
     model = accelerated(plain)
     assert type(model) is Llama
@@ -290,7 +290,7 @@ def test_where_compiled_code_can_be_kept_nowhere_decoding_is_plain(numba):
     """numba then refuses the functions at import; a read-only installation has no other sign."""
     code = (
         "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []; import torch; "
-        "from fast.apply import choose_decoder; print(choose_decoder('fp32', torch.device('cpu')))"
+        "from fast.apply import choose_decoder; print(choose_decoder(torch.device('cpu')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
