@@ -60,6 +60,7 @@ class KVCache:
         self.keys: torch.Tensor | None = None  # L b g t d, once allocated
         self.values: torch.Tensor | None = None
         self.pad = None if pad is None or not pad.any() else pad
+        self.device = model.tok_embeddings.weight.device
         self.length = 0
         self.new = 0
         self.start_pos: Start = 0  # where the new positions stand in the text; b where rows differ
@@ -75,10 +76,10 @@ class KVCache:
         self.start_pos = self.length if self.pad is None else self.length - self.pad
         if self.pad is not None:
             self.mask = padded_causal_mask(self.pad, new, self.length + new)  # b 1 s t
-        elif self.length > 0 and new > 1:
-            self.mask = causal_mask(new, self.length + new, self.keys.device)  # s t
+        elif new > 1:
+            self.mask = causal_mask(new, self.length + new, self.device)  # s t
         else:
-            self.mask = None  # a first text needs no more than "causal", a single new token sees everything
+            self.mask = None  # a single new token sees everything
 
     def end(self) -> None:
         self.length += self.new
@@ -112,7 +113,6 @@ class Attention(nn.Module):
         self.n_rep = config.n_heads // config.n_kv_heads
         self.max_seq_len, self.rope_theta = config.max_seq_len, config.rope_theta
         self.is_causal = config.is_causal
-        self.dropout = config.dropout
         self.compute_query = nn.Linear(config.dim, config.n_heads * self.head_dim, bias=False)
         self.compute_key = nn.Linear(config.dim, config.n_kv_heads * self.head_dim, bias=False)
         self.compute_value = nn.Linear(config.dim, config.n_kv_heads * self.head_dim, bias=False)
@@ -121,17 +121,19 @@ class Attention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def compute_query_key_value_scores(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Scaled dot-product attention spelled out (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
+        """Scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
 
-        query: b h s d, key and value: b h t d. Returns b h s d. `forward` calls PyTorch's fused kernel, which computes
-        the same without keeping the b h s t matrix.
+        query: b h s d, key and value: b h t d -> b h s d. mask: bool, of a shape that broadcasts to b h s t, True where
+        a query may see a key. Without one a query sees every key, or, in a causal model, those up to its own, the last
+        query's being the last.
         """
         scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)  # b h s t
-        if self.is_causal:
-            visible = causal_mask(query.shape[-2], key.shape[-2], query.device)  # s t
-            scores = scores.masked_fill(~visible, float("-inf"))
+        if mask is None and self.is_causal:
+            mask = causal_mask(query.shape[-2], key.shape[-2], query.device)  # s t
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
         weights = self.attn_dropout(scores.float().softmax(dim=-1).type_as(query))  # b h s t
         return weights @ value  # b h s d
 
@@ -147,22 +149,16 @@ class Attention(nn.Module):
         query = self._heads(self.compute_query(asking), self.n_heads, asking_pos)  # b h s d
         key = self._heads(self.compute_key(x), self.n_kv_heads, start_pos)  # b g s d
         value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # b g s d
-        mask, is_causal = None, self.is_causal
+        mask = None
         if cache is not None:
             key, value = cache.store(layer_id, key, value)  # b g t d
-            mask, is_causal = cache.mask, cache.mask is None and cache.new > 1
-        elif at is not None:
-            mask, is_causal = causal_mask_at(at, key.shape[2]) if self.is_causal else None, False
+            mask = cache.mask
+        elif self.is_causal:
+            mask = causal_mask(x.shape[1], x.shape[1], x.device) if at is None else causal_mask_at(at, x.shape[1])
         if self.n_rep > 1:  # each key/value head serves n_rep query heads
             key, value = (x.repeat_interleave(self.n_rep, dim=1) for x in (key, value))  # b h t d
-        output = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal,
-        )  # b h s d
+        seen = () if mask is None else (mask,)  # without a mask the assignment's three arguments are enough
+        output = self.compute_query_key_value_scores(query, key, value, *seen)  # b h s d
         output = output.transpose(1, 2).flatten(-2)  # b s D
         return self.resid_dropout(self.compute_output(output))
 
@@ -228,27 +224,28 @@ class Llama(LlamaPreTrainedModel):
         self.tok_embeddings.weight = self.output.weight  # tied (Press & Wolf 2017, arXiv:1608.05859)
         self.init_weights()
 
-    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        """The normalised output of the last layer. tokens: b s -> b s D"""
+    def hidden_states(
+        self, tokens: torch.Tensor, cache: KVCache | None = None, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The normalised output of the last layer. tokens: b s -> b s D, or b 1 D: the position `at` (b) of each row.
+
+        The last layer's other positions matter to that one through their keys and values alone, so nothing else of them
+        is computed.
+        """
         if cache is not None:
             cache.begin(tokens.shape[1])
         h = self.dropout(self.tok_embeddings(tokens))  # b s D
-        for layer in self.layers:
+        *earlier, last = self.layers
+        for layer in earlier:
             h = layer(h, cache)
+        h = last(h, cache, at)
         if cache is not None:
             cache.end()
         return self.norm(h)
 
     def hidden_state_at(self, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """`hidden_states` at one position of each row, without computing what only other positions need.
-
-        The last layer's other positions matter through their keys and values alone. tokens: b s, at: b -> b D
-        """
-        h = self.dropout(self.tok_embeddings(tokens))  # b s D
-        *earlier, last = self.layers
-        for layer in earlier:
-            h = layer(h)
-        return self.norm(last(h, at=at))[:, 0]
+        """`hidden_states` at one position of each row. tokens: b s, at: b -> b D"""
+        return self.hidden_states(tokens, at=at)[:, 0]
 
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor | None = None, *, cache: KVCache | None = None

@@ -75,7 +75,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
     add("--precision", choices=PRECISIONS, default="fp32", help="of the products; int8 is for generate and prompt")
-    add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest, or plain PyTorch")
+    add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest here, or everything as it is written")
     add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
 
     _add_task_flags(parser)
@@ -86,6 +86,7 @@ def _add_task_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("generate").add_argument
     add("--prompt", default=PREFIX, metavar="TEXT", help="the text to continue")
     add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
+    add("--cuda_graphs", action="store_true", help="decode on CUDA through recorded graphs (untested on a GPU)")
     add("--num_samples", type=int, default=1, help="how many texts to sample at temperature 1, decoded together")
     add("--top_k", type=int, help="sample among the K most likely tokens only")
     add("--top_p", type=float, help="sample among the most likely tokens that hold this probability together")
@@ -267,23 +268,28 @@ def load_llama(args: Namespace) -> tuple[Llama, Tokenizer, torch.device]:
     print(f"load model from {args.pretrained_model_path} (attention: {llama.config.attention})")
     if not args.shard:  # a model that is to be split need not fit the device
         llama = llama.to(device)
-    # fp32 kernels keep whole copies of the weights, which splitting is there to avoid
-    if args.kernels == "auto" and not (args.shard and args.precision == "fp32"):
-        use_fast_kernels(llama, args.precision, device, generates=args.option == "generate")
+    if args.kernels == "auto":
+        use_fast_kernels(args, llama, device)
     return llama, tokenizer, device
 
 
-def use_fast_kernels(llama: Llama, precision: str, device: torch.device, *, generates: bool) -> None:
+def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> None:
     """Let fast/ choose how the model is computed; fp32 does without it where the root modules stand alone."""
     try:
         from fast import accelerate
     except ModuleNotFoundError as error:
         if error.name != "fast":
             raise
-        if precision != "fp32":
-            raise UserError(f"--precision {precision} needs the folder fast/ beside run_llama.py") from None
+        if args.precision != "fp32":
+            raise UserError(f"--precision {args.precision} needs the folder fast/ beside run_llama.py") from None
+        warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
         return
-    accelerate(llama, precision, device, generates=generates)
+    one_by_one = 2 if args.num_samples == 1 else 1  # texts; several samples are decoded together
+    generates = one_by_one * args.max_new_tokens if args.option == "generate" else False
+    # splitting a model is there to avoid whole copies of its weights
+    accelerate(
+        llama, args.precision, device, generates=generates, keeps_copies=not args.shard, cuda_graphs=args.cuda_graphs
+    )
 
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:

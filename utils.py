@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
@@ -256,15 +257,17 @@ def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
 # ----------------------------------------------------------------------------------------------------- masks
 
 
+@lru_cache(maxsize=16)
 def causal_mask(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
     """Which keys a query may see in a causal model: True where it may. The last query sees every key.
 
-    Returns a bool tensor of shape (query_len, key_len).
+    Returns a bool tensor of shape (query_len, key_len), the same one for all layers: nobody may write to it.
     """
     import torch
 
-    mask = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
-    return mask.tril(diagonal=key_len - query_len)
+    with torch.inference_mode(False):  # as the tables of rope.py
+        mask = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
+        return mask.tril(diagonal=key_len - query_len)
 
 
 def causal_mask_at(positions: torch.Tensor, key_len: int) -> torch.Tensor:

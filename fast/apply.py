@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from config import PRECISIONS
-from fast.cpu import cpu_vendor, has_bf16_products
+from fast import linear
+from fast.attention import fuse_attention, scores_proof
+from fast.compiled import why_no_loops
+from fast.decode import DecodingLlama
 from fast.graphs import GraphedLlama
-from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, has_onednn
+from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swap_class, swiglu
+from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, has_onednn
+from fast.measure import fastest
+from fast.proof import say
 from llama import FeedForward, Llama, LlamaLayer, RMSNorm
 
-LINEAR_KERNELS = {"plain": nn.Linear, "oneDNN": OneDNNLinear, "bf16": Bf16Linear, "int8": Int8Linear}
+LINEAR_KERNELS = {
+    "plain": nn.Linear,
+    "oneDNN": OneDNNLinear,
+    "oneDNN, not trained": OneDNNLinear,
+    "oneDNN, trained": OneDNNLinear,
+    "bf16": Bf16Linear,
+    "rounded to bf16": RoundedLinear,
+    "int8": Int8Linear,
+}
+ROWS, WIDTH, HIDDEN = 512, 512, 1376  # what is measured: a small batch in the feed-forward of stories42M
 
 
 class Choice(NamedTuple):
@@ -28,92 +42,183 @@ class Choice(NamedTuple):
 
 
 def accelerate(
-    model: nn.Module, precision: str = "fp32", device: torch.device | None = None, *, generates: bool = True
+    model: nn.Module,
+    precision: str = "fp32",
+    device: torch.device | None = None,
+    *,
+    generates: bool | int = True,
+    keeps_copies: bool = True,
+    cuda_graphs: bool = False,
 ) -> list[Choice]:
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
     device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
-    which saves loading the decoder. Parameters keep their names and shapes, and in fp32 and bf16 their float32 values;
-    int8 rounds them for good and is for inference. A layer that something else has replaced stays as it is.
+    or how many tokens are, if that is known: few are not worth loading the decoder. keeps_copies: False where float32
+    weights must not be kept twice. cuda_graphs: decode on CUDA through recorded graphs.
+    Parameters keep their names and shapes, and in fp32 and bf16 their float32 values; int8 rounds them for good and is
+    for inference. A layer that something else has replaced stays as it is, and no kernel computes what the page, as it
+    stands in this process, does not (`fast.proof`).
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
     device = device or next(model.parameters()).device
-    choices = [choose_linear(precision, device), choose_layers(device), choose_decoder(device, generates)]
-    linears, layers, decoder = (choice.kernel for choice in choices)
+    choices = [
+        choose_linear(precision, device, keeps_copies, bool(generates)),
+        choose_layers(device),
+        choose_attention(device),
+        choose_decoder(device, generates, cuda_graphs),
+    ]
+    linears, layers, attention, decoder = (choice.kernel for choice in choices)
+    packs = device.type == "cpu" and precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:
         for module in llama.modules():
             if type(module) in LINEAR_KERNELS.values() and module.bias is None:
-                module.__class__ = LINEAR_KERNELS[linears]
-                if linears == "int8":
-                    module.round_weight()
-        _set_layers(llama, layers == "fused")
+                _set_linear(module, linears, packs, rounds_inputs=not generates)
+        for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
+            swap_class(llama, plain, fast, layers != "plain")
+        fuse_attention(llama, attention == "fused")
         _pass_on_bf16(llama, device)
-        _set_decoder(llama, decoder)
+        _set_decoder(llama, decoder, None if generates is True else int(generates))
     return choices
 
 
-def choose_linear(precision: str, device: torch.device) -> Choice:
-    """By a rule and not by a measurement, which could come out otherwise the next time and change the last digits."""
+def choose_linear(
+    precision: str, device: torch.device, keeps_copies: bool = True, generates: bool = False
+) -> Choice:
     part = "linear layers"
-    if precision == "int8":
-        reason = "products of integers" if device.type == "cpu" else "rounded weights, no faster on this device"
-        return Choice(part, "int8", reason)
-    if precision == "bf16":
-        slow = device.type == "cpu" and not has_bf16_products()
-        reason = "slow: this CPU has no bfloat16 products" if slow else "bfloat16 products, summed in float32"
-        return Choice(part, "bf16", reason)
     if device.type != "cpu":
-        return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
-    if not has_onednn() or cpu_vendor() != "AuthenticAMD":
-        return Choice(part, "plain", "what PyTorch calls is the vendor's own or the only one")
-    return Choice(part, "oneDNN", "on AMD's processors it is faster than MKL, which PyTorch calls")
+        kernel = {"fp32": "plain", "bf16": "bf16", "int8": "int8"}[precision]
+        reason = "rounded weights, no faster on this device" if precision == "int8" else "PyTorch's own kernels"
+        return Choice(part, kernel, f"{reason} ({device.type})")
+    if precision == "int8":
+        return _choose_int8(part, generates)
+    if precision == "bf16":
+        return _choose_bf16(part)
+    if not keeps_copies:
+        return Choice(part, "plain", "whole copies of the weights are not wanted")
+    if not has_onednn():
+        return Choice(part, "plain", linear.why_no_onednn() or "oneDNN is switched off")
+    (packs, why), (trains, why_trains) = _packs(), fastest("float32 products, trained", _training_ways())
+    kernels = {
+        (True, True): "oneDNN",
+        (True, False): "oneDNN, not trained",
+        (False, True): "oneDNN, trained",
+        (False, False): "plain",
+    }
+    return Choice(part, kernels[packs == "oneDNN", trains == "oneDNN"], f"{why}; trained, {why_trains}")
+
+
+def _choose_bf16(part: str) -> Choice:
+    way, why = fastest("products of bfloat16", _bf16_ways())
+    if way == "bfloat16 products":
+        return Choice(part, "bf16", f"summed in float32; {why}")
+    say("bf16 is not faster than fp32 on this processor; its numbers are rounded and multiplied in float32")
+    return Choice(part, "rounded to bf16", f"multiplied in float32; {why}")
+
+
+def _choose_int8(part: str, generates: bool) -> Choice:
+    if generates:
+        return Choice(part, "int8", "rounded weights; what meets them is not rounded where text is generated")
+    if not linear.has_integer_products():
+        say("int8 is not faster than fp32 for batches on this processor; its integers are multiplied in float32")
+        return Choice(part, "int8", "integers multiplied in float32: this CPU has no exact integer products")
+    return Choice(part, "int8", "products of integers")
+
+
+def _packs() -> tuple[str, str]:
+    """Whose float32 products are faster with a weight that is not trained, and why."""
+    x, weight = torch.ones(ROWS, WIDTH), torch.ones(HIDDEN, WIDTH)
+    packed = linear.pack(weight)
+    ways = {"PyTorch": lambda: F.linear(x, weight), "oneDNN": lambda: linear.onednn_linear(x, packed)}
+    return fastest("float32 products", ways)
+
+
+def _training_ways() -> dict[str, Callable[[], object]]:
+    x, weight = torch.ones(ROWS, WIDTH, requires_grad=True), torch.ones(HIDDEN, WIDTH, requires_grad=True)
+    grad = torch.ones(ROWS, HIDDEN)
+
+    def train(product: Callable[..., torch.Tensor]) -> None:
+        torch.autograd.grad(product(x, weight), (x, weight), grad)
+
+    return {"PyTorch": lambda: train(F.linear), "oneDNN": lambda: train(linear.onednn_trained)}
+
+
+def _bf16_ways() -> dict[str, Callable[[], object]]:
+    x, weight = torch.ones(ROWS, WIDTH), torch.ones(HIDDEN, WIDTH)
+    x16, weight16 = x.bfloat16(), weight.bfloat16()
+    return {"float32 products": lambda: F.linear(x, weight), "bfloat16 products": lambda: F.linear(x16, weight16)}
 
 
 def choose_layers(device: torch.device) -> Choice:
     part = "norms and gates"
-    if device.type == "cpu":
-        return Choice(part, "fused", "fewer passes over memory, less of it kept for the backward pass")
-    return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
+    if device.type != "cpu":
+        return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
+    way, why = fastest("norms and gates, trained", _layer_ways())
+    if way != "fused":
+        return Choice(part, "plain", why)
+    changed = [f"{proof.name}: {found}" for proof in (RMS_NORM, FEED_FORWARD) if (found := proof.difference())]
+    return Choice(part, "fused", f"not for what has changed: {'; '.join(changed)}" if changed else why)
 
 
-def choose_decoder(device: torch.device, generates: bool = True) -> Choice:
+def _layer_ways() -> dict[str, Callable[[], object]]:
+    norms = {kind: kind(WIDTH) for kind in (RMSNorm, FusedRMSNorm)}
+    x, gates = torch.ones(2 * ROWS, WIDTH, requires_grad=True), torch.ones(2, 2 * ROWS, HIDDEN, requires_grad=True)
+
+    def train(norm: RMSNorm, gate: Callable[..., torch.Tensor]) -> None:
+        norm(x).sum().backward(inputs=[x])
+        gate(*gates).sum().backward(inputs=[gates])
+
+    return {  # what keeps less memory is the one to be beaten
+        "fused": lambda: train(norms[FusedRMSNorm], swiglu),
+        "plain": lambda: train(norms[RMSNorm], lambda a, b: F.silu(a) * b),
+    }
+
+
+def choose_attention(device: torch.device) -> Choice:
+    part, found = "attention", scores_proof(device.type).difference()
+    if found:
+        return Choice(part, "plain", f"the page has changed: {found}")
+    return Choice(part, "fused", "PyTorch's own kernel, which keeps no scores")
+
+
+def choose_decoder(device: torch.device, generates: bool | int = True, cuda_graphs: bool = False) -> Choice:
     """What computes the next token of a text."""
     part = "decoding"
     if not generates:
         return Choice(part, "plain", "nothing is to be generated")
-    if device.type == "cuda":
+    if device.type == "cuda" and cuda_graphs:
         return Choice(part, "CUDA graph", "launches the kernels of a token all together")
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
-    if importlib.util.find_spec("numba") is None:
-        return Choice(part, "plain", "numba is not installed; pip install numba makes it several times faster")
-    try:
-        importlib.import_module("fast.decode")
-    except (ImportError, RuntimeError) as error:
-        # of a NumPy that this numba does not know, or where compiled code can be kept in no folder
-        return Choice(part, "plain", f"numba does not load: {error}")
-    return Choice(part, "numba", "reads the weights at the speed of memory")
+    reason = why_no_loops()
+    if reason is not None:
+        return Choice(part, "plain", reason)
+    return Choice(part, "numba", "for one text, where the work ahead is worth loading the loops")
 
 
-def _set_layers(llama: Llama, fused: bool) -> None:
-    for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
-        for module in llama.modules():
-            if type(module) in (plain, fast):
-                module.__class__ = fast if fused else plain
+def _set_linear(module: nn.Linear, kernel: str, packs: bool, rounds_inputs: bool) -> None:
+    """packs: of the kernels that multiply float32 numbers in another precision's stead."""
+    module.__class__ = LINEAR_KERNELS[kernel]
+    if kernel == "int8":
+        module.round_weight()
+        module.rounds_inputs = rounds_inputs
+    if kernel.startswith("oneDNN"):
+        module.packs, module.trains = kernel != "oneDNN, trained", kernel != "oneDNN, not trained"
+    elif kernel != "plain":
+        module.packs = packs
 
 
-def _set_decoder(llama: Llama, kernel: str) -> None:
+def _set_decoder(llama: Llama, kernel: str, tokens: int | None) -> None:
     if hasattr(llama, "drop_decoder"):  # an earlier choice
         llama.drop_decoder()
         llama.__class__ = Llama
     if type(llama) is not Llama:  # somebody's own model, which may generate in its own way
-        return
-    if kernel == "numba":
-        from fast.decode import DecodingLlama
-
+        if kernel != "plain":
+            say(f"{type(llama).__name__} generates as it is written: it is not Llama itself")
+    elif kernel == "numba":
         llama.__class__ = DecodingLlama
+        llama._tokens_ahead = tokens
     elif kernel == "CUDA graph":
         llama.__class__ = GraphedLlama
 
@@ -130,13 +235,14 @@ def _pass_on_bf16(llama: Llama, device: torch.device) -> None:
             gates = feed_forward.w1, feed_forward.w3
             layer.attention_norm.out_dtype = _narrowest(*heads)
             layer.ffn_norm.out_dtype = _narrowest(*gates)
-            for linear in gates:
-                linear.out_dtype = _narrowest(*gates, feed_forward.w2)
-            for linear in (*heads, attention.compute_output, feed_forward.w2):
-                linear.out_dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+            for gate in gates:
+                gate.out_dtype = _narrowest(*gates, feed_forward.w2)
+            for other in (*heads, attention.compute_output, feed_forward.w2):
+                other.out_dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     llama.output.out_dtype = torch.float32
 
 
 def _narrowest(*linears: nn.Module) -> torch.dtype:
     """What all of these compute in."""
-    return torch.bfloat16 if all(type(linear) is Bf16Linear for linear in linears) else torch.float32
+    return torch.bfloat16 if all(type(linear_) is Bf16Linear for linear_ in linears) else torch.float32
+

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fast.layers import is_untouched
+from fast.decode import stranger_in
 from fast.linear import KernelLinear
 from llama import KVCache, Llama
 from rope import rope_table
@@ -94,8 +94,7 @@ class FixedCache(KVCache):
         in_text = self.position - first  # b
         self.start_pos = tuple(table.index_select(0, in_text)[:, None] for table in self.tables)  # b 1 d/2 each
         is_hidden = (self.places > self.position) | (self.places < first[:, None])  # b t
-        mask = torch.zeros(is_hidden.shape, dtype=self.keys.dtype, device=self.keys.device)
-        self.mask = mask.masked_fill_(is_hidden, float("-inf"))[:, None, None]  # b 1 1 t
+        self.mask = is_hidden.logical_not()[:, None, None]  # b 1 1 t
 
     def end(self) -> None:
         """The position is set from outside, so that a step can be repeated."""
@@ -168,7 +167,7 @@ def source_of(llama: Llama) -> list[Any]:
 
 def is_recordable(llama: Llama) -> bool:
     """Whether all that a step does is known, and nothing in it draws random numbers."""
-    return is_untouched(llama) and not any(module.training for module in llama.modules())
+    return stranger_in(llama) is None and not any(module.training for module in llama.modules())
 
 
 class GraphedLlama(Llama):

@@ -8,6 +8,8 @@ Shapes:  D model dim   f feed-forward dim
 
 from __future__ import annotations
 
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,18 +17,50 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear
-from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
+from fast.proof import Case, Proof, Sides, say
+from llama import FeedForward, RMSNorm
 
 
-class FusedRMSNorm(RMSNorm):
+class StandIn:
+    """What modules have in common whose kernel may compute only while it agrees with the page."""
+
+    def stands_in(self, proof: Proof) -> bool:
+        """Whether the kernel may compute for this module now."""
+        own = own_methods(self)
+        if own:
+            say(f"{proof.name} is computed as it is written: one has its own {', '.join(sorted(own))}")
+        return not own and proof.holds()
+
+
+def own_methods(module: nn.Module) -> set[str]:
+    """The methods of its class that a module has been given others for."""
+    return vars(module).keys() & _methods_of(type(module))
+
+
+@cache
+def _methods_of(kind: type) -> frozenset[str]:
+    members = (item for base in kind.__mro__ for item in vars(base).items())
+    return frozenset(name for name, value in members if isinstance(value, FunctionType))
+
+
+def swap_class(model: nn.Module, plain: type, fast: type, is_fast: bool) -> None:
+    """Make every module of exactly the one class one of the other; a subclass of somebody's own stays what it is."""
+    for module in model.modules():
+        if type(module) in (plain, fast):
+            module.__class__ = fast if is_fast else plain
+        elif isinstance(module, plain) and is_fast:
+            say(f"{type(module).__name__} is computed as it is written: it is not {plain.__name__} itself")
+
+
+class FusedRMSNorm(StandIn, RMSNorm):
     """`RMSNorm` with its own backward pass. `out_dtype`: what the layers that read it compute in."""
 
     out_dtype = torch.float32
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: ... D -> ... D"""
-        if x.dtype != torch.float32:  # somebody has converted the whole model
+        # another number format is that of a model that somebody has converted
+        if x.dtype != torch.float32 or not self.stands_in(RMS_NORM):
             return super().forward(x)
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, self.weight, self.eps, self.out_dtype)
@@ -66,14 +100,21 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x, grad_weight, None, None
 
 
-class FusedFeedForward(FeedForward):
+class FusedFeedForward(StandIn, FeedForward):
     """`FeedForward` whose gate silu(a) * b keeps nothing but a and b."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: ... D -> ... D, through ... f"""
+        if not self.stands_in(FEED_FORWARD):
+            return super().forward(x)
         a, b = self.w1(x), self.w3(x)
-        gated = _SwiGLU.apply(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
+        gated = swiglu(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
         return self.dropout(self.w2(gated))
+
+
+def swiglu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """silu(a) * b, with gradients. ... f each"""
+    return _SwiGLU.apply(a, b)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -94,15 +135,31 @@ class _SwiGLU(torch.autograd.Function):
         return grad_a, grad_b
 
 
-LINEARS = {nn.Linear, OneDNNLinear, Bf16Linear, Int8Linear}
-LAYERS = {LlamaLayer, Attention, FeedForward, FusedFeedForward, RMSNorm, FusedRMSNorm}
-KNOWN = {nn.ModuleList, nn.Embedding, nn.Dropout} | LAYERS | LINEARS
+def _sides_of(plain: type, fast: type, module: nn.Module, dim: int) -> Sides:
+    """A module of the page and its kernel on the same weights, trained and not, for small and large numbers."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    module.__class__ = fast
+
+    def ask(kind: type) -> Any:
+        return lambda x, training: kind.forward(module.train(training), x)
+
+    cases, parameters = [], tuple(module.parameters())
+    for name, shape, scale in (
+        ("a batch", (3, 5), 1.0),
+        ("many texts", (81, 2), 0.1),
+        ("a long text", (1, 1100), 1.0),
+        ("tiny numbers", (2, 3), 1e-6),
+        ("large numbers", (2, 3), 1e3),
+    ):
+        x = torch.randn(*shape, dim) * scale
+        cases.append(Case(name, (x, False)))
+        if scale >= 1.0 and shape[0] < 81:
+            cases.append(Case(f"{name}, trained", (x.clone().requires_grad_(), True), parameters))
+    return Sides(ask(plain), ask(fast), cases)
 
 
-def is_untouched(llama: Llama) -> bool:
-    """Whether all that its forward pass does is known: no module inside or forward replaced, no hook."""
-    return all(
-        (type(module) in KNOWN or module is llama)
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-        for module in llama.modules()
-    )
+RMS_NORM = Proof("RMSNorm", (RMSNorm,), lambda: _sides_of(RMSNorm, FusedRMSNorm, RMSNorm(8), 8))
+FEED_FORWARD = Proof(
+    "FeedForward", (FeedForward,), lambda: _sides_of(FeedForward, FusedFeedForward, FeedForward(8, 12, 4, 0.0), 8)
+)

@@ -14,14 +14,37 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fast.proof import Case, Sides, difference
+
 PACKED_FOR = 64  # rows; the layout that oneDNN picks for this many is within 2 % of the best one for 8 to 4000
 
 
-def has_onednn() -> bool:
-    """Whether this PyTorch has the oneDNN products that `torch.compile` uses, which no public function reaches."""
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
-    )
+@cache
+def why_no_onednn(dtype: torch.dtype = torch.float32) -> str | None:
+    """Why oneDNN's products, which `torch.compile` uses and no public function reaches, cannot be had; else None.
+
+    An operator may exist and fail on this processor, so it is asked for a small product, packed and not.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return "this PyTorch has no oneDNN"
+
+    def onednn(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return onednn_linear(x, weight), onednn_linear(x, pack(weight)), onednn_linear(x, weight.t().contiguous().t())
+
+    def plain(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.linear(x.float(), weight.float()).to(dtype),) * 3
+
+    def sides() -> Sides:
+        weight = torch.randn(40, 24).to(dtype)
+        cases = [Case(f"{rows} rows", (torch.randn(rows, 24).to(dtype), weight)) for rows in (1, 3, 65)]
+        return Sides(plain, onednn, cases)
+
+    return difference(sides, tolerance=2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether oneDNN's products are right here, and nobody has switched oneDNN off."""
+    return torch.backends.mkldnn.enabled and why_no_onednn(dtype) is None
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -42,6 +65,7 @@ class KernelLinear(nn.Linear):
     anew when the weight was written to, so that it is never older than the weight.
     """
 
+    packs = False  # whether oneDNN is the faster one where nothing is trained
     _copy: Any = None
     _copied: Any = None
 
@@ -53,6 +77,12 @@ class KernelLinear(nn.Linear):
             weight = self.weight.detach()
             self._copy, self._copied = make(weight), (state, weight)
         return self._copy
+
+    def product_of_copy(self, x: torch.Tensor, make: Callable, make_packed: Callable) -> torch.Tensor:
+        """x W^T in float32, with a copy of the weight, or a packed one where `packs` says so. ... i -> ... o"""
+        if self.packs and x.dtype == torch.float32:
+            return onednn_linear(x, self.copy_of_weight(make_packed))
+        return F.linear(x, self.copy_of_weight(make))
 
     def __getstate__(self) -> dict[str, Any]:
         """What `copy.deepcopy` and `torch.save` take along; no packed copy, which neither can read."""
@@ -69,7 +99,8 @@ class KernelLinear(nn.Linear):
         return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """A weight in the layout that oneDNN reads fastest."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
 
 
@@ -78,19 +109,24 @@ def _to_bf16(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_bf16(weight: torch.Tensor) -> torch.Tensor:
-    return _pack(weight.bfloat16())
+    return pack(weight.bfloat16())
 
 
 class OneDNNLinear(KernelLinear):
-    """float32 through oneDNN, with the weight packed once where it is not trained."""
+    """float32 through oneDNN: where it is not trained with a packed weight, where it is trained with the weight itself.
+
+    packs, trains: each only where oneDNN is the faster one here (`fast.apply`); else PyTorch computes as ever.
+    """
+
+    packs = trains = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type != "cpu" or x.dtype != torch.float32:
+        if x.device.type != "cpu" or x.dtype != torch.float32 or self.weight.dtype != torch.float32:
             return F.linear(x, self.weight)
         if self.is_trained(x):
             self.drop_copy()
-            return _OneDNN.apply(x, self.weight)
-        return onednn_linear(x, self.copy_of_weight(_pack))
+            return onednn_trained(x, self.weight) if self.trains else F.linear(x, self.weight)
+        return onednn_linear(x, self.copy_of_weight(pack)) if self.packs else F.linear(x, self.weight)
 
 
 class _OneDNN(torch.autograd.Function):
@@ -108,6 +144,11 @@ class _OneDNN(torch.autograd.Function):
         grad_x = onednn_linear(grad, weight.t()) if ctx.needs_input_grad[0] else None
         grad_weight = _rows(grad).t() @ _rows(x) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight
+
+
+def onednn_trained(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`F.linear` with gradients, by oneDNN where that is the faster one. x: ... i, weight: o i. Returns ... o"""
+    return _OneDNN.apply(x, weight)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +169,7 @@ class Bf16Linear(KernelLinear):
         if self.is_trained(x):
             self.drop_copy()
             y = _Bf16.apply(x, self.weight)
-        elif x.device.type == "cpu" and has_onednn():
+        elif x.device.type == "cpu" and has_onednn(torch.bfloat16):
             y = onednn_linear(x.bfloat16(), self.copy_of_weight(_pack_bf16))
         else:
             y = F.linear(x.bfloat16(), self.copy_of_weight(_to_bf16))
@@ -155,13 +196,54 @@ class _Bf16(torch.autograd.Function):
         return grad_x, grad_weight
 
 
+def round_to_bf16(x: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers that bfloat16 has, as float32."""
+    return x.bfloat16().float()
+
+
+def _pack_rounded(weight: torch.Tensor) -> torch.Tensor:
+    return pack(round_to_bf16(weight))
+
+
+class RoundedLinear(KernelLinear):
+    """What `Bf16Linear` computes, by float32 products of rounded numbers, for CPUs whose bfloat16 products are slow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_trained(x):
+            self.drop_copy()
+            return _Rounded.apply(x, self.weight)
+        return round_to_bf16(self.product_of_copy(round_to_bf16(x), round_to_bf16, _pack_rounded))
+
+
+class _Rounded(torch.autograd.Function):
+    """`_Bf16` with a rounding wherever that has one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x16, weight16 = round_to_bf16(x), round_to_bf16(weight)
+        ctx.save_for_backward(x16, weight16)
+        return round_to_bf16(F.linear(x16, weight16))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        x16, weight16 = ctx.saved_tensors
+        grad16 = round_to_bf16(grad)
+        grad_x = round_to_bf16(grad16 @ weight16) if ctx.needs_input_grad[0] else None
+        grad_weight = round_to_bf16(_rows(grad16).t() @ _rows(x16)) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight
+
+
 class Int8Linear(KernelLinear):
     """Weights of 8 bits, one scale for each output feature (Dettmers et al. 2022, arXiv:2208.07339, section 2.1).
 
-    `round_weight` puts the weight on the grid q * scale, q from -127 to 127, once and for all. A batch also has each of
-    its rows rounded to 8 bits on the way in, so that the product is one of integers; that is not differentiable, so
-    where a gradient is wanted (of a layer below; the weight has none) the rounded weight meets the batch as it is.
+    `round_weight` puts the weight on the grid q * scale, q from -127 to 127, once and for all. `rounds_inputs`: each
+    row of a batch is rounded to 8 bits as well on the way in, so that the product is one of integers. That is not
+    differentiable: where a gradient is wanted (of a layer below; the weight has none) the rounded weight meets the
+    batch as it is.
     """
+
+    rounds_inputs = True
 
     def round_weight(self) -> None:
         quantised, scale = quantise(self.weight.detach())
@@ -171,12 +253,19 @@ class Int8Linear(KernelLinear):
 
     def eight_bits(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The weight as integers, o i, and their scales, o."""
-        return self.copy_of_weight(quantise)
+        return quantise(self.weight.detach())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type != "cpu" or not has_onednn() or self.is_trained(x):
+        if x.device.type != "cpu" or x.dtype != torch.float32 or self.is_trained(x):
             return F.linear(x, self.weight)
-        y = int8_linear(*quantise(_rows(x)), *self.eight_bits())  # r o
+        if not self.rounds_inputs:
+            return self.product_of_copy(x, on_grid, _pack_on_grid)
+        rows = _rows(x)  # r i
+        if has_integer_products():
+            y = int8_linear(*quantise(rows), *self.copy_of_weight(quantise))  # r o
+        else:
+            integers, scale = quantise(rows)
+            y = self.product_of_copy(integers.float(), on_grid, _pack_on_grid).mul_(scale[:, None])  # r o
         return y.view(*x.shape[:-1], -1)
 
 
@@ -187,11 +276,25 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x / scale[:, None]).round_().to(torch.int8), scale
 
 
+def on_grid(weight: torch.Tensor) -> torch.Tensor:
+    """A weight rounded to 8 bits; itself if it is already, as all are that were not loaded later. o i -> o i"""
+    quantised, scale = quantise(weight)
+    rounded = quantised * scale[:, None]
+    return weight if torch.equal(rounded, weight) else rounded
+
+
+def _pack_on_grid(weight: torch.Tensor) -> torch.Tensor:
+    return pack(on_grid(weight))
+
+
 @cache
-def sums_integers_exactly() -> bool:
-    """Whether oneDNN's products of 8-bit integers are right: x86 without VNNI adds pairs of them in 16 bits."""
+def has_integer_products() -> bool:
+    """Whether products of 8-bit integers are there and right: x86 without VNNI adds pairs of them in 16 bits."""
     largest = torch.full((2, 64), 127, dtype=torch.int8)
-    return bool((torch._int_mm(largest, largest.t()) == 64 * 127**2).all())
+    try:
+        return bool((torch._int_mm(largest, largest.t()) == 64 * 127**2).all())
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def int8_linear(
@@ -201,7 +304,7 @@ def int8_linear(
 
     i is at most 133144, or sums of products would not fit 32 bits.
     """
-    if x.shape[1] == 1 or not sums_integers_exactly():  # of one feature PyTorch 2.13 gives zeros
+    if x.shape[1] == 1 or not has_integer_products():  # of one feature PyTorch 2.13 gives zeros
         products = F.linear(x.float(), weight.float())  # exact up to 1040 features, then rounded as float32 is
     else:
         products = torch._int_mm(x, weight.t())

@@ -3,14 +3,9 @@
 One new position meets each weight once, so memory is what it waits for: few parallel loops, since each one costs the
 threads a meeting, and rows far apart are read together, because four streams keep the memory busier than one.
 
-Tens of new positions (a prompt, several texts together, a bidirectional model's whole sequence) lie side by side in
-lanes, so that one instruction serves 16 of them and each weight that is read meets them all. That is few enough rows
-for PyTorch's kernels to wait for memory, and many enough here to reach the arithmetic limit.
-
 Shapes:
-    n blocks of 16 lanes (l)   r rows: the new positions of all texts   b texts   D model dim   h query heads
-    g key/value heads   d head dim   f feed-forward dim   v vocabulary   t key position   i, o a matrix's input and
-    output features
+    D model dim   h query heads   g key/value heads   d head dim   f feed-forward dim   v vocabulary   t key position
+    i, o a matrix's input and output features
 """
 
 from __future__ import annotations
@@ -37,44 +32,21 @@ class Matrix(NamedTuple):
     scale: np.ndarray
 
 
+class Norm(NamedTuple):
+    weight: np.ndarray  # D
+    eps: float
+
+
 class LayerWeights(NamedTuple):
-    attention_norm: np.ndarray  # D
+    attention_norm: Norm
     query: Matrix  # (h d) D
     key: Matrix  # (g d) D
     value: Matrix  # (g d) D
     output: Matrix  # D (h d)
-    ffn_norm: np.ndarray  # D
+    ffn_norm: Norm
     w1: Matrix  # f D
     w2: Matrix  # D f
     w3: Matrix  # f D
-
-
-class Rows(NamedTuple):
-    """What the rows are: r each, but for the rotation, which stands in lanes as the activations do."""
-
-    text: np.ndarray  # which text
-    position: np.ndarray  # where its key and value are stored
-    first: np.ndarray  # it sees the stored keys from here
-    end: np.ndarray  # to before here
-    cos: np.ndarray  # n d/2 l
-    sin: np.ndarray
-
-
-class Scratch(NamedTuple):
-    """Room for a layer's intermediate results, used again by the next: fresh memory costs more than filling it."""
-
-    normed: np.ndarray  # n D l
-    query: np.ndarray  # n (h d) l
-    key: np.ndarray  # n (g d) l, and the value
-    attended: np.ndarray  # n (h d) l
-    added: np.ndarray  # n D l
-    gate: np.ndarray  # n f l
-    up: np.ndarray  # n f l
-
-
-def make_scratch(blocks: int, weights: LayerWeights) -> Scratch:
-    matrices = weights.output, weights.query, weights.key, weights.query, weights.output, weights.w1, weights.w1
-    return Scratch(*(np.zeros((blocks, len(matrix.scale), LANES), np.float32) for matrix in matrices))
 
 
 # ------------------------------------------------------------------------------------------------------- innermost sums
@@ -231,13 +203,13 @@ def gate_row(w1: Matrix, w3: Matrix, x: np.ndarray, y: np.ndarray) -> None:
 
 
 @njit(**LOOPS)
-def norm_row(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+def norm_row(x: np.ndarray, norm: Norm) -> np.ndarray:
     """x: D -> D"""
     square = np.float32(0)
     for i in range(len(x)):
         square += x[i] * x[i]
-    scale = np.float32(1) / np.sqrt(square / np.float32(len(x)) + np.float32(eps))
-    return x * scale * weight
+    scale = np.float32(1) / np.sqrt(square / np.float32(len(x)) + np.float32(norm.eps))
+    return x * scale * norm.weight
 
 
 @njit(**LOOPS)
@@ -264,250 +236,62 @@ def attend_row(query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: tu
 
 
 @njit(**LOOPS)
-def finish_row(
-    x: np.ndarray, query: np.ndarray, weights: LayerWeights, eps: float, keys: np.ndarray, values: np.ndarray,
-    seen: tuple[int, int],
-) -> None:  # fmt: skip
-    """What follows the query: adds attention and feed-forward to x (D). query: (h d), is overwritten"""
-    attend_row(query, keys, values, seen)
-    added, gate = np.empty_like(x), np.empty(len(weights.w1.scale), np.float32)
-    matvec(weights.output, query, added)
-    x += added
-    gate_row(weights.w1, weights.w3, norm_row(x, weights.ffn_norm, eps), gate)
-    matvec(weights.w2, gate, added)
-    x += added
-
-
-@njit(**LOOPS)
 def layer_step_row(
-    x: np.ndarray, weights: LayerWeights, eps: float, angle: tuple[np.ndarray, np.ndarray],
+    x: np.ndarray, weights: LayerWeights, angle: tuple[np.ndarray, np.ndarray],
     keys: np.ndarray, values: np.ndarray, seen: tuple[int, int],
 ) -> None:  # fmt: skip
     """`LlamaLayer.forward` for the new position seen[1] - 1. Adds to x (D), writes to keys and values (g t d)."""
     groups, _, dim = keys.shape
     query = np.empty(len(weights.query.scale), np.float32)
     key, value = np.empty(groups * dim, np.float32), np.empty(groups * dim, np.float32)
-    normed = norm_row(x, weights.attention_norm, eps)
+    normed = norm_row(x, weights.attention_norm)
     project_heads(weights.query, weights.key, weights.value, normed, query, key, value)
     rotate_row(query, *angle)
     rotate_row(key, *angle)
     keys[:, seen[1] - 1] = key.reshape(groups, dim)
     values[:, seen[1] - 1] = value.reshape(groups, dim)
-    finish_row(x, query, weights, eps, keys, values, seen)
-
-
-@njit(**LOOPS)
-def finish_layer_row(
-    x: np.ndarray, weights: LayerWeights, eps: float, angle: tuple[np.ndarray, np.ndarray],
-    keys: np.ndarray, values: np.ndarray, seen: tuple[int, int],
-) -> None:  # fmt: skip
-    """`layer_step_row` for a position whose key and value are stored already."""
-    query = np.empty(len(weights.query.scale), np.float32)
-    matvec(weights.query, norm_row(x, weights.attention_norm, eps), query)
-    rotate_row(query, *angle)
-    finish_row(x, query, weights, eps, keys, values, seen)
-
-
-# --------------------------------------------------------------------------------------------------- many new positions
-
-
-@njit(parallel=True, **LOOPS)
-def matmul(weight: Matrix, x: np.ndarray, y: np.ndarray) -> None:
-    """y = W x in every lane. x: n i l, y: n o l. The sums of four rows of W stay in registers."""
-    rows, scale = weight
-    quarter = len(rows) // 4
-    for r in prange(quarter):
-        for n in range(len(x)):
-            sums = np.zeros((4, LANES), np.float32)
-            for i in range(x.shape[1]):
-                a, b = number(rows[r, i]), number(rows[r + quarter, i])
-                c, d = number(rows[r + 2 * quarter, i]), number(rows[r + 3 * quarter, i])
-                for lane in range(LANES):
-                    sums[0, lane] += a * x[n, i, lane]
-                    sums[1, lane] += b * x[n, i, lane]
-                    sums[2, lane] += c * x[n, i, lane]
-                    sums[3, lane] += d * x[n, i, lane]
-            for lane in range(LANES):
-                y[n, r, lane] = sums[0, lane] * scale[r]
-                y[n, r + quarter, lane] = sums[1, lane] * scale[r + quarter]
-                y[n, r + 2 * quarter, lane] = sums[2, lane] * scale[r + 2 * quarter]
-                y[n, r + 3 * quarter, lane] = sums[3, lane] * scale[r + 3 * quarter]
-    for r in range(4 * quarter, len(rows)):
-        for n in range(len(x)):
-            for lane in range(LANES):
-                y[n, r, lane] = dot(rows[r], x[n, :, lane]) * scale[r]
-
-
-@njit(**LOOPS)
-def norm_lanes(x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray) -> None:
-    """x, y: n D l"""
-    blocks, dim, _ = x.shape
-    for n in range(blocks):
-        squares = np.zeros(LANES, np.float32)
-        for i in range(dim):
-            for lane in range(LANES):
-                squares[lane] += x[n, i, lane] * x[n, i, lane]
-        scale = np.float32(1) / np.sqrt(squares / np.float32(dim) + np.float32(eps))
-        for i in range(dim):
-            for lane in range(LANES):
-                y[n, i, lane] = x[n, i, lane] * scale[lane] * weight[i]
-
-
-@njit(**LOOPS)
-def rotate_lanes(x: np.ndarray, rows: Rows) -> None:
-    """RoPE in place, see rope.py. x: n (h d) l"""
-    blocks, features, _ = x.shape
-    half = rows.cos.shape[1]
-    for n in range(blocks):
-        for head in range(features // (2 * half)):
-            for pair in range(half):
-                i = 2 * (head * half + pair)
-                for lane in range(LANES):
-                    cos, sin = rows.cos[n, pair, lane], rows.sin[n, pair, lane]
-                    real, imag = x[n, i, lane], x[n, i + 1, lane]
-                    x[n, i, lane] = real * cos - imag * sin
-                    x[n, i + 1, lane] = real * sin + imag * cos
-
-
-@njit(parallel=True, **LOOPS)
-def store_lanes(x: np.ndarray, rows: Rows, stored: np.ndarray) -> None:
-    """Put each row's keys or values where they belong. x: n (g d) l; stored: b g t d"""
-    dim = stored.shape[3]
-    for r in prange(len(rows.text)):
-        for group in range(stored.shape[1]):
-            for i in range(dim):
-                stored[rows.text[r], group, rows.position[r], i] = x[r // LANES, group * dim + i, r % LANES]
-
-
-@njit(parallel=True, **LOOPS)
-def attend_lanes(query: np.ndarray, keys: np.ndarray, values: np.ndarray, rows: Rows, y: np.ndarray) -> None:
-    """Each row's attention to the stored positions that it sees. query, y: n (h d) l; keys, values: b g t d"""
-    groups, dim = keys.shape[1], keys.shape[3]
-    heads = query.shape[1] // dim
-    for task in prange(len(rows.text) * heads):
-        r, h = task // heads, task % heads
-        text, group = rows.text[r], h * groups // heads
-        seen = slice(rows.first[r], rows.end[r])
-        head = query[r // LANES, h * dim : (h + 1) * dim, r % LANES].copy()
-        attend_with(head, keys[text, group, seen], values[text, group, seen])
-        y[r // LANES, h * dim : (h + 1) * dim, r % LANES] = head
-
-
-@njit(parallel=True, **LOOPS)
-def gate_lanes(a: np.ndarray, b: np.ndarray) -> None:
-    """a = silu(a) * b, of any shape."""
-    a, b = a.reshape(-1), b.reshape(-1)
-    for i in prange(len(a)):
-        a[i] = silu(a[i]) * b[i]
-
-
-@njit(**LOOPS)
-def add_lanes(x: np.ndarray, y: np.ndarray) -> None:
-    """x += y. n D l each"""
-    for n in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            for lane in range(LANES):
-                x[n, i, lane] += y[n, i, lane]
-
-
-@njit(**LOOPS)
-def store_layer_lanes(
-    x: np.ndarray, weights: LayerWeights, eps: float, rows: Rows, keys: np.ndarray, values: np.ndarray, room: Scratch
-) -> None:
-    """What other positions need of each row: its key and value. x: n D l; keys, values: b g t d"""
-    norm_lanes(x, weights.attention_norm, eps, room.normed)
-    matmul(weights.key, room.normed, room.key)
-    rotate_lanes(room.key, rows)
-    store_lanes(room.key, rows, keys)
-    matmul(weights.value, room.normed, room.key)
-    store_lanes(room.key, rows, values)
-
-
-@njit(**LOOPS)
-def finish_layer_lanes(
-    x: np.ndarray, weights: LayerWeights, eps: float, rows: Rows, keys: np.ndarray, values: np.ndarray, room: Scratch
-) -> None:
-    """`LlamaLayer.forward` for rows whose keys and values are stored. Adds to x, n D l."""
-    norm_lanes(x, weights.attention_norm, eps, room.normed)
-    matmul(weights.query, room.normed, room.query)
-    rotate_lanes(room.query, rows)
-    attend_lanes(room.query, keys, values, rows, room.attended)
-    matmul(weights.output, room.attended, room.added)
-    add_lanes(x, room.added)
-    norm_lanes(x, weights.ffn_norm, eps, room.normed)
-    matmul(weights.w1, room.normed, room.gate)
-    matmul(weights.w3, room.normed, room.up)
-    gate_lanes(room.gate, room.up)
-    matmul(weights.w2, room.gate, room.added)
-    add_lanes(x, room.added)
-
-
-@njit(**LOOPS)
-def layer_step_lanes(
-    x: np.ndarray, weights: LayerWeights, eps: float, rows: Rows, keys: np.ndarray, values: np.ndarray, room: Scratch
-) -> None:
-    """`LlamaLayer.forward`. Adds to x (n D l), writes to keys and values (b g t d)."""
-    store_layer_lanes(x, weights, eps, rows, keys, values, room)
-    finish_layer_lanes(x, weights, eps, rows, keys, values, room)
+    attend_row(query, keys, values, seen)
+    added, gate = np.empty_like(x), np.empty(len(weights.w1.scale), np.float32)
+    matvec(weights.output, query, added)
+    x += added
+    gate_row(weights.w1, weights.w3, norm_row(x, weights.ffn_norm), gate)
+    matvec(weights.w2, gate, added)
+    x += added
 
 
 # ---------------------------------------------------------------------------------------------------- the screened head
 
 
-@njit(parallel=True, **LOOPS)
-def rescore(
-    rows: np.ndarray, x: np.ndarray, of_weight: tuple[np.ndarray, np.ndarray], of_input: tuple[np.ndarray, np.ndarray],
-    logits: np.ndarray, at_most: int,
-) -> bool:  # fmt: skip
-    """Make the largest of each row's approximate logits the true one: compute anew those that can be the largest.
+@njit(**LOOPS)
+def rescore(rows: np.ndarray, x: np.ndarray, error: np.ndarray, norm: float, logits: np.ndarray, at_most: int) -> bool:
+    """Make the largest of the approximate logits the true one: compute anew those that can be the largest.
 
-    rows: v D; x: b D; of_weight: v each and of_input: b each, whose products, added, are the bound; logits: b v.
-    Returns False, with nothing done, if more than `at_most` of a row can be.
+    rows: v D; x: D; error: v, which times `norm` bounds how far a logit is off; logits: v. Returns False, with nothing
+    done, if more than `at_most` can be the largest.
     """
-    (error, size), (norm, lost) = of_weight, of_input
-    candidates, found = np.empty((len(x), at_most + 1), np.int64), np.zeros(len(x), np.int64)
-    for r in prange(len(x)):
-        floor = highest_floor(logits[r], error, norm[r], size, lost[r])
-        for v in range(len(error)):
-            # spelled so that NaN is a candidate, and shows
-            if not logits[r, v] + error[v] * norm[r] + size[v] * lost[r] < floor and found[r] <= at_most:
-                candidates[r, found[r]] = v
-                found[r] += 1
-    if found.max() > at_most:
+    size = np.float32(norm)
+    floor = highest_floor(logits, error, size)
+    candidates, found = np.empty(at_most + 1, np.int64), 0
+    for v in range(len(error)):
+        # spelled so that NaN is a candidate, and shows
+        if not logits[v] + error[v] * size < floor and found <= at_most:
+            candidates[found] = v
+            found += 1
+    if found > at_most:
         return False
-    for r in prange(len(x)):
-        for v in candidates[r, : found[r]]:
-            logits[r, v] = dot(rows[v], x[r])
+    for v in candidates[:found]:
+        logits[v] = dot(rows[v], x)
     return True
 
 
 @njit(**LOOPS)
-def highest_floor(
-    logits: np.ndarray, error: np.ndarray, norm: np.float32, size: np.ndarray, lost: np.float32
-) -> np.float32:
+def highest_floor(logits: np.ndarray, error: np.ndarray, size: np.float32) -> np.float32:
     """The largest that a true logit is at least."""
     highest = np.full(LANES, -np.inf, np.float32)
     whole = len(logits) // LANES * LANES
     for start in range(0, whole, LANES):
         for i in range(LANES):
-            v = start + i
-            highest[i] = max(highest[i], logits[v] - error[v] * norm - size[v] * lost)
+            highest[i] = max(highest[i], logits[start + i] - error[start + i] * size)
     for v in range(whole, len(logits)):
-        highest[0] = max(highest[0], logits[v] - error[v] * norm - size[v] * lost)
+        highest[0] = max(highest[0], logits[v] - error[v] * size)
     return highest.max()
-
-
-# ----------------------------------------------------------------------------------------------- rows to lanes and back
-
-
-def to_lanes(x: np.ndarray) -> np.ndarray:
-    """Rows side by side, the last block filled up with zeros. x: r i -> n i l"""
-    blocks = -(-len(x) // LANES)
-    padded = np.zeros((blocks * LANES, x.shape[1]), x.dtype)
-    padded[: len(x)] = x
-    return np.ascontiguousarray(padded.reshape(blocks, LANES, -1).transpose(0, 2, 1))
-
-
-def from_lanes(x: np.ndarray, rows: int) -> np.ndarray:
-    """x: n i l -> r i"""
-    return np.ascontiguousarray(x.transpose(0, 2, 1).reshape(-1, x.shape[1])[:rows])

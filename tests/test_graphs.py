@@ -72,7 +72,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
 
     monkeypatch.setattr(fast.graphs, "can_record", lambda device: True)
     monkeypatch.setattr(fast.graphs, "record", record)
-    monkeypatch.setattr(fast.linear, "has_onednn", lambda: False)
+    monkeypatch.setattr(fast.linear, "has_onednn", lambda *_: False)
     return recorded
 
 
@@ -83,7 +83,7 @@ def causal(seed: int = 0, **changes) -> Llama:
 def graphed(model: nn.Module, precision: str = "fp32") -> Any:
     """A copy that is computed as on a GPU."""
     model = copy.deepcopy(model)
-    accelerate(model, precision, CUDA)
+    accelerate(model, precision, CUDA, cuda_graphs=True)
     return model
 
 
@@ -307,7 +307,7 @@ CHANGES = {
     "a part in eval mode": drop_one_copy,
     "AdamW": lambda model: train(model, AdamW),
     "AdamW in eval mode": train_in_eval_mode,
-    "another precision": lambda model: accelerate(model, "int8", CUDA),
+    "another precision": lambda model: accelerate(model, "int8", CUDA, cuda_graphs=True),
 }
 
 
@@ -540,7 +540,7 @@ def test_decoders_replace_one_another_and_leave_a_subclass_alone(tapes: list):
         pass
 
     model.__class__ = Shifted
-    accelerate(model, "fp32", CUDA)
+    accelerate(model, "fp32", CUDA, cuda_graphs=True)
     assert type(model) is Shifted
 
 
@@ -607,8 +607,8 @@ def test_on_a_gpu_a_failed_recording_leaves_everything_usable(monkeypatch: pytes
     model = graphed(causal().to(CUDA))
     hidden_states = Llama.hidden_states
 
-    def waiting(self: Llama, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        h = hidden_states(self, tokens, cache)
+    def waiting(self: Llama, tokens: torch.Tensor, *settings) -> torch.Tensor:
+        h = hidden_states(self, tokens, *settings)
         h.sum().item()  # no stream that is recorded may be waited for
         return h
 

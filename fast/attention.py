@@ -1,0 +1,112 @@
+"""PyTorch's fused attention in the place of the one that llama.py spells out.
+
+It computes the same without keeping the scores (Dao et al. 2022, "FlashAttention", arXiv:2205.14135), in less time, on
+every device.
+
+Shapes:  b batch   s query position   t key position   h query heads   d head dim
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from config import LlamaConfig
+from fast.layers import StandIn, swap_class
+from fast.proof import TOLERANCE, Case, Proof, Sides
+from llama import Attention
+from utils import causal_mask, causal_mask_at, padded_causal_mask
+
+LONG = 1100  # positions: more than most models have
+
+
+class FusedAttention(StandIn, Attention):
+    """`Attention` whose scores, softmax and weighted sum are one kernel."""
+
+    def compute_query_key_value_scores(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """query: b h s d, key and value: b h t d -> b h s d. mask: bool, broadcasts to b h s t"""
+        if not self._has_plain_dropout() or not self.stands_in(scores_proof(query.device.type)):
+            return super().compute_query_key_value_scores(query, key, value, mask)
+        if mask is None and self.is_causal and query.shape[2] > 1:
+            mask = causal_mask(query.shape[2], key.shape[2], query.device)
+        is_causal = mask is not None and is_lower_triangle(mask)  # which the kernel has a faster way for
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=None if is_causal else mask, is_causal=is_causal
+        )
+
+    def _has_plain_dropout(self) -> bool:
+        """Whether the dropout of the weights, which the kernel never makes, does nothing."""
+        dropout = self.attn_dropout
+        draws = dropout.p > 0.0 and self.training
+        return type(dropout) is nn.Dropout and not (draws or dropout._forward_hooks or dropout._forward_pre_hooks)
+
+
+def is_lower_triangle(mask: torch.Tensor) -> bool:
+    """Whether a mask hides exactly what comes after each query. Looked at once: a GPU would have to wait for it."""
+    if mask.dim() != 2 or mask.shape[0] != mask.shape[1]:
+        return False
+    version = None if mask.is_inference() else mask._version  # such tensors count no changes
+    known = getattr(mask, "_is_lower_triangle", None)
+    if known is None or known[0] is None or known[0] != version:
+        known = version, torch.equal(mask, torch.ones_like(mask).tril())
+        mask._is_lower_triangle = known
+    return known[1]
+
+
+def _sides(device: str) -> Sides:
+    """The page's scores and PyTorch's, with the masks that the three commands have."""
+    config = LlamaConfig.from_preset("tiny", dim=16, n_heads=2, n_kv_heads=2)
+    layers = {}
+    for kind in ("bidirectional", "causal"):
+        layers[kind] = Attention(LlamaConfig(**{**vars(config), "attention": kind}))
+        layers[kind].__class__ = FusedAttention
+
+    def ask(cls: type) -> object:
+        def run(kind: str, training: bool, *tensors: torch.Tensor) -> torch.Tensor:
+            layer = layers[kind].train(training)
+            return cls.compute_query_key_value_scores(layer, *(tensor.to(device) for tensor in tensors))
+
+        return run
+
+    return Sides(ask(Attention), ask(FusedAttention), list(_cases()))
+
+
+def _cases() -> Iterator[Case]:
+    def tensors(b: int, s: int, t: int, scale: float = 1.0, grad: bool = True) -> tuple[torch.Tensor, ...]:
+        sizes = ((b, 2, s, 8), (b, 2, t, 8), (b, 2, t, 8))
+        return tuple((torch.randn(size) * scale).requires_grad_(grad) for size in sizes)
+
+    pad = torch.tensor([3, 0])
+    for kind in ("bidirectional", "causal"):
+        yield Case(f"{kind} attention", (kind, True, *tensors(3, 7, 7)))
+        yield Case(f"{kind} attention, large scores", (kind, False, *tensors(2, 5, 5, 30.0, grad=False)))
+        yield Case(f"{kind} attention, many texts", (kind, False, *tensors(81, 3, 3, grad=False)))
+        yield Case(f"{kind} attention, {LONG} positions", (kind, False, *tensors(1, 64, LONG, grad=False)))
+    yield Case("a causal mask", ("causal", True, *tensors(2, 6, 6), causal_mask(6, 6)))
+    yield Case("a mask for new positions", ("causal", False, *tensors(2, 3, 9), causal_mask(3, 9)))
+    yield Case("one position of each text", ("causal", True, *tensors(2, 1, 6), causal_mask_at(pad + 2, 6)))
+    yield Case("padded texts", ("causal", False, *tensors(2, 4, 8), padded_causal_mask(pad, 4, 8)))
+    yield Case("one new position", ("causal", False, *tensors(2, 1, LONG, grad=False)))
+
+
+@cache
+def scores_proof(device: str) -> Proof:
+    """Of the kernel of one kind of device: every kind has its own."""
+    where = device if device in ("cuda", "mps") else "cpu"
+    return Proof(
+        "Attention.compute_query_key_value_scores",
+        ((Attention, "compute_query_key_value_scores"),),
+        lambda: _sides(where),
+        TOLERANCE if where == "cpu" else 1e-4,
+    )
+
+
+def fuse_attention(model: nn.Module, fused: bool = True) -> None:
+    """Give every `Attention` in `model` the fused kernel, or take it away."""
+    swap_class(model, Attention, FusedAttention, fused)

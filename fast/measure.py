@@ -1,0 +1,119 @@
+"""Which of several ways is the fastest on this machine: measured once, and kept for later runs.
+
+A choice that came out otherwise the next time would change the last digits of a result, so it is kept on disk, where
+two runs find the same. Where nothing can be kept, or several processes would measure against each other, nothing is
+measured, and the plain way is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils import atomic_write
+
+ROUNDS = 7
+ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # which keep the libraries from newer instructions
+STEADY = 1.25  # the third best round may take so many times the best one's time, or others have used the processor
+MARGIN = 1.05  # another way than the plain one must be this much faster, or noise would choose
+
+
+def fastest(question: str, ways: dict[str, Callable[[], object]]) -> tuple[str, str]:
+    """The name of the fastest way, and why.
+
+    ways: first the one that is taken where nothing is measured, or no other is clearly faster. question: names what is
+    measured, for whoever asks again.
+    """
+    plain, *others = ways
+    if not others:
+        return plain, "there is no other"
+    question = f"{settings()} {question}"
+    kept = recall(question)
+    if not isinstance(kept, dict) or kept.keys() != ways.keys() or not all(_is_time(t) for t in kept.values()):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            return plain, "several processes do not measure"
+        kept = _best_times(ways)
+        if kept is None:
+            return plain, "the machine is too busy to measure"
+        if not remember(question, kept):
+            return plain, f"{cache_file()} cannot be written, so no measurement can be kept"
+    best = min(others, key=kept.__getitem__)
+    ratio = kept[plain] / kept[best]
+    return (best if ratio >= MARGIN else plain), f"{best} is {ratio:.2f} times as fast as {plain}, measured here"
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, float) and 0.0 < value < 1e3
+
+
+def _best_times(ways: dict[str, Callable[[], object]]) -> dict[str, float] | None:
+    """Seconds, the least of some rounds in which all take turns; None if no other round came near to it."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS + 1):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    best = {name: sorted(seconds[1:])[:3] for name, seconds in times.items()}  # the first round warms up
+    is_steady = all(third <= STEADY * first for first, _, third in best.values())
+    return {name: seconds[0] for name, seconds in best.items()} if is_steady else None
+
+
+def remember(question: str, answer: Any) -> bool:
+    """Keep an answer for later runs on this processor. Returns whether it could be written."""
+    try:
+        cache_file().parent.mkdir(parents=True, exist_ok=True)
+        kept = {**_read(), f"{processor()} {question}": answer}
+        with atomic_write(cache_file()) as file:
+            json.dump(kept, file, indent=1)
+    except OSError:
+        return False
+    return True
+
+
+def recall(question: str) -> Any:
+    """What was kept on this processor; None where there is nothing."""
+    return _read().get(f"{processor()} {question}")
+
+
+def _read() -> dict[str, Any]:
+    try:
+        kept = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # absent, or damaged: it is written anew
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def cache_file() -> Path:
+    """Beside the compiled Python files, or in the user's folder where nobody may write there."""
+    folder = Path(__file__).resolve().parent / "__pycache__"
+    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "min-llama"
+    return folder / "machine.json"
+
+
+@cache
+def processor() -> str:
+    """What tells one processor from another: a home folder may be shared by several machines."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = platform.processor()
+    if cpuinfo.is_file():
+        of_first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+        text = "\n".join(line for line in of_first if line.startswith(("model name", "flags", "Features", "CPU")))
+    return f"{platform.node()} {platform.machine()} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def settings() -> str:
+    """What else a measurement may depend on."""
+    limits = [f"{name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ]
+    library = f"torch {torch.__version__} {torch.get_num_threads()} threads"
+    return " ".join([library, *([] if torch.backends.mkldnn.enabled else ["no oneDNN"]), *limits])

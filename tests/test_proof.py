@@ -1,0 +1,515 @@
+"""Nobody's edit is ignored: what the page says, as it stands, is what is computed, whatever stands in for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, random_llama
+from torch import nn
+
+import fast.proof
+import llama
+import utils
+from fast import accelerate, compiled
+from fast.attention import FusedAttention, is_lower_triangle, scores_proof
+from fast.layers import FEED_FORWARD, RMS_NORM
+from fast.proof import Anatomy, Case, Proof, Sides, difference
+from llama import Attention, FeedForward, Llama, RMSNorm
+
+TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
+PAGE = [f"{name}.py" for name in "llama rope base_llama classifier config utils tokenizer optimizer".split()]
+
+# ---------------------------------------------------------------------------------------------- edits of the source
+
+HALVES = (
+    "pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))",
+    "pairs = torch.view_as_complex(x.float().unflatten(-1, (2, -1)).transpose(-1, -2).contiguous())",
+)
+# file, what stands there, what an editor makes of it, what the line on standard error names
+EDITS = {
+    "GELU for SiLU": ("llama.py", "F.silu(", "F.gelu(", "FeedForward"),
+    "mean instead of mean of squares": ("llama.py", "x.pow(2).mean(", "x.abs().mean(", "RMSNorm"),
+    "no residual": ("llama.py", "h = residual + self.attention(", "h = self.attention(", "LlamaLayer"),
+    "half-vector rotation": ("rope.py", *HALVES, "rope.rotate"),
+    "scores over d": (
+        "llama.py",
+        "/ math.sqrt(self.head_dim)",
+        "/ self.head_dim",
+        "Attention.compute_query_key_value_scores",
+    ),
+    "heads not repeated": ("llama.py", "if self.n_rep > 1:", "if False:", ""),
+    "another base of the angles": (
+        "llama.py",
+        "self.rope_theta, start_pos)",
+        "self.rope_theta * 3, start_pos)",
+        "LlamaLayer",
+    ),
+    "logits are turned over": (
+        "llama.py",
+        "        return logits, h\n",
+        "        return -logits, h\n",
+        "Llama",
+    ),
+    "embeddings are scaled": (
+        "llama.py",
+        "h = self.dropout(self.tok_embeddings(tokens))",
+        "h = 2 * self.tok_embeddings(tokens)",
+        "Llama",
+    ),
+    "the cache forgets": ("llama.py", "= value\n        return", "= 0.5 * value\n        return", "LlamaLayer"),
+    "one layer is left out": (
+        "llama.py",
+        "return h + self.feed_forward(self.ffn_norm(h))",
+        "return h + self.feed_forward(self.ffn_norm(h)) * (self.layer_id != 5)",
+        "Llama",
+    ),
+    "a window of 30 positions": (
+        "llama.py",
+        "        if mask is not None:\n",
+        "        far = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2] - 30)\n"
+        "        scores = scores.masked_fill(far, -1e9)\n        if mask is not None:\n",
+        "Attention.compute_query_key_value_scores",
+    ),
+    "long texts are another case": (
+        "llama.py",
+        "        mask = None\n        if cache is not None:\n",
+        "        mask = None\n        if cache is not None and cache.length > 47:\n            value = 2 * value\n"
+        "        if cache is not None:\n",
+        "Llama",
+    ),
+    "training is another case": (
+        "llama.py",
+        "        return self.dropout(self.w2(",
+        "        if self.training:\n            x = 1.1 * x\n        return self.dropout(self.w2(",
+        "FeedForward",
+    ),
+    "masks hide less": (
+        "utils.py",
+        "return mask.tril(diagonal=key_len - query_len)",
+        "return mask.tril(diagonal=key_len - query_len + 1)",
+        "",
+    ),
+}
+NOTHING_CHANGED = {
+    "a comment": ("llama.py", "        mask = None\n", "        mask = None  # so far\n"),
+    "a docstring": ("llama.py", '"""SwiGLU feed-forward', '"""The SwiGLU feed-forward'),
+    "a renamed local": (
+        "llama.py",
+        "        residual = x if at is None else _pick(x, at)\n        h = residual +",
+        "        stream = x if at is None else _pick(x, at)\n        h = stream +",
+    ),
+    "a print": (
+        "llama.py",
+        "        return self.dropout(self.w2(",
+        "        print(x.shape)\n        return self.dropout(self.w2(",
+    ),
+    "another spelling": ("llama.py", "x.pow(2).mean(-1, keepdim=True)", "(x * x).mean(dim=-1, keepdim=True)"),
+}
+
+
+def after_edit(folder: Path, *edits: tuple[str, str, str]) -> tuple[dict, str]:
+    """What edited root modules compute, and what was said on standard error."""
+    for name in PAGE:
+        shutil.copy(ROOT / name, folder)
+    for name, before, after in edits:
+        text = (folder / name).read_text(encoding="utf-8")
+        assert before in text, f"{name} has no {before!r} any more"
+        (folder / name).write_text(text.replace(before, after), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/edit_worker.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def unedited(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    found, notes = after_edit(tmp_path_factory.mktemp("unedited"))
+    assert notes == ""
+    return found
+
+
+def is_near(actual: list[float], expected: list[float]) -> bool:
+    return len(actual) == len(expected) and actual == pytest.approx(expected, rel=2e-3, abs=2e-4)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_is_edited_is_what_is_computed(tmp_path: Path, unedited: dict, edit: str):
+    *change, named = EDITS[edit]
+    found, notes = after_edit(tmp_path, tuple(change))
+    lines = [line for line in notes.splitlines() if line.startswith("note: ")]
+    assert lines == notes.splitlines()
+    has_changed = False
+    for attention, sides in found.items():
+        plain, fast = sides["plain"], sides["fast"]
+        assert plain.get("error") == fast.get("error")
+        before = unedited[attention]["plain"]["numbers"]
+        if "numbers" in plain:
+            assert is_near(fast["numbers"], plain["numbers"])
+        has_changed |= not is_near(plain.get("numbers", []), before)
+    assert has_changed, "the edit does nothing, and tests nothing"
+    if sides["compiled"] or named.startswith(("FeedForward", "RMSNorm", "Attention")):
+        assert named == "" or any(named in line for line in lines), notes
+
+
+@pytest.mark.parametrize("edit", NOTHING_CHANGED)
+def test_an_edit_that_changes_nothing_keeps_every_kernel(tmp_path: Path, unedited: dict, edit: str):
+    found, notes = after_edit(tmp_path, NOTHING_CHANGED[edit])
+    assert notes == ""
+    for attention, sides in found.items():
+        assert sides["fast"]["loops"] == unedited[attention]["fast"]["loops"]
+        assert sides["fast"]["numbers"] == unedited[attention]["fast"]["numbers"]
+
+
+# ------------------------------------------------------------------------------------------ changes in this process
+
+
+def outputs(model: Llama) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS, targets=TOKENS)[0]
+
+
+def both(**changes: object) -> tuple[Llama, Llama]:
+    """The same model plain and with kernels."""
+    plain, fast_model = (random_llama(attention="causal", gain=8.0, **changes) for _ in range(2))
+    accelerate(fast_model)
+    return plain, fast_model
+
+
+def check_equal(plain: Llama, fast_model: Llama, unchanged: torch.Tensor) -> None:
+    """Logits and a text of both, which are no longer those of the model as it was."""
+    expected = outputs(plain)
+    assert not torch.allclose(expected, unchanged, rtol=1e-3)
+    assert (outputs(fast_model) - expected).abs().max() <= 1e-4 * expected.abs().max()
+    prompt = TOKENS[:1]
+    assert torch.equal(fast_model.generate(prompt, 25, temperature=0.0), plain.generate(prompt, 25, temperature=0.0))
+
+
+def doubled(method: Callable) -> Callable:
+    def instead(self, *args, **kwargs):
+        return 2 * method(self, *args, **kwargs)
+
+    return instead
+
+
+METHODS = (
+    (FeedForward, "forward"),
+    (RMSNorm, "forward"),
+    (RMSNorm, "_norm"),
+    (Attention, "compute_query_key_value_scores"),
+)
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_replaced_method_counts_also_after_the_kernels_were_chosen(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, kind: type, name: str
+):
+    plain, fast_model = both()
+    unchanged, text = outputs(plain), plain.generate(TOKENS[:1], 25, temperature=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, doubled(getattr(kind, name)))
+        fast.proof.say.cache_clear()
+        check_equal(plain, fast_model, unchanged)
+        assert kind.__name__ in capfd.readouterr().err
+    assert torch.equal(fast_model.generate(TOKENS[:1], 25, temperature=0.0), text)  # and when it is taken back
+    assert (outputs(fast_model) - unchanged).abs().max() <= 1e-4 * unchanged.abs().max()
+
+
+def test_a_replaced_function_counts(monkeypatch: pytest.MonkeyPatch):
+    plain, fast_model = both()
+    unchanged = outputs(plain)
+    monkeypatch.setattr(F, "silu", F.gelu)
+    check_equal(plain, fast_model, unchanged)
+
+
+@pytest.mark.parametrize("name", ["rotate", "causal_mask"])
+def test_a_replaced_function_of_another_module_counts(monkeypatch: pytest.MonkeyPatch, name: str):
+    plain, fast_model = both()
+    unchanged, before = outputs(plain), getattr(llama, name)
+
+    def rotate(x, *args):
+        return before(x, *args).flip(-1)
+
+    def causal_mask(*args):
+        return before(*args) & ~utils.causal_mask(*args).tril(-3)
+
+    monkeypatch.setattr(llama, name, {"rotate": rotate, "causal_mask": causal_mask}[name])
+    check_equal(plain, fast_model, unchanged)
+
+
+def half(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+    return 0.5 * output
+
+
+def on_a_part(model: Llama) -> None:
+    model.layers[1].feed_forward.register_forward_hook(half)
+
+
+def on_the_weights_of_attention(model: Llama) -> None:
+    model.layers[0].attention.attn_dropout.register_forward_hook(half)
+
+
+def before_a_part(model: Llama) -> None:
+    model.layers[0].attention.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
+
+
+def own_method(model: Llama) -> None:
+    norm = model.layers[1].ffn_norm
+    norm._norm = lambda x: 0.3 * x
+
+
+def own_scores(model: Llama) -> None:
+    attention = model.layers[1].attention
+    attention.compute_query_key_value_scores = lambda query, key, value, mask=None: query
+
+
+def own_forward(model: Llama) -> None:
+    model.layers[0].feed_forward.forward = torch.sin
+
+
+def other_setting(model: Llama) -> None:
+    model.layers[0].attention.rope_theta = 100.0
+
+
+def other_eps(model: Llama) -> None:
+    model.layers[1].attention_norm.eps = 3.0
+
+
+def subclass(model: Llama) -> None:
+    class Doubled(FeedForward):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    part = model.layers[0].feed_forward
+    other = Doubled(32, part.w1.out_features, 16, 0.0)
+    other.load_state_dict(part.state_dict())
+    model.layers[0].feed_forward = other.eval()
+
+
+CHANGES = (
+    on_a_part,
+    on_the_weights_of_attention,
+    before_a_part,
+    own_method,
+    own_scores,
+    own_forward,
+    other_setting,
+    other_eps,
+    subclass,
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_change_of_one_module_counts(change: Callable, when: str):
+    plain = random_llama(attention="causal", gain=8.0)
+    unchanged = outputs(plain)
+    change(plain)
+    fast_model = random_llama(attention="causal", gain=8.0)
+    if when == "before":
+        change(fast_model)
+    accelerate(fast_model)
+    if when == "after":
+        fast_model.generate(TOKENS[:1], 5, temperature=0.0)
+        change(fast_model)
+    check_equal(plain, fast_model, unchanged)
+
+
+def test_a_hook_on_all_modules_counts():
+    plain, fast_model = both()
+    unchanged = outputs(plain)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: 0.7 * output if isinstance(module, LAYER) else None
+    )
+    try:
+        check_equal(plain, fast_model, unchanged)
+    finally:
+        handle.remove()
+
+
+LAYER = llama.LlamaLayer
+
+
+def test_a_subclass_of_the_model_generates_in_its_own_way(capfd: pytest.CaptureFixture):
+    class Shifted(Llama):
+        def _next_logits(self, *args, **kwargs) -> torch.Tensor:
+            return super()._next_logits(*args, **kwargs) + torch.eye(300)[17] * 100
+
+    model = random_llama(attention="causal")
+    model.__class__ = Shifted
+    fast.proof.say.cache_clear()
+    accelerate(model)
+    assert type(model) is Shifted and model.generate(torch.tensor([[1]]), 2, temperature=0.0).tolist() == [[1, 17, 17]]
+    if compiled.why_no_loops() is None:
+        assert "Shifted" in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ the proof itself
+
+
+def sides(piece: Callable, stand_in: Callable, *inputs: torch.Tensor) -> Callable[[], Sides]:
+    return lambda: Sides(piece, stand_in, [Case("a case", inputs or (torch.randn(3, 4).requires_grad_(),))])
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "words"),
+    [
+        (lambda x: 2 * x, None),
+        (lambda x: x + x, None),
+        (lambda x: 2.001 * x, "results differ"),
+        (lambda x: (2 * x).detach().add(0 * x), "gradients differ"),
+        (lambda x: (2 * x).double(), "float64"),
+        (lambda x: (2 * x)[:2], "not float32 [2, 4]"),
+        (lambda x: (2 * x, x), "2 tensors, not 3"),
+        (lambda x: x / 0, "differ"),
+        (lambda x: torch.linalg.inv(x), "the kernel raises"),
+    ],
+)
+def test_a_difference_is_found_and_named(stand_in: Callable, words: str | None):
+    found = difference(sides(lambda x: 2 * x, stand_in))
+    assert (found is None) == (words is None)
+    assert words is None or words in found
+
+
+def test_a_piece_that_raises_is_not_replaced():
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("shapes do not fit")
+
+    assert "it raises RuntimeError: shapes do not fit" in difference(sides(broken, lambda x: x))
+
+    def unmade() -> Sides:
+        raise TypeError("one argument too many")
+
+    assert "one argument too many" in difference(unmade)
+
+
+def test_a_line_that_no_case_reaches_is_a_difference():
+    def piece(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 100:
+            x = x + 1
+        if len(x) > 200:
+            raise ValueError("too many")
+        return 2 * x
+
+    class Page:
+        method = piece
+
+    lines = Anatomy((Page, "method")).lines()
+    assert "line" in difference(sides(piece, lambda x: 2 * x), lines)
+    both_cases = [Case("few", (torch.ones(2),)), Case("many", (torch.ones(101),))]
+
+    def stand_in(x: torch.Tensor) -> torch.Tensor:
+        return 2 * (x + 1) if len(x) > 100 else 2 * x
+
+    assert difference(lambda: Sides(piece, stand_in, both_cases), lines) is None  # an error's own line does not count
+
+
+def test_a_proof_leaves_no_trace(capfd: pytest.CaptureFixture):
+    def loud(x: torch.Tensor) -> torch.Tensor:
+        print("here")
+        x.detach().zero_()
+        return x + torch.rand(())
+
+    before, threads, tracer = torch.get_rng_state(), torch.get_num_threads(), sys.gettrace()
+    assert difference(sides(loud, loud)) is None
+    assert torch.equal(torch.get_rng_state(), before) and torch.get_num_threads() == threads
+    assert sys.gettrace() is tracer and capfd.readouterr() == ("", "")
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert RMS_NORM.difference() is None
+        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
+
+
+def test_a_verdict_is_kept_while_the_piece_stays_and_renewed_when_it_changes(monkeypatch: pytest.MonkeyPatch):
+    made = []
+
+    class Page:
+        def method(self, x: torch.Tensor) -> torch.Tensor:
+            return helper(x)
+
+    def make() -> Sides:
+        made.append(1)
+        return Sides(lambda x: Page().method(x), lambda x: 2 * x, [Case("a case", (torch.ones(2),))])
+
+    proof = Proof("Page.method", ((Page, "method"),), make)
+    assert proof.holds() and proof.holds() and len(made) == 1
+    monkeypatch.setitem(globals(), "helper", lambda x: 3 * x)
+    assert not proof.holds() and not proof.holds() and len(made) == 2
+    monkeypatch.setattr(Page, "method", lambda self, x: 2 * x)
+    assert proof.holds() and len(made) == 3
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_every_function_that_a_piece_goes_through_belongs_to_it():
+    names = {link.name for link in Anatomy(llama.LlamaLayer, Attention, FeedForward, RMSNorm, llama.KVCache).links}
+    assert {"forward", "_norm", "silu", "rsqrt", "rotate", "_rotate_pairs", "_angles", "complex"} <= names
+    assert {"store", "begin", "causal_mask", "padded_causal_mask", "_pick", "sqrt"} <= names
+    assert "compute_query_key_value_scores" in names
+
+
+def test_the_kernels_agree_with_the_page():
+    assert [proof.difference() for proof in (RMS_NORM, FEED_FORWARD, scores_proof("cpu"))] == [None] * 3
+
+
+def test_a_lower_triangle_is_told_from_other_masks_also_when_it_is_written_to():
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    assert is_lower_triangle(mask) and is_lower_triangle(mask)
+    mask[4, 0] = False
+    assert not is_lower_triangle(mask)
+    assert not is_lower_triangle(torch.ones(5, 5, dtype=torch.bool))
+    assert not is_lower_triangle(torch.ones(3, 5, dtype=torch.bool).tril(2))
+    with torch.inference_mode():
+        mask = torch.ones(4, 4, dtype=torch.bool).tril()
+        assert is_lower_triangle(mask)
+        mask[3, 0] = False
+        assert not is_lower_triangle(mask)
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_a_method_with_the_three_arguments_of_the_assignment_works_where_nothing_is_masked(
+    monkeypatch: pytest.MonkeyPatch, attention: str
+):
+    """It is what a student writes. In a causal model it would have to take the mask."""
+
+    def three(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return (query @ key.transpose(-2, -1) / self.head_dim**0.5).softmax(-1) @ value
+
+    model = random_llama(attention=attention)
+    expected = outputs(model)
+    monkeypatch.setattr(Attention, "compute_query_key_value_scores", three)
+    if attention == "bidirectional":
+        assert torch.allclose(outputs(model), expected, atol=1e-4)
+        accelerate(model)
+        assert torch.allclose(outputs(model), expected, atol=1e-4)
+    else:
+        with pytest.raises(TypeError):
+            outputs(model)
+
+
+def test_attention_is_fused_by_default_and_its_dropout_is_the_pages():
+    model = random_llama(attention="causal", dropout=0.5)
+    fused = random_llama(attention="causal", dropout=0.5)
+    accelerate(fused)
+    assert type(fused.layers[0].attention) is FusedAttention
+    for each in (model, fused):
+        each.layers[0].attention.train()
+    x = torch.randn(2, 5, 32)
+    results = []
+    for each in (model, fused):
+        torch.manual_seed(4)
+        results.append(each.layers[0].attention(x))
+    assert torch.allclose(*results, atol=1e-5) and not torch.allclose(results[0], model.eval().layers[0].attention(x))
