@@ -103,15 +103,17 @@ def set_up(args: argparse.Namespace, folder: Path) -> Bench:
     return table.Bench(config, peers, turns, sizes, data, folder, threads, args.seed, llama2c, missing)
 
 
-def print_facts(bench: Bench, args: argparse.Namespace, facts: dict[str, object]) -> None:
-    for name, value in facts.items():
-        print(f"{name}: {value}")
-    shape = "tiny" if args.quick else "stories42M's shape"
-    print(f"model: random weights, {shape}, seed {args.seed}; data: {bench.sentences.source}")
-    if bench.sizes.every > 1:
-        print(f"epochs: estimated from a random sample, one batch in {bench.sizes.every} (--full: whole epochs)")
+def describe_run(bench: Bench, args: argparse.Namespace) -> dict[str, object]:
+    """What the figures are of."""
+    facts: dict[str, object] = {
+        "model": f"random weights, {'tiny' if args.quick else 'the shape of stories42M'}, seed {args.seed}",
+        "data": bench.sentences.source,
+        "rounds": args.repeats,
+        "epochs": "whole" if bench.sizes.every == 1 else f"estimated from one batch in {bench.sizes.every}",
+    }
     if args.quick:
-        print("--quick: sizes are smaller than the lines say, and the figures mean nothing")
+        facts["--quick"] = "sizes are smaller than the lines say, and the figures mean nothing"
+    return facts
 
 
 def measure_rates(bench: Bench, args: argparse.Namespace) -> list[Measured]:
@@ -219,8 +221,9 @@ def main() -> int:
         print(plots.WHY_NONE, file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="minllama-benchmarks-") as folder:
         bench = set_up(args, Path(folder))
-        facts = machine.describe(bench.device)
-        print_facts(bench, args, facts)
+        facts, run = machine.describe(bench.device), describe_run(bench, args)
+        for name, value in (facts | run).items():
+            print(f"{name}: {value}")
         before = measure_rates(bench, args)
         lines, curves = measure(bench, args.rows)
         measured = rates.best_of(before, measure_rates(bench, args))
@@ -229,14 +232,14 @@ def main() -> int:
         "machine": facts,
         "settings": {name: value for name, value in vars(args).items() if name not in ("json", "markdown", "plots")},
         "sizes": bench.sizes._asdict(),
-        "data": bench.sentences.source,
+        "run": run,
         "rates": [candidate._asdict() for candidate in measured],
         "limits": best._asdict(),
         "kernels": {use: [choice._asdict() for choice in choices] for use, choices in bench.peers.kernels.items()},
         "rows": [as_plain(line) for line in lines],
         "curves": curves,
     }
-    write_results(args, report, markdown(facts, best, lines, curves))
+    write_results(args, report, markdown(facts | run, best, lines, curves))
     return exit_status(lines)
 
 

@@ -197,6 +197,7 @@ def peak_memory(bench: Bench) -> list[Line]:
                 line.ratio = ratio([our_peak], [peaks[against]])
                 line.ours, line.theirs = our_peak, peaks[against]
                 line.costs = {OURS: [our_peak], against: [peaks[against]]}
+                line.note = "lower is better"
             else:
                 line.note = bench.missing[against]
             lines.append(line)
