@@ -56,6 +56,8 @@ def check_args(args: argparse.Namespace) -> None:
     for flag in ("json", "markdown"):
         if getattr(args, flag) is not None:
             check_writable(getattr(args, flag), f"--{flag}")
+    if args.json and args.markdown and Path(args.json).resolve() == Path(args.markdown).resolve():
+        raise UserError(f"--markdown {args.markdown} is also --json; give it a name of its own")
     if args.plots is not None and not (Path(args.plots).is_dir() and os.access(args.plots, os.W_OK)):
         raise UserError(f"--plots {args.plots} is not a folder that can be written to; create it first")
     if args.rows is None:

@@ -32,7 +32,8 @@ def check_args(args: argparse.Namespace) -> None:
     """Everything that can be known before work starts; resolves the input files."""
     model = find_asset(args.model)
     if model is None:
-        raise UserError(f"{args.model} does not exist; name a checkpoint that is here")
+        what = "is a folder" if Path(args.model).is_dir() else "does not exist"
+        raise UserError(f"{args.model} {what}; name a checkpoint that is here")
     beside = model.with_suffix(".model")
     name = args.tokenizer or (beside if beside.is_file() else "tokenizer.model")
     tokenizer = find_asset(name)

@@ -102,19 +102,32 @@ def write(
     path = Path(path)
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".minllama-", suffix=".tmp") as folder:
-            writer = gguf.GGUFWriter(Path(folder) / path.name, "llama")
-            _describe(writer, config, dtype, name)
-            _describe_vocabulary(writer, vocabulary)
-            for tensor_name, tensor in renamed(state, config):
-                array, kind = _encoded(tensor_name, tensor, dtype)
-                writer.add_tensor(tensor_name, array, raw_dtype=kind)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
-            os.replace(Path(folder) / path.name, path)
+            temporary = Path(folder) / path.name
+            _write(gguf.GGUFWriter(temporary, "llama"), state, config, vocabulary, dtype, name)
+            os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write(
+    writer: GGUFWriter,
+    state: dict[str, torch.Tensor],
+    config: LlamaConfig,
+    vocabulary: Vocabulary,
+    dtype: str,
+    name: str,
+) -> None:
+    try:
+        _describe(writer, config, dtype, name)
+        _describe_vocabulary(writer, vocabulary)
+        for tensor_name, tensor in renamed(state, config):
+            array, kind = _encoded(tensor_name, tensor, dtype)
+            writer.add_tensor(tensor_name, array, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
 
 
 def _import_gguf() -> ModuleType:

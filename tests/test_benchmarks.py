@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -117,6 +118,24 @@ def test_all_classifiers_agree(attention: str):
     ours = peers.classify(contenders.our_classifier(None, attention), tokens)
     torch.testing.assert_close(peers.classify(contenders.naive_classifier(attention), tokens), ours, atol=1e-4, rtol=0)
     assert contenders.state["output.weight"].equal(random_llama(attention="causal").output.weight)
+
+
+def test_the_plain_path_has_pytorchs_fused_attention_and_no_other_kernel(monkeypatch: pytest.MonkeyPatch):
+    """Where fast/ has it as a kernel, it is attached to the plain path; what `accelerate` is given is bare."""
+    pytest.importorskip("fast")
+    attention = ModuleType("fast.attention")
+    attention.fuse_attention = lambda llama: setattr(llama, "was_fused", True)
+    monkeypatch.setitem(sys.modules, "fast.attention", attention)
+    contenders = Peers(random_llama(attention="causal"), CPU)
+    for plain in (contenders.plain(), contenders.our_classifier(None).llama):
+        linears = {type(module) for module in plain.modules() if isinstance(module, torch.nn.Linear)}
+        assert plain.was_fused and linears == {torch.nn.Linear}
+    given = []
+    monkeypatch.setattr(peers, "load_accelerate", lambda: lambda model, _: given.append(model) or [])
+    contenders.ours()
+    contenders.our_classifier("fp32")
+    assert len(given) == 2
+    assert not any(hasattr(module, "was_fused") for model in given for module in model.modules())
 
 
 def test_the_weights_of_one_contender_are_not_anothers():
@@ -639,7 +658,7 @@ def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
     flags += ["--markdown", tmp_path / "report.md", "--rows", *names]
     if os.environ.get("MINLLAMA_LLAMA2C"):
         flags += ["--llama2c", os.environ["MINLLAMA_LLAMA2C"]]
-    done = program(*flags)
+    done = program(*flags, timeout=300)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     printed = [(line["work"], line["against"]) for line in results["rows"]]
@@ -723,6 +742,7 @@ def test_help_answers_without_pytorch():
         (["--json", "no-such-folder/report.json"], ["--json", "no-such-folder"]),
         (["--json", "."], ["--json", "folder"]),
         (["--markdown", "no-such-folder/report.md"], ["--markdown", "no-such-folder"]),
+        (["--markdown", "report", "--json", "./report"], ["--markdown", "--json"]),
         (["--plots", "no-such-folder"], ["--plots", "no-such-folder"]),
         (["--device", "cuda", "--llama2c", "run"], ["--llama2c", "CPU"]),
         (["--device", "cuda", "--rows", "memory"], ["--rows", "memory", "decode-fp32"]),

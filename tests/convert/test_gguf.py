@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,6 +165,21 @@ def test_too_large_for_float16_is_refused(convert: Callable[..., Path], tiny_tok
     convert(model, tiny_tokenizer, "f32")
 
 
+def test_a_full_disk_leaves_the_old_file(
+    convert: Callable[..., Path], tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import gguf
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "f32.gguf").write_text("old")
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
+    with pytest.raises(OSError, match="No space.*f32.gguf"):
+        convert(grouped_model(), tiny_tokenizer, "f32")
+    assert snapshot(tmp_path) == {"f32.gguf": b"old"}
+
+
 def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     model = grouped_model()
@@ -197,6 +213,7 @@ def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tm
         ([BUNDLED, "m.gguf", "--to", "onnx"], ["--to", "onnx"]),
         ([BUNDLED, "m.gguf", "--to", "gguf", "--dtype", "q4_0"], ["--dtype", "q4_0"]),
         (["no-such.pt", "m.gguf", "--to", "gguf"], ["no-such.pt", "does not exist"]),
+        ([".", "m.gguf", "--to", "gguf"], [". is a folder"]),
         ([BUNDLED, "m.gguf", "--to", "gguf", "--tokenizer", "no.model"], ["no.model", "--tokenizer"]),
         ([BUNDLED, ".", "--to", "gguf"], ["OUT", "folder"]),
         ([BUNDLED, "no-such-folder/m.gguf", "--to", "gguf"], ["OUT", "no-such-folder"]),
