@@ -115,7 +115,7 @@ def _lines(bench: Bench, works: list[str], tracked: list[str], extra: list[Path]
             for name in KERNELS
             for when in (copies.first, copies.later)
         ]
-        costs = turns.take(contenders, warm_up=min(1, bench.sizes.processes - 1))
+        costs = turns.take(contenders, warm_up=0)  # a round may compile for a minute; the median drops a cold disk
     same = {PLAIN: copies.texts[OURS] == copies.texts[PLAIN]}
     notes = {PLAIN: "identical text" if same[PLAIN] else "DIFFERENT text"}
     lines = []

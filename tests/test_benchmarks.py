@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -677,14 +677,28 @@ def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_whole_processes_are_measured(tmp_path: Path):
+def test_whole_processes_are_measured(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("fast", reason="the kernels that are measured are not here")
-    done = program("--quick", "--rows", "first-run", "--json", tmp_path / "report.json", timeout=400)
+    (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizer.read_bytes())
+    monkeypatch.setenv("MINLLAMA_ASSETS", str(tmp_path))
+    done = program("--quick", "--rows", "first-run", "--json", tmp_path / "report.json", timeout=600)
     assert done.returncode == 0, done.stderr
     lines = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rows"]
     assert [line["work"] for line in lines] == list(targets.LINES["first-run"])
-    assert all(line["same_result"] for line in lines[:2]) and lines[0]["ours"] > 0.5
-    assert lines[2]["note"].startswith("no tokenizer of 300 pieces") and lines[2]["ratio"] is None
+    assert all(line["same_result"] and line["ours"] > 0.5 for line in lines)
+
+
+def test_without_a_fitting_tokenizer_or_git_a_line_says_so(monkeypatch: pytest.MonkeyPatch):
+    works = list(targets.LINES["first-run"])
+    bench = SimpleNamespace(config=LlamaConfig.from_preset("tiny"))
+    monkeypatch.setattr(processes, "find_tokenizer", lambda _: None)
+    monkeypatch.setattr(processes, "_lines", lambda bench, works, *_: [Line(work_, targets.PLAIN) for work_ in works])
+    monkeypatch.setattr(processes, "tracked_files", lambda: ["run_llama.py"])
+    lines = processes.first_run(bench)
+    assert [line.work for line in lines] == works
+    assert [line.note for line in lines] == ["", ""] + ["no tokenizer of 300 pieces"] * 2
+    monkeypatch.setattr(processes, "tracked_files", list)
+    assert all("git" in line.note and line.ratio is None for line in processes.first_run(bench))
 
 
 @pytest.mark.parametrize(("same", "status"), [(True, 0), (None, 0), (False, 1)])
