@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.targets import CURVES, MEASUREMENTS, ON_CUDA
+from benchmarks.targets import CURVES, LIMIT, MEASUREMENTS, ON_CUDA
 from utils import ArgumentParser, UserError, atomic_write, check_writable, choose_device, run_main
 
 if TYPE_CHECKING:
-    from benchmarks.rows import Bench, Line
-
-COLUMNS = "{:<42} {:<17} {:>5} {:>5} {:>7} {:>13} {:>18} {:>18}  {}"
+    from benchmarks.rates import Measured
+    from benchmarks.table import Bench, Line
+    from benchmarks.work import Rates
 
 
 def positive(text: str) -> int:
@@ -42,6 +42,7 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=f"cuda: {', '.join(ON_CUDA)}")
     parser.add_argument("--llama2c", metavar="PATH", help="llama2.c's compiled `run`, or the folder that holds it")
     parser.add_argument("--json", metavar="FILE", help="write the report here")
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables here")
     parser.add_argument("--plots", metavar="DIR", help="draw it into this folder (needs matplotlib)")
     parser.add_argument("--full", action="store_true", help="whole epochs instead of a sample of their batches, once")
     parser.add_argument("--quick", action="store_true", help="a tiny model and tiny work: does everything run?")
@@ -52,8 +53,11 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def check_args(args: argparse.Namespace) -> None:
     """Everything that can be known before work starts."""
-    if args.json is not None:
-        check_writable(args.json, "--json")
+    for flag in ("json", "markdown"):
+        if getattr(args, flag) is not None:
+            check_writable(getattr(args, flag), f"--{flag}")
+    if args.json and args.markdown and Path(args.json).resolve() == Path(args.markdown).resolve():
+        raise UserError(f"--markdown {args.markdown} is also --json; give it a name of its own")
     if args.plots is not None and not (Path(args.plots).is_dir() and os.access(args.plots, os.W_OK)):
         raise UserError(f"--plots {args.plots} is not a folder that can be written to; create it first")
     if args.rows is None:
@@ -70,10 +74,10 @@ def set_up(args: argparse.Namespace, folder: Path) -> Bench:
     """The contenders and their work, as the flags say."""
     import torch
 
-    from benchmarks import rows, sentences
+    from benchmarks import sentences, table
     from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C, find_program
     from benchmarks.measure import PAUSE, Turns
-    from benchmarks.peers import Peers, has_transformers, load_accelerate, random_llama
+    from benchmarks.peers import Peers, load_accelerate, random_llama
     from config import LlamaConfig
 
     load_accelerate()  # before any work
@@ -81,11 +85,11 @@ def set_up(args: argparse.Namespace, folder: Path) -> Bench:
     device = choose_device(args.device)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    quick = {"max_seq_len": 128} if args.quick else {}
+    quick = {"max_seq_len": 256} if args.quick else {}
     config = LlamaConfig.from_preset("tiny" if args.quick else "stories42M", attention="causal", **quick)
     peers = Peers(random_llama(config, args.seed), device, args.seed)
     threads = torch.get_num_threads()
-    sizes = rows.QUICK if args.quick else rows.Sizes(every=1 if args.full else rows.Sizes().every)
+    sizes = table.QUICK if args.quick else table.Sizes(every=1 if args.full else table.Sizes().every)
     data = (
         sentences.random_sentences(config.vocab_size, args.seed, {"train": 48, "dev": 16})
         if args.quick
@@ -97,45 +101,28 @@ def set_up(args: argparse.Namespace, folder: Path) -> Bench:
     if program is not None:
         llama2c = Llama2C(program, folder, peers.state, config, threads)
         llama2c.generate([BOS_ID, SPACE_ID, SPACE_ID + 1, SPACE_ID + 2], 1)  # fails at once where it is another program
-    return rows.Bench(
-        config, peers, turns, sizes, data, folder, threads, args.seed, llama2c, has_hf=has_transformers()
-    )
+    missing = table.missing_contenders(device, has_llama2c=llama2c is not None)
+    return table.Bench(config, peers, turns, sizes, data, folder, threads, args.seed, llama2c, missing)
 
 
-def print_facts(bench: Bench, args: argparse.Namespace, facts: dict[str, object], best: dict[str, float]) -> None:
-    for name, value in facts.items():
-        print(f"{name}: {value}")
-    shape = "tiny" if args.quick else "stories42M's shape"
-    print(f"model: random weights, {shape}, seed {args.seed}; data: {bench.sentences.source}")
-    if bench.sizes.every > 1:
-        print(f"epochs: estimated from a random sample, one batch in {bench.sizes.every} (--full: whole epochs)")
+def describe_run(bench: Bench, args: argparse.Namespace) -> dict[str, object]:
+    """What the figures are of."""
+    facts: dict[str, object] = {
+        "model": f"random weights, {'tiny' if args.quick else 'the shape of stories42M'}, seed {args.seed}",
+        "data": bench.sentences.source,
+        "rounds": args.repeats,
+        "epochs": "whole" if bench.sizes.every == 1 else f"estimated from one batch in {bench.sizes.every}",
+    }
     if args.quick:
-        print("--quick: sizes are smaller than the lines say, and the figures mean nothing")
-    for name, value in best.items():
-        print(f"ceiling, {name}: {value:.1f}")
+        facts["--quick"] = "sizes are smaller than the lines say, and the figures mean nothing"
+    return facts
 
 
-def print_line(line: Line) -> None:
-    floor, goal = ("-" if bound is None else f"{bound:g}" for bound in line.target)
-    median, span, ours, theirs = "-", "-", "-", "-"
-    if line.ratio is not None:
-        median, span = f"{line.ratio.median:.2f}", f"{line.ratio.low:.2f}-{line.ratio.high:.2f}"
-        ours, theirs = f"{line.ours:.4g} {line.unit}", f"{line.theirs:.4g} {line.unit}"
-    note = f"{line.verdict}; {line.note}" if line.note else line.verdict
-    print(COLUMNS.format(line.work, line.against, floor, goal, median, span, ours, theirs, note))
-    if line.detail:
-        print(f"  {line.detail}")
+def measure_rates(bench: Bench, args: argparse.Namespace) -> list[Measured]:
+    """What this machine does at best, now."""
+    from benchmarks import rates
 
-
-def print_header() -> None:
-    print(COLUMNS.format("work", "against", "floor", "goal", "ratio", "range", "ours", "theirs", "verdict"))
-
-
-def print_table(title: str, table: list[dict[str, Any]]) -> None:
-    print(title)
-    for row in table:
-        cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-        print("  " + ", ".join(cells))
+    return rates.measure(bench.turns, bench.device, shrink=64 if args.quick else 1)
 
 
 def print_kernels(kernels: dict[str, list[Any]], printed: set[str]) -> None:
@@ -148,73 +135,119 @@ def print_kernels(kernels: dict[str, list[Any]], printed: set[str]) -> None:
 
 
 def measure(bench: Bench, names: list[str]) -> tuple[list[Line], dict[str, list[dict[str, Any]]]]:
-    """Runs what is named, printing every line as soon as it is known."""
+    """Runs what is named, printing every line as soon as it is known: all but those against the machine's limit."""
+    from benchmarks import report
     from benchmarks.curves import epoch_costs, sentences_per_second, tokens_per_second
     from benchmarks.rows import measurements
 
     functions, lines, printed = measurements(), [], set()
-    print_header()
+    print(report.COLUMNS.format(*report.HEADER))
     for name in (name for name in functions if name in names):
         for line in functions[name](bench):
             lines.append(line)
-            print_line(line)
+            if line.against != LIMIT:
+                print(report.as_text(line))
         print_kernels(bench.peers.kernels, printed)
         sys.stdout.flush()
     curves = {}
     for name, function in (("context", tokens_per_second), ("batches", sentences_per_second)):
         if name in names:
             curves[name] = function(bench)
-            print_table(CURVES[name], curves[name])
+            print_curve(CURVES[name], curves[name])
     costs = epoch_costs(lines)
     if costs:
         curves["epochs"] = costs
-        print_table("an epoch, and fine-tuning's peak memory", costs)
+        print_curve("an epoch, and fine-tuning's peak memory", costs)
     return lines, curves
+
+
+def print_curve(title: str, table: list[dict[str, Any]]) -> None:
+    from benchmarks import report
+
+    print(title)
+    for row in table:
+        print(f"  {report.curve_text(row)}")
+
+
+def compare_with_limits(lines: list[Line], measured: list[Measured]) -> Rates:
+    """Fill the lines against the machine's limit and print them; returns the limit."""
+    from benchmarks import rates, report
+
+    best = rates.limits(measured)
+    print("what this machine does at best, the faster of before and after")
+    for candidate in measured:
+        print(f"  {report.rate_text(candidate)}")
+    print("fractions of the machine's limit; ours and theirs are our time, or rate, and the limit's")
+    for line in lines:
+        if line.against == LIMIT:
+            line.compare_with_limit(best)
+            print(report.as_text(line))
+    return best
 
 
 def as_plain(line: Line) -> dict[str, Any]:
     """A line for the JSON file."""
-    fields = {name: value for name, value in vars(line).items() if name != "target"}
+    fields = {name: value for name, value in vars(line).items() if name not in ("task", "amount")}
     return {
         **fields,
-        "floor": line.target.floor,
-        "goal": line.target.goal,
+        "goal": line.goal,
         "ratio": None if line.ratio is None else line.ratio._asdict(),
         "verdict": line.verdict,
     }
 
 
+def write_results(args: argparse.Namespace, report: dict[str, Any], markdown: str) -> None:
+    """The files that were asked for."""
+    from benchmarks import plots
+
+    if args.json is not None:
+        with atomic_write(args.json) as file:
+            json.dump(report, file, indent=1, allow_nan=False)
+        print(f"wrote {args.json}")
+    if args.markdown is not None:
+        with atomic_write(args.markdown) as file:
+            file.write(markdown)
+        print(f"wrote {args.markdown}")
+    if args.plots is not None and plots.can_plot():
+        for path in plots.draw(report, Path(args.plots)):
+            print(f"drew {path}")
+
+
 def main() -> int:
+    """Exit status 1 where results differ that must be the same."""
     args = get_args()
-    from benchmarks import machine, plots
+    from benchmarks import machine, plots, rates
+    from benchmarks.report import markdown
 
     if args.plots is not None and not plots.can_plot():
         print(plots.WHY_NONE, file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="minllama-benchmarks-") as folder:
         bench = set_up(args, Path(folder))
-        facts = machine.describe(bench.device)
-        best = machine.ceilings(bench.turns, bench.device, shrink=64 if args.quick else 1)
-        best["decode fp32 where memory is the limit, tok/s"] = best[machine.READ] / bench.peers.gigabytes
-        print_facts(bench, args, facts, best)
+        facts, run = machine.describe(bench.device), describe_run(bench, args)
+        for name, value in (facts | run).items():
+            print(f"{name}: {value}")
+        before = measure_rates(bench, args)
         lines, curves = measure(bench, args.rows)
+        measured = rates.best_of(before, measure_rates(bench, args))
+    best = compare_with_limits(lines, measured)
     report = {
         "machine": facts,
-        "settings": {name: value for name, value in vars(args).items() if name not in ("json", "plots")},
+        "settings": {name: value for name, value in vars(args).items() if name not in ("json", "markdown", "plots")},
         "sizes": bench.sizes._asdict(),
-        "data": bench.sentences.source,
-        "ceilings": best,
+        "run": run,
+        "rates": [candidate._asdict() for candidate in measured],
+        "limits": best._asdict(),
         "kernels": {use: [choice._asdict() for choice in choices] for use, choices in bench.peers.kernels.items()},
         "rows": [as_plain(line) for line in lines],
         "curves": curves,
     }
-    if args.json is not None:
-        with atomic_write(args.json) as file:
-            json.dump(report, file, indent=1, allow_nan=False)
-        print(f"wrote {args.json}")
-    if args.plots is not None and plots.can_plot():
-        for path in plots.draw(report, Path(args.plots)):
-            print(f"drew {path}")
-    return 0
+    write_results(args, report, markdown(facts | run, best, lines, curves))
+    return exit_status(lines)
+
+
+def exit_status(lines: list[Line]) -> int:
+    """Speed alone is no failure: 1 where results differ that must be the same, else 0."""
+    return int(any(line.same_result is False for line in lines))
 
 
 if __name__ == "__main__":

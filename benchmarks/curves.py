@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import naive, peers
 from benchmarks.measure import Contender, Turns
-from benchmarks.rows import Bench, Line
+from benchmarks.table import Bench, Line
 from benchmarks.targets import COURSE, HF, OURS, PLAIN
 from llama import Llama
 
@@ -48,7 +48,7 @@ def tokens_per_second(bench: Bench) -> Table:
     The course's way computes everything anew for every token, so the time of two whole tokens is its speed.
     """
     contenders = {OURS: partial(_decode, bench.peers.ours("fp32")), PLAIN: partial(_decode, bench.peers.plain())}
-    if bench.has_hf:
+    if bench.has(HF):
         contenders[HF] = partial(_decode_hf, bench.peers.hf())
     contenders[COURSE] = partial(_decode_naive, bench.peers.naive())
     table: Table = []
@@ -90,7 +90,7 @@ def sentences_per_second(bench: Bench) -> Table:
         f"{OURS}, bf16": bench.peers.our_classifier("bf16"),
         f"{COURSE}, fp32": bench.peers.naive_classifier(),
     }
-    if bench.has_hf:
+    if bench.has(HF):
         models[f"{HF}, fp32"] = bench.peers.hf_classifier()
         models[f"{HF}, bf16"] = bench.peers.hf_classifier(torch.bfloat16)
     table: Table = []

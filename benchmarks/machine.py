@@ -1,4 +1,4 @@
-"""The machine that the ratios were measured on, and its ceilings: how fast memory and matrix products are at best."""
+"""The machine that the ratios were measured on."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
-from benchmarks.measure import Contender, Turns
 from utils import ROOT
 
-TOKENS, WIDTH, HIDDEN = 4096, 512, 1376  # the feed-forward of stories42M on a batch of about 80 sentences
-READ = "memory read, sum, GB/s"
-PACKAGES = ("torch", "transformers", "numpy", "matplotlib")
+PACKAGES = ("torch", "numpy", "numba", "transformers", "llama-cpp-python", "ctranslate2", "matplotlib")
 
 
 def describe(device: torch.device) -> dict[str, object]:
@@ -63,43 +57,3 @@ def _commit() -> str:
     if commit.returncode != 0:
         return "unknown"
     return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
-
-
-@torch.inference_mode()
-def ceilings(turns: Turns, device: torch.device, *, shrink: int = 1) -> dict[str, float]:
-    """The best of all rounds on `device`: GB/s read from memory, GFLOP/s of products. shrink: divides all sizes."""
-    rows = 2**17 // shrink
-    memory = torch.ones(rows, WIDTH, device=device)  # 256 MiB, beyond every cache
-    vector = torch.ones(WIDTH, device=device)
-    work: list[tuple[str, float, Callable[[], object]]] = [
-        (READ, memory.nbytes / 1e9, memory.sum),
-        ("memory read, matrix by vector, GB/s", memory.nbytes / 1e9, partial(memory.mv, vector)),
-    ]
-    tokens = TOKENS // shrink
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        x, weight = (torch.ones(count, WIDTH, dtype=dtype, device=device) for count in (tokens, HIDDEN))
-        gflop = 2 * tokens * WIDTH * HIDDEN / 1e9
-        work.append((f"F.linear {name}, GFLOP/s", gflop, partial(F.linear, x, weight)))
-        if _has_onednn(x, weight):
-            work.append((f"oneDNN linear {name}, GFLOP/s", gflop, partial(_onednn, x, weight)))
-    contenders = [Contender(name, partial(_run, run)) for name, _, run in work]
-    costs = turns.take(contenders)
-    return {name: amount / min(costs[name]) for name, amount, _ in work}
-
-
-
-def _run(work: Callable[[], object]) -> None:
-    """Drops the result: what a contender returns is read as its cost."""
-    work()
-
-
-def _onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-
-
-def _has_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    try:
-        _onednn(x[:1], weight)
-    except (AttributeError, RuntimeError):  # a build, or a processor, without it
-        return False
-    return True

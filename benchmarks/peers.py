@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from collections.abc import Callable
@@ -38,10 +37,6 @@ def random_llama(config: LlamaConfig, seed: int) -> Llama:
     return model.eval()
 
 
-def has_transformers() -> bool:
-    return importlib.util.find_spec("transformers") is not None
-
-
 def load_accelerate() -> Callable[..., list]:
     """`fast.accelerate`. Raises `UserError` where the folder is missing."""
     try:
@@ -49,6 +44,16 @@ def load_accelerate() -> Callable[..., list]:
     except ImportError as error:
         raise UserError(f"the folder fast/, which holds what is measured here, does not load: {error}") from None
     return accelerate
+
+
+def with_fused_attention(llama: Llama) -> Llama:
+    """`llama` with PyTorch's fused attention and nothing else of fast/. In place; returns it."""
+    try:
+        from fast.attention import fuse_attention
+    except ModuleNotFoundError:  # llama.py calls the fused attention itself
+        return llama
+    fuse_attention(llama)
+    return llama
 
 
 def load_to_hf() -> Callable[..., nn.Module]:
@@ -103,18 +108,13 @@ class Peers:
         self.state = {name: tensor.detach() for name, tensor in llama.state_dict().items()}
         self.kernels: dict[str, list[Any]] = {}
 
-    @property
-    def gigabytes(self) -> float:
-        """What decoding a token reads: every float32 weight once; the tied matrix is one."""
-        return sum(tensor.nbytes for name, tensor in self.state.items() if name != "tok_embeddings.weight") / 1e9
-
     def plain(self, attention: str = "causal", dtype: torch.dtype = torch.float32) -> Llama:
-        """Ours as the root modules compute it."""
-        return self._filled(Llama, attention).to(dtype)
+        """Ours as the root modules compute it, with PyTorch's fused attention and linear layers."""
+        return with_fused_attention(self._filled(Llama, attention)).to(dtype)
 
     def ours(self, precision: str = "fp32", attention: str = "causal") -> Llama:
         """Ours with chosen kernels, for inference."""
-        llama = self.plain(attention)
+        llama = self._filled(Llama, attention)
         self._accelerate(llama, precision, f"{precision}, {attention}, inference")
         return llama
 
@@ -132,7 +132,7 @@ class Peers:
     ) -> LlamaEmbeddingClassifier:
         """precision: None for the plain path, in float32."""
         settings = SimpleNamespace(num_labels=NUM_LABELS, hidden_dropout_prob=DROPOUT, option="finetune")
-        llama = self.plain(attention)
+        llama = self.plain(attention) if precision is None else self._filled(Llama, attention)
         model = self._with_head(lambda: LlamaEmbeddingClassifier(settings, llama=llama))
         if precision is not None:
             use = "training" if training else "classification"

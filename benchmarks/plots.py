@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.targets import LIMIT
+
 WHY_NONE = 'matplotlib is not installed, so --plots draws nothing: pip install "matplotlib>=3.8"'
 
 
@@ -21,12 +23,14 @@ def draw(report: dict[str, Any], folder: Path) -> list[Path]:
 
     matplotlib.use("Agg")  # no window
     costs = report["curves"].get("epochs", [])
+    compared = [row for row in report["rows"] if row["ratio"] and not row["lower_is_better"]]
     plots: Sequence[tuple[str, Callable[..., None], list[dict[str, Any]]]] = (
         ("context", _context, report["curves"].get("context", [])),
         ("batches", _batches, report["curves"].get("batches", [])),
         ("epoch-seconds", partial(_costs, unit="s"), [row for row in costs if "s" in row]),
         ("peak-memory", partial(_costs, unit="MB"), [row for row in costs if "MB" in row]),
-        ("ratios", _ratios, [row for row in report["rows"] if row["ratio"] and not row["lower_is_better"]]),
+        ("ratios", _ratios, [row for row in compared if row["against"] != LIMIT]),
+        ("fractions", _fractions, [row for row in compared if row["against"] == LIMIT]),
     )
     return [_figure(folder / f"{name}.png", plot, data) for name, plot, data in plots if data]
 
@@ -69,16 +73,26 @@ def _costs(axes: Any, table: list[dict[str, Any]], unit: str) -> None:
 
 
 def _ratios(axes: Any, rows: list[dict[str, Any]]) -> None:
-    names = [f"{row['work']} | {row['against']}" for row in rows]
+    _bars(axes, [f"{row['work']} | {row['against']}" for row in rows], rows)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set(xlabel="ratio, median and range", title="Times as fast as others", xscale="log")
+
+
+def _fractions(axes: Any, rows: list[dict[str, Any]]) -> None:
+    names = [row["work"] for row in rows]
+    _bars(axes, names, rows)
+    goals = [(row["goal"], name) for row, name in zip(rows, names, strict=True) if row["goal"] is not None]
+    if goals:
+        axes.scatter(*zip(*goals, strict=True), marker="D", color="black", zorder=3, label="goal")
+        axes.legend()
+    axes.set(xlabel="fraction, median and range", title="Of what this machine can do at best")
+
+
+def _bars(axes: Any, names: list[str], rows: list[dict[str, Any]]) -> None:
+    """Medians as bars, with the range of all rounds."""
     medians = [row["ratio"]["median"] for row in rows]
     spans = [[row["ratio"]["median"] - row["ratio"]["low"] for row in rows]]
     spans.append([row["ratio"]["high"] - row["ratio"]["median"] for row in rows])
     axes.barh(names, medians, xerr=spans, color="lightsteelblue")
-    for key, marker in (("floor", "|"), ("goal", "D")):
-        marked = [(row[key], name) for row, name in zip(rows, names, strict=True) if row[key] is not None]
-        if marked:
-            axes.scatter(*zip(*marked, strict=True), marker=marker, color="black", zorder=3, label=key)
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize="x-small")
-    axes.set(xlabel="ratio, median and range", title="Measured ratios with floors and goals", xscale="log")
-    axes.legend()

@@ -8,25 +8,34 @@ import random
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention
+import torch.utils.flop_counter
 from conftest import asset, random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
-from benchmarks import llama2c, naive, peers, plots, rows, targets
+import benchmarks.__main__ as benchmarks_main
+from benchmarks import llama2c, naive, peers, plots, processes, rates, report, rows, targets, work
 from benchmarks.__main__ import as_plain, get_args
+from benchmarks.decoding import compare_ids, one_core_busy
 from benchmarks.epoch import FixedBatches, naive_epoch, our_epoch, sampled
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.peers import Peers
+from benchmarks.rates import Measured
 from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
+from benchmarks.table import Line, Task, missing_contenders
+from benchmarks.work import Pass, Rates
 from config import LlamaConfig
-from llama import Llama
+from llama import KVCache, Llama
 from optimizer import AdamW
 from training import AS_IT_IS, create_data
-from utils import UserError
+from utils import UserError, causal_mask
 
 CPU = torch.device("cpu")
 
@@ -109,6 +118,24 @@ def test_all_classifiers_agree(attention: str):
     ours = peers.classify(contenders.our_classifier(None, attention), tokens)
     torch.testing.assert_close(peers.classify(contenders.naive_classifier(attention), tokens), ours, atol=1e-4, rtol=0)
     assert contenders.state["output.weight"].equal(random_llama(attention="causal").output.weight)
+
+
+def test_the_plain_path_has_pytorchs_fused_attention_and_no_other_kernel(monkeypatch: pytest.MonkeyPatch):
+    """Where fast/ has it as a kernel, it is attached to the plain path; what `accelerate` is given is bare."""
+    pytest.importorskip("fast")
+    attention = ModuleType("fast.attention")
+    attention.fuse_attention = lambda llama: setattr(llama, "was_fused", True)
+    monkeypatch.setitem(sys.modules, "fast.attention", attention)
+    contenders = Peers(random_llama(attention="causal"), CPU)
+    for plain in (contenders.plain(), contenders.our_classifier(None).llama):
+        linears = {type(module) for module in plain.modules() if isinstance(module, torch.nn.Linear)}
+        assert plain.was_fused and linears == {torch.nn.Linear}
+    given = []
+    monkeypatch.setattr(peers, "load_accelerate", lambda: lambda model, _: given.append(model) or [])
+    contenders.ours()
+    contenders.our_classifier("fp32")
+    assert len(given) == 2
+    assert not any(hasattr(module, "was_fused") for model in given for module in model.modules())
 
 
 def test_the_weights_of_one_contender_are_not_anothers():
@@ -223,28 +250,253 @@ def test_ratios_need_equal_rounds():
 
 
 @pytest.mark.parametrize(
-    ("median", "lower", "same", "verdict"),
+    ("against", "ratio", "same", "verdict"),
     [
-        (0.99, False, None, "FLOOR MISSED"),
-        (1.0, False, True, "floor met"),
-        (1.3, False, True, "goal met"),
-        (9.9, False, False, "RESULTS DIFFER"),
-        (0.9, True, None, "FLOOR MISSED"),
-        (0.8, True, None, "floor met"),
-        (0.5, True, None, "goal met"),
+        (targets.PLAIN, Ratio(1.2, 1.1, 1.3), None, "not slower"),
+        (targets.PLAIN, Ratio(0.98, 0.9, 1.01), None, "not slower"),  # within noise: some round was not slower
+        (targets.PLAIN, Ratio(0.98, 0.9, 0.99), None, "SLOWER"),
+        (targets.PLAIN, Ratio(0.96, 0.9, 1.3), None, "SLOWER"),
+        (targets.PLAIN, Ratio(9.9, 9.8, 10.0), False, "RESULTS DIFFER"),
+        (targets.HF, Ratio(0.5, 0.4, 0.6), True, ""),
+        (targets.HF, Ratio(0.5, 0.4, 0.6), False, "RESULTS DIFFER"),
+        (targets.PLAIN, None, None, "not measured"),
     ],
 )
-def test_verdicts(median: float, lower: bool, same: bool | None, verdict: str):
-    target = targets.Target(0.8, 0.5) if lower else targets.Target(1.0, 1.3)
-    line = rows.Line("w", "a", target, Ratio(median, 0, 9), same_result=same, lower_is_better=lower)
-    assert line.verdict == verdict
-    assert rows.Line("w", "a", target).verdict == "not measured"
-    assert rows.Line("w", "a", targets.NOTHING, Ratio(2, 1, 3)).verdict == "-"
+def test_verdicts(against: str, ratio: Ratio | None, same: bool | None, verdict: str):
+    assert Line("decode, fp32", against, ratio, same_result=same).verdict == verdict
+
+
+def limit_line(work_: str, passes: list[Pass], precision: str, seconds: list[float]) -> Line:
+    return Line(work_, targets.LIMIT, task=Task(passes, precision), costs={targets.OURS: seconds})
+
+
+def test_fractions_of_the_machines_limit():
+    """800 weights at 4 bytes take 32 s at 100 bytes/s, 2000 operations 20 s at 100 a second: memory is the limit."""
+    line = limit_line("decode, fp32", [Pass(2000, 800)], "fp32", [40.0, 32.0, 64.0])
+    assert line.verdict == "not measured"
+    line.compare_with_limit(Rates(100.0, {"fp32": 100.0}))
+    assert line.ratio == Ratio(0.8, 0.5, 1.0) and (line.ours, line.theirs, line.goal) == (40.0, 32.0, 0.9)
+    assert line.verdict == "0.80 of the limit, goal 0.9 missed"
+    line.compare_with_limit(Rates(100.0, {"fp32": 2000 / 36}))  # now arithmetic is, 36 s
+    assert line.ratio.median == pytest.approx(0.9) and line.verdict == "0.90 of the limit, goal 0.9 met"
+
+
+def test_fewer_bits_have_a_goal_where_they_are_faster():
+    passes = [Pass(1000, 1)]
+    line = limit_line("forward 10x45, bf16", passes, "bf16", [10.0])
+    line.compare_with_limit(Rates(1e9, {"fp32": 100.0, "bf16": 119.0}))
+    assert line.goal is None and line.verdict == "0.84 of the limit, bf16 is not faster here"
+    line.compare_with_limit(Rates(1e9, {"fp32": 100.0, "bf16": 121.0}))
+    assert line.goal == 0.7 and line.verdict == "0.83 of the limit, goal 0.7 met"
+    reading = limit_line("decode, bf16", [Pass(1, 1000)], "bf16", [10.0])  # half the bytes whatever products cost
+    reading.compare_with_limit(Rates(1000.0, {"fp32": 100.0}))
+    assert reading.goal == 0.9 and reading.ratio.median == pytest.approx(0.2)
+
+
+def test_rates_are_the_best_of_a_kind_and_of_two_measurements():
+    before = [Measured("read", "a", 5.0), Measured("read", "b", 3.0), Measured("fp32", "c", 9.0)]
+    before += [Measured("bf16", "d", None), Measured("bf16", "e", 4.0)]
+    after = [Measured("read", "a", 4.0), Measured("read", "b", 6.0), Measured("fp32", "c", None)]
+    after += [Measured("bf16", "d", None), Measured("bf16", "e", 7.0)]
+    best = rates.best_of(before, after)
+    assert [measured.rate for measured in best] == [5.0, 6.0, 9.0, None, 7.0]
+    limits = rates.limits(best)
+    assert limits == Rates(6.0, {"fp32": 9.0, "bf16": 7.0})
+    assert limits.product("bf16") == limits.product("int8") == 9.0  # numbers in fewer bits can be widened
+
+
+def test_a_way_that_does_not_run_here_is_no_limit(monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(rates, "_int8", fails)
+    measured = rates.measure(Turns(1, 0.0), CPU, shrink=512)
+    by_kind = {kind: [rate for k, _, rate in measured if k == kind] for kind in ("read", "fp32", "bf16", "int8")}
+    assert set(by_kind["int8"]) == {None} and "int8" not in rates.limits(measured).products
+    assert all(rate > 0.0 for rate in by_kind["read"])
+    assert max(by_kind["fp32"]) == rates.limits(measured).products["fp32"]
+    assert len({name for _, name, _ in measured}) == len(measured)
 
 
 def test_every_name_has_a_function_and_every_function_a_name():
     assert [*rows.measurements(), *targets.CURVES] == list(targets.MEASUREMENTS)
     assert set(targets.ON_CUDA) < set(targets.MEASUREMENTS)
+    limited = {work_ for works in targets.LINES.values() for work_, others in works.items() if targets.LIMIT in others}
+    assert limited == set(targets.GOALS)
+
+
+# ------------------------------------------------------------------------------------------- the least work
+
+
+def counted(run: Callable[[], object]) -> int:
+    """Operations of the products that `run` does, attention spelled out, as PyTorch counts them."""
+    spelled_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter, spelled_out:
+        run()
+    return counter.get_total_flops()
+
+
+def test_operations_are_those_that_pytorch_counts():
+    """Bidirectional, where no score is left out; grouped-query, and no two widths alike."""
+    contenders = Peers(random_llama(hidden_dim=80), CPU)
+    config, tokens, at = contenders.config, torch.randint(4, 300, (3, 11)), torch.full((3,), 10)
+    model = contenders.plain("bidirectional")
+    assert work.forward_pass(config, 3, 11, read=11).operations == counted(lambda: model(tokens, targets=tokens))
+    last = work.forward_pass(config, 3, 11, outputs=0)
+    assert last.operations == counted(lambda: model.hidden_state_at(tokens, at))
+    classifier = contenders.our_classifier(None, "bidirectional")
+    assert work.classifying(config, 3, 11, 5)[0].operations == counted(lambda: classifier(tokens))
+    optimizer, labels = peers.our_optimizer(classifier), torch.tensor([0, 1, 4])
+    step = counted(lambda: peers.train_step(classifier, optimizer, tokens, labels))
+    assert work.training(config, 3, 11, 5)[0].operations == step
+
+
+def test_operations_of_a_step_with_a_cache():
+    model = random_llama(attention="causal", hidden_dim=80)
+    cache, tokens = KVCache(model, 3, 20), torch.randint(4, 300, (3, 11))
+    model(tokens, cache=cache)
+    step = work.forward_pass(model.config, 3, 1, before=11)
+    assert step.operations == counted(lambda: model(tokens[:, :1], cache=cache))
+    in_layers = sum(weight.numel() for weight in model.layers.parameters() if weight.dim() == 2)
+    assert step.weights == in_layers + model.output.weight.numel()
+
+
+@pytest.mark.parametrize("asking", [1, 4, 9])
+def test_a_causal_model_sees_the_pairs_of_its_mask(asking: int):
+    config = LlamaConfig.from_preset("tiny", attention="causal")
+    assert work.visible_pairs(config, 9, asking) == causal_mask(asking, 9).sum()
+    assert work.visible_pairs(LlamaConfig.from_preset("tiny"), 9, asking) == 9 * asking
+
+
+def test_decoding_reads_once_a_token_and_recomputing_grows():
+    causal, bidirectional = (LlamaConfig.from_preset("tiny", attention=kind) for kind in ("causal", "bidirectional"))
+    passes = work.decoding(causal, 2, prompt=5, new=4)
+    assert len(passes) == 4 and passes[0].operations > passes[3].operations > passes[1].operations
+    # what was computed with a cache in four passes is what one pass over all of it computes, but for what is read
+    whole = work.forward_pass(causal, 2, 8, read=8, outputs=0).operations
+    alone = [work.forward_pass(causal, 2, 1, before=before, outputs=0).operations for before in range(8)]
+    assert sum(alone) == whole
+    assert work.recomputing(bidirectional, 1, 5, 3) == [work.forward_pass(bidirectional, 1, n) for n in (5, 6, 7)]
+
+
+# ------------------------------------------------------------------------------------------- other contenders
+
+
+def test_ids_are_compared_in_words():
+    assert compare_ids([[1, 5, 6]], [[1, 5, 6]], 1) == "identical ids"
+    assert compare_ids([[1, 5, 6], [1, 7, 8]], [[1, 5, 9], [1, 7, 8]], 1) == "3 of 4 ids equal"
+    ours, theirs = [[1, 5, 2, 6]], [[1, 5, 9, 9]]
+    assert compare_ids(ours, theirs, 1, ends=True) == "identical ids up to eos, position 2"
+    assert compare_ids(ours, theirs, 1) == "1 of 3 ids equal"
+    assert compare_ids([[1, 5, 2, 6]], [[1, 4, 9, 9]], 1, ends=True) == "0 of 3 ids equal"
+
+
+def other_ids(kind: type, dtype: str, folder: Path, model: Llama, prompt: torch.Tensor) -> list[list[int]]:
+    """The second answer: nothing of the first may be left."""
+    contender = kind(folder, model.state_dict(), model.config, 1, dtype)
+    contender.generate(prompt.flip(1), 5)
+    return contender.generate(prompt, 30).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_llama_cpp_says_the_same_ids(dtype: str, tmp_path: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    from benchmarks.llamacpp import LlamaCpp
+
+    model = random_llama(attention="causal", seed=1, gain=8.0, max_seq_len=256)
+    prompt = torch.tensor([[1, 259, 270, 281, 292]])
+    ours = model.generate(prompt, 30, temperature=0.0).tolist()
+    theirs = other_ids(LlamaCpp, dtype, tmp_path, model, prompt)
+    assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
+    assert theirs == ours or dtype != "f32"
+
+
+@pytest.mark.parametrize("compute_type", ["float32", "int8"])
+def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    from benchmarks.ct2 import CTranslate2
+
+    model = random_llama(attention="causal", seed=1, gain=8.0, rope_theta=500.0)
+    prompt = torch.tensor([[1, 259, 270, 281, 292]])
+    ours = model.generate(prompt, 30, temperature=0.0).tolist()
+    theirs = other_ids(CTranslate2, compute_type, tmp_path, model, prompt)
+    assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
+    assert compare_ids(ours, theirs, 5, ends=True).startswith("identical") or compute_type != "float32"
+
+
+def test_who_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else object())
+    missing = missing_contenders(CPU, has_llama2c=True)
+    assert missing == dict.fromkeys(targets.LLAMACPP_DTYPES, "pip install llama-cpp-python")
+    line = Line("decode, fp32", targets.LLAMACPP, note=missing[targets.LLAMACPP])
+    assert report.cells(line)[-1] == "not measured: pip install llama-cpp-python"
+    assert targets.LLAMA2C in missing_contenders(CPU, has_llama2c=False)
+    assert targets.CT2 in missing_contenders(torch.device("cuda"), has_llama2c=True)
+
+
+def test_the_other_process_lives_as_long_as_the_block():
+    with one_core_busy() as child:
+        assert child.poll() is None
+    assert child.poll() is not None
+
+
+# ------------------------------------------------------------------------------------------- whole processes
+
+
+FAKE_DRIVER = """
+import pathlib, sys
+import module
+kernels = sys.argv[sys.argv.index("--kernels") + 1]
+was = pathlib.Path("was-here").exists()
+pathlib.Path("was-here").touch()
+pathlib.Path("generated-sentence-temp-0.txt").write_text(f"{kernels} {was} {pathlib.Path('extra.txt').exists()}")
+sys.exit("no such thing" if pathlib.Path("fails").exists() else 0)
+"""
+
+
+def test_a_first_run_is_in_a_fresh_copy_and_a_later_one_in_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root, folder, extra = tmp_path / "root", tmp_path / "copies", tmp_path / "extra.txt"
+    root.mkdir()
+    folder.mkdir()
+    extra.touch()
+    (root / "run_llama.py").write_text(FAKE_DRIVER)
+    (root / "module.py").touch()
+    monkeypatch.setattr(processes, "ROOT", root)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    copies = processes.Copies(folder, ["run_llama.py", "module.py"], [extra], threads=1)
+    for _ in range(2):
+        assert copies.first(targets.OURS) > 0.0
+        assert copies.texts[targets.OURS] == "auto False True"
+        assert list(copies.copies[targets.OURS].glob("__pycache__/module*.pyc"))  # what a first run leaves to a later
+    copies.later(targets.OURS)
+    assert copies.texts[targets.OURS] == "auto True True"
+    copies.first(targets.PLAIN)
+    assert copies.texts[targets.PLAIN] == "plain False True" and len(list(folder.iterdir())) == 2
+    (copies.copies[targets.PLAIN] / "fails").touch()
+    with pytest.raises(UserError, match="plain.*no such thing"):
+        copies.later(targets.PLAIN)
+    assert not list(root.rglob("__pycache__"))
+
+
+def test_what_is_copied_is_what_git_tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    tracked = processes.tracked_files()
+    if not tracked:
+        pytest.skip("this folder is no git repository")
+    assert {"run_llama.py", "checkpoints/minllama1M.pt", "fast/apply.py"} <= set(tracked)
+    assert not any("__pycache__" in name or name.startswith(".venv") for name in tracked)
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    assert processes.tracked_files() == []
+
+
+def test_a_tokenizer_must_fit_the_model(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizer.read_bytes())
+    monkeypatch.setenv("MINLLAMA_ASSETS", str(tmp_path))
+    assert processes.find_tokenizer(300) == tmp_path / "tokenizer.model"
+    assert processes.find_tokenizer(301) is None
+
+
+# --------------------------------------------------------------------------------------------------- sampling
 
 
 def test_a_sample_of_batches_has_every_size_in_proportion():
@@ -398,31 +650,93 @@ def program(*flags: object, timeout: float = 120) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, encoding="utf-8", timeout=timeout)
 
 
-def test_a_quick_run_prints_every_line_and_writes_json(tmp_path: Path):
+def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
+    """All but the whole processes, which may compile for a while."""
     pytest.importorskip("fast", reason="the kernels that are measured are not here")
+    names = [name for name in targets.MEASUREMENTS if name != "first-run"]
     flags = ["--quick", "--repeats", 1, "--threads", 1, "--json", tmp_path / "report.json", "--plots", tmp_path]
+    flags += ["--markdown", tmp_path / "report.md", "--rows", *names]
     if os.environ.get("MINLLAMA_LLAMA2C"):
         flags += ["--llama2c", os.environ["MINLLAMA_LLAMA2C"]]
-    done = program(*flags)
+    done = program(*flags, timeout=300)
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    printed = [(line["work"], line["against"]) for line in report["rows"]]
-    named = [
-        (work, against)
-        for works in (*targets.LINES.values(), *targets.MEMORY_LINES.values())
-        for work, line in works.items()
-        for against in line
-    ]
-    assert sorted(printed) == sorted(named)
-    text = done.stdout.splitlines()
-    for line in report["rows"]:
+    results = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    printed = [(line["work"], line["against"]) for line in results["rows"]]
+    works = [line for name in names if name in targets.LINES for line in targets.LINES[name].items()]
+    assert sorted(printed) == sorted((work_, against) for work_, others in works for against in others)
+    text, markdown = done.stdout.splitlines(), (tmp_path / "report.md").read_text(encoding="utf-8")
+    for line in results["rows"]:
         (found,) = (row for row in text if row.startswith(f"{line['work']:<43}{line['against']:<18}"))
-        assert line["verdict"] in found
+        assert line["verdict"] in found and f"| {line['work']} |" in markdown
         assert line["verdict"] == "not measured" or line["ratio"]["low"] <= line["ratio"]["median"]
         assert line["same_result"] is not False
-    assert set(report["curves"]) == {"context", "batches", "epochs"}
-    assert report["machine"]["threads"] == 1 and report["ceilings"] and report["kernels"]
+        assert line["against"] != targets.LIMIT or 0.0 < line["ratio"]["median"] < 1.0
+    assert set(results["curves"]) == {"context", "batches", "epochs"}
+    assert results["machine"]["threads"] == 1 and results["limits"]["products"]["fp32"] > 0 and results["kernels"]
     assert plots.can_plot() == bool(list(tmp_path.glob("*.png"))) == (plots.WHY_NONE not in done.stderr)
+
+
+@pytest.mark.slow
+def test_whole_processes_are_measured(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("fast", reason="the kernels that are measured are not here")
+    (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizer.read_bytes())
+    monkeypatch.setenv("MINLLAMA_ASSETS", str(tmp_path))
+    done = program("--quick", "--rows", "first-run", "--json", tmp_path / "report.json", timeout=600)
+    assert done.returncode == 0, done.stderr
+    lines = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rows"]
+    assert [line["work"] for line in lines] == list(targets.LINES["first-run"])
+    assert all(line["same_result"] and line["ours"] > 0.5 for line in lines)
+
+
+def test_without_a_fitting_tokenizer_or_git_a_line_says_so(monkeypatch: pytest.MonkeyPatch):
+    works = list(targets.LINES["first-run"])
+    bench = SimpleNamespace(config=LlamaConfig.from_preset("tiny"))
+    monkeypatch.setattr(processes, "find_tokenizer", lambda _: None)
+    monkeypatch.setattr(processes, "_lines", lambda bench, works, *_: [Line(work_, targets.PLAIN) for work_ in works])
+    monkeypatch.setattr(processes, "tracked_files", lambda: ["run_llama.py"])
+    lines = processes.first_run(bench)
+    assert [line.work for line in lines] == works
+    assert [line.note for line in lines] == ["", ""] + ["no tokenizer of 300 pieces"] * 2
+    monkeypatch.setattr(processes, "tracked_files", list)
+    assert all("git" in line.note and line.ratio is None for line in processes.first_run(bench))
+
+
+@pytest.mark.parametrize(("same", "status"), [(True, 0), (None, 0), (False, 1)])
+def test_results_that_differ_end_with_status_1_after_all_is_written(
+    same: bool | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    def measure(*_: object) -> tuple[list[Line], dict]:
+        slow = limit_line("decode, fp32", [Pass(1, 1)], "fp32", [1e9])  # a missed goal is no failure
+        slower = Line("decode, fp32", targets.PLAIN, Ratio(0.1, 0.1, 0.1), note="x", same_result=same)
+        return [slower, slow], {}
+
+    canned = [Measured("read", "r", 1.0), Measured("fp32", "p", 1.0)]
+    monkeypatch.setattr(benchmarks_main, "measure", measure)
+    monkeypatch.setattr(benchmarks_main, "measure_rates", lambda *_: canned)
+    files = ["--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md")]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", *files])
+    assert benchmarks_main.main() == status
+    verdicts = [line["verdict"] for line in json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"]]
+    assert verdicts == ["RESULTS DIFFER" if same is False else "SLOWER", "0.00 of the limit, goal 0.9 missed"]
+    assert all(verdict in (tmp_path / "r.md").read_text(encoding="utf-8") for verdict in verdicts)
+    assert "goal 0.9 missed" in capsys.readouterr().out
+
+
+def test_markdown_has_every_line_also_the_missed_ones():
+    reached = limit_line("decode, fp32", [Pass(1, 1)], "fp32", [5.0])
+    reached.compare_with_limit(Rates(4.0, {"fp32": 2.0}))
+    lines = [
+        reached,
+        Line("decode, fp32", targets.PLAIN, Ratio(0.5, 0.4, 0.6), 1.0, 2.0, "tok/s", note="identical ids"),
+        Line("decode, fp32", targets.LLAMA2C, note="no --llama2c"),
+    ]
+    curves = {"context": [{"context": 64, "a|b": 3.25}], "batches": []}
+    text = report.markdown({"cpu": "some"}, Rates(4e9, {"fp32": 2e9}), lines, curves)
+    assert "| cpu | some |" in text and "memory read: 4.0 GB/s" in text and "products, fp32: 2.0 GFLOP/s" in text
+    assert "| decode, fp32 | 0.20 | 0.20-0.20 | 5 s | 1 s | 0.20 of the limit, goal 0.9 missed |" in text
+    assert "| decode, fp32 | plain path | 0.50 | 0.40-0.60 | 1 tok/s | 2 tok/s | SLOWER; identical ids |" in text
+    assert "| decode, fp32 | llama2.c | - | - | - | - | not measured: no --llama2c |" in text
+    assert "| context | a\\|b |\n| --- | --- |\n| 64 | 3.25 |" in text
 
 
 def test_help_answers_without_pytorch():
@@ -441,6 +755,8 @@ def test_help_answers_without_pytorch():
         (["--threads", "-1"], ["--threads"]),
         (["--json", "no-such-folder/report.json"], ["--json", "no-such-folder"]),
         (["--json", "."], ["--json", "folder"]),
+        (["--markdown", "no-such-folder/report.md"], ["--markdown", "no-such-folder"]),
+        (["--markdown", "report", "--json", "./report"], ["--markdown", "--json"]),
         (["--plots", "no-such-folder"], ["--plots", "no-such-folder"]),
         (["--device", "cuda", "--llama2c", "run"], ["--llama2c", "CPU"]),
         (["--device", "cuda", "--rows", "memory"], ["--rows", "memory", "decode-fp32"]),
@@ -479,13 +795,12 @@ def test_a_missing_or_foreign_llama2c_is_one_line(tmp_path: Path):
 
 def test_plots_are_drawn(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    lines = [
-        rows.Line("decode", "a", targets.Target(1.0, 1.3), Ratio(2, 1, 3)),
-        rows.Line("decode", "b", targets.NOTHING, Ratio(2, 1, 3)),
-        rows.Line("decode", "c", targets.NOTHING),
-    ]
+    reached = limit_line("decode, fp32", [Pass(1, 1)], "fp32", [5.0])
+    reached.compare_with_limit(Rates(4.0, {"fp32": 2.0}))
+    lines = [Line("decode", "a", Ratio(2, 1, 3)), Line("decode", "b"), reached]
     costs = [{"work": "SST epoch", "contender": "a", "s": 3.0}, {"work": "peak memory", "contender": "a", "MB": 9.0}]
     curves = {"context": [{"context": 64, "x": 3.0}, {"context": 128, "x": 2.0}], "batches": [], "epochs": costs}
     drawn = plots.draw({"rows": [as_plain(line) for line in lines], "curves": curves}, tmp_path)
-    assert {path.name for path in drawn} == {"context.png", "ratios.png", "epoch-seconds.png", "peak-memory.png"}
+    names = {"context.png", "ratios.png", "fractions.png", "epoch-seconds.png", "peak-memory.png"}
+    assert {path.name for path in drawn} == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)

@@ -1,0 +1,82 @@
+"""A run's results as text: the lines on the screen, and the same as markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.rates import Measured
+from benchmarks.table import Line
+from benchmarks.targets import CURVES, LIMIT
+from benchmarks.work import Rates
+
+COLUMNS = "{:<42} {:<17} {:>7} {:>13} {:>18} {:>18}  {}"
+HEADER = ("work", "against", "ratio", "range", "ours", "theirs", "verdict")
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """A line of the table, column by column."""
+    said = f"{line.verdict}: {line.note}" if line.ratio is None else "; ".join(filter(None, (line.verdict, line.note)))
+    if line.ratio is None:
+        return line.work, line.against, "-", "-", "-", "-", said
+    median, span = f"{line.ratio.median:.2f}", f"{line.ratio.low:.2f}-{line.ratio.high:.2f}"
+    ours, theirs = (f"{value:.4g} {line.unit}" for value in (line.ours, line.theirs))
+    return line.work, line.against, median, span, ours, theirs, said
+
+
+def as_text(line: Line) -> str:
+    text = COLUMNS.format(*cells(line))
+    return f"{text}\n  {line.detail}" if line.detail else text
+
+
+def rate_text(measured: Measured) -> str:
+    if measured.rate is None:
+        return f"{measured.name}: not here"
+    return f"{measured.name}: {measured.rate / 1e9:.1f} {'GB/s' if measured.kind == 'read' else 'GFLOP/s'}"
+
+
+def limit_texts(rates: Rates) -> list[str]:
+    """The limits that lines are compared with."""
+    products = [f"products, {precision}: {rate / 1e9:.1f} GFLOP/s" for precision, rate in rates.products.items()]
+    return [f"memory read: {rates.read / 1e9:.1f} GB/s", *products]
+
+
+def curve_text(row: dict[str, Any]) -> str:
+    """A point of a curve."""
+    return ", ".join(f"{key} {shown(value)}" for key, value in row.items())
+
+
+def shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def markdown(
+    facts: dict[str, object], rates: Rates, lines: list[Line], curves: dict[str, list[dict[str, Any]]]
+) -> str:
+    """Machine, limits, and every line with its verdict."""
+    parts = [markdown_table(("machine", ""), [(name, str(value)) for name, value in facts.items()])]
+    parts.append("\n".join(f"- {text}" for text in limit_texts(rates)))
+    reached = [line for line in lines if line.against == LIMIT]
+    compared = [line for line in lines if line.against != LIMIT]
+    if reached:
+        header = ("work", "fraction of the limit", "range", "ours", "limit", "verdict")
+        parts.append(markdown_table(header, [(row[0], *row[2:]) for row in map(cells, reached)]))
+    if compared:
+        parts.append(markdown_table(HEADER, [cells(line) for line in compared]))
+    for name, table in curves.items():
+        if table:
+            parts.append(f"{CURVES.get(name, 'an epoch, and the peak memory of fine-tuning').capitalize()}:")
+            parts.append(curve_tables(table))
+    return "\n\n".join(parts) + "\n"
+
+
+def curve_tables(table: list[dict[str, Any]]) -> str:
+    """Rows that have the same columns stand in one table."""
+    tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for row in table:
+        tables.setdefault(tuple(row), []).append(tuple(map(shown, row.values())))
+    return "\n\n".join(markdown_table(header, rows) for header, rows in tables.items())
+
+
+def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,228 @@
+"""What every measurement is given, and the lines that it fills."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks import peers
+from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
+from benchmarks.measure import Ratio, Turns, ratio
+from benchmarks.peers import Peers
+from benchmarks.sentences import Sentences
+from benchmarks.targets import (
+    CT2_TYPES,
+    FASTER,
+    GOALS,
+    HF,
+    HF_BF16,
+    LIMIT,
+    LLAMA2C,
+    LLAMACPP_DTYPES,
+    NOISE,
+    OURS,
+    PLAIN,
+)
+from benchmarks.work import Pass, Rates, limit_seconds
+from config import LlamaConfig
+
+PACKAGES: dict[str, dict[str, str]] = {  # the modules that a contender needs, and what installs them
+    **dict.fromkeys((HF, HF_BF16), {"transformers": "transformers"}),
+    **dict.fromkeys(LLAMACPP_DTYPES, {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}),
+    **dict.fromkeys(CT2_TYPES, {"ctranslate2": "ctranslate2"}),
+}
+
+
+class Sizes(NamedTuple):
+    """How much work each measurement is. The names of the lines tell the full sizes."""
+
+    prompt: int = 41
+    new: int = 75
+    together: int = 16
+    forward: dict[str, tuple[int, int]] = {"10x45": (10, 45), "64x45": (64, 45)}
+    train: dict[str, tuple[int, int]] = {"80x50": (80, 50), "10x300": (10, 300)}
+    memory: tuple[int, int] = (80, 50)
+    batch_size: int = 80
+    every: int = 20
+    processes: int = 3  # rounds of whole processes that are kept
+    contexts: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    lengths: tuple[int, ...] = (15, 45, 135)
+    batches: tuple[int, ...] = (1, 8, 64)
+
+
+QUICK = Sizes(
+    prompt=5,
+    new=8,
+    together=3,
+    forward={"10x45": (2, 7), "64x45": (3, 7)},
+    train={"80x50": (3, 6), "10x300": (2, 12)},
+    memory=(3, 6),
+    batch_size=8,
+    every=2,
+    processes=1,
+    contexts=(16, 32),
+    lengths=(5, 9),
+    batches=(1, 3),
+)
+
+
+@dataclass
+class Bench:
+    """What every measurement is given. `missing`: why a contender cannot take part, in words."""
+
+    config: LlamaConfig
+    peers: Peers
+    turns: Turns
+    sizes: Sizes
+    sentences: Sentences
+    folder: Path
+    threads: int
+    seed: int
+    llama2c: Llama2C | None
+    missing: dict[str, str]
+
+    @property
+    def device(self) -> torch.device:
+        return self.peers.device
+
+    def has(self, contender: str) -> bool:
+        return contender not in self.missing
+
+    def prompt(self, rows: int = 1) -> torch.Tensor:
+        """Random prompts, each beginning with bos and a space. rows s"""
+        draw = torch.Generator().manual_seed(self.seed)
+        words = torch.randint(SPACE_ID + 1, self.config.vocab_size, (rows, self.sizes.prompt - 2), generator=draw)
+        start = torch.tensor([[BOS_ID, SPACE_ID]]).expand(rows, -1)
+        return torch.cat((start, words), dim=1).to(self.device)
+
+    def batch(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random token ids without padding, rows x length, and labels."""
+        draw = torch.Generator().manual_seed(self.seed)
+        token_ids = torch.randint(SPACE_ID, self.config.vocab_size, (rows, length), generator=draw)
+        labels = torch.randint(0, peers.NUM_LABELS, (rows,), generator=draw)
+        return token_ids.to(self.device), labels.to(self.device)
+
+
+class Task(NamedTuple):
+    """The least work that a line takes, and the precision of its products."""
+
+    passes: list[Pass]
+    precision: str
+
+
+@dataclass
+class Line:
+    """One line of the table. `ours` and `theirs` are medians in `unit`; ratio is None where nothing was measured.
+
+    ratio: how many times as fast as theirs ours is; for memory ours / theirs. Against the machine's limit, which no
+    program can pass, it is the fraction of it that ours reaches.
+    """
+
+    work: str
+    against: str
+    ratio: Ratio | None = None
+    ours: float = 0.0
+    theirs: float = 0.0
+    unit: str = "s"
+    note: str = ""
+    detail: str = ""
+    same_result: bool | None = None  # None where the results need not be the same, or none was measured
+    lower_is_better: bool = False
+    is_faster_here: bool = True  # whether this machine gains by the precision of the line
+    amount: float | None = None  # what a run makes, where `unit` is a rate
+    task: Task | None = None
+    costs: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def goal(self) -> float | None:
+        """The fraction of the machine's limit aimed at."""
+        return GOALS[self.work] if self.against == LIMIT and self.is_faster_here else None
+
+    @property
+    def verdict(self) -> str:
+        """What the ratio means where something is aimed at; nothing beside the others."""
+        if self.ratio is None:
+            return "not measured"
+        if self.same_result is False:
+            return "RESULTS DIFFER"
+        if self.against == PLAIN:
+            return "SLOWER" if is_slower(self.ratio) else "not slower"
+        if self.against != LIMIT:
+            return ""
+        reached = f"{self.ratio.median:.2f} of the limit"
+        if self.goal is None:
+            return f"{reached}, {self.task.precision} is not faster here"
+        return f"{reached}, goal {self.goal:g} {'met' if self.ratio.median >= self.goal else 'missed'}"
+
+    def fill(self, ours: list[float], theirs: list[float]) -> None:
+        """Compare two contenders' costs in seconds, round by round."""
+        self.ratio = ratio(theirs, ours)
+        self.ours, self.theirs = (self.shown(statistics.median(seconds)) for seconds in (ours, theirs))
+        self.costs = {OURS: ours, self.against: theirs}
+
+    def shown(self, seconds: float) -> float:
+        return seconds if self.amount is None else self.amount / seconds
+
+    def compare_with_limit(self, rates: Rates) -> None:
+        """Fill a line against the machine's limit, whose `costs` are ours, once its rates are known."""
+        passes, precision = self.task
+        seconds = limit_seconds(passes, precision, rates)
+        self.is_faster_here = precision == "fp32" or limit_seconds(passes, "fp32", rates) / seconds >= FASTER
+        self.fill(self.costs[OURS], [seconds] * len(self.costs[OURS]))
+
+
+def is_slower(ratio: Ratio) -> bool:
+    """Beyond noise: in every round, or clearly in the middle one."""
+    return ratio.high < 1.0 or ratio.median < NOISE
+
+
+def lines_of(
+    bench: Bench,
+    work: str,
+    contenders: Sequence[str],
+    costs: dict[str, list[float]],
+    *,
+    amount: float | None = None,
+    unit: str = "s",
+    notes: dict[str, str] | None = None,
+    same: dict[str, bool] | None = None,
+    task: Task | None = None,
+) -> list[Line]:
+    """A line against each of `contenders`, from the costs in seconds, ours first.
+
+    amount: what a run makes, for rates in `unit`. task: what the machine's limit follows from.
+    """
+    ours, *_ = costs
+    lines = []
+    for against in contenders:
+        line = Line(work, against, unit=unit, amount=amount)
+        if against == LIMIT:
+            line.task, line.costs = task, {OURS: costs[ours]}
+        elif against in costs:
+            line.fill(costs[ours], costs[against])
+            line.note = (notes or {}).get(against, "")
+            line.same_result = (same or {}).get(against)
+        else:
+            line.note = bench.missing[against]
+        lines.append(line)
+    return lines
+
+
+def missing_contenders(device: torch.device, *, has_llama2c: bool) -> dict[str, str]:
+    """Who cannot take part, and why."""
+    missing = {}
+    for name, packages in PACKAGES.items():
+        absent = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+        if absent:
+            missing[name] = f"pip install {' '.join(absent)}"
+    if not has_llama2c:
+        missing[LLAMA2C] = "no --llama2c"
+    if device.type != "cpu":
+        missing |= dict.fromkeys((LLAMA2C, *LLAMACPP_DTYPES, *CT2_TYPES), "it runs on the CPU here")
+    return missing

@@ -1,0 +1,1 @@
+"""Checkpoints in other programs' formats: `python -m convert MODEL OUT --to gguf`."""

@@ -1,0 +1,188 @@
+"""A Llama as a GGUF file, the format of llama.cpp (github.com/ggml-org/ggml, docs/gguf.md), with the package `gguf`.
+
+llama.cpp's architecture "llama" rotates interleaved pairs as rope.py does, so no matrix is permuted (what converters of
+Hugging Face's checkpoints do undoes that library's own order). The output matrix is left out: a file without one is
+read as tied. Vectors are always float32; a matrix whose rows are no whole number of blocks stays float16 in q8_0.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from config import LlamaConfig
+from utils import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from sentencepiece import SentencePieceProcessor
+
+DTYPES = ("f32", "f16", "q8_0")
+NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces, SentencePiece's numbers as well
+NAMES = {
+    "attention.compute_query": "attn_q",
+    "attention.compute_key": "attn_k",
+    "attention.compute_value": "attn_v",
+    "attention.compute_output": "attn_output",
+    "attention_norm": "attn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "ffn_norm": "ffn_norm",
+}
+
+
+class Vocabulary(NamedTuple):
+    """Pieces in the order of their ids. adds_space: whether a text is read as if a space stood before it."""
+
+    pieces: list[str]
+    scores: list[float]
+    types: list[int]
+    unk_id: int
+    bos_id: int
+    eos_id: int
+    adds_space: bool
+
+
+def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
+    """What a SentencePiece model knows. Raises `UserError` naming `path` for one that llama.cpp reads otherwise."""
+    ids = range(model.vocab_size())
+    types = [_type_of(model, token) for token in ids]
+    scores = [model.get_score(token) for token in ids]
+    if BYTE not in types:
+        raise UserError(f"{path} has no pieces for single bytes, without which llama.cpp loads no vocabulary")
+    if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
+        raise UserError(f"{path} is no BPE model; llama.cpp merges pairs of pieces by their rank alone")
+    adds_space = model.encode("a", out_type=str)[0].startswith("\u2581")
+    pieces = [model.id_to_piece(token) for token in ids]
+    return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
+
+
+def _type_of(model: SentencePieceProcessor, token: int) -> int:
+    kinds = {UNKNOWN: model.is_unknown, CONTROL: model.is_control, UNUSED: model.is_unused, BYTE: model.is_byte}
+    return next((kind for kind, is_one in kinds.items() if is_one(token)), NORMAL)
+
+
+def renamed(state: dict[str, torch.Tensor], config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """llama.cpp's name of every tensor of a file, and the tensor."""
+    yield "token_embd.weight", state["tok_embeddings.weight"]
+    yield "output_norm.weight", state["norm.weight"]
+    for layer in range(config.n_layers):
+        for ours, theirs in NAMES.items():
+            yield f"blk.{layer}.{theirs}.weight", state[f"layers.{layer}.{ours}.weight"]
+
+
+def write(
+    path: str | os.PathLike,
+    state: dict[str, torch.Tensor],
+    config: LlamaConfig,
+    vocabulary: Vocabulary,
+    dtype: str = "f32",
+    name: str = "min-llama",
+) -> None:
+    """Write a model file, whole or not at all. dtype: of the matrices.
+
+    Raises `UserError` for a bidirectional model, a vocabulary of another size, weights that float16 cannot hold, and
+    where the package `gguf` is not installed.
+    """
+    gguf = _import_gguf()
+    if not config.is_causal:
+        raise UserError("a GGUF Llama is causal and this model is bidirectional; --attention causal converts it as one")
+    if len(vocabulary.pieces) != config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {len(vocabulary.pieces)} pieces and the model's vocabulary {config.vocab_size}"
+        )
+    path = Path(path)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".minllama-", suffix=".tmp") as folder:
+            temporary = Path(folder) / path.name
+            _write(gguf.GGUFWriter(temporary, "llama"), state, config, vocabulary, dtype, name)
+            os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write(
+    writer: GGUFWriter,
+    state: dict[str, torch.Tensor],
+    config: LlamaConfig,
+    vocabulary: Vocabulary,
+    dtype: str,
+    name: str,
+) -> None:
+    try:
+        _describe(writer, config, dtype, name)
+        _describe_vocabulary(writer, vocabulary)
+        for tensor_name, tensor in renamed(state, config):
+            array, kind = _encoded(tensor_name, tensor, dtype)
+            writer.add_tensor(tensor_name, array, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+def _import_gguf() -> ModuleType:
+    try:
+        import gguf
+    except ImportError:
+        raise UserError('a GGUF file needs the package gguf: pip install "gguf>=0.10"') from None
+    return gguf
+
+
+def _describe(writer: GGUFWriter, config: LlamaConfig, dtype: str, name: str) -> None:
+    gguf = _import_gguf()
+    file_types = {
+        "f32": gguf.LlamaFileType.ALL_F32,
+        "f16": gguf.LlamaFileType.MOSTLY_F16,
+        "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    }
+    writer.add_name(name)
+    writer.add_file_type(file_types[dtype])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(config.max_seq_len)
+    writer.add_embedding_length(config.dim)
+    writer.add_block_count(config.n_layers)
+    writer.add_feed_forward_length(config.hidden_dim)
+    writer.add_head_count(config.n_heads)
+    writer.add_head_count_kv(config.n_kv_heads)
+    writer.add_layer_norm_rms_eps(config.layer_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _describe_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(vocabulary.pieces)
+    writer.add_token_scores(vocabulary.scores)
+    writer.add_token_types(vocabulary.types)
+    writer.add_unk_token_id(vocabulary.unk_id)
+    writer.add_bos_token_id(vocabulary.bos_id)
+    writer.add_eos_token_id(vocabulary.eos_id)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(vocabulary.adds_space)
+
+
+def _encoded(name: str, tensor: torch.Tensor, dtype: str) -> tuple[np.ndarray, GGMLQuantizationType]:
+    """The numbers as they are stored, and the kind that they are declared as."""
+    gguf = _import_gguf()
+    kinds = gguf.GGMLQuantizationType
+    array = tensor.detach().float().contiguous().numpy()
+    if dtype == "f32" or array.ndim == 1:
+        return array, kinds.F32
+    if dtype == "q8_0" and array.shape[-1] % gguf.GGML_QUANT_SIZES[kinds.Q8_0][0] == 0:
+        return gguf.quants.quantize(array, kinds.Q8_0), kinds.Q8_0
+    if np.abs(array).max() > np.finfo(np.float16).max:
+        raise UserError(f"{name} has numbers that float16 cannot hold; --dtype f32 keeps them")
+    return array.astype(np.float16), kinds.F16

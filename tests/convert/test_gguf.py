@@ -1,0 +1,254 @@
+"""GGUF files: read back number by number, computed by llama.cpp, and what must not become one."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from conftest import SENTENCES, random_llama, save_checkpoint
+from error_helpers import ROOT, check_one_error, snapshot
+
+from convert import gguf as convert_gguf
+from convert.__main__ import get_args
+from llama import Llama, load_pretrained
+from tokenizer import Tokenizer
+from utils import UserError
+
+BUNDLED = ROOT / "checkpoints/minllama1M.pt"
+
+
+def reader(path: Path):
+    return pytest.importorskip("gguf", reason="the package gguf is not installed").GGUFReader(path)
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a tiny model with the tiny vocabulary."""
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+    def write(model: Llama, tokenizer: Path, dtype: str) -> Path:
+        vocabulary = convert_gguf.read_vocabulary(Tokenizer(tokenizer_model=tokenizer).sp_model, tokenizer)
+        path = tmp_path / f"{dtype}.gguf"
+        convert_gguf.write(path, model.state_dict(), model.config, vocabulary, dtype)
+        return path
+
+    return write
+
+
+def grouped_model(**changes) -> Llama:
+    """No two kinds of matrices have one shape."""
+    return random_llama(**{"attention": "causal", "hidden_dim": 96, "rope_theta": 5000.0, **changes})
+
+
+def test_every_number_of_f32_is_the_checkpoints(convert: Callable[..., Path], tiny_tokenizer: Path):
+    model = grouped_model()
+    tensors = {tensor.name: tensor for tensor in reader(convert(model, tiny_tokenizer, "f32")).tensors}
+    state = model.state_dict()
+    expected = {"token_embd.weight": "tok_embeddings.weight", "output_norm.weight": "norm.weight"}
+    for layer in range(2):
+        for ours, theirs in convert_gguf.NAMES.items():
+            expected[f"blk.{layer}.{theirs}.weight"] = f"layers.{layer}.{ours}.weight"
+    assert set(tensors) == set(expected) and len(tensors) == len(state) - 1  # the tied matrix once
+    for theirs, ours in expected.items():
+        assert list(tensors[theirs].shape)[::-1] == list(state[ours].shape), theirs  # GGUF names columns first
+        assert np.array_equal(tensors[theirs].data.reshape(state[ours].shape), state[ours].numpy()), theirs
+
+
+def test_shape_and_vocabulary_are_declared(convert: Callable[..., Path], tiny_tokenizer: Path):
+    fields = reader(convert(grouped_model(), tiny_tokenizer, "f32")).fields
+    names = {"embedding_length": 32, "block_count": 2, "feed_forward_length": 96, "context_length": 64}
+    names |= {"attention.head_count": 4, "attention.head_count_kv": 2, "rope.dimension_count": 8, "vocab_size": 300}
+    assert {name: fields[f"llama.{name}"].contents() for name in names} == names
+    assert fields["general.architecture"].contents() == "llama"
+    assert fields["llama.rope.freq_base"].contents() == 5000.0
+    assert fields["llama.attention.layer_norm_rms_epsilon"].contents() == pytest.approx(1e-5)
+    model = Tokenizer(tokenizer_model=tiny_tokenizer).sp_model
+    assert fields["tokenizer.ggml.tokens"].contents() == [model.id_to_piece(token) for token in range(300)]
+    assert fields["tokenizer.ggml.scores"].contents() == [model.get_score(token) for token in range(300)]
+    assert fields["tokenizer.ggml.token_type"].contents()[:5] == [2, 3, 3, 6, 6]
+    assert [fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("unknown", "bos", "eos")] == [0, 1, 2]
+
+
+def test_fewer_bits_are_near_and_vectors_stay(convert: Callable[..., Path], tiny_tokenizer: Path):
+    from gguf import quants
+
+    model = grouped_model(hidden_dim=80)  # w2's rows are no whole number of q8_0's blocks of 32
+    state = model.state_dict()
+    for dtype, kind, error in (("f16", "F16", 2**-11), ("q8_0", "Q8_0", 0.5 / 127)):
+        tensors = {tensor.name: tensor for tensor in reader(convert(model, tiny_tokenizer, dtype)).tensors}
+        assert tensors["blk.1.attn_norm.weight"].tensor_type.name == "F32"
+        assert tensors["blk.1.ffn_down.weight"].tensor_type.name == "F16"
+        query, weight = tensors["blk.1.attn_q.weight"], state["layers.1.attention.compute_query.weight"].numpy()
+        assert query.tensor_type.name == kind
+        stored = quants.dequantize(query.data, query.tensor_type).reshape(weight.shape)
+        assert 0 < np.abs(stored - weight).max() <= 1.01 * error * np.abs(weight).max()
+
+
+def llama_cpp_ids(path: Path, prompt: list[int], new: int) -> list[int]:
+    """Greedy, with keys and values in float32 as ours are."""
+    import llama_cpp
+
+    float32 = llama_cpp.GGML_TYPE_F32
+    model = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, type_k=float32, type_v=float32)
+    return prompt + list(islice(model.generate(prompt, temp=0.0), new))
+
+
+def test_llama_cpp_says_the_same(tmp_path: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    command = [sys.executable, "-m", "convert", BUNDLED, tmp_path / "model.gguf", "--to", "gguf"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout == f"wrote {tmp_path / 'model.gguf'}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
+    prompt = tokenizer.encode("The lighthouse keeper", bos=True, eos=False)
+    ours = load_pretrained(BUNDLED).generate(torch.tensor([prompt]), 60, temperature=0.0)[0].tolist()
+    assert llama_cpp_ids(tmp_path / "model.gguf", prompt, 60) == ours and len(set(ours)) > 20
+
+
+def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
+    vocabulary = convert_gguf.read_vocabulary(tokenizer.sp_model, "the bundled one")
+    model = load_pretrained(BUNDLED)
+    convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
+    for text in (*SENTENCES, "naïve café, 北京 costs 3.50?"):
+        assert theirs.tokenize(text.encode()) == tokenizer.encode(text, bos=True, eos=False)
+
+
+# ------------------------------------------------------------------------------------------------- bad input
+
+
+def run_convert(*flags: object, cwd: Path) -> subprocess.CompletedProcess:
+    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('convert', run_name='__main__')"
+    command = [sys.executable, "-c", code, *map(str, flags)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8")
+
+
+def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint: Path, tmp_path: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    done = run_convert(tiny_checkpoint, "out.gguf", "--to", "gguf", cwd=tmp_path)
+    check_one_error(done.returncode, done.stderr, "bidirectional", "--attention causal")
+    assert not list(tmp_path.iterdir())
+    done = run_convert(tiny_checkpoint, "out.gguf", "--to", "gguf", "--attention", "causal", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {tensor.name for tensor in reader(tmp_path / "out.gguf").tensors} >= {"token_embd.weight"}
+
+
+def test_another_tokenizer_names_both_sizes_and_keeps_the_old_file(tiny_checkpoint: Path, tmp_path: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    (tmp_path / "out.gguf").write_text("old")
+    before = snapshot(tmp_path)
+    flags = ["--to", "gguf", "--attention", "causal", "--tokenizer", BUNDLED.with_suffix(".model")]
+    done = run_convert(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
+    check_one_error(done.returncode, done.stderr, "300", "2048")
+    assert snapshot(tmp_path) == before
+
+
+def test_too_large_for_float16_is_refused(convert: Callable[..., Path], tiny_tokenizer: Path, tmp_path: Path):
+    model = grouped_model()
+    with torch.no_grad():
+        model.layers[1].feed_forward.w1.weight[3, 4] = 70000.0
+    with pytest.raises(UserError, match="blk.1.ffn_gate.weight.*f32"):
+        convert(model, tiny_tokenizer, "f16")
+    assert not list(tmp_path.iterdir())
+    convert(model, tiny_tokenizer, "f32")
+
+
+def test_a_full_disk_leaves_the_old_file(
+    convert: Callable[..., Path], tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import gguf
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "f32.gguf").write_text("old")
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
+    with pytest.raises(OSError, match="No space.*f32.gguf"):
+        convert(grouped_model(), tiny_tokenizer, "f32")
+    assert snapshot(tmp_path) == {"f32.gguf": b"old"}
+
+
+def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    model = grouped_model()
+    vocabulary = convert_gguf.read_vocabulary(Tokenizer(tokenizer_model=tiny_tokenizer).sp_model, tiny_tokenizer)
+    with pytest.raises(UserError, match="pip install"):
+        convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [({"model_type": "unigram"}, "BPE"), ({"byte_fallback": False}, "byte")]
+)
+def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tmp_path: Path):
+    kind = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, **settings}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 3),
+        model_prefix=str(tmp_path / "other"),
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **kind,
+    )
+    model = Tokenizer(tokenizer_model=tmp_path / "other.model").sp_model
+    with pytest.raises(UserError, match=words):
+        convert_gguf.read_vocabulary(model, "other.model")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([BUNDLED, "m.gguf"], ["--to"]),
+        ([BUNDLED, "m.gguf", "--to", "onnx"], ["--to", "onnx"]),
+        ([BUNDLED, "m.gguf", "--to", "gguf", "--dtype", "q4_0"], ["--dtype", "q4_0"]),
+        (["no-such.pt", "m.gguf", "--to", "gguf"], ["no-such.pt", "does not exist"]),
+        ([".", "m.gguf", "--to", "gguf"], [". is a folder"]),
+        ([BUNDLED, "m.gguf", "--to", "gguf", "--tokenizer", "no.model"], ["no.model", "--tokenizer"]),
+        ([BUNDLED, ".", "--to", "gguf"], ["OUT", "folder"]),
+        ([BUNDLED, "no-such-folder/m.gguf", "--to", "gguf"], ["OUT", "no-such-folder"]),
+        ([BUNDLED, BUNDLED, "--to", "gguf"], ["OUT", "input"]),
+        ([BUNDLED, "m.gguf", "--to", "gguf", "--attention", "bidirectional"], ["--attention", "bidirectional"]),
+    ],
+)
+def test_wrong_flags_are_one_sentence(flags: list[object], words: list[str]):
+    with pytest.raises(UserError) as caught:
+        get_args(list(map(str, flags)))
+    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
+
+
+def test_a_damaged_checkpoint_is_one_line_and_no_file(tmp_path: Path, tiny_tokenizer: Path):
+    (tmp_path / "m.pt").write_bytes(BUNDLED.read_bytes()[:5000])
+    before = snapshot(tmp_path)
+    done = run_convert("m.pt", "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
+    check_one_error(done.returncode, done.stderr, "m.pt")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_checkpoint_of_original_names_converts_as_well(tiny_tokenizer: Path, tmp_path: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    model = grouped_model()
+    state = {name.replace("compute_query", "wq"): tensor for name, tensor in model.state_dict().items()}
+    path = tmp_path / "original.pt"
+    torch.save({"model": state, "model_args": vars(model.config)}, save_checkpoint(path, model))
+    done = run_convert(path, "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (query,) = (tensor for tensor in reader(tmp_path / "m.gguf").tensors if tensor.name == "blk.0.attn_q.weight")
+    assert np.array_equal(query.data, model.layers[0].attention.compute_query.weight.detach().numpy())
+
+
+def test_help_answers_without_pytorch():
+    code = "import sys; sys.modules['torch'] = None; import runpy; runpy.run_module('convert', run_name='__main__')"
+    command = [sys.executable, "-c", f"import sys; sys.argv = ['convert', '--help']; {code}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "--tokenizer" in done.stdout
