@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from config import LlamaConfig
 from fast import compiled
@@ -49,9 +50,18 @@ def stranger_in(llama: Llama) -> str | None:
 
 @lru_cache(maxsize=8)
 def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str, Any]]:
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         model = Llama(LlamaConfig(**dict(config)))
     return {name: _settings(module) for name, module in model.named_modules()}
+
+
+class _Unfilled(TorchFunctionMode):
+    """Draws no weights: on device "meta" there is nothing to fill, and PyTorch would import much to do so."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if getattr(function, "__name__", "") in ("normal_", "uniform_", "fill_", "zero_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
@@ -121,12 +131,12 @@ class DecodingLlama(Llama):
         """The engine that will continue a text; None if PyTorch will."""
         if cache.keys.dtype != torch.float32 or not is_readable(self):
             return None
+        format_ = compiled.format_of(self)
+        if format_ not in compiled.loaded() and not self._is_worth_loading():
+            return None
         stranger = stranger_in(self)
         if stranger is not None:
             say(f"text is generated as the model is written, without compiled loops: {stranger}")
-            return None
-        format_ = compiled.format_of(self)
-        if format_ not in compiled.loaded() and not self._is_worth_loading():
             return None
         try:
             proof = _proof(tuple(vars(self.config).items()), format_)

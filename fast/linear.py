@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from fast.proof import Case, Sides, difference
 
+SMALL = 2**20  # multiplications: some 20 microseconds
 PACKED_FOR = 64  # rows; the layout that oneDNN picks for this many is within 2 % of the best one for 8 to 4000
 
 
@@ -52,6 +53,11 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
+def is_small(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a product is over before oneDNN, which PyTorch must look up a kernel for each time, would begin."""
+    return x.shape[:-1].numel() * weight.numel() < SMALL
+
+
 def state_of(weight: torch.Tensor) -> tuple[int, Any]:
     """Changes when a weight is replaced or written to."""
     # PyTorch does not count what is written to an inference tensor, so its state is never the same
@@ -80,7 +86,7 @@ class KernelLinear(nn.Linear):
 
     def product_of_copy(self, x: torch.Tensor, make: Callable, make_packed: Callable) -> torch.Tensor:
         """x W^T in float32, with a copy of the weight, or a packed one where `packs` says so. ... i -> ... o"""
-        if self.packs and x.dtype == torch.float32:
+        if self.packs and x.dtype == torch.float32 and not is_small(x, self.weight):
             return onednn_linear(x, self.copy_of_weight(make_packed))
         return F.linear(x, self.copy_of_weight(make))
 
@@ -121,7 +127,8 @@ class OneDNNLinear(KernelLinear):
     packs = trains = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type != "cpu" or x.dtype != torch.float32 or self.weight.dtype != torch.float32:
+        is_float = x.dtype == self.weight.dtype == torch.float32
+        if x.device.type != "cpu" or not is_float or is_small(x, self.weight):
             return F.linear(x, self.weight)
         if self.is_trained(x):
             self.drop_copy()

@@ -23,7 +23,7 @@ GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
     path
-    for folder in ("", "checkpoints", "benchmarks", "fast", "tests")
+    for folder in ("", "checkpoints", "benchmarks", "convert", "fast", "tests")
     for path in (ROOT / folder).glob("*.py")
     if path.is_file()
 )
