@@ -288,7 +288,13 @@ def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> Non
     generates = one_by_one * args.max_new_tokens if args.option == "generate" else False
     # splitting a model is there to avoid whole copies of its weights
     accelerate(
-        llama, args.precision, device, generates=generates, keeps_copies=not args.shard, cuda_graphs=args.cuda_graphs
+        llama,
+        args.precision,
+        device,
+        generates=generates,
+        trains=args.option == "finetune",
+        keeps_copies=not args.shard,
+        cuda_graphs=args.cuda_graphs,
     )
 
 

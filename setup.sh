@@ -115,7 +115,9 @@ install_packages() {
         fail "pip could not install $requirements$hint; its lines above say why. Mend the cause and run this again"
     fi
     if ! PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check -r requirements-fast.txt; then
-        echo "numba could not be installed: text will be generated several times slower, all else is the same" >&2
+        echo "numba could not be installed: long texts will be generated more slowly, all else is the same" >&2
+    elif [ -d fast ]; then
+        "$venv_python" -m fast --compile || echo "long texts will be generated more slowly, all else is the same" >&2
     fi
 }
 

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 import sys
 import time
@@ -21,7 +19,6 @@ def get_args() -> Namespace:
     parser = ArgumentParser(prog="python -m fast", description="the kernels of this machine, with reasons")
     add = parser.add_argument
     add("--compile", nargs="*", choices=PRECISIONS, metavar="PRECISION", help="compile the loops (of fp32)")
-    add("--idle", action="store_true", help="give way to every other process")
     return parser.parse_args()
 
 
@@ -64,10 +61,6 @@ def compile_loops(formats: list[str]) -> None:
 
 def main() -> None:
     args = get_args()
-    if args.idle:
-        with contextlib.suppress(OSError, AttributeError):
-            os.nice(19)
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     if args.compile is None:
         print_table()
     else:

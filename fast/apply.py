@@ -47,13 +47,15 @@ def accelerate(
     device: torch.device | None = None,
     *,
     generates: bool | int = True,
+    trains: bool = True,
     keeps_copies: bool = True,
     cuda_graphs: bool = False,
 ) -> list[Choice]:
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
     device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
-    or how many tokens are, if that is known: few are not worth loading the decoder. keeps_copies: False where float32
+    or how many tokens are, if that is known: few are not worth loading the decoder. trains: False where no gradient is
+    wanted, which saves measuring. keeps_copies: False where float32
     weights must not be kept twice. cuda_graphs: decode on CUDA through recorded graphs.
     Parameters keep their names and shapes, and in fp32 and bf16 their float32 values; int8 rounds them for good and is
     for inference. A layer that something else has replaced stays as it is, and no kernel computes what the page, as it
@@ -64,8 +66,8 @@ def accelerate(
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
     device = device or next(model.parameters()).device
     choices = [
-        choose_linear(precision, device, keeps_copies, bool(generates)),
-        choose_layers(device),
+        choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
+        choose_layers(device, trains),
         choose_attention(device),
         choose_decoder(device, generates, cuda_graphs),
     ]
@@ -84,7 +86,12 @@ def accelerate(
 
 
 def choose_linear(
-    precision: str, device: torch.device, keeps_copies: bool = True, generates: bool = False
+    precision: str,
+    device: torch.device,
+    *,
+    keeps_copies: bool = True,
+    generates: bool = False,
+    trains: bool = True,
 ) -> Choice:
     part = "linear layers"
     if device.type != "cpu":
@@ -99,14 +106,17 @@ def choose_linear(
         return Choice(part, "plain", "whole copies of the weights are not wanted")
     if not has_onednn():
         return Choice(part, "plain", linear.why_no_onednn() or "oneDNN is switched off")
-    (packs, why), (trains, why_trains) = _packs(), fastest("float32 products, trained", _training_ways())
+    packs, why = _packs()
+    if not trains:
+        return Choice(part, "plain" if packs == "PyTorch" else "oneDNN, not trained", why)
+    in_training, why_trained = fastest("float32 products, trained", _training_ways())
     kernels = {
         (True, True): "oneDNN",
         (True, False): "oneDNN, not trained",
         (False, True): "oneDNN, trained",
         (False, False): "plain",
     }
-    return Choice(part, kernels[packs == "oneDNN", trains == "oneDNN"], f"{why}; trained, {why_trains}")
+    return Choice(part, kernels[packs == "oneDNN", in_training == "oneDNN"], f"{why}; trained, {why_trained}")
 
 
 def _choose_bf16(part: str) -> Choice:
@@ -136,10 +146,9 @@ def _packs() -> tuple[str, str]:
 
 def _training_ways() -> dict[str, Callable[[], object]]:
     x, weight = torch.ones(ROWS, WIDTH, requires_grad=True), torch.ones(HIDDEN, WIDTH, requires_grad=True)
-    grad = torch.ones(ROWS, HIDDEN)
 
     def train(product: Callable[..., torch.Tensor]) -> None:
-        torch.autograd.grad(product(x, weight), (x, weight), grad)
+        torch.autograd.grad(product(x, weight).sum(), (x, weight))
 
     return {"PyTorch": lambda: train(F.linear), "oneDNN": lambda: train(linear.onednn_trained)}
 
@@ -150,11 +159,13 @@ def _bf16_ways() -> dict[str, Callable[[], object]]:
     return {"float32 products": lambda: F.linear(x, weight), "bfloat16 products": lambda: F.linear(x16, weight16)}
 
 
-def choose_layers(device: torch.device) -> Choice:
+def choose_layers(device: torch.device, trains: bool = True) -> Choice:
     part = "norms and gates"
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
-    way, why = fastest("norms and gates, trained", _layer_ways())
+    way, why = "fused", "fewer passes over memory"
+    if trains:
+        way, why = fastest("norms and gates, trained", _layer_ways())
     if way != "fused":
         return Choice(part, "plain", why)
     changed = [f"{proof.name}: {found}" for proof in (RMS_NORM, FEED_FORWARD) if (found := proof.difference())]
@@ -166,8 +177,8 @@ def _layer_ways() -> dict[str, Callable[[], object]]:
     x, gates = torch.ones(2 * ROWS, WIDTH, requires_grad=True), torch.ones(2, 2 * ROWS, HIDDEN, requires_grad=True)
 
     def train(norm: RMSNorm, gate: Callable[..., torch.Tensor]) -> None:
-        norm(x).sum().backward(inputs=[x])
-        gate(*gates).sum().backward(inputs=[gates])
+        torch.autograd.grad(norm(x).sum(), x)
+        torch.autograd.grad(gate(*gates).sum(), gates)
 
     return {  # what keeps less memory is the one to be beaten
         "fused": lambda: train(norms[FusedRMSNorm], swiglu),

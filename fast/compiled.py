@@ -1,8 +1,9 @@
-"""The compiled loops: whether they are at hand, loading them, and compiling them beside other work.
+"""The compiled loops: whether they are at hand, loading them, and compiling them.
 
 Compiling takes many seconds and loading most of one, so a text never waits for the first, and waits for the second
-only where that pays. What is compiled lies where numba keeps it; its checksums are kept with what else is known of this
-machine.
+only where that pays. Compiling beside a text was tried: at the lowest priority it makes the text take twice as long on
+two cores. So `setup.sh` compiles, or `python -m fast --compile`. What is compiled lies where numba keeps it; its
+checksums are kept with what else is known of this machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -26,12 +26,12 @@ from config import LlamaConfig
 from fast.linear import Bf16Linear, Int8Linear, RoundedLinear
 from fast.measure import recall, remember
 from fast.proof import say
-from utils import ROOT
 
 LOOPS = Path(__file__).resolve().parent / "loops.py"
 FORMATS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear}
 KEPT = "loops"  # under this name
 LOAD_SECONDS = 0.6  # of importing numba and loading what is compiled
+HINT_SECONDS = 2.0  # that the loops would save, from where on it is worth a line that they are not compiled
 
 
 class NotReady(Exception):
@@ -126,26 +126,12 @@ def compile_now(format_: str) -> None:
     _state().loaded.add(format_)
 
 
-def compile_beside(format_: str) -> None:
-    """Begin to compile, once, in a process of its own, which gives way to every other and may outlive this one."""
-    state = _state()
-    if state.child is not None or why_no_loops() is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return
-    nowhere = subprocess.DEVNULL
-    with suppress(OSError):
-        state.child = subprocess.Popen(
-            [sys.executable, "-m", "fast", "--compile", format_, "--idle"],
-            cwd=ROOT, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True,
-        )  # fmt: skip
-
-
 class _State:
     """What this process has found out."""
 
     def __init__(self) -> None:
         self.loaded: set[str] = set()
         self.failure: str | None = None
-        self.child: subprocess.Popen | None = None
 
 
 @cache
