@@ -94,7 +94,9 @@ def _read() -> dict[str, Any]:
 
 
 def cache_file() -> Path:
-    """Beside the compiled Python files, or in the user's folder where nobody may write there."""
+    """Where $MINLLAMA_CACHE says, else beside the compiled Python files, else in the user's folder."""
+    if os.environ.get("MINLLAMA_CACHE"):
+        return Path(os.environ["MINLLAMA_CACHE"]) / "machine.json"
     folder = Path(__file__).resolve().parent / "__pycache__"
     if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "min-llama"
@@ -105,8 +107,9 @@ def cache_file() -> Path:
 def processor() -> str:
     """What tells one processor from another: a home folder may be shared by several machines."""
     cpuinfo = Path("/proc/cpuinfo")
-    text = platform.processor()
-    if cpuinfo.is_file():
+    if not cpuinfo.is_file():
+        text = platform.processor()
+    else:
         of_first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
         text = "\n".join(line for line in of_first if line.startswith(("model name", "flags", "Features", "CPU")))
     return f"{platform.node()} {platform.machine()} {hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -1,0 +1,324 @@
+"""Every processor: what does not work is found out and left alone, what is measured is kept, damage mends itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, random_llama
+from torch import nn
+
+import fast.apply
+import fast.linear
+from fast import accelerate, compiled, measure
+from fast.linear import Bf16Linear, RoundedLinear, has_onednn, why_no_onednn
+from fast.measure import fastest, recall, remember
+
+TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
+# Decodes 20 tokens through whatever is chosen, and says whether that were the loops.
+DECODE = """
+import sys, torch
+from types import SimpleNamespace
+sys.path.insert(0, {root!r})
+from fast import accelerate, compiled
+from llama import load_pretrained
+if not {mends}:
+    compiled.subprocess = SimpleNamespace(Popen=lambda *args, **settings: None, DEVNULL=None)
+model = load_pretrained({path!r}, attention="causal")
+plain = model.generate(torch.tensor([[1, 5, 9]]), 20, temperature=0.0)
+accelerate(model)
+assert torch.equal(model.generate(torch.tensor([[1, 5, 9]]), 20, temperature=0.0), plain)
+print("loops" if getattr(model, "_engine", None) is not None else "PyTorch")
+"""
+
+
+def decode(checkpoint: Path, *, mends: bool = False, **environment: str) -> tuple[str, str]:
+    """What has decoded, and what was said."""
+    code = DECODE.format(root=str(ROOT), path=str(checkpoint), mends=mends)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith("note: ") for line in done.stderr.splitlines()), done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINLLAMA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache/machine.json"
+
+
+def waiting(seconds: float, calls: list) -> Callable[[], None]:
+    def run() -> None:
+        calls.append(seconds)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return run
+
+
+def test_the_faster_way_is_taken_and_kept(cache: Path):
+    calls: list[float] = []
+    ways = {"plain": waiting(0.004, calls), "other": waiting(0.001, calls)}
+    name, why = fastest("a question", ways)
+    assert name == "other" and "times as fast as plain" in why
+    count = len(calls)
+    assert fastest("a question", ways)[0] == "other" and len(calls) == count  # from the file
+    slower = {"plain": waiting(0.001, calls), "other": waiting(0.001, calls)}
+    assert fastest("another question", slower)[0] == "plain"  # a little is not enough
+    assert fastest("no question", {"plain": waiting(1.0, calls)}) == ("plain", "there is no other")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"x": 3}', b"\xff\xfe", b'{"QUESTION": {"plain": "fast"}}'])
+def test_a_damaged_file_of_measurements_is_measured_anew(cache: Path, content: bytes):
+    cache.parent.mkdir()
+    question = f"{measure.processor()} {measure.settings()} a question"
+    cache.write_bytes(content.replace(b"QUESTION", question.encode()))
+    calls: list[float] = []
+    assert fastest("a question", {"plain": waiting(0.003, calls), "other": waiting(0.001, calls)})[0] == "other"
+    assert calls and json.loads(cache.read_text())[question].keys() == {"plain", "other"}
+
+
+def test_where_nothing_can_be_kept_the_plain_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINLLAMA_CACHE", str(tmp_path / "file/folder"))
+    calls: list[float] = []
+    name, why = fastest("a question", {"plain": waiting(0.003, calls), "other": waiting(0.001, calls)})
+    assert name == "plain" and "cannot be written" in why
+
+
+def test_several_processes_do_not_measure(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    calls: list[float] = []
+    assert fastest("a question", {"plain": waiting(0.0, calls), "other": waiting(0.0, calls)})[0] == "plain"
+    assert not calls
+
+
+def test_a_busy_machine_is_not_measured(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    times = iter(range(1000))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(times) ** 2))  # no two rounds alike
+    name, why = fastest("a question", {"plain": lambda: None, "other": lambda: None})
+    assert name == "plain" and "too busy" in why and not cache.exists()
+
+
+def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    assert remember("a fact", 3) and recall("a fact") == 3
+    monkeypatch.setattr(measure, "processor", lambda: "another")
+    assert recall("a fact") is None
+
+
+# -------------------------------------------------------------------------------------------------------- kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_onednn_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
+    def refuses(*args) -> torch.Tensor:
+        raise RuntimeError("bf16 path needs the cpu support")
+
+    for broken, words in ((refuses, "bf16 path needs"), (lambda x, weight: (x @ weight.t()) * 1.5, "differ")):
+        with monkeypatch.context() as patch:
+            patch.setattr(fast.linear, "onednn_linear", broken)
+            patch.setattr(fast.linear, "pack", lambda weight: weight)
+            why_no_onednn.cache_clear()
+            assert not has_onednn(dtype) and words in why_no_onednn(dtype)
+    why_no_onednn.cache_clear()
+
+
+def test_onednn_that_is_switched_off_is_not_taken():
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not has_onednn()
+        model = random_llama()
+        assert accelerate(model)[0].kernel == "plain" and type(model.output) is nn.Linear
+        for precision in ("bf16", "int8"):
+            other = random_llama()
+            accelerate(other, precision)
+            with torch.no_grad():
+                assert (other(TOKENS)[0] - model(TOKENS)[0]).abs().max() < 0.1 * model(TOKENS)[0].abs().max()
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_rounded_products_are_those_of_bfloat16(packs: bool):
+    """Equal to bfloat16 products but for the order of their sums, which decides roundings by one unit at most."""
+    if packs and not has_onednn():
+        pytest.skip("oneDNN's products do not work here")
+    torch.manual_seed(0)
+    true, rounded = (nn.Linear(96, 80, bias=False) for _ in range(2))
+    rounded.load_state_dict(true.state_dict())
+    true.__class__, rounded.__class__ = Bf16Linear, RoundedLinear
+    rounded.packs = packs
+    x, grad = torch.randn(7, 96), torch.randn(7, 80)
+    answers = []
+    for linear in (true, rounded):
+        for trained in (False, True):
+            row = x.clone().requires_grad_(trained)
+            with torch.set_grad_enabled(trained):
+                y = linear(row).float()
+            answers.append([y.detach()])
+            if trained:
+                linear.zero_grad()
+                y.backward(grad)
+                answers[-1] += [row.grad, linear.weight.grad]
+    for expected, actual in zip(answers[:2], answers[2:], strict=True):
+        for a, b in zip(actual, expected, strict=True):
+            assert torch.equal(a, a.bfloat16().float())  # results are bfloat16 numbers
+            assert (a - b).abs().max() <= 2**-7 * b.abs().max()
+            assert (a == b).float().mean() > 0.9
+
+
+def test_bf16_is_rounded_where_its_products_are_slow_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), "it is not faster"))
+    fast.apply.say.cache_clear()
+    model = random_llama()
+    choices = accelerate(model, "bf16")
+    assert choices[0].kernel == "rounded to bf16" and type(model.output) is RoundedLinear
+    assert capfd.readouterr().err.count("bf16 is not faster than fp32") == 1
+    accelerate(model, "fp32")
+    assert capfd.readouterr().err == ""
+
+
+# ------------------------------------------------------------------------------------------------ compiled loops
+
+
+@pytest.fixture(scope="module")
+def compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled loops, and what is known of them."""
+    pytest.importorskip("numba")
+    folder = tmp_path_factory.mktemp("numba")
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "loops"), "MINLLAMA_CACHE": str(folder / "known")}
+    done = subprocess.run(
+        [sys.executable, "-m", "fast", "--compile"], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(done.stderr)
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"NUMBA_CACHE_DIR": str(folder / "loops"), "MINLLAMA_CACHE": str(folder / "known")}
+
+
+def test_loops_that_are_compiled_decode(compiled_loops: Path, tiny_checkpoint: Path):
+    assert decode(tiny_checkpoint, **environment(compiled_loops)) == ("loops", "")
+
+
+def test_loops_that_are_not_compiled_are_not_waited_for(tmp_path: Path, tiny_checkpoint: Path):
+    assert decode(tiny_checkpoint, **environment(tmp_path)) == ("PyTorch", "")
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("NUMBA_NUM_THREADS", "0", "numba does not work here"),
+        ("NUMBA_DISABLE_JIT", "1", ""),
+        ("NUMBA_THREADING_LAYER", "nope", "numba does not work here"),
+        ("NUMBA_CPU_NAME", "haswell", ""),
+    ],
+)
+def test_settings_of_numba_that_do_not_work_leave_decoding_to_pytorch(
+    compiled_loops: Path, tiny_checkpoint: Path, variable: str, value: str, words: str
+):
+    kernel, notes = decode(tiny_checkpoint, **environment(compiled_loops), **{variable: value})
+    assert kernel == "PyTorch" and words in notes and len(notes.splitlines()) == bool(words)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 64
+    path.write_bytes(content)
+
+
+DAMAGE = [("nbi", cut), ("nbi", empty), ("nbc", cut), ("nbc", empty), ("nbc", flip), ("nbc", Path.unlink)]
+
+
+@pytest.fixture
+def damaged(compiled_loops: Path, tmp_path: Path) -> Iterator[Callable[[str, Callable], dict[str, str]]]:
+    """Damages files of the loops, which are put back afterwards: what is known of them names their paths."""
+    sound = tmp_path / "sound"
+    shutil.copytree(compiled_loops, sound)
+
+    def damage_them(ending: str, damage: Callable[[Path], None]) -> dict[str, str]:
+        for path in (compiled_loops / "loops").rglob(f"loops.matvec*.{ending}"):
+            damage(path)
+        return environment(compiled_loops)
+
+    yield damage_them
+    shutil.rmtree(compiled_loops)
+    shutil.copytree(sound, compiled_loops)
+
+
+@pytest.mark.parametrize(("ending", "damage"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
+def test_damaged_loops_are_left_alone_and_removed(
+    damaged: Callable, compiled_loops: Path, tiny_checkpoint: Path, ending: str, damage: Callable
+):
+    env = damaged(ending, damage)
+    kernel, notes = decode(tiny_checkpoint, **env)
+    assert kernel == "PyTorch" and "damaged" in notes and len(notes.splitlines()) == 1
+    assert not list((compiled_loops / "loops").rglob("*.nb[ic]"))
+    assert decode(tiny_checkpoint, **env) == ("PyTorch", "")
+
+
+@pytest.mark.slow
+def test_damaged_loops_mend_by_themselves(damaged: Callable, compiled_loops: Path, tiny_checkpoint: Path):
+    env = damaged("nbi", empty)
+    assert decode(tiny_checkpoint, mends=True, **env)[0] == "PyTorch"
+    known, deadline = compiled_loops / "known/machine.json", time.monotonic() + 200
+    while "formats" not in known.read_text() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert decode(tiny_checkpoint, **env) == ("loops", "")
+
+
+def test_few_tokens_of_a_small_model_are_not_worth_loading_the_loops(numba_is_missed: None):
+    model = random_llama(attention="causal")
+    accelerate(model, generates=150)
+    model.generate(TOKENS[:1], 5, temperature=0.0)
+    assert model._engine is None and "fp32" not in compiled.loaded()
+
+
+@pytest.fixture
+def numba_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not loaded the loops."""
+    state = compiled._State()
+    monkeypatch.setattr(compiled, "_state", lambda: state)
+
+
+def test_the_estimate_grows_with_tokens_and_weights():
+    from config import LlamaConfig
+
+    small, large = (LlamaConfig.from_preset(name) for name in ("tiny", "stories42M"))
+    assert compiled.saved_seconds(small, 150) < compiled.LOAD_SECONDS < compiled.saved_seconds(large, 150)
+    assert compiled.saved_seconds(large, 300) == pytest.approx(2 * compiled.saved_seconds(large, 150))
+
+
+def test_the_table_of_kernels_is_printed(run: Callable):
+    done = subprocess.run([sys.executable, "-m", "fast"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for words in ("linear layers", "norms and gates", "attention", "decoding", "compiled loops:", "torch"):
+        assert words in done.stdout
+    assert all(precision in done.stdout for precision in ("fp32", "bf16", "int8"))
+    done = subprocess.run(
+        [sys.executable, "-m", "fast", "--compile", "fp8"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
