@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,17 @@ def check_args(args: argparse.Namespace) -> None:
             raise UserError(f"--rows {' '.join(unfit)}: on cuda there are {', '.join(ON_CUDA)}")
 
 
+def compile_loops() -> None:
+    """Decoding is measured as it is once `setup.sh`, or `python -m fast --compile`, has run."""
+    from fast.compiled import FORMATS, NotReady, are_compiled, compile_now
+
+    for format_ in FORMATS:
+        if not are_compiled(format_):
+            print(f"compiling the loops that generate text in {format_} ...", flush=True)
+            with suppress(NotReady):  # the table of kernels says so
+                compile_now(format_)
+
+
 def set_up(args: argparse.Namespace, folder: Path) -> Bench:
     """The contenders and their work, as the flags say."""
     import torch
@@ -81,6 +93,8 @@ def set_up(args: argparse.Namespace, folder: Path) -> Bench:
     from config import LlamaConfig
 
     load_accelerate()  # before any work
+    if args.device == "cpu":
+        compile_loops()
     program = None if args.llama2c is None else find_program(args.llama2c)
     device = choose_device(args.device)
     if args.threads is not None:

@@ -48,10 +48,8 @@ def load_accelerate() -> Callable[..., list]:
 
 def with_fused_attention(llama: Llama) -> Llama:
     """`llama` with PyTorch's fused attention and nothing else of fast/. In place; returns it."""
-    try:
-        from fast.attention import fuse_attention
-    except ModuleNotFoundError:  # llama.py calls the fused attention itself
-        return llama
+    from fast.attention import fuse_attention
+
     fuse_attention(llama)
     return llama
 

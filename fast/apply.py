@@ -12,7 +12,7 @@ from torch import nn
 from config import PRECISIONS
 from fast import linear
 from fast.attention import fuse_attention, scores_proof
-from fast.compiled import why_no_loops
+from fast.compiled import loaded, was_compiled, why_no_loops
 from fast.decode import DecodingLlama
 from fast.graphs import GraphedLlama
 from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swap_class, swiglu
@@ -69,7 +69,7 @@ def accelerate(
         choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
         choose_layers(device, trains),
         choose_attention(device),
-        choose_decoder(device, generates, cuda_graphs),
+        choose_decoder(device, generates, cuda_graphs, precision),
     ]
     linears, layers, attention, decoder = (choice.kernel for choice in choices)
     packs = device.type == "cpu" and precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
@@ -193,7 +193,9 @@ def choose_attention(device: torch.device) -> Choice:
     return Choice(part, "fused", "PyTorch's own kernel, which keeps no scores")
 
 
-def choose_decoder(device: torch.device, generates: bool | int = True, cuda_graphs: bool = False) -> Choice:
+def choose_decoder(
+    device: torch.device, generates: bool | int = True, cuda_graphs: bool = False, precision: str = "fp32"
+) -> Choice:
     """What computes the next token of a text."""
     part = "decoding"
     if not generates:
@@ -203,6 +205,8 @@ def choose_decoder(device: torch.device, generates: bool | int = True, cuda_grap
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
     reason = why_no_loops()
+    if reason is None and not (precision in loaded() or was_compiled(precision)):
+        reason = "the loops are not compiled; python -m fast --compile makes long texts several times faster"
     if reason is not None:
         return Choice(part, "plain", reason)
     return Choice(part, "numba", "for one text, where the work ahead is worth loading the loops")

@@ -34,7 +34,6 @@ LOOPS = Path(__file__).resolve().parent / "loops.py"
 FORMATS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear}
 KEPT = "loops"  # under this name
 LOAD_SECONDS = 0.6  # of importing numba and loading what is compiled
-HINT_SECONDS = 2.0  # that the loops would save, from where on it is worth a line that they are not compiled
 
 
 GIVE_WAY = """import os
@@ -82,10 +81,11 @@ def loaded() -> set[str]:
 
 def are_compiled(format_: str) -> bool:
     """Whether the loops for one number format lie on disk, whole."""
-    return _was_compiled(format_) and not _is_damaged()
+    return was_compiled(format_) and not _is_damaged()
 
 
-def _was_compiled(format_: str) -> bool:
+def was_compiled(format_: str) -> bool:
+    """Whether the loops for one number format have been compiled here; `load` sees whether they are still whole."""
     kept = recall(KEPT)
     return isinstance(kept, dict) and kept.get("of") == _made_from() and format_ in kept.get("formats", ())
 
@@ -103,7 +103,7 @@ def load(format_: str) -> ModuleType:
         return importlib.import_module("fast.engine")
     if state.failure is not None:
         raise NotReady(state.failure)
-    if not _was_compiled(format_):
+    if not was_compiled(format_):
         raise NotReady("the loops are not compiled yet (python -m fast --compile)")
     try:
         if _is_damaged():

@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 
+from config import LlamaConfig
 from fast.decode import stranger_in
 from fast.linear import KernelLinear
-from llama import KVCache, Llama
+from fast.proof import Case, Proof, Sides
+from llama import Attention, KVCache, Llama
 from rope import rope_table
 
 MIN_STEPS = 32  # tokens: recording for fewer is not worth it, an estimate: it costs four steps and the graph's making
@@ -166,8 +168,48 @@ def source_of(llama: Llama) -> list[Any]:
 
 
 def is_recordable(llama: Llama) -> bool:
-    """Whether all that a step does is known, and nothing in it draws random numbers."""
-    return stranger_in(llama) is None and not any(module.training for module in llama.modules())
+    """Whether all that a step does is known, agrees with the page, and nothing in it draws random numbers."""
+    is_known = stranger_in(llama) is None and not any(module.training for module in llama.modules())
+    return is_known and STEPS.holds()
+
+
+def _sides() -> Sides:
+    """Next-token logits of a text beside a `KVCache` and beside a `FixedCache`."""
+    model = Llama(LlamaConfig.from_preset("tiny", attention="causal", max_seq_len=8)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
+
+    def ask(is_page: bool) -> Callable[..., list[torch.Tensor]]:
+        return lambda *settings: _next_logits(model, is_page, *settings)
+
+    tokens, pad = torch.randint(0, 300, (2, 10)), torch.tensor([2, 0])
+    cases = [Case("texts together", (tokens, 5, None)), Case("padded texts", (tokens, 5, pad))]
+    return Sides(ask(True), ask(False), cases)
+
+
+@torch.no_grad()
+def _next_logits(model: Llama, is_page: bool, tokens: torch.Tensor, length: int, pad: torch.Tensor | None) -> list:
+    """After each token from the `length`-th on; where the window slides, and without a cache, the page's for both."""
+    cache = KVCache(model, len(tokens), model.config.max_seq_len, pad)
+    answers = [model._next_logits(tokens[:, :length], cache)]
+    fixed = FixedCache(model, cache)
+    fixed.take_over(cache)
+    for end in range(length + 1, tokens.shape[1] + 1):
+        if is_page or end > model.config.max_seq_len:
+            answers.append(model._next_logits(tokens[:, :end], cache))
+        else:
+            fixed.position.fill_(cache.length)
+            answers.append(model.output(model.hidden_states(tokens[:, end - 1 : end], fixed)[:, 0]))
+            cache.length += 1
+    last = torch.full_like(tokens[:, 0], 3)
+    return [*answers, model._next_logits(tokens[:, :4], None), model.hidden_state_at(tokens[:, :4], last)]
+
+
+STEPS = Proof(
+    "KVCache",
+    (KVCache, (Attention, "forward"), *((Llama, name) for name in ("hidden_states", "forward", "_next_logits"))),
+    _sides,
+)
 
 
 class GraphedLlama(Llama):

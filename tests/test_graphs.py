@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 import fast.graphs
 import fast.linear
 from fast import accelerate
-from fast.graphs import MIN_POSITIONS, MIN_STEPS, GraphedLlama, GraphedStep
+from fast.graphs import MIN_POSITIONS, MIN_STEPS, STEPS, GraphedLlama, GraphedStep
 from fast.linear import Bf16Linear
 from llama import KVCache, Llama
 from optimizer import AdamW
@@ -379,6 +379,20 @@ def test_what_a_graph_may_not_repeat_is_left_to_the_plain_model(tapes: list, cha
     text = model.generate(prompts(1), NEW, temperature=0.0)
     assert torch.equal(text, ungraphed(model).generate(prompts(1), NEW, temperature=0.0))
     assert len(tapes) == 1 and (change == "a layer that is trained" or not torch.equal(text, before))
+
+
+def test_an_edited_cache_is_not_replaced(tapes: list, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    store = KVCache.store
+
+    def halved(self: KVCache, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple:
+        return store(self, layer_id, key, 0.5 * value)
+
+    assert STEPS.difference() is None
+    model = graphed(causal())
+    before = check_text(model, prompts(1))
+    monkeypatch.setattr(KVCache, "store", halved)
+    assert not torch.equal(check_text(model, prompts(1)), before) and len(tapes) == 1
+    assert "KVCache is computed as it is written" in capfd.readouterr().err
 
 
 def test_in_training_mode_dropout_stays(tapes: list):

@@ -290,11 +290,18 @@ def test_damaged_loops_mend_by_themselves(damaged: Callable, compiled_loops: Pat
     assert decode(tiny_checkpoint, **env) == ("loops", "")
 
 
-def test_few_tokens_of_a_small_model_are_not_worth_loading_the_loops(numba_is_missed: None):
+def test_few_tokens_of_a_small_model_are_not_worth_loading_the_loops(
+    numba_is_missed: None, monkeypatch: pytest.MonkeyPatch
+):
+    if compiled.why_no_loops() is not None:
+        pytest.skip("there are no loops")
+    tried = []
+    monkeypatch.setattr(fast.apply, "was_compiled", lambda format_: True)
+    monkeypatch.setattr(compiled, "load", lambda format_: tried.append(format_))
     model = random_llama(attention="causal")
     accelerate(model, generates=150)
     model.generate(TOKENS[:1], 5, temperature=0.0)
-    assert model._engine is None and "fp32" not in compiled.loaded()
+    assert model._engine is None and not tried
 
 
 @pytest.fixture

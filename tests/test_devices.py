@@ -1,0 +1,92 @@
+"""Every device computes what the CPU computes from the page. Written once; what is absent is skipped."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_llama
+
+from classifier import LlamaEmbeddingClassifier
+from fast import accelerate
+from fast.attention import FusedAttention, scores_proof
+from llama import Llama
+from optimizer import AdamW
+from rope import apply_rotary_emb
+
+TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
+PRESENT = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "int8": 5e-2}
+
+
+@pytest.fixture(params=PRESENT)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if not PRESENT[request.param]:
+        pytest.skip(f"there is no {request.param} here")
+    return torch.device(request.param)
+
+
+class TwoLabels:
+    """A classifier's config."""
+
+    num_labels, hidden_dropout_prob, option = 2, 0.0, "finetune"
+
+
+def on(device: torch.device, plain: Llama, precision: str = "fp32", **settings) -> Llama:
+    model = copy.deepcopy(plain).to(device)
+    accelerate(model, precision, device, **settings)
+    return model
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -> None:
+    assert (actual.cpu().float() - expected.float()).abs().max() <= relative * expected.abs().max()
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("n_kv_heads", [4, 2])
+def test_logits(device: torch.device, attention: str, precision: str, n_kv_heads: int):
+    plain = random_llama(attention=attention, n_kv_heads=n_kv_heads)
+    model = on(device, plain, precision)
+    assert type(model.layers[0].attention) is FusedAttention
+    with torch.no_grad():
+        for mine, its in zip(model(TOKENS.to(device), targets=TOKENS), plain(TOKENS, targets=TOKENS), strict=True):
+            assert_near(mine, its, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_text(device: torch.device, attention: str):
+    plain = random_llama(attention=attention, gain=8.0)
+    text = on(device, plain).generate(TOKENS[:1].to(device), 20, temperature=0.0)
+    assert torch.equal(text.cpu(), plain.generate(TOKENS[:1], 20, temperature=0.0))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_training_step(device: torch.device, precision: str):
+    plain = random_llama(attention="causal")
+    torch.manual_seed(0)
+    classifiers = [LlamaEmbeddingClassifier(TwoLabels(), llama=each) for each in (plain, on(device, plain, precision))]
+    classifiers[1].load_state_dict(classifiers[0].state_dict())
+    classifiers[1].to(device)
+    for classifier, where in zip(classifiers, (torch.device("cpu"), device), strict=True):
+        optimizer = AdamW(classifier.parameters(), lr=1e-3)
+        F.nll_loss(classifier.train()(TOKENS.to(where)), torch.tensor([0, 1]).to(where)).backward()
+        optimizer.step()
+    for mine, its in zip(classifiers[1].parameters(), classifiers[0].parameters(), strict=True):
+        ratio = mine.grad.norm().cpu() / its.grad.norm()
+        assert ratio == pytest.approx(1.0, abs=TOLERANCE[precision])
+        assert F.cosine_similarity(mine.grad.cpu().flatten(), its.grad.flatten(), dim=0) > 0.99
+        assert (mine.cpu() - its).abs().max() <= 2.1e-3  # a step is at most the learning rate
+
+
+def test_the_fused_attention_of_a_device_agrees_with_the_page(device: torch.device):
+    assert scores_proof(device.type).difference() is None
+
+
+def test_rotary_embeddings(device: torch.device):
+    query, key = torch.randn(2, 2, 9, 4, 8).unbind()
+    rotated = apply_rotary_emb(query.to(device), key.to(device), 8, 16, start_pos=3)
+    for mine, its in zip(rotated, apply_rotary_emb(query, key, 8, 16, start_pos=3), strict=True):
+        assert_near(mine, its, 1e-5)
