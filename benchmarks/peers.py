@@ -113,7 +113,7 @@ class Peers:
     def ours(self, precision: str = "fp32", attention: str = "causal") -> Llama:
         """Ours with chosen kernels, for inference."""
         llama = self._filled(Llama, attention)
-        self._accelerate(llama, precision, f"{precision}, {attention}, inference")
+        self._accelerate(llama, precision, f"{precision}, {attention}, inference", trains=False)
         return llama
 
     def naive(self, attention: str = "causal") -> naive.Llama:
@@ -134,7 +134,7 @@ class Peers:
         model = self._with_head(lambda: LlamaEmbeddingClassifier(settings, llama=llama))
         if precision is not None:
             use = "training" if training else "classification"
-            self._accelerate(model, precision, f"{precision}, {attention}, {use}")
+            self._accelerate(model, precision, f"{precision}, {attention}, {use}", generates=False, trains=training)
         return model
 
     def naive_classifier(self, attention: str = "bidirectional") -> naive.LlamaEmbeddingClassifier:
@@ -160,8 +160,8 @@ class Peers:
         torch.manual_seed(self.seed)
         return make().to(self.device).eval()
 
-    def _accelerate(self, model: nn.Module, precision: str, use: str) -> None:
-        self.kernels[use] = load_accelerate()(model, precision)
+    def _accelerate(self, model: nn.Module, precision: str, use: str, **purpose: bool) -> None:
+        self.kernels[use] = load_accelerate()(model, precision, **purpose)
 
 
 def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:

@@ -80,7 +80,7 @@ def accelerate(
         for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
             swap_class(llama, plain, fast, layers != "plain")
         fuse_attention(llama, attention == "fused")
-        _pass_on_bf16(llama, device)
+        _pass_on_bf16(llama, device, generates=bool(generates))
         _set_decoder(llama, decoder, None if generates is True else int(generates))
     return choices
 
@@ -238,10 +238,11 @@ def _set_decoder(llama: Llama, kernel: str, tokens: int | None) -> None:
         llama.__class__ = GraphedLlama
 
 
-def _pass_on_bf16(llama: Llama, device: torch.device) -> None:
+def _pass_on_bf16(llama: Llama, device: torch.device, *, generates: bool) -> None:
     """What is bfloat16 between two layers: nothing that a layer in float32 reads, on a CPU no more than products need.
 
-    On a CPU it is float32 again before rotation and attention.
+    On a CPU it is float32 again before rotation and attention, but where texts are only classified, whose attention in
+    bfloat16 saves the way back and forth. (The loops that generate read float32 keys.)
     """
     for layer in llama.modules():
         if isinstance(layer, LlamaLayer):
@@ -254,6 +255,7 @@ def _pass_on_bf16(llama: Llama, device: torch.device) -> None:
                 gate.out_dtype = _narrowest(*gates, feed_forward.w2)
             for other in (*heads, attention.compute_output, feed_forward.w2):
                 other.out_dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+                other.read_dtype = None if generates else torch.bfloat16
     llama.output.out_dtype = torch.float32
 
 

@@ -85,10 +85,11 @@ class BestThreads:
     """With how many threads a token is decoded soonest: all of PyTorch's, or one where others keep the processor busy.
 
     Threads that meet many times in a token wait for the one that another process has just displaced. What is computed
-    does not depend on their number. A try of the other number comes every `AGAIN` tokens and takes `TRY` of them.
+    does not depend on their number. The other number is tried for `TRY` tokens, again after `FIRST`, and after twice as
+    many whenever nothing has changed, up to `LAST`.
     """
 
-    TRY, AGAIN = 3, 48
+    TRY, FIRST, LAST = 3, 48, 384
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self.clock = clock
@@ -96,7 +97,8 @@ class BestThreads:
         self._restart(1)
 
     def _restart(self, most: int) -> None:
-        self.most, self.present, self.tokens = most, most, 0
+        self.most, self.present, self.tokens, self.pause = most, most, 0, self.FIRST
+        self.before = most
         self.seconds: dict[int, list[float]] = {most: [], 1: []}
 
     @contextmanager
@@ -117,10 +119,11 @@ class BestThreads:
         self.tokens += 1
         other = 1 if self.present == self.most else self.most
         if self.tokens == self.TRY:  # from the one number to the other, for a try
-            self.present, self.seconds[other] = other, []
+            self.before, self.present, self.seconds[other] = self.present, other, []
         elif self.tokens == 2 * self.TRY:
             self.present = min(self.seconds, key=lambda number: sorted(self.seconds[number])[self.TRY // 2])
-        elif self.tokens == self.AGAIN:
+            self.pause = min(2 * self.pause, self.LAST) if self.present == self.before else self.FIRST
+        elif self.tokens >= self.pause:
             self.tokens = 0
 
 
@@ -162,6 +165,9 @@ def _layer_weights(layer: LlamaLayer) -> LayerWeights:
 # ------------------------------------------------------------------------------------------- what they are compared on
 
 
+LONGEST = 4096  # positions of a model that is compared: its keys and values must be made
+
+
 class Pair(NamedTuple):
     """A model of the page, and the engine of one that has the same numbers."""
 
@@ -177,7 +183,7 @@ def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Sides:
     """
     small = {"dim": 32, "n_heads": 4, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0, "attention": "causal"}
     grouped = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 2, "max_seq_len": 8, "n_layers": 2})
-    long = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 4})
+    long = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 4, "max_seq_len": min(config.max_seq_len, LONGEST)})
     pairs = {"grouped": make_pair(grouped, kernel), "long": make_pair(long, kernel)}
     parts = {"a rotation": _rotation, "a layer": _layer, "the next token": _next_tokens, "no cache": _uncached}
 
@@ -188,7 +194,7 @@ def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Sides:
 
         return run
 
-    return Sides(ask(True), ask(False), list(_cases(config.max_seq_len)))
+    return Sides(ask(True), ask(False), list(_cases(long.max_seq_len)))
 
 
 def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> Pair:

@@ -166,21 +166,23 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 class Bf16Linear(KernelLinear):
     """Products of bfloat16 numbers, summed in float32; the weight that is trained and saved stays float32.
 
-    `out_dtype`: bfloat16 is what autocast would give. On a CPU attention and its backward pass are several times slower
-    in it than in float32, so what feeds them is float32 there.
+    `out_dtype`: bfloat16 is what autocast would give. On a CPU the backward pass of attention is several times slower
+    in it than in float32, so what feeds attention in training is float32 there. `read_dtype`: the same where nothing
+    is trained; None for no difference.
     """
 
     out_dtype = torch.bfloat16
+    read_dtype: torch.dtype | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_trained(x):
             self.drop_copy()
-            y = _Bf16.apply(x, self.weight)
-        elif x.device.type == "cpu" and has_onednn(torch.bfloat16):
+            return _Bf16.apply(x, self.weight).to(self.out_dtype)
+        if x.device.type == "cpu" and has_onednn(torch.bfloat16):
             y = onednn_linear(x.bfloat16(), self.copy_of_weight(_pack_bf16))
         else:
             y = F.linear(x.bfloat16(), self.copy_of_weight(_to_bf16))
-        return y.to(self.out_dtype)
+        return y.to(self.read_dtype or self.out_dtype)
 
 
 class _Bf16(torch.autograd.Function):

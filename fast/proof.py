@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 TOLERANCE = 2e-5  # of the largest number: what float32 sums in another order are off by, with room
-FOREIGN = ("torch", "numpy", "builtins", "functools", "math", "typing", "collections", "abc")
+FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}  # whose functions are taken for known
 NOT_COMPUTED = ("__init__", "__getstate__", "__repr__", "extra_repr")
 
 
@@ -205,7 +205,7 @@ class Anatomy:
     def _visit(self, part: Any) -> None:
         is_kept = hasattr(part, "cache_info")  # what it computed once does not run again
         part = inspect.unwrap(part) if callable(part) else part
-        if id(part) in self._seen or getattr(part, "__module__", "torch").partition(".")[0] in FOREIGN:
+        if id(part) in self._seen or _is_foreign(part):
             return
         self._seen.add(id(part))
         if isinstance(part, type):
@@ -243,6 +243,12 @@ class Anatomy:
     def _add(self, holder: Any, name: str, value: Any) -> None:
         self.links.append(Link(holder, name, value))
         self._visit(value)
+
+
+def _is_foreign(part: Any) -> bool:
+    """Whether a class or function is nobody's own: of Python, or of a library that is installed."""
+    file = getattr(getattr(part, "__code__", None), "co_filename", "")
+    return (getattr(part, "__module__", None) or "torch").partition(".")[0] in FOREIGN or "site-packages" in file
 
 
 class _Code:

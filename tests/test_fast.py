@@ -509,10 +509,14 @@ def test_a_text_that_begins_with_a_long_prompt_sees_new_weights(numba):
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 @pytest.mark.parametrize("n_kv_heads", [4, 1])
-def test_bf16_is_fp32_but_for_its_rounding(attention: str, n_kv_heads: int):
+@pytest.mark.parametrize("generates", [False, True])
+def test_bf16_is_fp32_but_for_its_rounding(attention: str, n_kv_heads: int, generates: bool):
     """bfloat16 rounds by up to 2^-9; two layers of seven matrices each add up to about 1 % of the largest number."""
     plain = random_llama(attention=attention, n_kv_heads=n_kv_heads)
-    model = accelerated(plain, "bf16")
+    model = copy.deepcopy(plain)
+    accelerate(model, "bf16", generates=generates)
+    seen = []
+    model.layers[0].attention.compute_key.register_forward_hook(lambda module, args, y: seen.append(y.dtype))
     for actual, expected in zip(outputs(model), outputs(plain), strict=True):
         assert actual.dtype == torch.float32 and not torch.equal(actual, expected)
         assert_near(actual, expected, 3e-2)
@@ -520,6 +524,7 @@ def test_bf16_is_fp32_but_for_its_rounding(attention: str, n_kv_heads: int):
     for name, gradient in gradients(model).items():
         assert gradient.dtype == torch.float32 and gradient.isfinite().all()
         assert F.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.999
+    assert seen == [torch.float32 if generates else torch.bfloat16, torch.float32]  # read, then trained
 
 
 def accuracy_after_training(precision: str | None) -> float:
