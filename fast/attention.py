@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,11 +29,16 @@ class FusedAttention(StandIn, Attention):
     """`Attention` whose scores, softmax and weighted sum are one kernel."""
 
     def compute_query_key_value_scores(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
     ) -> torch.Tensor:
-        """query: b h s d, key and value: b h t d -> b h s d. mask: bool, broadcasts to b h s t"""
-        if not self._has_plain_dropout() or not self.stands_in(scores_proof(query.device.type)):
-            return super().compute_query_key_value_scores(query, key, value, mask)
+        """query: b h s d, key and value: b h t d -> b h s d. others: the mask, if any: bool, broadcasts to b h s t.
+
+        With more arguments the page is another one than this kernel stands in for.
+        """
+        is_known = len(others) < 2 and not named and self._has_plain_dropout()
+        if not is_known or not self.stands_in(scores_proof(query.device.type)):
+            return super().compute_query_key_value_scores(query, key, value, *others, **named)
+        (mask,) = others or (None,)
         if mask is None and self.is_causal and query.shape[2] > 1:
             mask = causal_mask(query.shape[2], key.shape[2], query.device)
         is_causal = mask is not None and is_lower_triangle(mask)  # which the kernel has a faster way for

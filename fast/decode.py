@@ -107,25 +107,26 @@ class DecodingLlama(Llama):
     def drop_decoder(self) -> None:
         self._engine = None
 
-    def hidden_states(
-        self, tokens: torch.Tensor, cache: KVCache | None = None, at: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def hidden_states(self, *inputs: Any, **named: Any) -> torch.Tensor:
         if torch.is_grad_enabled():  # PyTorch does not count what its fused optimizers change; gradients come before
             self.drop_decoder()
-        return super().hidden_states(tokens, cache, at)
+        return super().hidden_states(*inputs, **named)
 
-    def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
+    def _next_logits(
+        self, idx: torch.Tensor, cache: KVCache | None = None, *settings: Any, **named: Any
+    ) -> torch.Tensor:
+        """As in `Llama`, whose arguments may have been changed. idx: b s -> b v"""
         is_step = cache is not None and len(idx) == 1 and 0 < cache.length == idx.shape[1] - 1 < self.config.max_seq_len
         if not is_step or self.training or torch.is_autocast_enabled("cpu"):
-            return super()._next_logits(idx, cache, only_largest)
+            return super()._next_logits(idx, cache, *settings, **named)
         if self._texts is None:
             self._texts = WeakKeyDictionary()
         if cache not in self._texts:  # the weights cannot change before a text ends
             self._texts[cache] = self._engine_for(cache)
         engine = self._texts[cache]
         if engine is None:
-            return super()._next_logits(idx, cache, only_largest)
-        return engine.next_logits(idx[:, -1:], cache, only_largest)
+            return super()._next_logits(idx, cache, *settings, **named)
+        return engine.next_logits(idx[:, -1:], cache, *settings, **named)
 
     def _engine_for(self, cache: KVCache) -> DecodeEngine | None:
         """The engine that will continue a text; None if PyTorch will."""

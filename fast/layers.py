@@ -57,11 +57,11 @@ class FusedRMSNorm(StandIn, RMSNorm):
 
     out_dtype = torch.float32
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: ... D -> ... D"""
+    def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        """x: ... D -> ... D. What else there may be is for a page that takes more than this one."""
         # another number format is that of a model that somebody has converted
-        if x.dtype != torch.float32 or not self.stands_in(RMS_NORM):
-            return super().forward(x)
+        if others or named or x.dtype != torch.float32 or not self.stands_in(RMS_NORM):
+            return super().forward(x, *others, **named)
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, self.weight, self.eps, self.out_dtype)
         return _normed(x, _scale(x, self.eps), self.weight, self.out_dtype)
@@ -103,10 +103,10 @@ class _RMSNorm(torch.autograd.Function):
 class FusedFeedForward(StandIn, FeedForward):
     """`FeedForward` whose gate silu(a) * b keeps nothing but a and b."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
         """x: ... D -> ... D, through ... f"""
-        if not self.stands_in(FEED_FORWARD):
-            return super().forward(x)
+        if others or named or not self.stands_in(FEED_FORWARD):
+            return super().forward(x, *others, **named)
         a, b = self.w1(x), self.w3(x)
         gated = swiglu(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
         return self.dropout(self.w2(gated))

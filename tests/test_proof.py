@@ -164,6 +164,28 @@ def test_what_is_edited_is_what_is_computed(tmp_path: Path, unedited: dict, edit
         assert named == "" or any(named in line for line in lines), notes
 
 
+OF_NORM, OF_GATE = (
+    f"def forward(self, x: torch.Tensor) -> torch.Tensor:\n        \"\"\"x: {shape}" for shape in ("... D", "b s D")
+)
+MORE_ARGUMENTS = (
+    ("llama.py", "h + self.feed_forward(self.ffn_norm(h))", "h + self.feed_forward(self.ffn_norm(h, 2.0), gain=3.0)"),
+    ("llama.py", OF_NORM, OF_NORM.replace("x: torch.Tensor", "x: torch.Tensor, by: float = 1.0")),
+    ("llama.py", "return self._norm(x.float())", "return by * self._norm(x.float())"),
+    ("llama.py", OF_GATE, OF_GATE.replace("x: torch.Tensor", "x: torch.Tensor, gain: float = 1.0")),
+    ("llama.py", "return self.dropout(self.w2(", "return gain * self.dropout(self.w2("),
+    ("llama.py", "value, *seen)", "value, *seen, cap=0.1)"),
+    ("llama.py", " mask: torch.Tensor | None = None\n", " mask: torch.Tensor | None = None, cap: float = 9.0\n"),
+    ("llama.py", "weights = self.attn_dropout(scores.float()", "weights = self.attn_dropout((scores * cap).float()"),
+)
+
+
+def test_methods_may_take_more_arguments(tmp_path: Path, unedited: dict):
+    found, notes = after_edit(tmp_path, *MORE_ARGUMENTS)
+    for attention, sides in found.items():
+        assert is_near(sides["fast"]["numbers"], sides["plain"]["numbers"])
+        assert not is_near(sides["plain"]["numbers"], unedited[attention]["plain"]["numbers"])
+
+
 @pytest.mark.parametrize("edit", NOTHING_CHANGED)
 def test_an_edit_that_changes_nothing_keeps_every_kernel(tmp_path: Path, unedited: dict, edit: str):
     found, notes = after_edit(tmp_path, NOTHING_CHANGED[edit])
