@@ -1,0 +1,413 @@
+"""Nothing on the page is decoration: where a command passes through a function, a change of it is seen in the output.
+
+The commands are traced as they are written (`--kernels plain`). Every function of the page that they pass through is
+then broken, and the commands are run as they are by default, with kernels, which must not go on without it: what a
+command prints, writes and saves is another, or it fails. With kernels and without, a broken page tells people the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import io
+import itertools
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, GeneratorType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import random_llama, save_checkpoint
+from sentencepiece import SentencePieceProcessor
+from torch import nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+import fast.decode
+import rope
+import training
+import utils
+from fast import compiled
+
+MODULES = ("llama", "rope", "base_llama", "classifier", "optimizer", "tokenizer", "training", "utils")
+WITHOUT_KERNELS = ("optimizer", "tokenizer", "training")  # where to be seen in one command is enough
+OF_UTILS = ("seed_everything", "causal_mask", "causal_mask_at", "padded_causal_mask", "sequence_lengths")
+EXCEPTIONS = {  # what rightly shows nowhere, and why
+    "llama.KVCache.end": "without it the cache stays empty, and the same text is computed anew for every token",
+    "llama.KVCache.check_room": "an error where a cache is full, which that of a command never is",
+    "training.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
+    "training._progress_bar": "stands on standard error while one waits",
+    "training.Checkpoints._check_best_model": "an error where the saved model is not this run's",
+}
+DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
+KEPT = (rope.rope_table, utils.causal_mask, fast.decode._settings_as_made)  # compute once, unless they are told
+TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order
+
+# ---------------------------------------------------------------------------------------------- functions of the page
+
+
+class Function(NamedTuple):
+    """A function or method of the page, and where it stands."""
+
+    name: str
+    owner: ModuleType | type
+    attribute: str
+    value: Any  # what stands there: the function, perhaps decorated, or a property
+
+    @property
+    def code(self) -> CodeType | None:
+        """Of the function as it is written, without decorators."""
+        return getattr(inspect.unwrap(getattr(self.value, "fget", self.value)), "__code__", None)
+
+    def places(self) -> Iterator[tuple[Any, str]]:
+        """Where it is looked up: here, and in the modules that have imported its name."""
+        yield self.owner, self.attribute
+        if isinstance(self.owner, ModuleType):
+            for name, module in list(sys.modules.items()):
+                if name in (*MODULES, "run_llama") or name.startswith("fast."):
+                    names = [key for key, value in vars(module).items() if value is self.value]
+                    yield from ((module, key) for key in names if module is not self.owner)
+
+
+def functions_of(module_name: str) -> Iterator[Function]:
+    """The functions and methods that are written in a module."""
+    module = importlib.import_module(module_name)
+    for owner in (module, *(part for part in vars(module).values() if isinstance(part, type))):
+        if owner is not module and owner.__module__ != module_name:
+            continue
+        prefix = module_name if owner is module else f"{module_name}.{owner.__qualname__}"
+        for attribute, value in list(vars(owner).items()):
+            function = Function(f"{prefix}.{attribute}", owner, attribute, value)
+            is_written_here = function.code is not None and function.code.co_filename == module.__file__
+            if is_written_here and (module_name != "utils" or attribute in OF_UTILS):
+                yield function
+
+
+# ----------------------------------------------------------------------------------------------------- breaking them
+
+
+def broken(value: Any, is_skipped: bool) -> Any:
+    """What takes a function's place. is_skipped: it returns nothing, so not calling it is the change."""
+    if isinstance(value, property):
+        return property(broken(value.fget, is_skipped))
+
+    @functools.wraps(value)  # proofs look through it at the function itself: it is the numbers that must tell them
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        return None if is_skipped else changed(value(*args, **kwargs))
+
+    return instead
+
+
+@functools.singledispatch
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    if dataclasses.is_dataclass(value):
+        return type(value)(*map(changed, vars(value).values()))
+    assert value is None, f"nobody has said how to change a {type(value).__name__}"
+
+
+@changed.register
+def _(value: torch.Tensor) -> torch.Tensor:
+    """Neither turned nor permuted, which would not be seen where two such tensors are multiplied."""
+    if value.dtype == torch.bool:
+        return ~value
+    if not value.is_floating_point():
+        return value ^ 1  # a token stays one
+    return value * torch.linspace(-1, 2, value.shape[-1]) if value.dim() and value.shape[-1] > 1 else 0.5 * value + 1
+
+
+@changed.register(int)
+@changed.register(float)
+def _(value: float) -> float:
+    return value + 1
+
+
+@changed.register
+def _(value: bool) -> bool:
+    return not value
+
+
+@changed.register
+def _(value: str) -> str:
+    return value[::-1]
+
+
+@changed.register
+def _(value: Path) -> Path:
+    return value.with_stem(value.stem[::-1])
+
+
+@changed.register
+def _(value: dict) -> dict:
+    return {key: changed(item) for key, item in value.items()}
+
+
+@changed.register
+def _(value: list) -> list:
+    return value[1:] or ["one too many"]
+
+
+@changed.register
+def _(value: tuple) -> tuple:
+    items = map(changed, value)
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+@changed.register
+def _(value: GeneratorType) -> Iterator[Any]:
+    return itertools.islice(value, 1, None)
+
+
+@changed.register
+def _(value: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in value.parameters():
+            parameter.copy_(changed(parameter.detach()))
+    return value
+
+
+@changed.register
+def _(value: DataLoader) -> DataLoader:
+    return DataLoader(value.dataset, batch_size=1, collate_fn=value.collate_fn)
+
+
+@changed.register
+def _(value: tqdm) -> tqdm:
+    return tqdm(disable=True)
+
+
+# ------------------------------------------------------------------------------------------------ running the commands
+
+
+class Run(NamedTuple):
+    """One run of `run_llama.py`, perhaps interrupted after its first epoch."""
+
+    flags: list[str]
+    is_interrupted: bool = False
+
+
+class Outcome(NamedTuple):
+    """What a command leaves behind: what it printed, the errors that ended its runs, and its files."""
+
+    text: str
+    errors: list[str]
+    files: dict[str, Any]
+
+    def is_like(self, other: Outcome) -> bool:
+        return self.text == other.text and self.errors == other.errors and is_alike(self.files, other.files)
+
+    def is_told_like(self, other: Outcome) -> bool:
+        """Whether people read the same, with other kernels. How an error is worded may depend on them."""
+        if self.errors or other.errors:
+            return len(self.errors) == len(other.errors)
+        return self._told() == other._told()
+
+    def _told(self) -> tuple[str, dict[str, Any]]:
+        text = self.text.replace("'kernels': 'plain'", "'kernels': 'auto'")
+        return text, {name: text for name, text in self.files.items() if name.endswith(".txt")}
+
+
+class Bench:
+    """Runs commands, each one or more runs in an empty folder, and remembers what they give unbroken."""
+
+    def __init__(self, folder: Path, commands: dict[str, list[Run]]):
+        self.folder, self.commands = folder, commands
+        self.unbroken: dict[tuple[str, str], Outcome] = {}
+        self.passed: dict[str, set[CodeType]] = {}  # what each command passes through as it is written
+        self.answering: set[CodeType] = set()  # what returns something
+
+    def trace(self) -> None:
+        self.passed = {command: self.traced(command, "plain") for command in self.commands}
+
+    def traced(self, command: str, kernels: str) -> set[CodeType]:
+        """What a command passes through; what returns something is noted as well."""
+        passed: set[CodeType] = set()
+
+        def note(frame: FrameType, event: str, value: Any) -> None:
+            passed.add(frame.f_code)
+            if event == "return" and value is not None:
+                self.answering.add(frame.f_code)
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            self.run(command, kernels)
+        finally:
+            sys.setprofile(before)
+        return passed
+
+    def run(self, command: str, kernels: str) -> Outcome:
+        text, errors, files = "", [], {}
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        for number, run in enumerate(self.commands[command]):
+            for kept in KEPT:
+                kept.cache_clear()
+            printed, error = carried_out(run, kernels, self.folder)
+            text, errors = text + printed, errors + error
+            files |= {f"{number} {path.name}": content(path) for path in sorted(self.folder.iterdir())}
+        return Outcome(text, errors, files)
+
+    def is_seen(self, outcome: Outcome, command: str, kernels: str) -> bool:
+        """Whether it is another than that of the command as it is."""
+        if (command, kernels) not in self.unbroken:
+            self.unbroken[command, kernels] = self.run(command, kernels)
+        return not outcome.is_like(self.unbroken[command, kernels])
+
+    def run_without(self, function: Function, command: str, kernels: str) -> Outcome:
+        """What a command gives once a function is broken."""
+        instead = broken(function.value, function.code not in self.answering)
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, attribute in list(function.places()):
+                patch.setattr(owner, attribute, instead)
+            return self.run(command, kernels)
+
+
+def carried_out(run: Run, kernels: str, folder: Path) -> tuple[str, list[str]]:
+    """What a run prints, and the error that ends it, if one does."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["run_llama.py", *run.flags, "--kernels", kernels])
+        patch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # seconds are printed
+        patch.setattr(fast.decode, "LOAD_SECONDS", 0.0)  # so that the loops pay for six tokens
+        patch.setattr(utils.os, "fsync", lambda _: None)  # nothing here need outlive the machine
+        if run.is_interrupted:
+            patch.setattr(DRIVER, "print_epoch", interrupt)
+        torch.manual_seed(99)  # what is not seeded is the same each time nevertheless
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                DRIVER.main()
+        except (Exception, KeyboardInterrupt) as error:
+            return said.getvalue(), [f"{type(error).__name__}: {error}"]
+    return said.getvalue(), []
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def content(path: Path) -> Any:
+    """A text, or what a saved model or resume point holds."""
+    return path.read_bytes() if path.suffix == ".txt" else torch.load(path, weights_only=True)
+
+
+def is_alike(mine: Any, other: Any) -> bool:
+    if isinstance(mine, torch.Tensor) and isinstance(other, torch.Tensor):
+        is_same_kind = mine.shape == other.shape and mine.dtype == other.dtype
+        return is_same_kind and torch.allclose(mine.double(), other.double(), rtol=0.0, atol=TOLERANCE)
+    if isinstance(mine, dict) and isinstance(other, dict):
+        return mine.keys() == other.keys() and all(is_alike(mine[key], other[key]) for key in mine)
+    if isinstance(mine, list) and isinstance(other, list):
+        return len(mine) == len(other) and all(map(is_alike, mine, other))
+    return mine == other
+
+
+# ----------------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def sensitive_checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    """A model whose next token depends on all that it reads. That of the tiny one hardly depends on anything."""
+    folder = tmp_path_factory.mktemp("sensitive")
+    shutil.copy(tiny_tokenizer, folder / "sensitive.model")
+    model = random_llama(gain=12.0)
+    with torch.no_grad():
+        model.tok_embeddings.weight.mul_(10.0)
+    return save_checkpoint(folder / "sensitive.pt", model)
+
+
+@pytest.fixture(scope="module")
+def label_names(tiny_tokenizer: Path) -> list[str]:
+    """Words of one token, so that none has an advantage."""
+    pieces = SentencePieceProcessor(model_file=str(tiny_tokenizer))
+    starts = [piece for piece in map(pieces.id_to_piece, range(len(pieces))) if piece.startswith("\u2581")]
+    return [piece[1:] for piece in starts if piece[1:].isalpha() and len(pieces.encode(piece[1:])) == 1][:8]
+
+
+@pytest.fixture(scope="module")
+def bench(
+    tmp_path_factory: pytest.TempPathFactory,
+    sensitive_checkpoint: Path,
+    label_names: list[str],
+    classify_flags: Callable[[str], list[str]],
+) -> Bench:
+    if compiled.why_no_loops() is None and not compiled.are_compiled("fp32"):
+        with contextlib.suppress(compiled.NotReady):
+            compiled.compile_now("fp32")
+    folder = tmp_path_factory.mktemp("bench")
+    names = folder / "names.json"
+    names.write_text(json.dumps(label_names), encoding="utf-8")
+    checkpoint = ["--pretrained-model-path", str(sensitive_checkpoint)]
+    generate = [*checkpoint, "--prompt", "A thin joke", "--max_new_tokens", "6"]
+    prompt = [*classify_flags("prompt"), *checkpoint, "--label-names", str(names)]
+    finetune = [*classify_flags("finetune"), "--epochs", "2", "--lr", "0.003"]  # the best epoch is not the last
+    causal = ["--attention", "causal"]
+    bench = Bench(
+        folder / "run",
+        {
+            "generate": [Run(generate)],
+            "generate, causal": [Run(generate + causal)],
+            "prompt": [Run(prompt)],
+            "prompt, causal": [Run(prompt + causal)],
+            "finetune": [Run(finetune)],
+            "finetune, causal, resumed": [
+                Run(finetune + causal, is_interrupted=True),
+                Run([*finetune, *causal, "--resume"]),
+            ],
+        },
+    )
+    bench.trace()
+    return bench
+
+
+COMMANDS = ("generate", "generate, causal", "prompt", "prompt, causal", "finetune", "finetune, causal, resumed")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_gives_the_same_each_time_and_with_kernels(bench: Bench, command: str):
+    plain, fast = (bench.run(command, kernels) for kernels in ("plain", "auto"))
+    assert not bench.is_seen(plain, command, "plain") and not bench.is_seen(fast, command, "auto")
+    assert fast.is_told_like(plain) and fast.files.keys() == plain.files.keys()
+    assert [error.split(":")[0] for error in plain.errors] == ["KeyboardInterrupt"] * ("resumed" in command)
+    assert plain.text.count("Wrote generated sentence") == 2 or "test macro-F1" in plain.text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_kernels_stand_in_for_the_page_while_nothing_is_broken(bench: Bench, command: str):
+    bench.run(command, "auto")  # compares them with the page
+    passed = bench.traced(command, "auto")
+    names = {function.name for module in MODULES for function in functions_of(module) if function.code in passed}
+    assert not names & {"llama.RMSNorm._norm", "llama.FeedForward.forward"}
+    assert "llama.Attention.compute_query_key_value_scores" not in names
+    if compiled.are_compiled("fp32") and command == "generate, causal":
+        assert importlib.import_module("fast.engine").DecodeEngine.next_logits.__code__ in passed
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_command_passes_through_is_seen_in_its_output(bench: Bench, module: str):
+    decoration, ignored = set(), []
+    for function in functions_of(module):
+        commands = [command for command in COMMANDS if function.code in bench.passed[command]]
+        seen: list[bool] = []
+        for command in commands:
+            if any(seen) and module in WITHOUT_KERNELS:
+                break
+            outcome = bench.run_without(function, command, "auto")
+            seen.append(bench.is_seen(outcome, command, "auto"))
+            if seen[-1] and "finetune" in command:  # which takes long
+                continue
+            plain = bench.run_without(function, command, "plain")
+            if bench.is_seen(plain, command, "plain") != seen[-1] or not outcome.is_told_like(plain):
+                ignored.append(f"{function.name} by {command}")
+        if commands and not any(seen):
+            decoration.add(function.name)
+    assert ignored == [], "with kernels, something else is computed than the page says"
+    assert decoration == {name for name in EXCEPTIONS if name.startswith(f"{module}.")}
