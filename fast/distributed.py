@@ -171,7 +171,8 @@ class Group(World):
                 raise UserError(f"process {rank} of {self.size} has another {', '.join(differing)} than process 0")
 
     def spread(self, model: nn.Module, device: torch.device) -> None:
-        self.draws_inside = any(isinstance(module, Attention) and module.dropout > 0 for module in model.modules())
+        attentions = [module for module in model.modules() if isinstance(module, Attention)]
+        self.draws_inside = any(attention.attn_dropout.p > 0 for attention in attentions)
         _slice_dropout(model, self.rows)
         self.trained = model
         with _meeting():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +32,8 @@ from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_se
 from benchmarks.table import Line, Task, missing_contenders
 from benchmarks.work import Pass, Rates
 from config import LlamaConfig
-from llama import KVCache, Llama
+from fast.attention import FusedAttention
+from llama import Attention, KVCache, Llama
 from optimizer import AdamW
 from training import AS_IT_IS, create_data
 from utils import UserError, causal_mask
@@ -121,21 +122,17 @@ def test_all_classifiers_agree(attention: str):
 
 
 def test_the_plain_path_has_pytorchs_fused_attention_and_no_other_kernel(monkeypatch: pytest.MonkeyPatch):
-    """Where fast/ has it as a kernel, it is attached to the plain path; what `accelerate` is given is bare."""
-    pytest.importorskip("fast")
-    attention = ModuleType("fast.attention")
-    attention.fuse_attention = lambda llama: setattr(llama, "was_fused", True)
-    monkeypatch.setitem(sys.modules, "fast.attention", attention)
+    """What `accelerate` is given is bare."""
     contenders = Peers(random_llama(attention="causal"), CPU)
+    page = {type(module) for module in random_llama().modules()}
     for plain in (contenders.plain(), contenders.our_classifier(None).llama):
-        linears = {type(module) for module in plain.modules() if isinstance(module, torch.nn.Linear)}
-        assert plain.was_fused and linears == {torch.nn.Linear}
+        assert {type(module) for module in plain.modules()} == page - {Attention} | {FusedAttention}
     given = []
-    monkeypatch.setattr(peers, "load_accelerate", lambda: lambda model, _: given.append(model) or [])
+    monkeypatch.setattr(peers, "load_accelerate", lambda: lambda model, *_, **__: given.append(model) or [])
     contenders.ours()
     contenders.our_classifier("fp32")
     assert len(given) == 2
-    assert not any(hasattr(module, "was_fused") for model in given for module in model.modules())
+    assert not any(isinstance(module, FusedAttention) for model in given for module in model.modules())
 
 
 def test_the_weights_of_one_contender_are_not_anothers():
