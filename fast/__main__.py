@@ -41,6 +41,15 @@ def print_table() -> None:
     print(f"compiled loops: {', '.join(filter(are_compiled, PRECISIONS)) or 'none'}")
 
 
+def settle_choices() -> None:
+    """Measure now, not in the first run that needs it."""
+    from fast import accelerate
+    from llama import Llama
+
+    for precision in PRECISIONS:
+        accelerate(Llama(LlamaConfig.from_preset("tiny")), precision)
+
+
 def compile_loops(formats: list[str]) -> None:
     """Raises `UserError` where numba does not work."""
     from fast.compiled import NotReady, are_compiled, compile_now
@@ -64,6 +73,7 @@ def main() -> None:
     if args.compile is None:
         print_table()
     else:
+        settle_choices()
         compile_loops(args.compile or ["fp32"])
 
 
