@@ -41,15 +41,6 @@ def print_table() -> None:
     print(f"compiled loops: {', '.join(filter(are_compiled, PRECISIONS)) or 'none'}")
 
 
-def settle_choices() -> None:
-    """Measure now, not in the first run that needs it."""
-    from fast import accelerate
-    from llama import Llama
-
-    for precision in PRECISIONS:
-        accelerate(Llama(LlamaConfig.from_preset("tiny")), precision)
-
-
 def compile_loops(formats: list[str]) -> None:
     """Raises `UserError` where numba does not work."""
     from fast.compiled import NotReady, are_compiled, compile_now
@@ -73,7 +64,9 @@ def main() -> None:
     if args.compile is None:
         print_table()
     else:
-        settle_choices()
+        from fast.apply import measure_all
+
+        measure_all()
         compile_loops(args.compile or ["fp32"])
 
 

@@ -109,7 +109,7 @@ def choose_linear(
     packs, why = _packs()
     if not trains:
         return Choice(part, "plain" if packs == "PyTorch" else "oneDNN, not trained", why)
-    in_training, why_trained = fastest("float32 products, trained", _training_ways())
+    in_training, why_trained = _in_training()
     kernels = {
         (True, True): "oneDNN",
         (True, False): "oneDNN, not trained",
@@ -120,7 +120,7 @@ def choose_linear(
 
 
 def _choose_bf16(part: str) -> Choice:
-    way, why = fastest("products of bfloat16", _bf16_ways())
+    way, why = _bf16()
     if way == "bfloat16 products":
         return Choice(part, "bf16", f"summed in float32; {why}")
     say("bf16 is not faster than fp32 on this processor; its numbers are rounded and multiplied in float32")
@@ -144,19 +144,21 @@ def _packs() -> tuple[str, str]:
     return fastest("float32 products", ways)
 
 
-def _training_ways() -> dict[str, Callable[[], object]]:
+def _in_training() -> tuple[str, str]:
     x, weight = torch.ones(ROWS, WIDTH, requires_grad=True), torch.ones(HIDDEN, WIDTH, requires_grad=True)
 
     def train(product: Callable[..., torch.Tensor]) -> None:
         torch.autograd.grad(product(x, weight).sum(), (x, weight))
 
-    return {"PyTorch": lambda: train(F.linear), "oneDNN": lambda: train(linear.onednn_trained)}
+    ways = {"PyTorch": lambda: train(F.linear), "oneDNN": lambda: train(linear.onednn_trained)}
+    return fastest("float32 products, trained", ways)
 
 
-def _bf16_ways() -> dict[str, Callable[[], object]]:
+def _bf16() -> tuple[str, str]:
     x, weight = torch.ones(ROWS, WIDTH), torch.ones(HIDDEN, WIDTH)
     x16, weight16 = x.bfloat16(), weight.bfloat16()
-    return {"float32 products": lambda: F.linear(x, weight), "bfloat16 products": lambda: F.linear(x16, weight16)}
+    ways = {"float32 products": lambda: F.linear(x, weight), "bfloat16 products": lambda: F.linear(x16, weight16)}
+    return fastest("products of bfloat16", ways)
 
 
 def choose_layers(device: torch.device, trains: bool = True) -> Choice:
@@ -165,14 +167,14 @@ def choose_layers(device: torch.device, trains: bool = True) -> Choice:
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
     way, why = "fused", "fewer passes over memory"
     if trains:
-        way, why = fastest("norms and gates, trained", _layer_ways())
+        way, why = _layers()
     if way != "fused":
         return Choice(part, "plain", why)
     changed = [f"{proof.name}: {found}" for proof in (RMS_NORM, FEED_FORWARD) if (found := proof.difference())]
     return Choice(part, "fused", f"not for what has changed: {'; '.join(changed)}" if changed else why)
 
 
-def _layer_ways() -> dict[str, Callable[[], object]]:
+def _layers() -> tuple[str, str]:
     norms = {kind: kind(WIDTH) for kind in (RMSNorm, FusedRMSNorm)}
     x, gates = torch.ones(2 * ROWS, WIDTH, requires_grad=True), torch.ones(2, 2 * ROWS, HIDDEN, requires_grad=True)
 
@@ -180,10 +182,17 @@ def _layer_ways() -> dict[str, Callable[[], object]]:
         torch.autograd.grad(norm(x).sum(), x)
         torch.autograd.grad(gate(*gates).sum(), gates)
 
-    return {  # what keeps less memory is the one to be beaten
+    ways = {  # what keeps less memory is the one to be beaten
         "fused": lambda: train(norms[FusedRMSNorm], swiglu),
         "plain": lambda: train(norms[RMSNorm], lambda a, b: F.silu(a) * b),
     }
+    return fastest("norms and gates, trained", ways)
+
+
+def measure_all() -> None:
+    """Ask every question now, so that no later run has to wait for the answer."""
+    for ask in (*((_packs, _in_training) if has_onednn() else ()), _bf16, _layers):
+        ask()
 
 
 def choose_attention(device: torch.device) -> Choice:

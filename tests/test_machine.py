@@ -107,9 +107,13 @@ def test_several_processes_do_not_measure(cache: Path, monkeypatch: pytest.Monke
 
 
 def test_a_busy_machine_is_not_measured(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    times = iter(range(1000))
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(times) ** 2))  # no two rounds alike
-    name, why = fastest("a question", {"plain": lambda: None, "other": lambda: None})
+    now, runs = [0.0], iter(range(1000))
+
+    def run() -> None:
+        now[0] += 2.0 ** (next(runs) % 16)  # no two rounds alike
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    name, why = fastest("a question", {"plain": run, "other": run})
     assert name == "plain" and "too busy" in why and not cache.exists()
 
 
