@@ -30,6 +30,8 @@ LINEAR_KERNELS = {
     "rounded to bf16": RoundedLinear,
     "int8": Int8Linear,
 }
+HEADS = ("compute_query", "compute_key", "compute_value", "compute_output")
+GATES = ("w1", "w2", "w3")
 ROWS, WIDTH, HIDDEN = 512, 512, 1376  # what is measured: a small batch in the feed-forward of stories42M
 
 
@@ -166,7 +168,7 @@ def choose_layers(device: torch.device, trains: bool = True) -> Choice:
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
     way, why = "fused", "fewer passes over memory"
-    if trains:
+    if trains and RMS_NORM.holds():  # else it is another norm that would be measured
         way, why = _layers()
     if way != "fused":
         return Choice(part, "plain", why)
@@ -175,7 +177,7 @@ def choose_layers(device: torch.device, trains: bool = True) -> Choice:
 
 
 def _layers() -> tuple[str, str]:
-    norms = {kind: kind(WIDTH) for kind in (RMSNorm, FusedRMSNorm)}
+    norms = {kind: kind(WIDTH, 1e-6) for kind in (RMSNorm, FusedRMSNorm)}
     x, gates = torch.ones(2 * ROWS, WIDTH, requires_grad=True), torch.ones(2, 2 * ROWS, HIDDEN, requires_grad=True)
 
     def train(norm: RMSNorm, gate: Callable[..., torch.Tensor]) -> None:
@@ -191,7 +193,7 @@ def _layers() -> tuple[str, str]:
 
 def measure_all() -> None:
     """Ask every question now, so that no later run has to wait for the answer."""
-    for ask in (*((_packs, _in_training) if has_onednn() else ()), _bf16, _layers):
+    for ask in (*((_packs, _in_training) if has_onednn() else ()), _bf16, *((_layers,) if RMS_NORM.holds() else ())):
         ask()
 
 
@@ -253,8 +255,13 @@ def _pass_on_bf16(llama: Llama, device: torch.device, *, generates: bool) -> Non
     On a CPU it is float32 again before rotation and attention, but where texts are only classified, whose attention in
     bfloat16 saves the way back and forth. (The loops that generate read float32 keys.)
     """
+    for norm in llama.modules():
+        if isinstance(norm, FusedRMSNorm):
+            norm.out_dtype = torch.float32
+    if not any(isinstance(module, Bf16Linear) for module in llama.modules()):
+        return
     for layer in llama.modules():
-        if isinstance(layer, LlamaLayer):
+        if isinstance(layer, LlamaLayer) and _is_usual(layer):
             attention, feed_forward = layer.attention, layer.feed_forward
             heads = attention.compute_query, attention.compute_key, attention.compute_value
             gates = feed_forward.w1, feed_forward.w3
@@ -266,6 +273,15 @@ def _pass_on_bf16(llama: Llama, device: torch.device, *, generates: bool) -> Non
                 other.out_dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
                 other.read_dtype = None if generates else torch.bfloat16
     llama.output.out_dtype = torch.float32
+
+
+def _is_usual(layer: LlamaLayer) -> bool:
+    """Whether a layer has the parts whose number formats are known."""
+    return all(
+        hasattr(part, name)
+        for part, names in ((layer.attention, HEADS), (layer.feed_forward, GATES))
+        for name in names
+    )
 
 
 def _narrowest(*linears: nn.Module) -> torch.dtype:

@@ -17,7 +17,7 @@ from config import LlamaConfig
 from fast import compiled
 from fast.attention import FusedAttention, scores_proof
 from fast.compiled import LOAD_SECONDS, NotReady
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, own_methods
+from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_hooks, own_methods
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, state_of
 from fast.proof import Proof, say
 from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
@@ -34,14 +34,19 @@ SET_BY_KERNELS = ("training", "out_dtype", "read_dtype", "packs", "trains", "rou
 
 def stranger_in(llama: Llama) -> str | None:
     """What of a model is not as its class and config make it: a module or method replaced, a hook, another setting."""
-    if nn.modules.module._has_any_global_hook():
-        return "there is a hook on all modules"
+    try:
+        return _stranger_in(llama)
+    except Exception as error:  # a config or modules that cannot be made again, or compared
+        return f"it cannot be compared with what its config makes: {type(error).__name__}"
+
+
+def _stranger_in(llama: Llama) -> str | None:
     as_made = _settings_as_made(tuple(vars(llama.config).items()))
     for name, module in llama.named_modules():
         where = name or "the model"
         if module is not llama and type(module) not in MODULES | KERNELS:
             return f"{where} is a {type(module).__name__}"
-        if module._forward_hooks or module._forward_pre_hooks:
+        if has_hooks(module):
             return f"{where} has a hook"
         if own_methods(module) or _settings(module) != as_made.get(name):
             return f"{where} has other settings or methods than its class gives it"
@@ -98,7 +103,6 @@ class DecodingLlama(Llama):
     _engine: DecodeEngine | None = None
     _source: list[Any] | None = None
     _tokens_ahead: int | None = None  # how many tokens will be generated in all; None where nobody knows
-    _texts: WeakKeyDictionary[KVCache, DecodeEngine | None] | None = None
 
     def train(self, mode: bool = True) -> DecodingLlama:
         self.drop_decoder()
@@ -119,12 +123,11 @@ class DecodingLlama(Llama):
         is_step = cache is not None and len(idx) == 1 and 0 < cache.length == idx.shape[1] - 1 < self.config.max_seq_len
         if not is_step or self.training or torch.is_autocast_enabled("cpu"):
             return super()._next_logits(idx, cache, *settings, **named)
-        if self._texts is None:
-            self._texts = WeakKeyDictionary()
-        if cache not in self._texts:  # the weights cannot change before a text ends
-            self._texts[cache] = self._engine_for(cache)
-        engine = self._texts[cache]
-        if engine is None:
+        texts = vars(self).setdefault("_texts", WeakKeyDictionary())
+        if cache not in texts:  # the weights cannot change before a text ends
+            texts[cache] = self._engine_for(cache)
+        engine = texts[cache]
+        if engine is None or len(settings) > 1 or not named.keys() <= {"only_largest"}:
             return super()._next_logits(idx, cache, *settings, **named)
         return engine.next_logits(idx[:, -1:], cache, *settings, **named)
 

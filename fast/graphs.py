@@ -225,15 +225,18 @@ class GraphedLlama(Llama):
     def drop_decoder(self) -> None:
         self._step = None
 
-    def _next_logits(self, idx: torch.Tensor, cache: KVCache | None, only_largest: bool = False) -> torch.Tensor:
+    def _next_logits(
+        self, idx: torch.Tensor, cache: KVCache | None = None, *settings: Any, **named: Any
+    ) -> torch.Tensor:
         """As in `Llama`, which reads the beginning of a text and continues what no graph was recorded for."""
         # beyond its own length a cache raises, though the graph's buffers are longer
         is_step = cache is not None and idx.shape[1] == cache.length + 1 <= min(self.config.max_seq_len, cache.shape[3])
         step = self._step  # which another thread may replace
-        if is_step and step is not None and step.serves(cache):
+        is_known = len(settings) < 2 and named.keys() <= {"only_largest"}
+        if is_step and is_known and step is not None and step.serves(cache):
             return step.next_logits(idx[:, -1:], cache)
         begins = cache is not None and cache.length == 0
-        logits = super()._next_logits(idx, cache, only_largest)
+        logits = super()._next_logits(idx, cache, *settings, **named)
         if begins and cache.length > 0:
             self._prepare(cache)
         return logits

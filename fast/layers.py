@@ -32,6 +32,12 @@ class StandIn:
         return not own and proof.holds()
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to be told when a module computes."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or nn.modules.module._has_any_global_hook()
+
+
 def own_methods(module: nn.Module) -> set[str]:
     """The methods of its class that a module has been given others for."""
     return vars(module).keys() & _methods_of(type(module))
@@ -159,7 +165,15 @@ def _sides_of(plain: type, fast: type, module: nn.Module, dim: int) -> Sides:
     return Sides(ask(plain), ask(fast), cases)
 
 
-RMS_NORM = Proof("RMSNorm", (RMSNorm,), lambda: _sides_of(RMSNorm, FusedRMSNorm, RMSNorm(8), 8))
+RMS_NORM = Proof(
+    "RMSNorm",
+    (RMSNorm,),
+    lambda: _sides_of(RMSNorm, FusedRMSNorm, RMSNorm(8, 1e-6), 8),
+    reads={"eps", "weight", "training"},
+)
 FEED_FORWARD = Proof(
-    "FeedForward", (FeedForward,), lambda: _sides_of(FeedForward, FusedFeedForward, FeedForward(8, 12, 4, 0.0), 8)
+    "FeedForward",
+    (FeedForward,),
+    lambda: _sides_of(FeedForward, FusedFeedForward, FeedForward(8, 12, 4, 0.5), 8),
+    reads={"w1", "w2", "w3", "dropout", "training"},
 )

@@ -128,7 +128,8 @@ class OneDNNLinear(KernelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_float = x.dtype == self.weight.dtype == torch.float32
-        if x.device.type != "cpu" or not is_float or is_small(x, self.weight):
+        is_plain = x.device.type != "cpu" or not is_float or torch.is_autocast_enabled("cpu")
+        if is_plain or is_small(x, self.weight):
             return F.linear(x, self.weight)
         if self.is_trained(x):
             self.drop_copy()

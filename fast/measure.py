@@ -39,7 +39,7 @@ def fastest(question: str, ways: dict[str, Callable[[], object]]) -> tuple[str, 
     question = f"{settings()} {question}"
     kept = recall(question)
     if not isinstance(kept, dict) or kept.keys() != ways.keys() or not all(_is_time(t) for t in kept.values()):
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
             return plain, "several processes do not measure"
         kept = next(filter(None, (_best_times(ways) for _ in range(TRIES))), None)
         if kept is None:
@@ -99,7 +99,7 @@ def cache_file() -> Path:
         return Path(os.environ["MINLLAMA_CACHE"]) / "machine.json"
     folder = Path(__file__).resolve().parent / "__pycache__"
     if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "min-llama"
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "min-llama"
     return folder / "machine.json"
 
 

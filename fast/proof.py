@@ -24,6 +24,7 @@ import torch
 
 TOLERANCE = 2e-5  # of the largest number: what float32 sums in another order are off by, with room
 FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}  # whose functions are taken for known
+ONE_AT_A_TIME = RLock()  # what is printed, drawn and traced belongs to the whole process
 NOT_COMPUTED = ("__init__", "__getstate__", "__repr__", "extra_repr")
 
 
@@ -53,7 +54,7 @@ def difference(
     random numbers it draws, are kept from the outside.
     """
     reached: set[tuple[str, int]] = set()
-    with _in_private():
+    with ONE_AT_A_TIME, _in_private():
         try:
             sides = make()
         except Exception as error:
@@ -111,7 +112,7 @@ def _compare(actual: list, expected: list, tolerance: float) -> str | None:
             return f"{what} are {' '.join(map(str, its_kind))}, not {' '.join(map(str, my_kind))}"
         if torch.equal(mine, its):
             continue
-        mine, its = mine.double(), its.double()
+        mine, its = mine.cpu().double(), its.cpu().double()  # MPS has no float64
         off, largest = (mine - its).abs().max().item(), its.abs().max().item()
         if not off <= tolerance * largest:  # spelled so that NaN is a difference
             return f"{what} differ by {off / largest if largest else off:.0e} of the largest"
@@ -184,13 +185,17 @@ class Anatomy:
     """All functions of the page that a piece may run, found by the names in their code."""
 
     def __init__(self, *roots: type | tuple[type, str]):
-        """roots: classes of which all methods count, or a class and the name of one method."""
+        """roots: classes of which all methods count, or a class and the name of one method.
+
+        `reads`: what the methods take of their object that no class gives it.
+        """
         self.links: list[Link] = []
         self.codes: list[CodeType] = []
+        self.reads: set[str] = set()
         self._seen: set[int] = set()
         for root in roots:
             if isinstance(root, tuple):
-                self._add(*root, getattr(*root))
+                self._add_member(*root)
             else:
                 self._visit(root)
 
@@ -202,7 +207,17 @@ class Anatomy:
         """The lines that compute something; not those that only raise an error."""
         return {(code.co_filename, line) for code in self.codes for line in _computing_lines(code)}
 
-    def _visit(self, part: Any) -> None:
+    def _add_member(self, owner: type, name: str) -> None:
+        """A name that objects of a class have from it, or from a class that it is derived from, if any."""
+        home = next((base for base in owner.__mro__ if name in vars(base)), None)
+        if home is None:
+            self.reads.add(name)
+        elif not _is_foreign(home):
+            value = vars(home)[name]
+            self.links.append(Link(home, name, value))
+            self._visit(getattr(value, "fget", None) or getattr(value, "__func__", value), owner)
+
+    def _visit(self, part: Any, owner: type | None = None) -> None:
         is_kept = hasattr(part, "cache_info")  # what it computed once does not run again
         part = inspect.unwrap(part) if callable(part) else part
         if id(part) in self._seen or _is_foreign(part):
@@ -210,10 +225,9 @@ class Anatomy:
         self._seen.add(id(part))
         if isinstance(part, type):
             for name, value in list(vars(part).items()):
-                value_ = getattr(value, "fget", None) or getattr(value, "__func__", value)
-                if isinstance(value_, FunctionType) and name not in NOT_COMPUTED:
-                    self.links.append(Link(part, name, value))
-                    self._visit(value_)
+                value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+                if isinstance(value, FunctionType) and name not in NOT_COMPUTED:
+                    self._add_member(part, name)
             for base in part.__bases__:
                 self._visit(base)
         elif isinstance(part, FunctionType):
@@ -225,6 +239,9 @@ class Anatomy:
                     self._visit(cell.cell_contents)
             for code in _with_inner(part.__code__):
                 self._follow(code, part.__globals__)
+                if owner is not None:
+                    for name in _taken_of_self(code, part.__code__):
+                        self._add_member(owner, name)
 
     def _follow(self, code: CodeType, names: dict[str, Any]) -> None:
         """Add what a function's global names mean, and the attributes that it takes of modules."""
@@ -270,14 +287,32 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(constant)
 
 
+def _taken_of_self(code: CodeType, method: CodeType) -> Iterator[str]:
+    """The names that follow a method's first argument, as in `self.name`."""
+    of_self = False
+    for step in dis.get_instructions(code):
+        if of_self and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            yield step.argval
+        loaded = step.argval[-1:] if isinstance(step.argval, tuple) else (step.argval,)  # two at once from 3.13 on
+        is_load = step.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+        of_self = is_load and method.co_argcount > 0 and loaded == method.co_varnames[:1]
+
+
 def _computing_lines(code: CodeType) -> set[int]:
+    """All lines but those of the blocks that end in an error."""
     lines = {line for part in _with_inner(code) for _, _, line in part.co_lines() if line}
-    raising, line = set(), code.co_firstlineno
+    raising: set[int] = set()
     for part in _with_inner(code):
+        line, block = part.co_firstlineno, set()
         for step in dis.get_instructions(part):
             line = _line_of(step) or line
+            if step.is_jump_target:
+                block = set()
+            block.add(line)
             if step.opname == "RAISE_VARARGS":
-                raising.add(line)
+                raising |= block
+            if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+                block = set()
     return lines - raising - {code.co_firstlineno}
 
 
@@ -292,35 +327,49 @@ def _line_of(step: dis.Instruction) -> int | None:
 class Proof:
     """The verdict on one stand-in, made when it is first asked for and again when the piece has changed.
 
-    name: of the piece, as people find it; roots: what it is made of, see `Anatomy`; sides: see `difference`.
+    name: of the piece, as people find it; roots: what it is made of, see `Anatomy`; sides: see `difference`; reads:
+    what the stand-in takes of a module, where a piece that takes more may differ from module to module; None where
+    whoever asks compares the modules.
     """
 
-    def __init__(self, name: str, roots: tuple, sides: Callable[[], Sides], tolerance: float = TOLERANCE):
-        self.name, self.roots, self.sides, self.tolerance = name, roots, sides, tolerance
-        self._anatomy: Anatomy | None = None
-        self._difference: str | None = None
-        self._lock = RLock()
+    def __init__(
+        self,
+        name: str,
+        roots: tuple,
+        sides: Callable[[], Sides],
+        tolerance: float = TOLERANCE,
+        reads: Set[str] | None = None,
+    ):
+        self.name, self.roots, self.sides, self.tolerance, self.reads = name, roots, sides, tolerance, reads
+        self._verdict: tuple[Anatomy, str | None] | None = None
         self._is_running = False
 
     def difference(self) -> str | None:
         """Why the stand-in may not compute; None if it may. A difference is said on standard error, once."""
-        anatomy = self._anatomy
-        if anatomy is None or not anatomy.stands():
-            with self._lock:
-                if not self._is_running:  # else this is the stand-in, asking while it is being compared
-                    self._renew()
-        return self._difference
+        verdict = self._verdict
+        if verdict is None or not verdict[0].stands():
+            with ONE_AT_A_TIME:
+                if self._is_running:  # this is the stand-in, asking while it is being compared
+                    return None
+                if self._verdict is None or not self._verdict[0].stands():
+                    self._verdict = self._compare_anew()
+                verdict = self._verdict
+        return verdict[1]
 
-    def _renew(self) -> None:
-        self._is_running, self._difference = True, None
+    def _compare_anew(self) -> tuple[Anatomy, str | None]:
+        self._is_running = True
         try:
             anatomy = Anatomy(*self.roots)
-            self._difference = difference(self.sides, anatomy.lines(), self.tolerance)
-            self._anatomy = anatomy
+            more = anatomy.reads - self.reads if self.reads is not None else set()
+            if more:
+                found = f"it takes {', '.join(sorted(more))} of its module, which the kernel does not know"
+            else:
+                found = difference(self.sides, anatomy.lines(), self.tolerance)
         finally:
             self._is_running = False
-        if self._difference is not None:
-            say(f"{self.name} is computed as it is written, without its kernel: {self._difference}")
+        if found is not None:
+            say(f"{self.name} is computed as it is written, without its kernel: {found}")
+        return anatomy, found
 
     def holds(self) -> bool:
         return self.difference() is None

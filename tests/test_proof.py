@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,7 +147,12 @@ def is_near(actual: list[float], expected: list[float]) -> bool:
     return len(actual) == len(expected) and actual == pytest.approx(expected, rel=2e-3, abs=2e-4)
 
 
-@pytest.mark.parametrize("edit", EDITS)
+RARELY = ("another base of the angles", "embeddings are scaled", "the cache forgets", "logits are turned over")
+
+
+@pytest.mark.parametrize(
+    "edit", [pytest.param(edit, marks=pytest.mark.slow) if edit in RARELY else edit for edit in EDITS]
+)
 def test_what_is_edited_is_what_is_computed(tmp_path: Path, unedited: dict, edit: str):
     *change, named = EDITS[edit]
     found, notes = after_edit(tmp_path, tuple(change))
@@ -347,6 +354,102 @@ def test_a_change_of_one_module_counts(change: Callable, when: str):
         fast_model.generate(TOKENS[:1], 5, temperature=0.0)
         change(fast_model)
     check_equal(plain, fast_model, unchanged)
+
+
+class Scores(Attention):
+    """Methods for `Attention` that take more of their object than its own."""
+
+    warmth = 1.0
+
+    def of_setting(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask=None) -> torch.Tensor:
+        return BEFORE(self, query * getattr(self, "temperature", 1.0) * self.n_heads / 4, key, value, mask)
+
+    def of_class(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask=None) -> torch.Tensor:
+        return BEFORE(self, query * self.warmth, key, value, mask)
+
+    def of_helper(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask=None) -> torch.Tensor:
+        return BEFORE(self, self.adjusted(query), key, value, mask)
+
+    def adjusted(self, query: torch.Tensor) -> torch.Tensor:
+        return query
+
+
+BEFORE = Attention.compute_query_key_value_scores
+
+
+def test_what_scores_take_of_a_module_is_not_that_of_a_fresh_one(monkeypatch: pytest.MonkeyPatch):
+    """A temperature that is learned or set later would be 1 in every module that a proof makes."""
+    monkeypatch.setattr(Attention, "compute_query_key_value_scores", Scores.of_setting)
+    plain, fast_model = both()
+    unchanged = outputs(plain)
+    for model in (plain, fast_model):
+        model.layers[0].attention.temperature = 5.0
+    check_equal(plain, fast_model, unchanged)
+
+
+@pytest.mark.parametrize("name", ["warmth", "adjusted"])
+def test_a_member_that_scores_go_through_counts_when_it_is_replaced(monkeypatch: pytest.MonkeyPatch, name: str):
+    for member in ("warmth", "adjusted"):
+        monkeypatch.setattr(Attention, member, vars(Scores)[member], raising=False)
+    method = {"warmth": Scores.of_class, "adjusted": Scores.of_helper}[name]
+    monkeypatch.setattr(Attention, "compute_query_key_value_scores", method)
+    plain, fast_model = both()
+    unchanged = outputs(plain)
+    assert scores_proof("cpu").holds()  # so far nothing has changed
+    monkeypatch.setattr(Attention, name, {"warmth": 5.0, "adjusted": lambda self, query: 5 * query}[name])
+    check_equal(plain, fast_model, unchanged)
+
+
+def test_dropout_in_another_place_is_found():
+    class Elsewhere(FeedForward):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.w2(self.dropout(F.silu(self.w1(x)) * self.w3(x)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FeedForward, "forward", Elsewhere.forward)
+        assert "differ" in FEED_FORWARD.difference()
+    assert FEED_FORWARD.holds()
+
+
+def test_a_model_that_cannot_be_compared_with_its_config_generates_as_it_is_written():
+    plain, fast_model = both()
+    text = plain.generate(TOKENS[:1], 9, temperature=0.0)
+    for change in (
+        lambda model: setattr(model.config, "use_cache", True),
+        lambda model: setattr(model.layers[0].attention, "slopes", torch.ones(4)),
+        lambda model: setattr(model.layers[0].attention, "attn_dropout", nn.Identity()),
+    ):
+        change(fast_model)
+        assert torch.equal(fast_model.generate(TOKENS[:1], 9, temperature=0.0), text)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_layers_of_another_shape_are_left_alone(precision: str):
+    model = random_llama(attention="causal")
+    model.layers[0].feed_forward = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 32))
+    expected = outputs(model)
+    accelerate(model, precision)
+    assert (outputs(model) - expected).abs().max() <= 0.1 * expected.abs().max()
+
+
+def test_threads_see_one_verdict():
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return x + 1
+
+    class Page:
+        method = slow
+
+    made = []
+
+    def make() -> Sides:
+        made.append(1)
+        return Sides(slow, lambda x: x, [Case("a case", (torch.ones(2),))])
+
+    proof, out = Proof("Page.method", ((Page, "method"),), make), sys.stdout
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(lambda _: proof.holds(), range(12)))
+    assert len(made) == 1 and sys.stdout is out
 
 
 def test_a_hook_on_all_modules_counts():
