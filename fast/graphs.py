@@ -24,7 +24,7 @@ from fast.decode import stranger_in
 from fast.linear import KernelLinear
 from fast.proof import Case, Proof, Sides
 from llama import Attention, KVCache, Llama
-from rope import rope_table
+from rope import rope_table, rotate
 
 MIN_STEPS = 32  # tokens: recording for fewer is not worth it, an estimate: it costs four steps and the graph's making
 MIN_POSITIONS = 256  # of the buffers; their length is a power of two, so that texts of like length share a graph
@@ -202,6 +202,9 @@ def _next_logits(model: Llama, is_page: bool, tokens: torch.Tensor, length: int,
             answers.append(model.output(model.hidden_states(tokens[:, end - 1 : end], fixed)[:, 0]))
             cache.length += 1
     last = torch.full_like(tokens[:, 0], 3)
+    config = model.config  # angles that are looked up, as a `FixedCache` gives them
+    angles = tuple(table[2:3] for table in rope_table(config.head_dim, 8, config.rope_theta))
+    answers.append(rotate(torch.ones(1, 1, 2, config.head_dim), config.head_dim, 8, config.rope_theta, angles))
     return [*answers, model._next_logits(tokens[:, :4], None), model.hidden_state_at(tokens[:, :4], last)]
 
 
