@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-TOLERANCE = 2e-5  # of the largest number: what float32 sums in another order are off by, with room
+TOLERANCE = 1e-4  # of the largest number: ten times what float32 sums in another order are off by
 FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}  # whose functions are taken for known
 ONE_AT_A_TIME = RLock()  # what is printed, drawn and traced belongs to the whole process
 NOT_COMPUTED = ("__init__", "__getstate__", "__repr__", "extra_repr")
@@ -139,6 +139,7 @@ def _in_private() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
     ):
         torch.set_num_threads(1)
+        torch.default_generator.manual_seed(0)  # the same cases in every process: no verdict is a matter of luck
         try:
             yield
         finally:
