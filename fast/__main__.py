@@ -27,6 +27,7 @@ def print_table() -> None:
 
     from fast import accelerate
     from fast.compiled import are_compiled
+    from fast.memory import keep_freed_memory
     from llama import Llama
 
     threads = torch.get_num_threads()
@@ -39,6 +40,7 @@ def print_table() -> None:
             for choice in accelerate(model, precision, torch.device(device)):
                 print(f"{device:5} {precision:5} {choice.part:16} {choice.kernel:20} {choice.reason}")
     print(f"compiled loops: {', '.join(filter(are_compiled, PRECISIONS)) or 'none'}")
+    print(f"freed memory: {'kept for the next step' if keep_freed_memory() else 'as the C library has it'}")
 
 
 def compile_loops(formats: list[str]) -> None:

@@ -18,6 +18,7 @@ from fast.graphs import GraphedLlama
 from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swap_class, swiglu
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, has_onednn
 from fast.measure import fastest
+from fast.memory import keep_freed_memory
 from fast.proof import say
 from llama import FeedForward, Llama, LlamaLayer, RMSNorm
 
@@ -61,12 +62,14 @@ def accelerate(
     weights must not be kept twice. cuda_graphs: decode on CUDA through recorded graphs.
     Parameters keep their names and shapes, and in fp32 and bf16 their float32 values; int8 rounds them for good and is
     for inference. A layer that something else has replaced stays as it is, and no kernel computes what the page, as it
-    stands in this process, does not (`fast.proof`).
+    stands in this process, does not (`fast.proof`). On a CPU, freed memory is kept for what follows (`fast.memory`).
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
     device = device or next(model.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
     choices = [
         choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
         choose_layers(device, trains),
@@ -75,10 +78,11 @@ def accelerate(
     ]
     linears, layers, attention, decoder = (choice.kernel for choice in choices)
     packs = device.type == "cpu" and precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
+    trains_weights = linears in ("oneDNN", "oneDNN, trained") and _in_training()[0] == "oneDNN"
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:
         for module in llama.modules():
             if type(module) in LINEAR_KERNELS.values() and module.bias is None:
-                _set_linear(module, linears, packs, rounds_inputs=not generates)
+                _set_linear(module, linears, packs, trains_weights, rounds_inputs=not generates)
         for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
             swap_class(llama, plain, fast, layers != "plain")
         fuse_attention(llama, attention == "fused")
@@ -118,7 +122,7 @@ def choose_linear(
         (False, True): "oneDNN, trained",
         (False, False): "plain",
     }
-    return Choice(part, kernels[packs == "oneDNN", in_training == "oneDNN"], f"{why}; trained, {why_trained}")
+    return Choice(part, kernels[packs == "oneDNN", in_training != "PyTorch"], f"{why}; trained, {why_trained}")
 
 
 def _choose_bf16(part: str) -> Choice:
@@ -147,12 +151,18 @@ def _packs() -> tuple[str, str]:
 
 
 def _in_training() -> tuple[str, str]:
+    """Whose float32 products are faster in training, and why: of all three, or of two and not the weight's gradient."""
     x, weight = torch.ones(ROWS, WIDTH, requires_grad=True), torch.ones(HIDDEN, WIDTH, requires_grad=True)
+    grad = torch.ones(ROWS, HIDDEN)
 
-    def train(product: Callable[..., torch.Tensor]) -> None:
-        torch.autograd.grad(product(x, weight).sum(), (x, weight))
+    def train(product: Callable[..., torch.Tensor], *settings: bool) -> None:
+        torch.autograd.grad(product(x, weight, *settings), (x, weight), grad)
 
-    ways = {"PyTorch": lambda: train(F.linear), "oneDNN": lambda: train(linear.onednn_trained)}
+    ways = {
+        "PyTorch": lambda: train(F.linear),
+        "oneDNN, not for the gradients of weights,": lambda: train(linear.onednn_trained, False),
+        "oneDNN": lambda: train(linear.onednn_trained, True),
+    }
     return fastest("float32 products, trained", ways)
 
 
@@ -223,7 +233,9 @@ def choose_decoder(
     return Choice(part, "numba", "for one text, where the work ahead is worth loading the loops")
 
 
-def _set_linear(module: nn.Linear, kernel: str, packs: bool, rounds_inputs: bool) -> None:
+def _set_linear(
+    module: nn.Linear, kernel: str, packs: bool, trains_weights: bool, rounds_inputs: bool
+) -> None:
     """packs: of the kernels that multiply float32 numbers in another precision's stead."""
     module.__class__ = LINEAR_KERNELS[kernel]
     if kernel == "int8":
@@ -231,6 +243,7 @@ def _set_linear(module: nn.Linear, kernel: str, packs: bool, rounds_inputs: bool
         module.rounds_inputs = rounds_inputs
     if kernel.startswith("oneDNN"):
         module.packs, module.trains = kernel != "oneDNN, trained", kernel != "oneDNN, not trained"
+        module.trains_weights = trains_weights
     elif kernel != "plain":
         module.packs = packs
 

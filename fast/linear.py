@@ -50,7 +50,14 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`F.linear` computed by oneDNN. x: ... i, weight: o i, plain or packed. Returns ... o"""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(x, _in_layout(weight), None, "none", [], "")
+
+
+def _in_layout(weight: torch.Tensor) -> torch.Tensor:
+    """A weight that oneDNN has a kernel for. A part of another tensor takes its reference code, seconds a product."""
+    if weight.is_mkldnn or weight.is_contiguous() or weight.t().is_contiguous():
+        return weight
+    return weight.contiguous()
 
 
 def is_small(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -107,7 +114,7 @@ class KernelLinear(nn.Linear):
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """A weight in the layout that oneDNN reads fastest."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+    return torch.ops.mkldnn._reorder_linear_weight(_in_layout(weight), PACKED_FOR)
 
 
 def _to_bf16(weight: torch.Tensor) -> torch.Tensor:
@@ -121,10 +128,11 @@ def _pack_bf16(weight: torch.Tensor) -> torch.Tensor:
 class OneDNNLinear(KernelLinear):
     """float32 through oneDNN: where it is not trained with a packed weight, where it is trained with the weight itself.
 
-    packs, trains: each only where oneDNN is the faster one here (`fast.apply`); else PyTorch computes as ever.
+    packs, trains, trains_weights: each only where oneDNN is the faster one here (`fast.apply`); else PyTorch computes
+    as ever. trains_weights: also the gradient of the weight, where it trains at all.
     """
 
-    packs = trains = True
+    packs = trains = trains_weights = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_float = x.dtype == self.weight.dtype == torch.float32
@@ -133,30 +141,51 @@ class OneDNNLinear(KernelLinear):
             return F.linear(x, self.weight)
         if self.is_trained(x):
             self.drop_copy()
-            return onednn_trained(x, self.weight) if self.trains else F.linear(x, self.weight)
+            return onednn_trained(x, self.weight, self.trains_weights) if self.trains else F.linear(x, self.weight)
         return onednn_linear(x, self.copy_of_weight(pack)) if self.packs else F.linear(x, self.weight)
 
 
 class _OneDNN(torch.autograd.Function):
-    """y = x W^T, where oneDNN is the faster one: in the forward pass and in the gradient of x."""
+    """y = x W^T and the gradient of x by oneDNN, and that of W by whoever is faster."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, trains_weights: bool) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.trains_weights = trains_weights
         return onednn_linear(x, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_x = onednn_linear(grad, weight.t()) if ctx.needs_input_grad[0] else None
-        grad_weight = _rows(grad).t() @ _rows(x) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            product = onednn_weight_gradient if ctx.trains_weights else _weight_gradient
+            grad_weight = product(_rows(grad), _rows(x))
+        return grad_x, grad_weight, None
 
 
-def onednn_trained(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`F.linear` with gradients, by oneDNN where that is the faster one. x: ... i, weight: o i. Returns ... o"""
-    return _OneDNN.apply(x, weight)
+def onednn_trained(x: torch.Tensor, weight: torch.Tensor, trains_weights: bool = True) -> torch.Tensor:
+    """`F.linear` with gradients, by oneDNN. x: ... i, weight: o i. Returns ... o
+
+    trains_weights: False where PyTorch is the faster one for the gradient of the weight.
+    """
+    return _OneDNN.apply(x, weight, trains_weights)
+
+
+def onednn_weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """grad^T x by oneDNN. grad: r o, x: r i. Returns o i
+
+    Of the two, both read against their layout, oneDNN has the left one copied: the narrower.
+    """
+    if grad.shape[1] <= x.shape[1]:
+        return onednn_linear(grad.t(), x.t())
+    return onednn_linear(x.t(), grad.t()).t().contiguous()
+
+
+def _weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return grad.t() @ x
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

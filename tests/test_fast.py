@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import nn
 
 import fast.apply
 import fast.decode
+import fast.linear
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from fast import accelerate, compiled
@@ -32,7 +34,18 @@ from fast.apply import choose_decoder, choose_layers, choose_linear
 from fast.attention import fuse_attention, scores_proof
 from fast.graphs import GraphedLlama
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
-from fast.linear import Int8Linear, OneDNNLinear, has_onednn, int8_linear, quantise, why_no_onednn
+from fast.linear import (
+    Int8Linear,
+    OneDNNLinear,
+    has_onednn,
+    int8_linear,
+    onednn_linear,
+    onednn_trained,
+    onednn_weight_gradient,
+    pack,
+    quantise,
+    why_no_onednn,
+)
 from llama import FeedForward, KVCache, Llama, RMSNorm, load_pretrained
 from optimizer import AdamW
 from utils import UserError
@@ -49,6 +62,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(fast.apply, "has_onednn", lambda: False)
     elif not has_onednn():
         pytest.skip("oneDNN's products do not work here")
+    monkeypatch.setattr(fast.linear, "SMALL", 0)  # all products of the tests' models are small
     return request.param
 
 
@@ -316,6 +330,53 @@ def test_fp32_is_the_plain_model(products: str, attention: str, n_kv_heads: int)
         assert_near(gradient, expected[name], 2e-5)
     at = torch.tensor([4, 2])
     assert_near(model.hidden_state_at(TOKENS, at), plain.hidden_state_at(TOKENS, at), 1e-5)
+
+
+@pytest.mark.parametrize("trains_weights", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs_"), [(48, 48), (48, 136), (136, 48), (1, 7), (7, 1)])
+@pytest.mark.parametrize("loss", ["of parts", "a sum"])
+def test_gradients_of_onednn_are_those_of_the_plain_product(
+    inputs: int, outputs_: int, trains_weights: bool, loss: str
+):
+    if not has_onednn():
+        pytest.skip("oneDNN's products do not work here")
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, inputs, dtype=torch.float64).transpose(0, 1)  # not as it lies in memory
+    weight, part = torch.randn(outputs_, inputs, dtype=torch.float64), torch.randn(9, 2, outputs_, dtype=torch.float64)
+    answers = []
+    for dtype, product in ((torch.float64, F.linear), (torch.float32, onednn_trained)):
+        settings = (trains_weights,) if product is onednn_trained else ()
+        leaves = [tensor.to(dtype).detach().requires_grad_() for tensor in (x, weight)]
+        y = product(*leaves, *settings)
+        grads = torch.autograd.grad((y * part.to(dtype)).sum() if loss == "of parts" else y.sum(), leaves)
+        answers.append((y, *grads))
+    for expected, actual in zip(*answers, strict=True):
+        assert actual.is_contiguous() or actual.shape == x.shape
+        assert_near(actual.double(), expected, 1e-5)
+
+
+def test_a_weight_that_is_part_of_another_tensor_is_not_left_to_slow_code():
+    """oneDNN's reference code takes a thousand times as long."""
+    if not has_onednn():
+        pytest.skip("oneDNN's products do not work here")
+    x, large = torch.randn(128, 256), torch.randn(256, 600)
+    weights = [large[:, :256], large[:, :512:2], large[:1, :256].expand(256, 256), large[:, :256].t()]
+
+    def seconds(product: Callable[[], torch.Tensor]) -> float:
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            product()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    plain = seconds(lambda: F.linear(x, large[:, :256].contiguous()))
+    for weight in weights:
+        assert_near(onednn_linear(x, weight), F.linear(x, weight), 1e-5)
+        assert_near(onednn_linear(x, pack(weight)), F.linear(x, weight), 1e-5)
+        for product in (lambda w=weight: onednn_linear(x, w), lambda w=weight: onednn_linear(x, pack(w))):
+            assert seconds(product) < 50 * plain
+        assert seconds(lambda w=weight: onednn_weight_gradient(w[:128], x)) < 50 * plain
 
 
 def test_frozen_weights_get_no_gradient_and_pass_one_on(products: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from torch import nn
 
 import fast.apply
 import fast.linear
-from fast import accelerate, compiled, measure
+from fast import accelerate, compiled, measure, memory
 from fast.linear import Bf16Linear, RoundedLinear, has_onednn, why_no_onednn
 from fast.measure import fastest, recall, remember
+from fast.memory import SETTINGS
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 # Decodes 20 tokens through whatever is chosen, and says whether that were the loops.
@@ -121,6 +123,61 @@ def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest
     assert remember("a fact", 3) and recall("a fact") == 3
     monkeypatch.setattr(measure, "processor", lambda: "another")
     assert recall("a fact") is None
+
+
+# --------------------------------------------------------------------------------------------------------- memory
+
+# Page faults of ten rounds that need as much memory as the one before, which is freed in between.
+FAULTS = """
+import resource, sys, torch
+sys.path.insert(0, {root!r})
+from fast import memory
+kept = memory.keep_freed_memory() if {keeps} else None
+def compute():
+    parts = [torch.ones(2**20 + 2**16 * i) for i in range(20)]
+compute()
+compute()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    compute()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(keeps: bool, **environment: str) -> tuple[str, int]:
+    code = FAULTS.format(root=str(ROOT), keeps=keeps)
+    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment})
+    assert done.returncode == 0, done.stderr
+    kept, count = done.stdout.split()
+    return kept, int(count)
+
+
+def test_freed_memory_is_kept():
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("another C library")
+    kept, count = faults(keeps=True)
+    assert kept == "True" and 20 * count < faults(keeps=False)[1]
+
+
+def test_somebodys_own_settings_of_memory_stay():
+    assert faults(keeps=True, MALLOC_TRIM_THRESHOLD_="1000000")[0] == "False"
+
+
+def test_accelerating_for_a_cpu_keeps_memory(monkeypatch: pytest.MonkeyPatch):
+    calls: list[bool] = []
+    monkeypatch.setattr(fast.apply, "keep_freed_memory", lambda: calls.append(True))
+    accelerate(random_llama())
+    assert calls == [True]
+    accelerate(random_llama(), device=torch.device("meta"))
+    assert calls == [True]
+
+
+def test_another_c_library_keeps_what_it_keeps(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    assert memory.keep_freed_memory() is False
 
 
 # -------------------------------------------------------------------------------------------------------- kernels
