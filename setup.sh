@@ -374,7 +374,7 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --tests)
             requirements="requirements-test.txt"
-            next=".venv/bin/python -m pytest"
+            next=".venv/bin/python -m pytest -n auto --dist loadfile"
             ;;
         --python)
             [ $# -ge 2 ] || fail "--python needs the name or the path of a Python, as in --python python3.12" 2

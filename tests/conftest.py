@@ -33,6 +33,12 @@ SENTENCES = (
 )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: PyTorch in each takes half a gigabyte, and some tests start processes of their own."""
+    return min(os.cpu_count() or 1, 4)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tiny models gain nothing from threads, and threads that wait for one another are slow on a busy machine."""

@@ -104,6 +104,7 @@ def test_zero_shot_scores(assets: Path, reference: dict, tokenizer: Tokenizer, n
     torch.testing.assert_close(scores, torch.tensor(expected["scores"]), atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_published_runs_the_driver_and_finds_every_reference(
     assets: Path, reference: dict, capsys: pytest.CaptureFixture
 ):
