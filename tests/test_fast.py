@@ -264,6 +264,19 @@ def test_every_choice_names_a_kernel_and_a_reason():
             assert all(choice.kernel and len(choice.reason) > 10 for choice in choices)
 
 
+def test_few_tokens_of_a_small_model_are_not_worth_choosing():
+    model, plain = random_llama(attention="causal"), random_llama(attention="causal")
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    few = fast.apply.LITTLE // weights
+    accelerate(model)  # what an earlier choice gave is taken away
+    for choice in accelerate(model, generates=few, trains=False):
+        assert choice.kernel == "plain" and "so little" in choice.reason
+    assert [*map(type, model.modules())] == [*map(type, plain.modules())]
+    others = ({"generates": few + 1, "trains": False}, {"generates": few}, {"trains": False}, {"generates": False})
+    for purpose in ({"precision": "bf16", "generates": few, "trains": False}, *others):
+        assert not any("so little" in choice.reason for choice in accelerate(model, **purpose))
+
+
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_another_device_has_pytorchs_own_kernels(device: str):
     device = torch.device(device)
@@ -1126,7 +1139,8 @@ def broken_numba(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_generate_writes_the_same_text_whatever_computes_it(tmp_path: Path, run: Callable, broken_numba: dict):
-    flags = ["--pretrained-model-path", BUNDLED, "--attention", "causal", "--max_new_tokens", 40, "--prompt", "A film"]
+    # so many that kernels and loops are worth choosing
+    flags = ["--pretrained-model-path", BUNDLED, "--attention", "causal", "--max_new_tokens", 700, "--prompt", "A film"]
     texts = {}
     for kernels, environment in (("auto", {}), ("plain", {}), ("auto", broken_numba)):
         succeed(run("run_llama.py", *flags, "--kernels", kernels, cwd=tmp_path, env=environment))
