@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, asset, random_llama
+from conftest import ROOT, asset, random_llama, save_checkpoint
 from error_helpers import check_one_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -1138,9 +1138,14 @@ def broken_numba(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_generate_writes_the_same_text_whatever_computes_it(tmp_path: Path, run: Callable, broken_numba: dict):
-    # so many that kernels and loops are worth choosing
-    flags = ["--pretrained-model-path", BUNDLED, "--attention", "causal", "--max_new_tokens", 700, "--prompt", "A film"]
+def test_generate_writes_the_same_text_whatever_computes_it(
+    tmp_path: Path, run: Callable, broken_numba: dict, tiny_tokenizer: Path
+):
+    model = random_llama(gain=2.0, dim=256, hidden_dim=704, n_layers=6)  # large enough for kernels to be chosen
+    path = save_checkpoint(tmp_path / "large.pt", model)
+    flags = ["--pretrained-model-path", path, "--tokenizer", tiny_tokenizer, "--attention", "causal"]
+    flags += ["--max_new_tokens", 120, "--prompt", "A film"]
+    assert not fast.apply._is_little(model, 2 * 120)
     texts = {}
     for kernels, environment in (("auto", {}), ("plain", {}), ("auto", broken_numba)):
         succeed(run("run_llama.py", *flags, "--kernels", kernels, cwd=tmp_path, env=environment))
