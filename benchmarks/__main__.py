@@ -199,6 +199,14 @@ def compare_with_limits(lines: list[Line], measured: list[Measured]) -> Rates:
     return best
 
 
+def print_profiles(bench: Bench) -> None:
+    from benchmarks import report
+
+    print("where our time goes, watched once: share of it, calls x time of each")
+    for work, profile in bench.profiles.items():
+        print(f"  {work}: {report.profile_text(profile)}")
+
+
 def as_plain(line: Line) -> dict[str, Any]:
     """A line for the JSON file."""
     fields = {name: value for name, value in vars(line).items() if name not in ("task", "amount")}
@@ -244,6 +252,7 @@ def main() -> int:
         lines, curves = measure(bench, args.rows)
         measured = rates.best_of(before, measure_rates(bench, args))
     best = compare_with_limits(lines, measured)
+    print_profiles(bench)
     report = {
         "machine": facts,
         "settings": {name: value for name, value in vars(args).items() if name not in ("json", "markdown", "plots")},
@@ -254,8 +263,9 @@ def main() -> int:
         "kernels": {use: [choice._asdict() for choice in choices] for use, choices in bench.peers.kernels.items()},
         "rows": [as_plain(line) for line in lines],
         "curves": curves,
+        "profiles": {work: [share._asdict() for share in profile] for work, profile in bench.profiles.items()},
     }
-    write_results(args, report, markdown(facts | run, best, lines, curves))
+    write_results(args, report, markdown(facts | run, best, lines, curves, bench.profiles))
     return exit_status(lines)
 
 

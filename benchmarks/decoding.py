@@ -70,7 +70,7 @@ class Decoding:
 
     def lines(self, work: str, contenders: tuple[str, ...], *, task: Task | None, must_agree: bool) -> list[Line]:
         """Takes turns among all; the first contender is ours."""
-        costs = self.bench.turns.take(self.contenders)
+        costs = self.bench.race(work, self.contenders)
         rows = len(self.prompt)
         notes = {name: self._agreement(name) for name in costs}
         same = {name: notes[name].startswith("identical") for name in costs} if must_agree else None

@@ -52,7 +52,7 @@ def _forward_lines(
 
         return Contender(name, run)
 
-    costs = bench.turns.take([contender(name, model) for name, model in models.items()])
+    costs = bench.race(work, [contender(name, model) for name, model in models.items()])
     errors = {name: (answer - answers[OURS]).abs().max().item() for name, answer in answers.items()}
     notes = {name: f"log-probabilities differ by at most {error:.0e}" for name, error in errors.items()}
     return lines_of(
@@ -79,7 +79,7 @@ def _training_lines(
 
         return Contender(name, run)
 
-    costs = bench.turns.take([contender(name, model) for name, model in models.items()])
+    costs = bench.race(work, [contender(name, model) for name, model in models.items()])
     config = models[OURS].llama.config
     task = Task(training(config, *shape, peers.NUM_LABELS), precision)
     return lines_of(bench, work, contenders, costs, task=task)

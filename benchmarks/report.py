@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.operations import Share
 from benchmarks.rates import Measured
 from benchmarks.table import Line
 from benchmarks.targets import CURVES, LIMIT
@@ -49,10 +50,25 @@ def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def share_text(share: Share) -> str:
+    """How much of the time an operation takes, and in how many calls, where it is one."""
+    if share.calls < 2:
+        return f"{share.operation} {share.share:.0%}"
+    return f"{share.operation} {share.share:.0%} ({share.calls} x {share.seconds * 1e6:.0f} us)"
+
+
+def profile_text(profile: list[Share]) -> str:
+    return ", ".join(map(share_text, profile))
+
+
 def markdown(
-    facts: dict[str, object], rates: Rates, lines: list[Line], curves: dict[str, list[dict[str, Any]]]
+    facts: dict[str, object],
+    rates: Rates,
+    lines: list[Line],
+    curves: dict[str, list[dict[str, Any]]],
+    profiles: dict[str, list[Share]],
 ) -> str:
-    """Machine, limits, and every line with its verdict."""
+    """Machine, limits, every line with its verdict, and where our time goes."""
     parts = [markdown_table(("machine", ""), [(name, str(value)) for name, value in facts.items()])]
     parts.append("\n".join(f"- {text}" for text in limit_texts(rates)))
     reached = [line for line in lines if line.against == LIMIT]
@@ -62,6 +78,9 @@ def markdown(
         parts.append(markdown_table(header, [(row[0], *row[2:]) for row in map(cells, reached)]))
     if compared:
         parts.append(markdown_table(HEADER, [cells(line) for line in compared]))
+    if profiles:
+        rows = [(work, profile_text(profile)) for work, profile in profiles.items()]
+        parts.append(markdown_table(("work", "where the time goes: share of it, calls x time of each"), rows))
     for name, table in curves.items():
         if table:
             parts.append(f"{CURVES.get(name, 'an epoch, and the peak memory of fine-tuning').capitalize()}:")

@@ -13,7 +13,8 @@ import torch
 
 from benchmarks import peers
 from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
-from benchmarks.measure import Ratio, Turns, ratio
+from benchmarks.measure import Contender, Ratio, Turns, ratio
+from benchmarks.operations import Share, shares
 from benchmarks.peers import Peers
 from benchmarks.sentences import Sentences
 from benchmarks.targets import (
@@ -86,6 +87,14 @@ class Bench:
     seed: int
     llama2c: Llama2C | None
     missing: dict[str, str]
+    profiles: dict[str, list[Share]] = field(default_factory=dict)  # by line: where our own time goes
+
+    def race(self, work: str, contenders: Sequence[Contender]) -> dict[str, list[float]]:
+        """Their costs in turns. The first, ours, runs once more and is watched."""
+        costs = self.turns.take(contenders)
+        if work not in self.profiles:
+            self.profiles[work] = shares(contenders[0].run)
+        return costs
 
     @property
     def device(self) -> torch.device:

@@ -8,6 +8,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +22,12 @@ from conftest import asset, random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
 import benchmarks.__main__ as benchmarks_main
-from benchmarks import llama2c, naive, peers, plots, processes, rates, report, rows, targets, work
+from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, targets, work
 from benchmarks.__main__ import as_plain, get_args
 from benchmarks.decoding import compare_ids, one_core_busy
 from benchmarks.epoch import FixedBatches, naive_epoch, our_epoch, sampled
 from benchmarks.measure import Contender, Ratio, Turns, ratio
+from benchmarks.operations import Share
 from benchmarks.peers import Peers
 from benchmarks.rates import Measured
 from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
@@ -669,6 +671,10 @@ def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
         assert line["same_result"] is not False
         assert line["against"] != targets.LIMIT or 0.0 < line["ratio"]["median"] < 1.0
     assert set(results["curves"]) == {"context", "batches", "epochs"}
+    assert set(results["profiles"]) == {*targets.GOALS, *targets.LINES["busy"]}
+    sums = [sum(row["share"] for row in rows) for rows in results["profiles"].values()]
+    assert sums == pytest.approx([1.0] * len(sums), abs=0.05)
+    assert "where our time goes" in done.stdout and "where the time goes" in markdown
     assert results["machine"]["threads"] == 1 and results["limits"]["products"]["fp32"] > 0 and results["kernels"]
     assert plots.can_plot() == bool(list(tmp_path.glob("*.png"))) == (plots.WHY_NONE not in done.stderr)
 
@@ -719,6 +725,22 @@ def test_results_that_differ_end_with_status_1_after_all_is_written(
     assert "goal 0.9 missed" in capsys.readouterr().out
 
 
+def test_where_time_goes_adds_up_and_names_what_takes_longest():
+    a, b = torch.ones(400, 400), torch.ones(3)
+
+    def run() -> None:
+        for _ in range(5):
+            a @ a
+        b + b
+        time.sleep(0.05)
+
+    first, *_, others, elsewhere = operations.shares(run)
+    assert first.operation == "mm" and first.calls == 5 and first.share > 0
+    assert (others.operation, elsewhere.operation) == (operations.OTHERS, operations.ELSEWHERE)
+    assert elsewhere.share > 0.3  # it slept
+    assert sum(share.share for share in operations.shares(run)) == pytest.approx(1.0, abs=0.05)
+
+
 def test_markdown_has_every_line_also_the_missed_ones():
     reached = limit_line("decode, fp32", [Pass(1, 1)], "fp32", [5.0])
     reached.compare_with_limit(Rates(4.0, {"fp32": 2.0}))
@@ -728,7 +750,9 @@ def test_markdown_has_every_line_also_the_missed_ones():
         Line("decode, fp32", targets.LLAMA2C, note="no --llama2c"),
     ]
     curves = {"context": [{"context": 64, "a|b": 3.25}], "batches": []}
-    text = report.markdown({"cpu": "some"}, Rates(4e9, {"fp32": 2e9}), lines, curves)
+    profiles = {"decode, fp32": [Share("mm", 0.625, 8, 2e-4), Share("Python and compiled loops", 0.375, 1, 1.0)]}
+    text = report.markdown({"cpu": "some"}, Rates(4e9, {"fp32": 2e9}), lines, curves, profiles)
+    assert "| decode, fp32 | mm 62% (8 x 200 us), Python and compiled loops 38% |" in text
     assert "| cpu | some |" in text and "memory read: 4.0 GB/s" in text and "products, fp32: 2.0 GFLOP/s" in text
     assert "| decode, fp32 | 0.20 | 0.20-0.20 | 5 s | 1 s | 0.20 of the limit, goal 0.9 missed |" in text
     assert "| decode, fp32 | plain path | 0.50 | 0.40-0.60 | 1 tok/s | 2 tok/s | SLOWER; identical ids |" in text

@@ -1,0 +1,36 @@
+"""Where the time of a piece of work goes, operation by operation: what explains a goal that is missed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch.profiler import ProfilerActivity, profile
+
+NAMED = 6  # operations that are shown; the others are summed
+OTHERS, ELSEWHERE = "other operations", "Python and compiled loops"
+
+
+class Share(NamedTuple):
+    """An operation of PyTorch: its part of the whole time, how often it was called, and seconds a call."""
+
+    operation: str
+    share: float
+    calls: int
+    seconds: float
+
+
+def shares(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> list[Share]:
+    """Of one run that is watched, longest first; then all others, and what is none of PyTorch's operations."""
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        start = clock()
+        run()
+        whole = clock() - start
+    events = sorted(watched.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    operations = [(event.key, event.self_cpu_time_total * 1e-6, event.count) for event in events]
+    named, others = operations[:NAMED], operations[NAMED:]
+    rows = [(name.partition("::")[2] or name, seconds, calls) for name, seconds, calls in named]
+    rows.append((OTHERS, sum(seconds for _, seconds, _ in others), sum(calls for *_, calls in others)))
+    rows.append((ELSEWHERE, max(0.0, whole - sum(seconds for _, seconds, _ in operations)), 1))
+    return [Share(name, seconds / whole, calls, seconds / max(calls, 1)) for name, seconds, calls in rows]
