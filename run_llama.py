@@ -276,7 +276,7 @@ def load_llama(args: Namespace) -> tuple[Llama, Tokenizer, torch.device]:
 def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> None:
     """Let fast/ choose how the model is computed; fp32 does without it where the root modules stand alone."""
     try:
-        from fast import accelerate
+        from fast.little import is_little
     except ModuleNotFoundError as error:
         if error.name != "fast":
             raise
@@ -286,6 +286,10 @@ def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> Non
         return
     one_by_one = 2 if args.num_samples == 1 else 1  # texts; several samples are decoded together
     generates = one_by_one * args.max_new_tokens if args.option == "generate" else False
+    if generates and args.precision == "fp32" and device.type == "cpu" and is_little(llama, generates):
+        return
+    from fast import accelerate
+
     # splitting a model is there to avoid whole copies of its weights
     accelerate(
         llama,

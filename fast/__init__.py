@@ -5,6 +5,15 @@ names, shapes and float32 values (int8 rounds them), so that checkpoints stay wh
 without this package the model computes the same, slower.
 """
 
-from fast.apply import Choice, accelerate
+from typing import Any
 
 __all__ = ["Choice", "accelerate"]
+
+
+def __getattr__(name: str) -> Any:
+    """What the package offers, imported when it is asked for: `fast.little` may say that it is not needed."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fast import apply
+
+    return getattr(apply, name)

@@ -33,8 +33,6 @@ LINEAR_KERNELS = {
 }
 HEADS = ("compute_query", "compute_key", "compute_value", "compute_output")
 GATES = ("w1", "w2", "w3")
-LINEARS, LAYERS, ATTENTION, DECODING = "linear layers", "norms and gates", "attention", "decoding"  # parts of a model
-LITTLE = 10**9  # tokens times weights: a text that takes some tenths of a second, as choosing and proving kernels does
 ROWS, WIDTH, HIDDEN = 512, 512, 1376  # what is measured: a small batch in the feed-forward of stories42M
 
 
@@ -59,9 +57,9 @@ def accelerate(
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
     device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
-    or how many tokens are, if that is known: few are not worth loading the decoder, nor, of a small model, choosing.
-    trains: False where no gradient is wanted, which saves measuring. keeps_copies: False where float32 weights must not
-    be kept twice. cuda_graphs: decode on CUDA through recorded graphs.
+    or how many tokens are, if that is known: few are not worth loading the decoder. trains:
+    False where no gradient is wanted, which saves measuring. keeps_copies: False where float32 weights must not be kept
+    twice. cuda_graphs: decode on CUDA through recorded graphs.
     Parameters keep their names and shapes, and in fp32 and bf16 their float32 values; int8 rounds them for good and is
     for inference. A layer that something else has replaced stays as it is, and no kernel computes what the page, as it
     stands in this process, does not (`fast.proof`). On a CPU, freed memory is kept for what follows (`fast.memory`).
@@ -72,16 +70,12 @@ def accelerate(
     device = device or next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
-    if device.type == "cpu" and precision == "fp32" and not trains and _is_little(model, generates):
-        reason = "so little is to be computed that choosing would take longer"
-        choices = [Choice(part, "plain", reason) for part in (LINEARS, LAYERS, ATTENTION, DECODING)]
-    else:
-        choices = [
-            choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
-            choose_layers(device, trains),
-            choose_attention(device),
-            choose_decoder(device, generates, cuda_graphs, precision),
-        ]
+    choices = [
+        choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
+        choose_layers(device, trains),
+        choose_attention(device),
+        choose_decoder(device, generates, cuda_graphs, precision),
+    ]
     _apply(model, device, choices, precision, generates)
     return choices
 
@@ -104,12 +98,6 @@ def _apply(
         _set_decoder(llama, decoder, None if generates is True else int(generates))
 
 
-def _is_little(model: nn.Module, generates: bool | int) -> bool:
-    """Whether it is known how many tokens are to be generated, and they are few for a model so small."""
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    return generates is not True and 0 < generates * weights < LITTLE
-
-
 def choose_linear(
     precision: str,
     device: torch.device,
@@ -118,7 +106,7 @@ def choose_linear(
     generates: bool = False,
     trains: bool = True,
 ) -> Choice:
-    part = LINEARS
+    part = "linear layers"
     if device.type != "cpu":
         kernel = {"fp32": "plain", "bf16": "bf16", "int8": "int8"}[precision]
         reason = "rounded weights, no faster on this device" if precision == "int8" else "PyTorch's own kernels"
@@ -193,7 +181,7 @@ def _bf16() -> tuple[str, str]:
 
 
 def choose_layers(device: torch.device, trains: bool = True) -> Choice:
-    part = LAYERS
+    part = "norms and gates"
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
     way, why = "fused", "fewer passes over memory"
@@ -227,7 +215,7 @@ def measure_all() -> None:
 
 
 def choose_attention(device: torch.device) -> Choice:
-    part, found = ATTENTION, scores_proof(device.type).difference()
+    part, found = "attention", scores_proof(device.type).difference()
     if found:
         return Choice(part, "plain", f"the page has changed: {found}")
     return Choice(part, "fused", "PyTorch's own kernel, which keeps no scores")
@@ -237,7 +225,7 @@ def choose_decoder(
     device: torch.device, generates: bool | int = True, cuda_graphs: bool = False, precision: str = "fp32"
 ) -> Choice:
     """What computes the next token of a text."""
-    part = DECODING
+    part = "decoding"
     if not generates:
         return Choice(part, "plain", "nothing is to be generated")
     if device.type == "cuda" and cuda_graphs:

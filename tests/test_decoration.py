@@ -30,8 +30,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-import fast.apply
 import fast.decode
+import fast.little
 import rope
 import training
 import utils
@@ -279,7 +279,7 @@ def carried_out(run: Run, kernels: str, folder: Path) -> tuple[str, list[str]]:
         patch.setattr(sys, "argv", ["run_llama.py", *run.flags, "--kernels", kernels])
         patch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # seconds are printed
         patch.setattr(fast.decode, "LOAD_SECONDS", 0.0)  # so that the loops pay for six tokens
-        patch.setattr(fast.apply, "LITTLE", 0)  # and kernels for a tiny model
+        patch.setattr(fast.little, "LITTLE", 0)  # and kernels for a tiny model
         patch.setattr(utils.os, "fsync", lambda _: None)  # nothing here need outlive the machine
         if run.is_interrupted:
             patch.setattr(DRIVER, "print_epoch", interrupt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import os
 import shutil
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,6 +48,7 @@ from fast.linear import (
     quantise,
     why_no_onednn,
 )
+from fast.little import is_little
 from llama import FeedForward, KVCache, Llama, RMSNorm, load_pretrained
 from optimizer import AdamW
 from utils import UserError
@@ -264,17 +267,35 @@ def test_every_choice_names_a_kernel_and_a_reason():
             assert all(choice.kernel and len(choice.reason) > 10 for choice in choices)
 
 
-def test_few_tokens_of_a_small_model_are_not_worth_choosing():
-    model, plain = random_llama(attention="causal"), random_llama(attention="causal")
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    few = fast.apply.LITTLE // weights
-    accelerate(model)  # what an earlier choice gave is taken away
-    for choice in accelerate(model, generates=few, trains=False):
-        assert choice.kernel == "plain" and "so little" in choice.reason
-    assert [*map(type, model.modules())] == [*map(type, plain.modules())]
-    others = ({"generates": few + 1, "trains": False}, {"generates": few}, {"trains": False}, {"generates": False})
-    for purpose in ({"precision": "bf16", "generates": few, "trains": False}, *others):
-        assert not any("so little" in choice.reason for choice in accelerate(model, **purpose))
+@pytest.mark.parametrize(
+    ("flags", "is_chosen"),
+    [
+        ([], False),
+        (["--num_samples", "2", "--max_new_tokens", "5"], False),
+        (["--precision", "bf16"], True),
+        (["--option", "prompt"], True),
+        (["--max_new_tokens", "100000"], True),
+    ],
+)
+def test_few_tokens_of_a_small_model_are_not_worth_choosing(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], is_chosen: bool
+):
+    driver = importlib.import_module("run_llama")
+    monkeypatch.setattr(sys, "argv", ["run_llama.py", *flags])
+    calls: list[dict] = []
+    monkeypatch.setattr(fast.apply, "accelerate", lambda *args, **purpose: calls.append(purpose))
+    args = driver.get_args()
+    driver.use_fast_kernels(args, random_llama(), CPU)
+    assert bool(calls) == is_chosen
+    driver.use_fast_kernels(args, SimpleNamespace(parameters=lambda: [SimpleNamespace(numel=lambda: 10**9)]), CPU)
+    assert len(calls) == 1 + is_chosen
+
+
+def test_little_is_told_without_loading_kernels():
+    code = "import sys, fast.little; sys.exit('fast.apply' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'accelerator'"):
+        _ = fast.accelerator
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
@@ -1145,7 +1166,7 @@ def test_generate_writes_the_same_text_whatever_computes_it(
     path = save_checkpoint(tmp_path / "large.pt", model)
     flags = ["--pretrained-model-path", path, "--tokenizer", tiny_tokenizer, "--attention", "causal"]
     flags += ["--max_new_tokens", 120, "--prompt", "A film"]
-    assert not fast.apply._is_little(model, 2 * 120)
+    assert not is_little(model, 2 * 120)
     texts = {}
     for kernels, environment in (("auto", {}), ("plain", {}), ("auto", broken_numba)):
         succeed(run("run_llama.py", *flags, "--kernels", kernels, cwd=tmp_path, env=environment))

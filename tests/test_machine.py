@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,41 +128,39 @@ def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest
 
 # --------------------------------------------------------------------------------------------------------- memory
 
-# Page faults of ten rounds that need as much memory as the one before, which is freed in between.
-FAULTS = """
-import resource, sys, torch
-sys.path.insert(0, {root!r})
-from fast import memory
-kept = memory.keep_freed_memory() if {keeps} else None
-def compute():
-    parts = [torch.ones(2**20 + 2**16 * i) for i in range(20)]
-compute()
-compute()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    compute()
-print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def faults(keeps: bool, **environment: str) -> tuple[str, int]:
-    code = FAULTS.format(root=str(ROOT), keeps=keeps)
+def keeps_memory(**environment: str) -> str:
+    """In a process of its own, since it is for good."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom fast.memory import keep_freed_memory as keep\nprint(keep())"
     env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment})
     assert done.returncode == 0, done.stderr
-    kept, count = done.stdout.split()
-    return kept, int(count)
+    return done.stdout.strip()
 
 
-def test_freed_memory_is_kept():
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("another C library")
-    kept, count = faults(keeps=True)
-    assert kept == "True" and 20 * count < faults(keeps=False)[1]
+def test_freed_memory_is_kept_where_the_c_library_is_glibc():
+    assert keeps_memory() == str(platform.libc_ver()[0] == "glibc")
+
+
+def test_glibc_is_told_both_thresholds(monkeypatch: pytest.MonkeyPatch):
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for answers in ((1, 1), (1, 0), (0, 1)):
+        told: dict[int, int] = {}
+
+        def mallopt(parameter: int, value: int, told: dict = told, answers: tuple = answers) -> int:
+            told[parameter] = value
+            return answers[len(told) - 1]
+
+        libc = SimpleNamespace(gnu_get_libc_version=None, mallopt=mallopt)
+        monkeypatch.setattr(memory.ctypes, "CDLL", lambda name, libc=libc: libc)
+        assert memory.keep_freed_memory() is all(answers)
+    assert told[-3] == 32 * 2**20  # M_MMAP_THRESHOLD of malloc.h, the most that glibc takes
+    memory.ctypes.CDLL(None).mallopt = lambda parameter, value: told.update({parameter: value}) or 1
+    assert memory.keep_freed_memory() and told[-1] == 2**31 - 1  # M_TRIM_THRESHOLD, an int
 
 
 def test_somebodys_own_settings_of_memory_stay():
-    assert faults(keeps=True, MALLOC_TRIM_THRESHOLD_="1000000")[0] == "False"
+    assert keeps_memory(MALLOC_TRIM_THRESHOLD_="1000000") == "False"
 
 
 def test_accelerating_for_a_cpu_keeps_memory(monkeypatch: pytest.MonkeyPatch):
