@@ -130,7 +130,7 @@ def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest
 
 def keeps_memory(**environment: str) -> str:
     """In a process of its own, since it is for good."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom fast.memory import keep_freed_memory as keep\nprint(keep())"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from fast import memory; print(memory.keep_freed_memory())"
     env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment})
     assert done.returncode == 0, done.stderr
