@@ -200,7 +200,11 @@ def _made_from() -> list[object]:
     """What the compiled loops depend on besides the machine."""
     stat = LOOPS.stat()
     settings = (os.environ.get(f"NUMBA_{name}") for name in ("CACHE_DIR", "CPU_NAME", "CPU_FEATURES"))
-    return [str(LOOPS), stat.st_mtime_ns, stat.st_size, importlib.metadata.version("numba"), sys.version, *settings]
+    try:
+        numba = importlib.metadata.version("numba")
+    except importlib.metadata.PackageNotFoundError:  # gone since, or a folder of that name
+        numba = None
+    return [str(LOOPS), stat.st_mtime_ns, stat.st_size, numba, sys.version, *settings]
 
 
 def _files() -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -294,6 +295,18 @@ def test_settings_of_numba_that_do_not_work_leave_decoding_to_pytorch(
 ):
     kernel, notes = decode(tiny_checkpoint, **environment(compiled_loops), **{variable: value})
     assert kernel == "PyTorch" and words in notes and len(notes.splitlines()) == bool(words)
+
+
+def test_loops_of_a_numba_that_is_gone_are_not_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("numba")
+    remember(compiled.KEPT, {"of": compiled._made_from(), "formats": ["fp32"]})
+    assert compiled.was_compiled("fp32")
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert not compiled.was_compiled("fp32")
 
 
 def cut(path: Path) -> None:
