@@ -252,7 +252,8 @@ def main() -> int:
         lines, curves = measure(bench, args.rows)
         measured = rates.best_of(before, measure_rates(bench, args))
     best = compare_with_limits(lines, measured)
-    print_profiles(bench)
+    if bench.profiles:
+        print_profiles(bench)
     report = {
         "machine": facts,
         "settings": {name: value for name, value in vars(args).items() if name not in ("json", "markdown", "plots")},

@@ -21,12 +21,12 @@ class Share(NamedTuple):
     seconds: float
 
 
-def shares(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> list[Share]:
+def shares(run: Callable[[], object]) -> list[Share]:
     """Of one run that is watched, longest first; then all others, and what is none of PyTorch's operations."""
     with profile(activities=[ProfilerActivity.CPU]) as watched:
-        start = clock()
+        start = time.perf_counter()
         run()
-        whole = clock() - start
+        whole = time.perf_counter() - start
     events = sorted(watched.key_averages(), key=lambda event: -event.self_cpu_time_total)
     operations = [(event.key, event.self_cpu_time_total * 1e-6, event.count) for event in events]
     named, others = operations[:NAMED], operations[NAMED:]

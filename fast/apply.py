@@ -57,9 +57,9 @@ def accelerate(
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
     device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
-    or how many tokens are, if that is known: few are not worth loading the decoder. trains:
-    False where no gradient is wanted, which saves measuring. keeps_copies: False where float32 weights must not be kept
-    twice. cuda_graphs: decode on CUDA through recorded graphs.
+    or how many tokens are, if that is known: few are not worth loading the decoder. trains: False where no gradient is
+    wanted, which saves measuring. keeps_copies: False where float32 weights must not be kept twice.
+    cuda_graphs: decode on CUDA through recorded graphs.
     Parameters keep their names and shapes, and in fp32 and bf16 their float32 values; int8 rounds them for good and is
     for inference. A layer that something else has replaced stays as it is, and no kernel computes what the page, as it
     stands in this process, does not (`fast.proof`). On a CPU, freed memory is kept for what follows (`fast.memory`).
@@ -167,7 +167,7 @@ def _in_training() -> tuple[str, str]:
 
     ways = {
         "PyTorch": lambda: train(F.linear),
-        "oneDNN, not for the gradients of weights,": lambda: train(linear.onednn_trained, False),
+        "oneDNN but for gradients of weights": lambda: train(linear.onednn_trained, False),
         "oneDNN": lambda: train(linear.onednn_trained, True),
     }
     return fastest("float32 products, trained", ways)
@@ -240,9 +240,7 @@ def choose_decoder(
     return Choice(part, "numba", "for one text, where the work ahead is worth loading the loops")
 
 
-def _set_linear(
-    module: nn.Linear, kernel: str, packs: bool, trains_weights: bool, rounds_inputs: bool
-) -> None:
+def _set_linear(module: nn.Linear, kernel: str, packs: bool, trains_weights: bool, rounds_inputs: bool) -> None:
     """packs: of the kernels that multiply float32 numbers in another precision's stead."""
     module.__class__ = LINEAR_KERNELS[kernel]
     if kernel == "int8":

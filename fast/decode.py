@@ -17,7 +17,7 @@ from config import LlamaConfig
 from fast import compiled
 from fast.attention import FusedAttention, scores_proof
 from fast.compiled import LOAD_SECONDS, NotReady
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_hooks, own_methods
+from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_hooks, has_more, own_methods
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, state_of
 from fast.proof import Proof, say
 from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
@@ -127,7 +127,7 @@ class DecodingLlama(Llama):
         if cache not in texts:  # the weights cannot change before a text ends
             texts[cache] = self._engine_for(cache)
         engine = texts[cache]
-        if engine is None or len(settings) > 1 or not named.keys() <= {"only_largest"}:
+        if engine is None or has_more("only_largest", settings, named):
             return super()._next_logits(idx, cache, *settings, **named)
         return engine.next_logits(idx[:, -1:], cache, *settings, **named)
 

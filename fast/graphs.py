@@ -21,6 +21,7 @@ import torch
 
 from config import LlamaConfig
 from fast.decode import stranger_in
+from fast.layers import has_more
 from fast.linear import KernelLinear
 from fast.proof import Case, Proof, Sides
 from llama import Attention, KVCache, Llama
@@ -235,7 +236,7 @@ class GraphedLlama(Llama):
         # beyond its own length a cache raises, though the graph's buffers are longer
         is_step = cache is not None and idx.shape[1] == cache.length + 1 <= min(self.config.max_seq_len, cache.shape[3])
         step = self._step  # which another thread may replace
-        is_known = len(settings) < 2 and named.keys() <= {"only_largest"}
+        is_known = not has_more("only_largest", settings, named)
         if is_step and is_known and step is not None and step.serves(cache):
             return step.next_logits(idx[:, -1:], cache)
         begins = cache is not None and cache.length == 0

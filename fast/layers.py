@@ -32,6 +32,11 @@ class StandIn:
         return not own and proof.holds()
 
 
+def has_more(name: str, others: tuple, named: dict[str, Any]) -> bool:
+    """Whether a call gives more than one further argument, `name`: the page is another one than a kernel knows."""
+    return len(others) + len(named) > 1 or not named.keys() <= {name}
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody wants to be told when a module computes."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks

@@ -161,8 +161,7 @@ class _OneDNN(torch.autograd.Function):
         grad_x = onednn_linear(grad, weight.t()) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            product = onednn_weight_gradient if ctx.trains_weights else _weight_gradient
-            grad_weight = product(_rows(grad), _rows(x))
+            grad_weight = (onednn_weight_gradient if ctx.trains_weights else weight_gradient)(grad, x)
         return grad_x, grad_weight, None
 
 
@@ -175,17 +174,19 @@ def onednn_trained(x: torch.Tensor, weight: torch.Tensor, trains_weights: bool =
 
 
 def onednn_weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """grad^T x by oneDNN. grad: r o, x: r i. Returns o i
+    """`weight_gradient` by oneDNN.
 
     Of the two, both read against their layout, oneDNN has the left one copied: the narrower.
     """
+    grad, x = _rows(grad), _rows(x)
     if grad.shape[1] <= x.shape[1]:
         return onednn_linear(grad.t(), x.t())
     return onednn_linear(x.t(), grad.t()).t().contiguous()
 
 
-def _weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return grad.t() @ x
+def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of W in y = x W^T: grad^T x over all rows. grad: ... o, x: ... i. Returns o i"""
+    return _rows(grad).t() @ _rows(x)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -231,7 +232,7 @@ class _Bf16(torch.autograd.Function):
         x16, weight16 = ctx.saved_tensors
         grad16 = grad.bfloat16()
         grad_x = (grad16 @ weight16).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
-        grad_weight = (_rows(grad16).t() @ _rows(x16)).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
+        grad_weight = weight_gradient(grad16, x16).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight
 
 
@@ -269,7 +270,7 @@ class _Rounded(torch.autograd.Function):
         x16, weight16 = ctx.saved_tensors
         grad16 = round_to_bf16(grad)
         grad_x = round_to_bf16(grad16 @ weight16) if ctx.needs_input_grad[0] else None
-        grad_weight = round_to_bf16(_rows(grad16).t() @ _rows(x16)) if ctx.needs_input_grad[1] else None
+        grad_weight = round_to_bf16(weight_gradient(grad16, x16)) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight
 
 

@@ -216,7 +216,7 @@ class Anatomy:
         elif not _is_foreign(home):
             value = vars(home)[name]
             self.links.append(Link(home, name, value))
-            self._visit(getattr(value, "fget", None) or getattr(value, "__func__", value), owner)
+            self._visit(_function_of(value), owner)
 
     def _visit(self, part: Any, owner: type | None = None) -> None:
         is_kept = hasattr(part, "cache_info")  # what it computed once does not run again
@@ -226,8 +226,7 @@ class Anatomy:
         self._seen.add(id(part))
         if isinstance(part, type):
             for name, value in list(vars(part).items()):
-                value = getattr(value, "fget", None) or getattr(value, "__func__", value)
-                if isinstance(value, FunctionType) and name not in NOT_COMPUTED:
+                if isinstance(_function_of(value), FunctionType) and name not in NOT_COMPUTED:
                     self._add_member(part, name)
             for base in part.__bases__:
                 self._visit(base)
@@ -267,6 +266,11 @@ def _is_foreign(part: Any) -> bool:
     """Whether a class or function is nobody's own: of Python, or of a library that is installed."""
     file = getattr(getattr(part, "__code__", None), "co_filename", "")
     return (getattr(part, "__module__", None) or "torch").partition(".")[0] in FOREIGN or "site-packages" in file
+
+
+def _function_of(member: Any) -> Any:
+    """The function behind a property, a class method or a static method; else the member itself."""
+    return getattr(member, "fget", None) or getattr(member, "__func__", member)
 
 
 class _Code:

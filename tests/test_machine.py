@@ -129,6 +129,7 @@ def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest
 
 # --------------------------------------------------------------------------------------------------------- memory
 
+
 def keeps_memory(**environment: str) -> str:
     """In a process of its own, since it is for good."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from fast import memory; print(memory.keep_freed_memory())"
