@@ -1,7 +1,7 @@
 """The loops that numba compiles for generating text. They are all in this file, whose date tells numba what is old.
 
 One new position meets each weight once, so memory is what it waits for: few parallel loops, since each one costs the
-threads a meeting, and rows far apart are read together, because four streams keep the memory busier than one.
+threads a meeting, and two rows far apart are read together, since two streams keep the memory busier than one or four.
 
 Shapes:
     D model dim   h query heads   g key/value heads   d head dim   f feed-forward dim   v vocabulary   t key position
@@ -145,29 +145,25 @@ def mean(values: np.ndarray, weights: np.ndarray, total: np.float32, y: np.ndarr
 
 
 @njit(**LOOPS)
-def four_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, first: int) -> None:
-    """An element of each quarter of y = W x, `first` in the first. x: i, y: o
+def two_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, first: int) -> None:
+    """An element of each half of y = W x, `first` in the first. x: i, y: o
 
-    Where four does not divide o, some at the end are computed twice, with the same result.
+    With an odd o the last is computed twice, with the same result.
     """
     rows, scale = weight
-    quarter, last = (len(y) + 3) // 4, len(y) - 1
-    second, third, fourth = min(first + quarter, last), min(first + 2 * quarter, last), min(first + 3 * quarter, last)
-    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    second = min(first + (len(y) + 1) // 2, len(y) - 1)
+    a, b = np.float32(0), np.float32(0)
     for i in range(len(x)):
         a += number(rows[first, i]) * x[i]
         b += number(rows[second, i]) * x[i]
-        c += number(rows[third, i]) * x[i]
-        d += number(rows[fourth, i]) * x[i]
     y[first], y[second] = a * scale[first], b * scale[second]
-    y[third], y[fourth] = c * scale[third], d * scale[fourth]
 
 
 @njit(parallel=True, **LOOPS)
 def matvec(weight: Matrix, x: np.ndarray, y: np.ndarray) -> None:
     """y = W x. x: i, y: o"""
-    for r in prange((len(y) + 3) // 4):
-        four_rows(weight, x, y, r)
+    for r in prange((len(y) + 1) // 2):
+        two_rows(weight, x, y, r)
 
 
 @njit(parallel=True, **LOOPS)
@@ -176,30 +172,25 @@ def project_heads(
     query: np.ndarray, key: np.ndarray, value: np.ndarray,
 ) -> None:  # fmt: skip
     """Query, key and value of x, in one loop. x: D, query: (h d), key and value: (g d)"""
-    of_query, of_key = (len(query) + 3) // 4, (len(key) + 3) // 4
+    of_query, of_key = (len(query) + 1) // 2, (len(key) + 1) // 2
     for r in prange(of_query + 2 * of_key):
         if r < of_query:
-            four_rows(to_query, x, query, r)
+            two_rows(to_query, x, query, r)
         elif r < of_query + of_key:
-            four_rows(to_key, x, key, r - of_query)
+            two_rows(to_key, x, key, r - of_query)
         else:
-            four_rows(to_value, x, value, r - of_query - of_key)
+            two_rows(to_value, x, value, r - of_query - of_key)
 
 
 @njit(parallel=True, **LOOPS)
 def gate_row(w1: Matrix, w3: Matrix, x: np.ndarray, y: np.ndarray) -> None:
     """y = silu(w1 x) * w3 x. x: D, y: f"""
-    half = (len(y) + 1) // 2
-    for r in prange(half):
-        s = min(r + half, len(y) - 1)  # with an odd f the last row is computed twice
-        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for r in prange(len(y)):
+        a, b = np.float32(0), np.float32(0)
         for i in range(len(x)):
             a += number(w1.rows[r, i]) * x[i]
-            b += number(w1.rows[s, i]) * x[i]
-            c += number(w3.rows[r, i]) * x[i]
-            d += number(w3.rows[s, i]) * x[i]
-        y[r] = silu(a * w1.scale[r]) * (c * w3.scale[r])
-        y[s] = silu(b * w1.scale[s]) * (d * w3.scale[s])
+            b += number(w3.rows[r, i]) * x[i]
+        y[r] = silu(a * w1.scale[r]) * (b * w3.scale[r])
 
 
 @njit(**LOOPS)
