@@ -22,7 +22,7 @@ from conftest import asset, random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
 import benchmarks.__main__ as benchmarks_main
-from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, targets, work
+from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, table, targets, work
 from benchmarks.__main__ import as_plain, get_args
 from benchmarks.decoding import compare_ids, one_core_busy
 from benchmarks.epoch import FixedBatches, naive_epoch, our_epoch, sampled
@@ -230,6 +230,22 @@ def test_contenders_take_turns_and_pauses_are_not_counted():
     assert time.now == 100 + 12 * 0.5 + 15 + 26 + 4
     assert ratio(costs["b"], costs["a"]) == Ratio(3.0, 2.0, 4.0)
     assert turns.take([time.worker("d", [1, 2, 3])], warm_up=0) == {"d": [1, 2, 3]}
+
+
+def test_a_turn_lasts_at_least_as_long_as_it_should():
+    time = FakeTime()
+    turns = Turns(1, pause=0.0, clock=time.clock, sleep=time.sleep)
+    contenders = [time.worker("a", [1, 2, 3]), time.worker("b", [4]), time.worker("c", [1], own=7.0)]
+    assert turns.take(contenders, warm_up=0, least=4.0) == {"a": [2], "b": [4], "c": [7]}
+    assert time.log == ["a"] * 3 + ["b", "c"]
+
+
+def test_every_line_takes_turns_of_the_length_that_the_sizes_say(monkeypatch: pytest.MonkeyPatch):
+    taken = {}
+    monkeypatch.setattr(Turns, "take", lambda self, contenders, **settings: taken.update(settings) or {})
+    bench = table.Bench(None, None, Turns(1), table.Sizes(), None, None, 1, 1, None, {}, profiles={"a line": []})
+    bench.race("a line", [])
+    assert taken == {"least": table.Sizes().turn} and table.QUICK.turn == 0.0 < table.Sizes().turn
 
 
 def test_the_device_is_waited_for_before_each_look_at_the_clock():
