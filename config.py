@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from utils import shown, some
+
 ATTENTION_KINDS = ("bidirectional", "causal")
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each: keeps a damaged config from asking for terabytes
@@ -53,22 +55,23 @@ class LlamaConfig:
         self._require_number("dropout", lambda p: 0.0 <= p < 1.0, "from 0 to below 1")
         self._require_number("layer_norm_eps", lambda eps: 0.0 < eps < 1.0, "above 0 and below 1")
         self._require_number("rope_theta", lambda theta: 0.0 < theta < 1e30, "above 0 and below 1e30")
+        self.rope_theta = float(self.rope_theta)  # of whole numbers PyTorch takes 64 bits at most
         if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim} into heads of an even size")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
         if self.attention not in ATTENTION_KINDS:
-            raise ValueError(f"attention={self.attention!r} must be one of {', '.join(ATTENTION_KINDS)}")
+            raise ValueError(f"attention={shown(self.attention)} must be one of {', '.join(ATTENTION_KINDS)}")
 
     def _require_positive_int(self, name: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise ValueError(f"{name}={shown(value)} must be a whole number of at least 1, and below 2^31")
 
     def _require_number(self, name: str, fits, wanted: str) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
-            raise ValueError(f"{name}={value!r} must be a number {wanted}")
+            raise ValueError(f"{name}={shown(value)} must be a number {wanted}")
 
     @property
     def head_dim(self) -> int:
@@ -82,7 +85,7 @@ class LlamaConfig:
     def from_preset(cls, name: str, **changes) -> LlamaConfig:
         """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""
         if name not in PRESETS:
-            raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+            raise ValueError(f"no preset {shown(name)}; there are {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **changes})
 
     @classmethod
@@ -97,7 +100,7 @@ class LlamaConfig:
         known = {field.name for field in fields(cls)}
         unknown = [str(key) for key in model_args if key not in known]
         if unknown:
-            raise ValueError(f"model_args has unknown keys: {', '.join(unknown)}")
+            raise ValueError(f"model_args has unknown keys: {some(unknown)}")
         return cls(**{**model_args, **changes})
 
 

@@ -25,7 +25,8 @@ from torch import nn
 from base_llama import LlamaPreTrainedModel
 from config import LlamaConfig, swiglu_hidden_dim
 from rope import Start, rotate
-from utils import UserError, causal_mask, causal_mask_at, load_tensors, padded_causal_mask
+from storage import load_tensors
+from utils import UserError, causal_mask, causal_mask_at, padded_causal_mask, shorten, some
 
 
 class RMSNorm(nn.Module):
@@ -348,7 +349,7 @@ def sample_next(
     best = logits.argmax(dim=-1, keepdim=True)  # b 1
     largest = logits.gather(-1, best)  # b 1: NaN where any logit is
     if not torch.isfinite(largest).all():
-        raise UserError("the model's logits are not finite; the checkpoint is damaged")
+        raise UserError("the model's logits are not finite: its weights are damaged, or the code computes them wrongly")
     if temperature == 0.0:
         return best
     # shifted by its maximum, so that no temperature, however small, overflows
@@ -380,6 +381,7 @@ def _dropped(probs: torch.Tensor, top_k: int | None, top_p: float | None, epsilo
 
 # --------------------------------------------------------------------------------------------------- loading
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit ones mean nothing without their scales
 ORIGINAL_NAMES = {  # how llama2.c and Meta name what the assignment spells out
     "attention.wq.": "attention.compute_query.",
     "attention.wk.": "attention.compute_key.",
@@ -399,31 +401,43 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
     checkpoint = load_tensors(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
+    if "optimizer" in checkpoint and "history" in checkpoint:
+        raise UserError(f"{path} is the resume point of a fine-tuning; --option finetune --resume goes on from it")
+    if "model_config" in checkpoint:
+        raise UserError(f"{path} is a fine-tuned classifier, not a pretrained model; training.load_best opens it")
     try:
         config = LlamaConfig.from_checkpoint(
             checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})
         )
+        state = canonical_state(checkpoint["model"])
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    state = canonical_state(checkpoint["model"])
     misfits = _misfits(state, config)
     if misfits:
-        raise UserError(f"{path} does not fit its model_args: {'; '.join(misfits)}")
+        raise UserError(f"{path} does not fit its model_args: {some(misfits)}")
     # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
     # assignment's code does, so that a seed means the same head and the same shuffling here as there.
     model = Llama(config)
     model.load_state_dict(state)
+    if damaged := [name for name, tensor in model.named_parameters() if not _is_finite(tensor)]:
+        raise UserError(f"{path} is damaged: not all numbers are finite in {some(damaged)}")
     return model.eval()
 
 
 def canonical_state(state: dict) -> dict:
-    """The state dict under this package's names; a tied matrix that is stored once is filled in."""
-    renamed = {}
+    """The state dict under this package's names; a tied matrix that is stored once is filled in.
+
+    Raises `ValueError` where two names stand for the same tensor.
+    """
+    renamed, before = {}, {}
     for name, tensor in state.items():
-        name = str(name).removeprefix("_orig_mod.")
+        full = str(name)
+        name = full.removeprefix("_orig_mod.")
         for original, ours in ORIGINAL_NAMES.items():
             name = name.replace(original, ours)
-        renamed[name] = tensor
+        if name in renamed:
+            raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
+        renamed[name], before[name] = tensor, full
     for name, twin in (("output.weight", "tok_embeddings.weight"), ("tok_embeddings.weight", "output.weight")):
         if name not in renamed and twin in renamed:
             renamed[name] = renamed[twin]
@@ -449,11 +463,20 @@ def _expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # their sum meets every NaN and infinity, and takes a tenth of the time; finite numbers can have an infinite one
+    return bool(tensor.sum().isfinite() or tensor.isfinite().all())
+
+
 def _is_stored_in_full(tensor: torch.Tensor) -> bool:
     """False for a tensor that is sparse, has no data (device "meta"), or is a few numbers expanded to a huge shape."""
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _misfits(state: dict, config: LlamaConfig) -> list[str]:
@@ -464,12 +487,12 @@ def _misfits(state: dict, config: LlamaConfig) -> list[str]:
     misfits = [f"missing {name}" for name in expected if name not in state]
     misfits += [f"unexpected {name}" for name in state if name not in expected]
     for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            misfits.append(f"{name} is not a floating-point tensor")
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
+            misfits.append(f"{name} is not a floating-point tensor of 16 bits or more")
         elif not _is_stored_in_full(tensor):
             misfits.append(f"{name} does not hold the numbers that its shape promises")
         elif name in expected and tuple(tensor.shape) != expected[name]:
             misfits.append(f"{name} is {list(tensor.shape)}, not {list(expected[name])}")
-    if not misfits and not torch.equal(state["tok_embeddings.weight"], state["output.weight"]):
+    if not misfits and not _are_equal(state["tok_embeddings.weight"], state["output.weight"]):
         misfits.append("tok_embeddings.weight and output.weight differ, but this model ties them")
     return misfits

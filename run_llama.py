@@ -16,12 +16,11 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from config import ATTENTION_KINDS, PRECISIONS
 from utils import (
     ArgumentParser,
     Default,
@@ -30,11 +29,13 @@ from utils import (
     check_writable,
     choose_device,
     find_asset,
-    load_tensors,
     read_text,
     run_main,
     seed_everything,
     sha256_of,
+    shown,
+    some,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -60,10 +61,12 @@ OUTPUT_KINDS = {"prompt": "prompting", "finetune": "finetuning"}
 
 def get_args(argv: list[str] | None = None) -> Namespace:
     """Parse the command line. Raises `UserError` for an unknown flag or a value of the wrong type."""
+    from config import ATTENTION_KINDS, PRECISIONS
+
     parser = ArgumentParser(description="Llama 2: generate text, classify zero-shot, fine-tune a classifier.")
     add = parser.add_argument
     add("--option", choices=("generate", "prompt", "finetune"), default="generate", help="the task")
-    add("--train", default="data/cfimdb-train.txt", help="training data, lines of 'LABEL ||| sentence'")
+    add("--train", default=Default("data/cfimdb-train.txt"), help="training data, lines of 'LABEL ||| sentence'")
     add("--dev", default="data/cfimdb-dev.txt", help="development data")
     add("--test", default="data/cfimdb-test.txt", help="test data")
     add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
@@ -95,8 +98,9 @@ def _add_task_flags(parser: ArgumentParser) -> None:
     add("--generated_sentence_high_temp_out", default="generated-sentence-temp-1.txt", help="text at temperature 1")
 
     add = parser.add_argument_group("prompt and finetune").add_argument
-    add("--dev_out", default="cfimdb-dev-prompting-output.txt", help="predictions on dev")
-    add("--test_out", default="cfimdb-test-prompting-output.txt", help="predictions on test")
+    ending = "the name ends in {0}-prompting-output.txt, or {0}-finetuning-output.txt where it is fine-tuned"
+    for split in ("dev", "test"):
+        add(f"--{split}_out", default=f"cfimdb-{split}-prompting-output.txt", help=ending.format(split))
     add("--batch_size", type=int, default=8, help="sentences in a batch")
 
     add = parser.add_argument_group("finetune").add_argument
@@ -165,12 +169,14 @@ def _check_processes(args: Namespace) -> None:
         )
 
 
-def _check_generate_files(args: Namespace) -> list[str]:
-    outputs = ["generated_sentence_low_temp_out", "generated_sentence_high_temp_out"]
-    for flag in outputs:
-        check_writable(getattr(args, flag), f"--{flag}")
-    for path in sample_paths(args)[1:]:
-        check_writable(path, "--num_samples")
+def _check_generate_files(args: Namespace) -> dict[str, Path]:
+    """What the run will write, by what the user calls it."""
+    outputs = {"--generated_sentence_low_temp_out": Path(args.generated_sentence_low_temp_out)}
+    samples = sample_paths(args)
+    outputs["--generated_sentence_high_temp_out"] = samples[0]
+    outputs |= {f"sample {number} of --num_samples": path for number, path in enumerate(samples[1:], 2)}
+    for name, path in outputs.items():
+        check_writable(path, name)
     return outputs
 
 
@@ -180,32 +186,46 @@ def sample_paths(args: Namespace) -> list[Path]:
     return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, args.num_samples + 1))]
 
 
-def _check_classify_files(args: Namespace) -> list[str]:
-    kind = OUTPUT_KINDS[args.option]
+def _check_classify_files(args: Namespace) -> dict[str, Path]:
+    """What the run will write, by what the user calls it. Turns the names of the data files into paths."""
+    kind, outputs = OUTPUT_KINDS[args.option], {}
     for flag, split in (("dev_out", "dev"), ("test_out", "test")):
         path = getattr(args, flag)
         ending = f"{split}-{kind}-output.txt"
         if not path.endswith(ending):
             raise UserError(f"--{flag} {path}: with --option {args.option} the name must end in {ending}")
         check_writable(path, f"--{flag}")
+        outputs[f"--{flag}"] = Path(path)
+    if args.option == "prompt" and isinstance(args.train, Default) and find_asset(args.train) is None:
+        args.train = None  # nothing is trained, so its absence is no mistake
+    for flag in ("train", "dev", "test", "label_names"):
+        if getattr(args, flag) is not None:
+            setattr(args, flag, _find_data(flag.replace("_", "-"), getattr(args, flag)))
     if args.option == "finetune":
         check_writable(contract_model_path(args), "the fine-tuned model")
-    for flag in ("train", "dev", "test", "label_names"):
-        path = find_asset(getattr(args, flag))
-        if path is None:
-            _refuse_folder(flag.replace("_", "-"), getattr(args, flag))
-            hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
-            raise UserError(
-                f"--{flag.replace('_', '-')} {getattr(args, flag)} does not exist; "
-                f"setup.sh fetches the course's data{hint}"
-            )
-        setattr(args, flag, str(path))
-    return ["dev_out", "test_out"]
+        for path in model_candidates(args):
+            outputs[f"the fine-tuned model, {path}"] = path
+            outputs[f"the resume point, {path.with_suffix('.resume')}"] = path.with_suffix(".resume")
+            outputs[f"the lock of the run, {path.with_suffix('.lock')}"] = path.with_suffix(".lock")
+    return outputs
 
 
-def _refuse_folder(flag: str, name: str) -> None:
-    if name and Path(name).is_dir():
+def _find_data(flag: str, name: str) -> str:
+    path = find_asset(name)
+    if path is None:
+        _refuse_what_is_no_file(flag, name)
+        hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
+        raise UserError(f"--{flag} {name} does not exist; setup.sh fetches the course's data{hint}")
+    return str(path)
+
+
+def _refuse_what_is_no_file(flag: str, name: str) -> None:
+    """Say what it is, where something of that name is there."""
+    if name and os.path.isdir(name):
         raise UserError(f"--{flag} {name} is a folder; name a file")
+    if name and os.path.lexists(name):
+        what = "a link that leads nowhere" if os.path.islink(name) else "a pipe or device, which can be read only once"
+        raise UserError(f"--{flag} {name} is {what}; name a file")
 
 
 def _resolve_checkpoint(args: Namespace) -> bool:
@@ -215,7 +235,7 @@ def _resolve_checkpoint(args: Namespace) -> bool:
     if is_bundled:
         path = find_asset(BUNDLED_CHECKPOINT)
     if path is None:
-        _refuse_folder("pretrained-model-path", args.pretrained_model_path)
+        _refuse_what_is_no_file("pretrained-model-path", args.pretrained_model_path)
         raise UserError(
             f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
             f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
@@ -230,23 +250,34 @@ def _resolve_tokenizer(args: Namespace) -> str:
     name = args.tokenizer or (beside if beside.is_file() else "tokenizer.model")
     path = find_asset(name)
     if path is None:
-        _refuse_folder("tokenizer", str(name))
+        _refuse_what_is_no_file("tokenizer", str(name))
         flag = "--tokenizer " if args.tokenizer else ""
         raise UserError(f"{flag}{name} does not exist; setup.sh fetches tokenizer.model, or name one with --tokenizer")
     return str(path)
 
 
-def _check_overlaps(args: Namespace, outputs: list[str]) -> None:
-    """No output may overwrite another output or an input."""
+def _check_overlaps(args: Namespace, outputs: dict[str, Path]) -> None:
+    """No output may overwrite another output or an input, under whatever name."""
     inputs = ["pretrained_model_path", "tokenizer"]
     if args.option != "generate":
         inputs += ["train", "dev", "test", "label_names"]
-    taken = {Path(getattr(args, flag)).resolve(): flag for flag in inputs}
-    for flag in outputs:
-        path = Path(getattr(args, flag)).resolve()
-        if path in taken:
-            raise UserError(f"--{flag} {getattr(args, flag)} is also --{taken[path]}; give it a name of its own")
-        taken[path] = flag
+    taken = {}
+    for flag in inputs:
+        if getattr(args, flag) is not None:
+            taken |= dict.fromkeys(_identities(Path(getattr(args, flag))), f"--{flag.replace('_', '-')}")
+    for name, path in outputs.items():
+        identities = _identities(path)
+        if other := next((taken[identity] for identity in identities if identity in taken), None):
+            raise UserError(f"{name}: {path} is also {other}; one of them needs another name")
+        taken |= dict.fromkeys(identities, name)
+
+
+def _identities(path: Path) -> list[object]:
+    """What makes two paths one file: where they lead, and the file that is there, which can have several names."""
+    identities: list[object] = [path.resolve()]
+    if path.exists():
+        identities.append((path.stat().st_dev, path.stat().st_ino))
+    return identities
 
 
 # ----------------------------------------------------------------------------------- what the commands share
@@ -316,6 +347,8 @@ def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     splits = {}
     for split in ("train", "dev", "test"):
         path = getattr(args, split)
+        if path is None:
+            continue
         splits[split] = create_data(path, len(label_names), is_test=split == "test")
         print(f"load {len(splits[split])} data from {path}")
     return splits, label_names
@@ -356,10 +389,6 @@ def make_loader(
     """Batches as the model and its device want them."""
     bucket, pin_memory = llama.config.is_causal, device.type == "cuda"
     return dataset.loader(args.batch_size, shuffle=shuffle, bucket=bucket, pin_memory=pin_memory)
-
-
-def warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
 
 
 def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
@@ -422,7 +451,9 @@ def generate(args: Namespace) -> None:
     import torch
 
     llama, tokenizer, device = load_llama(args)
-    prompt_ids = torch.tensor([tokenizer.encode(args.prompt, bos=True, eos=False)], device=device)  # 1 s
+    ids = tokenizer.encode(args.prompt, bos=True, eos=False)
+    warn_of_changes(args.prompt, ids, tokenizer, llama.config.max_seq_len)
+    prompt_ids = torch.tensor([ids], device=device)  # 1 s
     outputs = {0.0: [Path(args.generated_sentence_low_temp_out)], 1.0: sample_paths(args)}
     for temperature, paths in outputs.items():
         print(f"Temperature is {temperature}")
@@ -443,6 +474,14 @@ def generate(args: Namespace) -> None:
             with atomic_write(path) as file:
                 file.write(sentence)
             print(f"Wrote generated sentence to {path}.")
+
+
+def warn_of_changes(prompt: str, ids: list[int], tokenizer: Tokenizer, limit: int) -> None:
+    """Say where the text that is continued is not the one that was given."""
+    if len(ids) > limit:
+        warn(f"--prompt is {len(ids)} tokens long, of which the model sees the last {limit} (max_seq_len)")
+    if tokenizer.max_len is None and (text := tokenizer.decode(ids)) != prompt:
+        warn(f"the tokenizer changes --prompt, white space for instance; the text begins {shown(text)}")
 
 
 class TextStream:
@@ -482,7 +521,7 @@ def finetune(args: Namespace, world: World) -> None:
     """Train a head and the Llama below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
     from classifier import LlamaEmbeddingClassifier
     from optimizer import AdamW
-    from training import fit, load_best
+    from training import best_of, fit, load_best
 
     splits, label_names = read_data(args)
     llama, tokenizer, device = load_llama(args)
@@ -497,28 +536,28 @@ def finetune(args: Namespace, world: World) -> None:
     datasets = {split: make_dataset(splits[split], getattr(args, split), llama, tokenizer) for split in splits}
     optimizer = AdamW(model.parameters(), lr=args.lr)
     model_config = {**vars(settings), "model_args": vars(llama.config)}
-    checkpoints = open_checkpoints(args, model_config, label_names, world)
-    history = take_up(args, checkpoints, model, optimizer, world)
-
-    epochs = fit(
-        model,
-        optimizer,
-        make_loader(args, datasets["train"], llama, device, shuffle=True),
-        make_loader(args, datasets["dev"], llama, device),
-        epochs=args.epochs,
-        device=device,
-        checkpoints=checkpoints,
-        history=history,
-        train_eval=not args.no_train_eval,
-        world=world,
-    )
-    run_epochs(epochs, history, checkpoints)
-    load_best(model, checkpoints.model_path, world)
-    print(f"load model from {checkpoints.model_path}")
-    predict_and_report(args, model, datasets, label_names, device, world)
-    print_epoch_table(history)
-    if world.is_first:
-        checkpoints.resume_path.unlink(missing_ok=True)
+    with ExitStack() as held:  # the lock on the run's name
+        checkpoints = open_checkpoints(args, model_config, label_names, world, held)
+        history = take_up(args, checkpoints, model, optimizer, world)
+        epochs = fit(
+            model,
+            optimizer,
+            make_loader(args, datasets["train"], llama, device, shuffle=True),
+            make_loader(args, datasets["dev"], llama, device),
+            epochs=args.epochs,
+            device=device,
+            checkpoints=checkpoints,
+            history=history,
+            train_eval=not args.no_train_eval,
+            world=world,
+        )
+        run_epochs(epochs, history, checkpoints)
+        load_best(model, checkpoints.model_path, world, identity=checkpoints.identity, epoch=best_of(history).epoch)
+        print(f"load model from {checkpoints.model_path}")
+        predict_and_report(args, model, datasets, label_names, device, world)
+        print_epoch_table(history)
+        if world.is_first:
+            checkpoints.resume_path.unlink(missing_ok=True)
 
 
 def run_epochs(epochs: Iterator[EpochResult], history: list[EpochResult], checkpoints: Checkpoints) -> None:
@@ -543,9 +582,11 @@ def print_epoch(result: EpochResult, model_path: Path) -> None:
 
 def print_epoch_table(history: list[EpochResult]) -> None:
     print("\nepoch  train loss  train acc  dev acc  seconds")
-    best = max(result.epoch for result in history if result.improved)
+    from training import best_of
+
+    best = best_of(history)
     for result in history:
-        mark = "  <- best on dev, used for the predictions" if result.epoch == best else ""
+        mark = "  <- best on dev, used for the predictions" if result is best else ""
         print(
             f"{result.epoch:5d}  {result.train_loss:10.3f}  {result.train_acc:9.3f}  {result.dev_acc:7.3f}  "
             f"{result.seconds:7.1f}{mark}"
@@ -556,9 +597,9 @@ def print_epoch_table(history: list[EpochResult]) -> None:
 
 
 def open_checkpoints(
-    args: Namespace, model_config: dict[str, Any], label_names: list[str], world: World
+    args: Namespace, model_config: dict[str, Any], label_names: list[str], world: World, held: ExitStack
 ) -> Checkpoints:
-    """Choose the files of this run, and say what will be overwritten."""
+    """Choose the files of this run, and say what will be overwritten. held: keeps the lock on their name."""
     from training import Checkpoints
 
     identity = {
@@ -571,7 +612,7 @@ def open_checkpoints(
     }
     flags = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "precision")
     identity |= {f"--{flag}": getattr(args, flag) for flag in flags}
-    model_path = world.from_first(lambda: choose_model_path(args, identity))
+    model_path = world.from_first(lambda: choose_model_path(args, identity, held))
     resume_path = model_path.with_suffix(".resume")
     if not args.resume:
         if resume_path.exists():
@@ -592,33 +633,41 @@ def contract_model_path(args: Namespace) -> Path:
     return Path(f"{args.option}-{args.epochs}-{args.lr}.pt")
 
 
-def choose_model_path(args: Namespace, identity: dict[str, Any]) -> Path:
-    """The contract's name, unless a model that was trained on other data, or is not ours, has it.
-
-    A run on other data with the same hyper-parameters would be lost without a word otherwise.
-    """
+def model_candidates(args: Namespace) -> list[Path]:
+    """Where the fine-tuned model may go: the contract's name, and two that tell the data as well."""
     path = contract_model_path(args)
-    dataset, digest = Path(args.train).stem, identity["train"][:12]
-    candidates = [path, *(path.with_stem(f"{path.stem}-{suffix}") for suffix in (dataset, digest))]
-    for candidate in candidates:
-        if not candidate.exists() or _trained_on(candidate) == identity["train"]:
+    suffixes = Path(args.train).stem, sha256_of(args.train)[:12]
+    return [path, *(path.with_stem(f"{path.stem}-{suffix}") for suffix in suffixes)]
+
+
+def choose_model_path(args: Namespace, identity: dict[str, Any], held: ExitStack) -> Path:
+    """The contract's name, unless a model that was trained on other data, or is not ours, has it, or a run that lives.
+
+    A run on other data with the same hyper-parameters would be lost without a word otherwise. With --resume, the name
+    whose resume point is this run's. The lock on the name goes to `held`.
+    """
+    from storage import NameLock
+    from training import identity_of
+
+    candidates, own, reasons = model_candidates(args), [], []
+    if args.resume:
+        own = [path for path in candidates if identity_of(path.with_suffix(".resume")) == identity]
+    for candidate in own or candidates:
+        lock = NameLock(candidate.with_suffix(".lock"))
+        if holder := lock.acquire():
+            reasons.append(f"{candidate} is in use by {holder}")
+            continue
+        is_ours = bool(own) or identity_of(candidate).get("train") == identity["train"]
+        if is_ours or not candidate.exists():
+            held.callback(lock.release)
             break
+        lock.release()
+        reasons.append(f"{candidate} belongs to something else and is kept")
     else:
-        raise UserError(f"{', '.join(map(str, candidates))} all belong to something else; run in another folder")
-    if candidate != path:
-        print(f"{path} belongs to something else and is kept; this run saves to {candidate}")
+        raise UserError(f"{'; '.join(reasons)}; run in another folder")
+    if reasons:
+        print(f"{'; '.join(reasons)}; this run saves to {candidate}")
     return candidate
-
-
-def _trained_on(path: Path) -> str | None:
-    """The digest of the data that a saved model was trained on; None if the file is not one of ours."""
-    try:
-        saved = load_tensors(path)
-    except UserError:
-        return None
-    identity = saved.get("identity") if isinstance(saved, dict) else None
-    train = identity.get("train") if isinstance(identity, dict) else None
-    return train if isinstance(train, str) else None
 
 
 def take_up(
@@ -629,12 +678,25 @@ def take_up(
         return []
     if not world.from_first(checkpoints.resume_path.is_file):
         print(f"there is no resume point {checkpoints.resume_path}; starting from the beginning")
+        for line in world.from_first(lambda: other_resume_points(args, checkpoints)):
+            print(line)
         return []
     history = checkpoints.load_resume_point(model, optimizer, world)
     print(f"resuming from {checkpoints.resume_path}")
     for result in history:
         print_epoch(result, checkpoints.model_path)
     return history
+
+
+def other_resume_points(args: Namespace, checkpoints: Checkpoints) -> list[str]:
+    """A line for each resume point that lies here and is of another run."""
+    from training import differences, identity_of
+
+    lines = []
+    for path in sorted(Path().glob(f"{args.option}-*.resume")):
+        if identity := identity_of(path):
+            lines.append(f"{path} is of a run with another {some(differences(checkpoints.identity, identity))}")
+    return lines
 
 
 def what_is_kept(history: list[EpochResult], checkpoints: Checkpoints) -> str:
@@ -672,7 +734,7 @@ def _facts(args: Namespace) -> dict[str, Any]:
     """What must be equal on every machine: the contents of the input files, and the flags that name no file."""
     inputs = ("train", "dev", "test", "label_names", "pretrained_model_path", "tokenizer")
     facts = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
-    return facts | {name: sha256_of(getattr(args, name)) for name in inputs}
+    return facts | {name: sha256_of(getattr(args, name)) for name in inputs if getattr(args, name) is not None}
 
 
 def announce(args: Namespace) -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from llama import load_pretrained
-from utils import ROOT, ArgumentParser, Default, UserError, choose_device, find_asset, load_tensors, read_text, run_main
+from storage import load_tensors
+from utils import ROOT, ArgumentParser, Default, UserError, choose_device, find_asset, read_text, run_main
 
 ATOL, RTOL = 1e-5, 1e-3
 COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"

@@ -50,5 +50,8 @@ class Tokenizer:
         return [self.bos_id] * bos + ids[: self.max_len] + [self.eos_id] * eos
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special tokens become nothing."""
-        return self.sp_model.decode(list(ids))
+        """The text of token ids; special tokens become nothing. Raises `UserError` where a piece is no text."""
+        try:
+            return self.sp_model.decode(list(ids))
+        except UnicodeDecodeError:
+            raise UserError(f"{self.model_path} is damaged: it has pieces that are not UTF-8 text") from None

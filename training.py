@@ -22,8 +22,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
+from storage import load_tensors, save_tensors
 from tokenizer import Tokenizer
-from utils import UserError, atomic_write, load_tensors, read_text
+from utils import UserError, read_text, some, whole_number
 
 # ------------------------------------------------------------------------------------------------------ data
 
@@ -61,7 +62,7 @@ def _parse_line(line: str, where: str, lowest: int, num_labels: int | None) -> E
     if not sentence:
         raise UserError(f"{where}: the sentence is empty")
     try:
-        label = int(label_text)
+        label = whole_number(label_text.strip())
     except ValueError:
         raise UserError(f"{where}: the label {label_text[:40]!r} is not a whole number") from None
     if label < lowest or (num_labels is not None and label >= num_labels):
@@ -288,8 +289,8 @@ def evaluate(
             log_probs = world.forward(model, part["token_ids"].to(device, non_blocking=True))  # b c
             if world.total(log_probs.isnan().sum()) > 0:
                 raise UserError(
-                    f"{desc}: the predictions are not finite; training diverged (try a smaller --lr) or the checkpoint "
-                    "is damaged"
+                    f"{desc}: the predictions are not finite; training diverged (try a smaller --lr), or the model "
+                    "computes them wrongly"
                 )
             for index, prediction in zip(part["indices"], log_probs.argmax(dim=-1).tolist(), strict=False):
                 result.predictions[index] = prediction
@@ -337,6 +338,7 @@ class EpochResult:
 
 
 MEND = "remove it, or leave out --resume to start anew"
+KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # what the files that a run saves say they are
 
 
 @dataclass
@@ -364,6 +366,7 @@ class Checkpoints:
         save_tensors(
             self.model_path,
             {
+                "kind": KINDS["model"],
                 "model": state,
                 "model_config": self.model_config,
                 "args": self.args,
@@ -381,6 +384,7 @@ class Checkpoints:
         world: World = ALONE,
     ) -> None:
         point = {
+            "kind": KINDS["resume"],
             "identity": self.identity,
             "history": [asdict(result) for result in history],
             "model": world.model_state(model),
@@ -399,10 +403,10 @@ class Checkpoints:
         """
         point = world.from_first(self._read_resume_point)
         try:
-            history = [EpochResult(**result) for result in point["history"]]
-            best_epoch = max(result.epoch for result in history if result.improved)
+            history = _checked_history(point["history"], self.args.get("epochs"))
+            best_epoch = best_of(history).epoch
             world.load_model(model, point["model"])
-            world.load_optimizer(optimizer, point["optimizer"])
+            _load_optimizer(optimizer, point["optimizer"], world)
             _set_rng_state(point["rng"])
         except Exception:  # whatever each of them meets in a damaged file
             raise UserError(f"{self.resume_path} is damaged; {MEND}") from None
@@ -416,15 +420,9 @@ class Checkpoints:
             raise UserError(f"{error}; {MEND}") from None
         if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
             raise UserError(f"{self.resume_path} is not a resume point; {MEND}")
-        theirs = point["identity"]
-        differing = [
-            key
-            for key, value in self.identity.items()
-            if not isinstance(theirs.get(key), type(value)) or theirs[key] != value
-        ]
-        if differing:
+        if differing := differences(self.identity, point["identity"]):
             raise UserError(
-                f"{self.resume_path} belongs to a run with another {', '.join(differing)}; "
+                f"{self.resume_path} belongs to a run with another {some(differing)}; "
                 "use the same arguments, or leave out --resume to start anew"
             )
         return point
@@ -443,6 +441,65 @@ class Checkpoints:
             fits = False
         if not fits:
             raise UserError(f"{self.model_path} is not of the run that {self.resume_path} belongs to; start anew")
+
+
+def differences(identity: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What is not equal in the identity of another run, which may come from a damaged file."""
+    return [
+        key
+        for key, value in identity.items()
+        if not isinstance(other.get(key), type(value)) or other[key] != value
+    ]
+
+
+def identity_of(path: str | os.PathLike) -> dict[str, Any]:
+    """What a saved model or resume point says of its run; nothing if the file is not one of ours, or is damaged."""
+    try:
+        saved = load_tensors(path, warns=False)
+    except UserError:
+        return {}
+    identity = saved.get("identity") if isinstance(saved, dict) else None
+    return identity if isinstance(identity, dict) else {}
+
+
+def best_of(history: list[EpochResult]) -> EpochResult:
+    """The epoch whose model is kept."""
+    return [result for result in history if result.improved][-1]
+
+
+def _checked_history(entries: list[dict[str, Any]], epochs: int | None) -> list[EpochResult]:
+    """The results of epochs 0, 1, ... Raises an error of some kind unless a run can have written them."""
+    history: list[EpochResult] = []
+    numbers = dict.fromkeys(("train_loss", "train_acc", "dev_acc", "seconds"), float)
+    types = {"epoch": int, **numbers, "improved": bool}
+    for number, entry in enumerate(entries):
+        if {name: type(value) for name, value in entry.items()} != types or entry["epoch"] != number:
+            raise ValueError("not an epoch's result")
+        if not 0.0 <= entry["dev_acc"] <= 1.0 or not math.isfinite(entry["train_loss"]):
+            raise ValueError("not an epoch's figures")
+        if entry["improved"] != all(entry["dev_acc"] > earlier.dev_acc for earlier in history):
+            raise ValueError("not the best epoch")
+        history.append(EpochResult(**entry))
+    if not history or (epochs is not None and len(history) > epochs):
+        raise ValueError("not so many epochs")
+    return history
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], world: World) -> None:
+    """As `World.load_optimizer`. Raises `ValueError` for other settings, and for what cannot be a parameter's state."""
+
+    def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    if settings(state["param_groups"]) != settings(optimizer.param_groups):
+        raise ValueError("other settings")
+    world.load_optimizer(optimizer, state)
+    for parameter, values in optimizer.state.items():
+        for value in values.values():
+            is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            is_count = isinstance(value, int) and value >= 1
+            if not (is_moment and value.dtype == parameter.dtype or is_count):
+                raise ValueError("another parameter's state")
 
 
 def fit(
@@ -483,6 +540,9 @@ def fit(
         yield result
 
 
+LARGEST_LOG_PROBABILITY = 1e-3  # of probability 1, give or take what half precision rounds
+
+
 def _train_epoch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -506,6 +566,8 @@ def _train_epoch(
             loss = F.nll_loss(log_probs, labels, reduction="sum") / loader.batch_sampler.batch_size
             for method in methods:
                 loss = loss + world.share * method.penalty(model, part, log_probs)
+            if step == 1 and bool((log_probs > LARGEST_LOG_PROBABILITY).any()):
+                raise UserError("the classifier's outputs are not log-probabilities (log_softmax), so the loss is none")
             value = world.total(loss.detach()).item()
             if not math.isfinite(value):
                 raise UserError(f"epoch {epoch}, batch {step}: the loss is {value}, training stops; try a smaller --lr")
@@ -522,26 +584,24 @@ def _train_epoch(
 # ------------------------------------------------------------------------------------------------ saved runs
 
 
-def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
-    """`torch.save`, whole or not at all. `content`: tensors and plain values, so that `weights_only=True` loads it."""
-    with atomic_write(path, "wb") as file:
-        try:
-            torch.save(content, file)
-        except RuntimeError as error:
-            # on a full disk PyTorch's zip writer fails again while closing, and hides the file system's own error
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
-
-
-def load_best(model: nn.Module, path: str | os.PathLike, world: World = ALONE) -> None:
+def load_best(
+    model: nn.Module,
+    path: str | os.PathLike,
+    world: World = ALONE,
+    *,
+    identity: dict[str, Any] | None = None,
+    epoch: int | None = None,
+) -> None:
     """Load the weights that `Checkpoints.save_model` wrote into a model of the same kind.
 
-    Raises `UserError` if the file is missing, damaged, or of another kind of model.
+    identity, epoch: those of the run that wants them, if they must be its own. Raises `UserError` if the file is
+    missing, damaged, of another kind of model, or of another run.
     """
     saved = world.from_first(lambda: load_tensors(path))
-    if not isinstance(saved, dict) or not isinstance(saved.get("model"), dict):
+    if not isinstance(saved, dict) or not isinstance(saved.get("model"), dict) or saved.get("kind") == KINDS["resume"]:
         raise UserError(f"{path} is not a saved classifier")
+    if identity is not None and (saved.get("identity"), saved.get("epoch")) != (identity, epoch):
+        raise UserError(f"{path} is not what this run saved after epoch {epoch}: another process has replaced it")
     try:
         world.load_model(model, saved["model"])
     except Exception:  # a mapping that is not a state dict fails in many ways

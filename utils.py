@@ -12,16 +12,18 @@ import hashlib
 import io
 import os
 import random
+import re
+import reprlib
+import socket
 import stat
 import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import torch
@@ -44,39 +46,134 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, **kwargs):
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
+        self.register("type", int, whole_number)
+        self.register("type", float, decimal_number)
+
+    def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
+        for argument in sys.argv[1:] if args is None else args:
+            if argument.startswith("--") and argument.endswith("=--"):  # argparse takes the value for its own mark
+                self.error(f"argument {argument[:-3]}: '--' is no value")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see --help)")
 
 
+def whole_number(text: str) -> int:
+    """An integer as people write it in data and flags, in ASCII digits: `int` takes `1_0` and digits of every script.
+
+    Raises `ValueError`.
+    """
+    if not re.fullmatch(r"[+-]?[0-9]{1,1000}", text):
+        raise ValueError("not a whole number")
+    return int(text)
+
+
+def decimal_number(text: str) -> float:
+    """As `whole_number`, for what may have a fraction or an exponent."""
+    if not text.isascii() or "_" in text:
+        raise ValueError("not a number")
+    return float(text)
+
+
+# -------------------------------------------------------------------------------------------------- messages
+
+MAX_WORD, MAX_MESSAGE, MAX_NAMES = 400, 2000, 10
+
+
+def warn(message: str) -> None:
+    """One line on standard error."""
+    print(f"warning: {one_line(message)}", file=sys.stderr)
+
+
+def one_line(message: str) -> str:
+    """A message on one line of bounded length, however long the names and values are that it quotes."""
+    words = (shorten(word, MAX_WORD) for word in message.split())
+    return shorten(" ".join(words), MAX_MESSAGE)
+
+
+def shorten(text: str, most: int = 100) -> str:
+    """At most so many characters, the middle left out."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
+def shown(value: object) -> str:
+    """`repr` of a value from a file, of bounded length and cost: lists can nest, and numbers can be huge."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, (str, int, float, type(None))):
+        return shorten(repr(value[:200] if isinstance(value, str) else value))
+    brief = reprlib.Repr()
+    brief.maxlevel = 2
+    try:
+        return shorten(brief.repr(value))
+    except Exception:  # a foreign object's own `repr`, or a huge number inside
+        return f"a {type(value).__name__}"
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    names = [shorten(str(name), 200) for name in names]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
+
+
+# --------------------------------------------------------------------------------------------------- programs
+
+INTERRUPTED = 130  # what a shell says of a program that an interrupt has ended: 128 and the signal's number
+HERE = ("base_llama", "classifier", "config", "llama", "optimizer", "rope", "storage", "tokenizer", "training")
+
+
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a program's `main` and return its exit status.
 
-    A `UserError`, a file-system error and an interrupt become one line on standard error and status 2.
-    Anything else is a defect of the program and keeps its traceback.
+    A `UserError`, a file-system error, a memory that is too small and an absent module become one line on standard
+    error and status 2, an interrupt one line and status 130. Anything else is a defect of the program and keeps its
+    traceback. Work goes on where nobody reads what is printed (`| head -1`, `>&-`).
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold letters that the terminal cannot show
+    _keep_standard_streams()
+    status = 2
     try:
-        status = main() or 0
+        result = main() or 0
         sys.stdout.flush()  # here, where a full disk is still an error like any other
-        return status
+        return result
     except UserError as error:
         message = str(error)
     except KeyboardInterrupt as error:
         message = str(error) or "interrupted: files that were finished are kept, the others were not written"
+        status = INTERRUPTED
+    except ModuleNotFoundError as error:
+        message = _which_is_absent(error)
     except OSError as error:
         where = error.filename or "a file or standard output"
         hint = "; free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         message = f"cannot read or write {where}: {error.strerror or error}{hint}"
         _drop_stuck_output()
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which must not be imported for its name alone
-            raise
-        message = "the accelerator's memory is used up; use a smaller --batch_size, or --device cpu"
+    except (MemoryError, RuntimeError) as error:
+        message = _what_is_used_up(error)
     _wait_for_the_first_process()
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return status
+
+
+def _which_is_absent(error: ModuleNotFoundError) -> str:
+    """Raises the error again where it is this program's own defect."""
+    name = error.name or ""
+    if name in HERE:
+        return f"{name}.py is not here; it belongs beside {Path(sys.argv[0]).name}"
+    if name.partition(".")[0] in ("torch", "numpy", "sentencepiece", "tqdm", "sklearn"):
+        return f"the package {name} is not installed for {sys.executable}; bash setup.sh installs it"
+    raise error
+
+
+def _what_is_used_up(error: MemoryError | RuntimeError) -> str:
+    """Raises the error again where no memory is too small."""
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+        return "the memory is used up; use a smaller --batch_size, shorter texts, or a smaller model"
+    if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which must not be imported for its name alone
+        raise error
+    return "the accelerator's memory is used up; use a smaller --batch_size, or --device cpu"
 
 
 def _wait_for_the_first_process() -> None:
@@ -88,15 +185,60 @@ def _wait_for_the_first_process() -> None:
         time.sleep(GRACE_SECONDS)
 
 
+class _PatientStream(io.TextIOWrapper):
+    """A standard stream whose reader may go away while the work goes on; what is written then goes nowhere."""
+
+    def write(self, text: str) -> int:
+        with self._unheard():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._unheard():
+            super().flush()
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            _send_nowhere(self.fileno())
+
+
+def _keep_standard_streams() -> None:
+    """Make standard output and error writable for as long as the program runs, whoever listens."""
+    # a closed one would be the next file that is opened, and take whatever a library prints
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            stream = open(("stdout", "stderr").index(name) + 1, "w", encoding="utf-8", closefd=False)
+        if type(stream) is io.TextIOWrapper:  # not a test's, or a notebook's
+            how = dict(encoding=stream.encoding, line_buffering=stream.line_buffering)
+            # a text may hold letters that the terminal cannot show
+            stream = _PatientStream(stream.detach(), errors="backslashreplace", **how)
+        setattr(sys, name, stream)
+
+
 def _drop_stuck_output() -> None:
     """Send what standard output cannot take nowhere, or Python fails on it once more at exit (status 120)."""
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _send_nowhere(sys.stdout.fileno())
+
+
+def _send_nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 # ----------------------------------------------------------------------------------------------------- files
+
+TEMPORARY = ".minllama-"  # how the names of temporary files begin; then host, process, and something random
 
 
 @contextmanager
@@ -104,13 +246,16 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     """Open a temporary file beside `path` and rename it to `path` when the block ends without an exception.
 
     Whoever reads `path` sees the old file or the whole new one, never a half. Text is UTF-8 with `\\n` line ends on
-    every platform. Raises `OSError` as `open` does, naming `path`; the temporary file is removed whatever happens.
+    every platform. Raises `OSError` as `open` does, naming `path`; the temporary file is removed whatever happens, or,
+    where this process is killed, by the next one that writes there.
     """
     path = Path(path)
     temporary = None
     try:
+        _remove_leftovers(path.parent)
         # a short name of its own: one made from path.name could be too long where path.name is not
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".minllama-", suffix=".tmp")
+        prefix = f"{TEMPORARY}{host_name()}-{os.getpid()}-"
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
         with open(handle, mode, **text) as file:
             yield file
@@ -123,6 +268,32 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files in `folder` that processes of this machine left when they were killed."""
+    for path in folder.glob(f"{TEMPORARY}*.tmp"):
+        host, _, number = path.name.removeprefix(TEMPORARY).rpartition("-")[0].rpartition("-")
+        if host == host_name() and number.isdecimal() and not is_running(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def host_name() -> str:
+    """This machine's name, as it stands in file names."""
+    return re.sub("[^A-Za-z0-9.]", "_", socket.gethostname())[:60]
+
+
+def is_running(number: int) -> bool:
+    """Whether this machine has a process of that number. Where that cannot be asked: True."""
+    if os.name == "nt":  # there `os.kill` ends the process
+        return True
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def _default_file_mode() -> int:
@@ -185,36 +356,6 @@ def sha256_of(path: str | os.PathLike) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def load_tensors(path: str | os.PathLike, *, mmap: bool = True) -> object:
-    """What `torch.save` wrote to `path`, on the CPU: tensors and plain Python values, nothing else.
-
-    `weights_only=True` never runs code from the file. mmap: map files in the zip format into memory, so that a tensor
-    is read from disk when it is used; not for tensors that outlive the file. Raises `UserError` where the file is
-    missing, damaged, or holds anything else.
-    """
-    import torch
-
-    try:
-        with open(path, "rb") as file:
-            start = file.read(4)
-        is_zip = start == b"PK\x03\x04"
-        if not is_zip and not start.startswith(b"\x80"):
-            raise ValueError("neither a zip nor a pickle")  # a web page, for example
-        with warnings.catch_warnings():  # torch.load's remarks about odd files would stand beside the one line
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # whatever the unpickler meets in a damaged or foreign file
-        if "weights_only" in str(error):
-            reason = "it holds Python objects other than tensors and plain values, which are never unpickled here"
-        else:
-            reason = "it is not a PyTorch checkpoint, or it is truncated or damaged"
-        raise UserError(f"cannot load {path}: {reason}") from None
 
 
 # --------------------------------------------------------------------------------------- randomness and devices

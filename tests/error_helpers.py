@@ -35,12 +35,12 @@ def stderr_lines(stderr: str) -> list[str]:
     return [line for line in lines if line and not PROGRESS_BAR.match(line)]
 
 
-def check_one_error(status: int, stderr: str, *words: object) -> str:
-    """Assert status 2 and one line, `error: ...`, that holds every one of `words`. Returns the line.
+def check_one_error(status: int, stderr: str, *words: object, expected: int = 2) -> str:
+    """Assert the status and one line, `error: ...`, that holds every one of `words`. Returns the line.
 
     Nothing stands beside it but the program's own `warning: ...` lines.
     """
-    assert status == 2, stderr
+    assert status == expected, stderr
     assert "Traceback" not in stderr
     lines = [line for line in stderr_lines(stderr) if not line.startswith("warning: ")]
     assert len(lines) == 1, lines

@@ -19,8 +19,8 @@ from conftest import ROOT
 from distributed_worker import CASES, Case, Decay, train_case
 from error_helpers import stderr_lines
 
+from storage import load_tensors
 from tokenizer import Tokenizer
-from utils import load_tensors
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 SLOW = {"marks": pytest.mark.slow}

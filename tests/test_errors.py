@@ -22,7 +22,9 @@ import torch
 from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import ROOT, check_one_error, load_program, snapshot, stderr_lines
 
+import classifier
 import optimizer
+import storage
 import training
 import utils
 from config import LlamaConfig
@@ -401,8 +403,7 @@ def test_weights_that_are_not_finite(
         model.get_parameter(name).fill_(value)
     save_checkpoint(tmp_path / "broken.pt", model)
     base = [] if option == "generate" else classify_flags(option)
-    line = refused([*base, *generate_flags("broken.pt", "--tokenizer", tiny_tokenizer)])
-    assert "nan" in line or "not finite" in line
+    refused([*base, *generate_flags("broken.pt", "--tokenizer", tiny_tokenizer)], "finite", name)
 
 
 # ------------------------------------------------------------------------------------------------------ tokenizer
@@ -552,12 +553,16 @@ MALFORMED = {
     "unknown option": (["--option", "pretrain"], "--option"),
     "unknown device": (["--device", "tpu"], "--device"),
     "value missing": (["--lr"], "--lr"),
+    "two hyphens": (["--seed=--"], "--seed"),
+    "grouped digits": (["--epochs", "1_0"], "--epochs"),
+    "another script's digits": (["--lr", "\u0661"], "--lr"),
+    "a huge number": (["--seed", "9" * 5000], "--seed"),
 }
 
 
 @pytest.mark.parametrize("flags, word", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_command_line(refused: Callable, flags: list[str], word: str) -> None:
-    refused(flags, word, "--help")
+    assert len(refused(flags, word, "--help")) < 700
 
 
 @pytest.mark.parametrize("option", ["prompt", "finetune"])
@@ -645,6 +650,34 @@ def test_output_is_an_input_through_a_link(
 ) -> None:
     (tmp_path / "a-dev-prompting-output.txt").symlink_to(films["dev"])
     refused([*classify_flags("prompt"), "--dev_out", "a-dev-prompting-output.txt"], "--dev_out", "--dev")
+
+
+OVERLAPS = {  # the name of a sample, and what has it already
+    "the checkpoint": ("--pretrained-model-path", "m-2.pt", "m.pt"),
+    "the tokenizer": ("--tokenizer", "k-2.model", "k.model"),
+    "the other text": ("--generated_sentence_low_temp_out", "g-2.txt", "g.txt"),
+}
+
+
+@pytest.mark.parametrize("flag, name, out", OVERLAPS.values(), ids=OVERLAPS)
+def test_a_sample_is_an_input_or_another_output(
+    refused: Callable, tiny_checkpoint: Path, tmp_path: Path, flag: str, name: str, out: str
+) -> None:
+    flags = {"--pretrained-model-path": tiny_checkpoint, "--tokenizer": tiny_checkpoint.with_suffix(".model")}
+    if flag in flags:
+        shutil.copy(flags[flag], tmp_path / name)
+    flags |= {flag: name, "--num_samples": 2, "--generated_sentence_high_temp_out": out}
+    refused([word for pair in flags.items() for word in pair], name, "sample 2")
+
+
+@pytest.mark.parametrize("ending", [".pt", ".resume", ".lock", "-films-dev.resume"])
+def test_data_under_a_name_that_the_run_writes(
+    refused: Callable, classify_flags: Callable, films: dict[str, Path], tmp_path: Path, ending: str
+) -> None:
+    name = f"finetune-5-2e-05{ending}"
+    shutil.copy(films["dev"], tmp_path / "films-dev.txt")
+    os.link(tmp_path / "films-dev.txt", tmp_path / name)  # the same file under two names is one file, too
+    refused([*classify_flags("finetune"), "--train", tmp_path / "films-dev.txt", "--dev", name], name, "also --dev")
 
 
 def test_both_generated_sentences_in_one_file(refused: Callable, tiny_checkpoint: Path) -> None:
@@ -881,7 +914,8 @@ def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_fl
         finally:
             process.kill()
     model, resume = tmp_path / "finetune-5000-2e-05.pt", tmp_path / "finetune-5000-2e-05.resume"
-    line = check_one_error(status, (tmp_path / "stderr").read_text(), "interrupted", model.name, resume.name)
+    words = ("interrupted", model.name, resume.name)
+    line = check_one_error(status, (tmp_path / "stderr").read_text(), *words, expected=130)
     assert "--resume" in line
     assert sorted(snapshot(tmp_path)) == [model.name, resume.name, "stderr"]
     saved = torch.load(model, weights_only=True)
@@ -905,7 +939,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     with monkeypatch.context() as patch:
         patch.setattr(driver, "print_epoch", interrupt)
         status, _, err = call(*flags)
-    assert status == 2
+    assert status == 130
     assert stderr_lines(err)[-1].startswith("error: interrupted; the best of 2 finished epochs stays in ")
     status, resumed, _ = call(*flags, "--resume")
     assert status == 0
@@ -927,7 +961,7 @@ def test_interrupt_before_anything_is_written(
 
     monkeypatch.setattr(driver, "load_llama", interrupt)
     status, _, err = call(*flags_for(option))
-    check_one_error(status, err, "interrupted")
+    check_one_error(status, err, "interrupted", expected=130)
     assert snapshot(tmp_path) == {}
 
 
@@ -937,6 +971,89 @@ def test_interrupt_while_writing(tmp_path: Path) -> None:
         file.write("half")
         raise KeyboardInterrupt
     assert snapshot(tmp_path) == {"out.txt": b"earlier work"}
+
+
+# ------------------------------------------------------------------------------------- standard streams, and memory
+
+STREAMS = {"no output": ">&-", "no error": "2>&-", "neither": ">&- 2>&-", "a reader that goes": "| head -c 9 >&2"}
+
+
+@pytest.mark.parametrize("option", ["generate", "finetune"])
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+def test_work_goes_on_where_nobody_listens(tmp_path: Path, flags_for: Callable, option: str, stream: str) -> None:
+    flags = " ".join(f"'{flag}'" for flag in [*flags_for(option), *(["--epochs", 1] if option == "finetune" else [])])
+    command = f"set -o pipefail; '{sys.executable}' '{ROOT / 'run_llama.py'}' {flags} {stream}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Error" not in done.stderr and "error" not in done.stderr
+    assert {Path(name).name for name in output_flags(option)[1::2]} <= set(snapshot(tmp_path)) or option == "generate"
+    assert option == "finetune" or len(list(tmp_path.glob("*.txt"))) == 2
+
+
+def out_of_memory() -> None:
+    torch.empty(2**55)
+
+
+def absent_module() -> None:
+    raise ModuleNotFoundError("No module named 'training'", name="training")
+
+
+FAILURES = {out_of_memory: "memory is used up", absent_module: "training.py is not here"}
+
+
+@pytest.mark.parametrize("fails", FAILURES)
+def test_what_is_not_there_is_named(call: Callable, fails: Callable) -> None:
+    status, _, err = call(main=fails)
+    check_one_error(status, err, FAILURES[fails])
+
+
+# --------------------------------------------------------------------------------------- inputs that are no plain files
+
+
+@pytest.mark.parametrize("flag", INPUT_FLAGS)
+@pytest.mark.parametrize("kind, word", [("pipe", "pipe"), ("loop", "leads nowhere"), ("device", "device")])
+def test_an_input_that_is_no_plain_file_is_called_so(
+    refused: Callable, classify_flags: Callable, tmp_path: Path, flag: str, kind: str, word: str
+) -> None:
+    name = "odd"
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "loop":
+        (tmp_path / name).symlink_to("odd")
+    else:
+        name = os.devnull
+    refused([*classify_flags("prompt"), flag, name], flag, word)
+
+
+def test_prompt_needs_no_training_data(call: Callable, classify_flags: Callable, tmp_path: Path) -> None:
+    flags = list(classify_flags("prompt"))
+    at = flags.index("--train")
+    expected = [call(*flags), snapshot(tmp_path)]
+    status, out, _ = call(*flags[:at], *flags[at + 2 :])
+    assert status == 0 and [out.count("load "), snapshot(tmp_path)] == [expected[0][1].count("load ") - 1, expected[1]]
+
+
+def test_a_prompt_that_is_cut_or_changed_is_said_to_be(call: Callable, tiny_checkpoint: Path) -> None:
+    flags = generate_flags(tiny_checkpoint)
+    _, _, err = call(*flags, "--prompt", "a film " * 60)
+    assert "of which the model sees the last 64" in err
+    _, _, err = call(*flags, "--prompt", "a\tfilm\n\n")
+    assert "the tokenizer changes --prompt" in err or "\t" in Path("generated-sentence-temp-0.txt").read_text()
+    _, _, err = call(*flags)
+    assert "changes" not in err and "sees the last" not in err
+
+
+def test_outputs_that_are_no_log_probabilities_stop_the_training(
+    call: Callable, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classifier.F, "log_softmax", lambda scores, dim: scores * 50)
+    status, _, err = call(*classify_flags("finetune"))
+    check_one_error(status, err, "not log-probabilities")
+
+
+def test_labels_in_other_digits_are_refused(refused: Callable, classify_flags: Callable, tmp_path: Path) -> None:
+    for label in ("1_0", "\u0661", "\uff11"):
+        (tmp_path / "odd.txt").write_text(f"0 ||| good\n{label} ||| bad\n", encoding="utf-8")
+        refused([*classify_flags("prompt"), "--dev", "odd.txt"], "odd.txt line 2", "not a whole number")
 
 
 # -------------------------------------------------------------------------------------------- resuming, overwriting
@@ -1054,3 +1171,109 @@ def test_a_programs_own_defect_keeps_its_traceback() -> None:
     with pytest.raises(IndexError, match="a bug"):
         run_main(defect)
     assert LlamaConfig.from_preset("tiny").max_seq_len == 64
+
+
+# -------------------------------------------------------------------------------------------- several runs, damaged runs
+
+
+def test_two_runs_at_once_do_not_mix(call: Callable, classify_flags: Callable, tmp_path: Path) -> None:
+    flags = [*classify_flags("finetune"), "--epochs", 1]
+    _, alone, _ = call(*flags, "--seed", 7)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    other = storage.NameLock(tmp_path / "finetune-1-2e-05.lock")
+    assert other.acquire() is None
+    status, out, _ = call(*flags, "--seed", 7)
+    other.release()
+    assert status == 0 and "is in use by process" in out
+    assert "save the model to finetune-1-2e-05-films-train.pt" in out
+    results = [[line for line in text.splitlines() if " :: " in line] for text in (out, alone)]
+    assert results[0] == results[1]
+    assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob("*.resume"))
+
+
+def test_a_model_that_another_run_replaced_is_not_predicted_with(
+    call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "finetune-1-2e-05.pt"
+    load = training.load_best
+
+    def replace(*inputs: object, **named: object) -> None:
+        content = storage.load_tensors(path, mmap=False)
+        storage.save_tensors(path, {**content, "identity": {**content["identity"], "--seed": 8}})
+        load(*inputs, **named)
+
+    monkeypatch.setattr(training, "load_best", replace)
+    status, _, err = call(*classify_flags("finetune"), "--epochs", 1)
+    check_one_error(status, err, path.name, "another process has replaced it")
+    assert not list(tmp_path.glob("*output.txt"))
+
+
+@pytest.fixture
+def interrupted(
+    call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[object]:
+    """The flags of a run of three epochs that was stopped after the second."""
+    flags = [*classify_flags("finetune"), "--epochs", 3, "--lr", 0.01]
+    predict = training.evaluate
+    with monkeypatch.context() as patch:
+
+        def stop(*inputs: object, desc: str, **named: object) -> object:
+            if desc == "dev acc 2":
+                raise KeyboardInterrupt
+            return predict(*inputs, desc=desc, **named)
+
+        patch.setattr(training, "evaluate", stop)
+        assert call(*flags)[0] == 130
+    return flags
+
+
+FIELDS = {
+    "a step size": lambda point: point["optimizer"]["param_groups"][0].update(lr=5.0),
+    "a moment's shape": lambda point: point["optimizer"]["state"][0].update(m=torch.zeros(3)),
+    "a moment's type": lambda point: point["optimizer"]["state"][0].update(v=torch.zeros(300, 32).half()),
+    "a count": lambda point: point["optimizer"]["state"][0].update(step=-4),
+    "a figure's type": lambda point: point["history"][0].update(dev_acc="0.5"),
+    "a figure": lambda point: point["history"][0].update(dev_acc=50.0),
+    "an epoch": lambda point: point["history"][1].update(epoch=7),
+    "a long history": lambda point: point.update(history=point["history"] * 100),
+    "no best epoch": lambda point: point["history"][0].update(improved=False),
+}
+
+
+@pytest.mark.parametrize("change", FIELDS.values(), ids=FIELDS)
+def test_a_resume_point_with_a_wrong_field(
+    call: Callable, interrupted: list, tmp_path: Path, change: Callable
+) -> None:
+    path = tmp_path / "finetune-3-0.01.resume"
+    point = storage.load_tensors(path, mmap=False)
+    change(point)
+    storage.save_tensors(path, point)
+    before = snapshot(tmp_path)
+    status, _, err = call(*interrupted, "--resume")
+    check_one_error(status, err, path.name, "damaged")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_damaged_best_model_is_named_and_the_resume_point_kept(
+    call: Callable, interrupted: list, tmp_path: Path
+) -> None:
+    path = tmp_path / "finetune-3-0.01.pt"
+    path.write_bytes(path.read_bytes()[:-1000])
+    before = snapshot(tmp_path)
+    status, _, err = call(*interrupted, "--resume")
+    check_one_error(status, err, path.name, "damaged", "without it")
+    assert snapshot(tmp_path) == before
+
+
+def test_resume_with_another_flag_names_the_run_that_lies_there(call: Callable, interrupted: list) -> None:
+    status, out, _ = call(*interrupted, "--resume", "--lr", 0.02)
+    assert status == 0 and "finetune-3-0.01.resume is of a run with another --lr" in out
+
+
+@pytest.mark.parametrize("ending, word", [("pt", "fine-tuned classifier"), ("resume", "resume point")])
+def test_what_a_run_saved_is_no_pretrained_model(
+    call: Callable, classify_flags: Callable, interrupted: list, ending: str, word: str
+) -> None:
+    status, _, err = call(*classify_flags("prompt"), "--pretrained-model-path", f"finetune-3-0.01.{ending}")
+    check_one_error(status, err, word)

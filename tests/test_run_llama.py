@@ -18,8 +18,8 @@ import torch
 from conftest import ROOT
 
 from llama import load_pretrained
+from storage import load_tensors
 from tokenizer import Tokenizer
-from utils import load_tensors
 
 PREFIX = (
     "I have wanted to see this thriller for a while, and it didn't disappoint. "

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
     {"utils"},
-    {"config", "rope", "tokenizer", "optimizer"},
+    {"config", "rope", "tokenizer", "optimizer", "storage"},
     {"base_llama"},
     {"llama"},
     {"classifier", "training"},

@@ -10,6 +10,7 @@ from conftest import random_llama
 
 from classifier import LlamaEmbeddingClassifier
 from optimizer import AdamW
+from storage import load_tensors
 from tokenizer import Tokenizer
 from training import (
     Checkpoints,
@@ -24,7 +25,7 @@ from training import (
     load_best,
     save_tensors,
 )
-from utils import UserError, load_tensors
+from utils import UserError
 
 CPU = torch.device("cpu")
 SUFFIX = "Is this movie bad or good? This movie is "
@@ -318,10 +319,10 @@ def test_a_model_of_another_run_is_not_taken_for_the_best_one(tmp_path: Path, to
     for change in ({"identity": {"--seed": 2}}, {"epoch": -1}, {"identity": None}):
         save_tensors(saved.model_path, {**content, **change})
         with pytest.raises(UserError, match=r"model\.pt is not of the run"):
-            saved.load_resume_point(model, AdamW(model.parameters()))
+            saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
     saved.model_path.unlink()
     with pytest.raises(UserError, match=r"model\.pt does not exist; without it"):
-        saved.load_resume_point(model, AdamW(model.parameters()))
+        saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_best(tmp_path: Path, tokenizer: Tokenizer):

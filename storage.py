@@ -1,0 +1,199 @@
+"""Safe reading and writing of checkpoints, saved models and resume points, and the lock on a run's name.
+
+Importing this module costs nothing; PyTorch is imported inside the functions that need it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import warnings
+import zipfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from utils import TEMPORARY, UserError, atomic_write, host_name, is_running, shorten, warn
+
+ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
+LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip's entry: how long its name and its extra field are
+DAMAGED = "it is not a PyTorch checkpoint, or it is truncated or damaged"
+NEWBORN_SECONDS = 60.0  # a lock without an owner that is older was left by a process that died while making it
+
+
+class Damaged(ValueError):
+    """Why a file is not loaded."""
+
+
+# ---------------------------------------------------------------------------------------------------- tensors
+
+
+def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = True) -> object:
+    """What `torch.save` wrote to `path`, on the CPU: tensors and plain Python values, nothing else.
+
+    `weights_only=True` never runs code from the file, and every checksum in it is verified. mmap: map files in the zip
+    format into memory, so that a tensor is read from disk when it is used; not for tensors that outlive the file.
+    warns: says so where it has no checksums. Raises `UserError` where the file is missing, damaged, or holds anything
+    else.
+    """
+    import torch
+
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+            is_zip = start == ZIP_START
+            if not is_zip and not start.startswith(PICKLE_START):
+                raise Damaged(DAMAGED)  # a web page, for example
+            has_checksums = is_zip and verify_archive(file)
+        with warnings.catch_warnings():  # torch.load's remarks about odd files would stand beside the one line
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except Damaged as error:
+        raise UserError(f"cannot load {path}: {error}") from None
+    except Exception as error:  # whatever the unpickler meets in a damaged or foreign file
+        if "weights_only" in str(error):
+            reason = "it holds Python objects other than tensors and plain values, which are never unpickled here"
+        else:
+            reason = DAMAGED
+        raise UserError(f"cannot load {path}: {reason}") from None
+    if warns and not has_checksums:
+        warn(f"{path} holds no checksums, so damage to its numbers would not be noticed")
+    return content
+
+
+def verify_archive(file: Any) -> bool:
+    """Check the sizes and the CRC-32 of every record of a PyTorch archive; False where it was written without any.
+
+    PyTorch itself reads records without looking at their checksums. 170 MB take about 0.1 s. Raises `Damaged`.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+    except Exception:  # hostile bytes make zipfile raise errors of a dozen unrelated classes
+        raise Damaged(DAMAGED) from None
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+        raise Damaged("its records are compressed, as if it had been zipped again; save it anew with torch.save")
+    size = file.seek(0, os.SEEK_END)
+    if sum(record.file_size for record in records) > size or any(r.file_size != r.compress_size for r in records):
+        raise Damaged(DAMAGED)
+    filled = [record for record in records if record.file_size]
+    wrong = [record for record in filled if _checksum(file, record) != record.CRC]
+    if not wrong:
+        return True
+    if any(record.CRC for record in filled):
+        raise Damaged(f"it is damaged: the checksum of {shorten(wrong[0].filename)} is not that of its bytes")
+    return False
+
+
+def _checksum(file: Any, record: zipfile.ZipInfo) -> int:
+    file.seek(record.header_offset)
+    header = file.read(LOCAL_HEADER.size)
+    if len(header) < LOCAL_HEADER.size:
+        raise Damaged(DAMAGED)
+    file.seek(sum(LOCAL_HEADER.unpack(header)), os.SEEK_CUR)
+    checksum, left = 0, record.file_size
+    while left and (chunk := file.read(min(left, 1 << 20))):
+        checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+    if left:
+        raise Damaged(DAMAGED)
+    return checksum
+
+
+def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
+    """`torch.save`, whole or not at all. `content`: tensors and plain values, so that `weights_only=True` loads it."""
+    import torch
+
+    with atomic_write(path, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # on a full disk PyTorch's zip writer fails again while closing, and hides the file system's own error
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+# ------------------------------------------------------------------------------------------------------ locks
+
+
+class NameLock:
+    """A file that says which process uses a name, for as long as that process lives.
+
+    Not the kernel's locks: those say nothing of whose they are, and are no good on many network file systems.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.mine = json.dumps({"host": host_name(), "process": os.getpid(), "started": _start_of(os.getpid())})
+
+    def acquire(self) -> str | None:
+        """Take the lock; returns None, or in words who has it.
+
+        Only that of a process of this machine that has ended is taken over.
+        """
+        while True:
+            try:
+                handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                content = self._read()
+                if content is not None and (holder := self._holder(content)):
+                    return holder
+                if content is not None:
+                    self._clear(content)
+                continue
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(self.mine)
+            return None
+
+    def release(self) -> None:
+        if self._read() == self.mine:
+            self.path.unlink(missing_ok=True)
+
+    def _read(self) -> str | None:
+        """None where there is no such file, or no more."""
+        with suppress(FileNotFoundError):
+            return self.path.read_text(encoding="utf-8", errors="replace")
+        return None
+
+    def _holder(self, content: str) -> str | None:
+        try:
+            owner = json.loads(content)
+            host, process, started = owner["host"], int(owner["process"]), owner["started"]
+        except (ValueError, TypeError, KeyError):  # not written yet, or cut short by a full disk
+            with suppress(FileNotFoundError):
+                if time.time() - self.path.stat().st_mtime < NEWBORN_SECONDS:
+                    return "a process that is just starting"
+            return None
+        if host != host_name():
+            return f"process {process} on {shorten(str(host))}; remove {self.path} if that run is over"
+        is_same = is_running(process) and started in (None, _start_of(process))
+        return f"process {process} on this machine" if is_same else None
+
+    def _clear(self, content: str) -> None:
+        """Remove the lock of a process that is gone, unless another process has just done so and taken it."""
+        aside = self.path.with_name(f"{TEMPORARY}{host_name()}-{os.getpid()}-{id(self)}.tmp")
+        try:
+            os.rename(self.path, aside)
+        except FileNotFoundError:
+            return
+        if aside.read_text(encoding="utf-8", errors="replace") != content:
+            with suppress(FileExistsError):
+                os.link(aside, self.path)
+        aside.unlink()
+
+
+def _start_of(process: int) -> str | None:
+    """When a process began, since numbers are given again; None where Linux's /proc does not tell."""
+    try:
+        # the name, which stands in brackets, may hold spaces
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
