@@ -493,12 +493,15 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], wor
 
     if settings(state["param_groups"]) != settings(optimizer.param_groups):
         raise ValueError("other settings")
+    dtypes = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
+    saved = [value for values in state["state"].values() for value in values.values()]
+    if any(isinstance(value, torch.Tensor) and value.dtype not in dtypes for value in saved):
+        raise ValueError("other number formats")  # which loading would round to these
     world.load_optimizer(optimizer, state)
     for parameter, values in optimizer.state.items():
         for value in values.values():
             is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            is_count = isinstance(value, int) and value >= 1
-            if not (is_moment and value.dtype == parameter.dtype or is_count):
+            if not is_moment and not (isinstance(value, int) and value >= 1):
                 raise ValueError("another parameter's state")
 
 

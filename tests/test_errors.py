@@ -985,8 +985,7 @@ def test_work_goes_on_where_nobody_listens(tmp_path: Path, flags_for: Callable, 
     command = f"set -o pipefail; '{sys.executable}' '{ROOT / 'run_llama.py'}' {flags} {stream}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "Error" not in done.stderr and "error" not in done.stderr
-    assert {Path(name).name for name in output_flags(option)[1::2]} <= set(snapshot(tmp_path)) or option == "generate"
-    assert option == "finetune" or len(list(tmp_path.glob("*.txt"))) == 2
+    assert len(list(tmp_path.glob("*.txt"))) == 2
 
 
 def out_of_memory() -> None:
@@ -1038,8 +1037,8 @@ def test_a_prompt_that_is_cut_or_changed_is_said_to_be(call: Callable, tiny_chec
     assert "of which the model sees the last 64" in err
     _, _, err = call(*flags, "--prompt", "a\tfilm\n\n")
     assert "the tokenizer changes --prompt" in err or "\t" in Path("generated-sentence-temp-0.txt").read_text()
-    _, _, err = call(*flags)
-    assert "changes" not in err and "sees the last" not in err
+    _, _, err = call(*flags, "--prompt", "a film")
+    assert err == ""
 
 
 def test_outputs_that_are_no_log_probabilities_stop_the_training(
@@ -1173,7 +1172,7 @@ def test_a_programs_own_defect_keeps_its_traceback() -> None:
     assert LlamaConfig.from_preset("tiny").max_seq_len == 64
 
 
-# -------------------------------------------------------------------------------------------- several runs, damaged runs
+# ------------------------------------------------------------------------------------------- several runs, damaged runs
 
 
 def test_two_runs_at_once_do_not_mix(call: Callable, classify_flags: Callable, tmp_path: Path) -> None:
@@ -1273,7 +1272,7 @@ def test_resume_with_another_flag_names_the_run_that_lies_there(call: Callable, 
 
 @pytest.mark.parametrize("ending, word", [("pt", "fine-tuned classifier"), ("resume", "resume point")])
 def test_what_a_run_saved_is_no_pretrained_model(
-    call: Callable, classify_flags: Callable, interrupted: list, ending: str, word: str
+    call: Callable, tiny_tokenizer: Path, interrupted: list, ending: str, word: str
 ) -> None:
-    status, _, err = call(*classify_flags("prompt"), "--pretrained-model-path", f"finetune-3-0.01.{ending}")
+    status, _, err = call(*generate_flags(f"finetune-3-0.01.{ending}", "--tokenizer", tiny_tokenizer))
     check_one_error(status, err, word)
