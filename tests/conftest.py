@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +35,8 @@ SENTENCES = (
     "She plays the lighthouse keeper with such quiet care",
     "The robots are cardboard and so is the hero",
 )
+
+FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)  # what a run prints
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -144,6 +150,31 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
         )
 
     return run_script
+
+
+def succeed(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """The predictions that a run has written."""
+    return {path.name: path.read_bytes() for path in folder.glob("*-output.txt")}
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs the driver in this process, which spares importing PyTorch; returns what it prints. An error is raised."""
+
+    def run_driver(*flags: object, cwd: Path = tmp_path, stdout: io.StringIO | None = None) -> str:
+        cwd.mkdir(exist_ok=True)
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["run_llama.py", *map(str, flags)])
+        with contextlib.redirect_stdout(stdout or io.StringIO()) as printed:
+            importlib.import_module("run_llama").main()  # by name: it is a program, and no library to anybody
+        return printed.getvalue()
+
+    return run_driver
 
 
 @pytest.fixture(scope="session")
