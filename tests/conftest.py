@@ -39,6 +39,11 @@ SENTENCES = (
 FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)  # what a run prints
 
 
+def pytest_configure() -> None:
+    """Before numba is imported: loops must be right for three threads also where there are fewer processors."""
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(max(3, os.cpu_count() or 1)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Of `-n auto`: PyTorch in each takes half a gigabyte, and some tests start processes of their own."""

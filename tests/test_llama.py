@@ -118,11 +118,17 @@ def test_the_forward_pass_gives_what_the_spelled_out_attention_gives(monkeypatch
         torch.testing.assert_close(by_hand, fused, atol=1e-5, rtol=1e-5)
 
 
-def test_attention_dropout_is_active_in_training_only():
-    layer = Attention(LlamaConfig.from_preset("tiny", dropout=0.5))
-    x = torch.randn(1, 9, 32)
-    assert not torch.equal(layer.train()(x), layer(x))
-    assert torch.equal(layer.eval()(x), layer(x))
+@torch.no_grad()
+def test_each_dropout_of_the_config_acts_where_it_stands_and_in_training_only():
+    model = random_llama(dropout=0.5)
+    expected = model(TOKENS)[0]
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert [dropout.p for dropout in dropouts] == [0.5] * (1 + 3 * model.config.n_layers)
+    for active in dropouts:
+        for dropout in dropouts:
+            dropout.p = 0.5 if dropout is active else 0.0
+        assert not torch.equal(model.train()(TOKENS)[0], expected)
+        assert torch.equal(model.eval()(TOKENS)[0], expected)
 
 
 def test_feed_forward_takes_or_derives_its_width():
@@ -206,6 +212,7 @@ LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])  # probabilities .464 .171 .
         ({"epsilon": 0.05}, [0, 1, 2, 4]),
         ({"epsilon": 0.99}, [0]),
         ({"top_k": 4, "top_p": 0.9}, [0, 1, 4]),
+        ({"top_k": 2, "top_p": 0.6}, [0]),  # which holds .62 of what the two hold together, and .46 of all
         ({"top_k": 1, "epsilon": 0.2}, [0]),
         ({"temperature": 1e-30}, [0]),
     ],

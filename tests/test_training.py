@@ -133,7 +133,8 @@ def test_evaluation_figures():
 
 def small_dataset(tokenizer: Tokenizer, size: int = 22) -> LlamaDataset:
     words = ("warm", "little", "film", "storm", "boat")
-    return LlamaDataset([Example(" ".join(words[: 1 + i % 5]), i % 2) for i in range(size)], tokenizer)
+    texts = [" ".join(words[: 1 + i % 5]) for i in range(size)]
+    return LlamaDataset([Example(text, int("film" in text)) for text in texts], tokenizer)
 
 
 def new_model(seed: int = 0, dropout: float = 0.3, num_labels: int = 2, **changes) -> LlamaEmbeddingClassifier:
@@ -280,24 +281,37 @@ def test_no_epoch_at_zero_accuracy_goes_unsaved(tmp_path: Path, tokenizer: Token
     assert result.dev_acc == 0.0 and result.improved and saved.model_path.is_file()
 
 
-def test_a_resumed_run_ends_as_an_undisturbed_one(tmp_path: Path, tokenizer: Tokenizer):
+class Interrupted(Checkpoints):
+    """Stops each run of an epoch right after its resume point, or right before it: the model is saved then."""
+
+    stops_before = False
+
+    def save_resume_point(self, *state: Any) -> None:
+        if not self.stops_before:
+            super().save_resume_point(*state)
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_is_interrupted_again_and_again_ends_as_an_undisturbed_one(tmp_path: Path, tokenizer: Tokenizer):
     torch.manual_seed(5)
     (whole := tmp_path / "whole").mkdir()
     undisturbed, expected = train(whole, tokenizer, 4)
+    assert expected[1].improved  # so that its model is saved between two resume points
 
     torch.manual_seed(5)
     (parts := tmp_path / "parts").mkdir()
-    dataset, saved = small_dataset(tokenizer), checkpoints(parts)
+    dataset, saved = small_dataset(tokenizer), Interrupted(**vars(checkpoints(parts)))
     loaders = dataset.loader(8, shuffle=True), dataset.loader(8)
-    history: list = []
-    for _ in range(4):  # a new process for each epoch, so to speak
-        model = new_model()
+    for saved.stops_before in (False, True, False, False, False):  # a new process each, so to speak
+        model, history = new_model(), []
         optimizer = AdamW(model.parameters(), lr=1e-2)
-        if history:
+        if saved.resume_path.exists():
             torch.manual_seed(999)
             history = saved.load_resume_point(model, optimizer)
         settings = dict(epochs=4, device=CPU, checkpoints=saved, history=history, progress=False)
-        history = [*history, next(fit(model, optimizer, *loaders, **settings))]
+        with pytest.raises(KeyboardInterrupt):
+            next(fit(model, optimizer, *loaders, **settings))
+    history = saved.load_resume_point(model, optimizer)
     for one, other in zip(history, expected, strict=True):
         assert (one.train_loss, one.train_acc, one.dev_acc) == (other.train_loss, other.train_acc, other.dev_acc)
     for one, other in zip(model.state_dict().values(), undisturbed.state_dict().values(), strict=True):
