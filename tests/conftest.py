@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -167,19 +168,20 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*-output.txt")}
 
 
+def drive_in(folder: Path, *flags: object, stdout: io.StringIO | None = None) -> str:
+    """Run the driver in this process, which spares importing PyTorch; returns what it prints. An error is raised."""
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout or io.StringIO()) as printed:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["run_llama.py", *map(str, flags)])
+        importlib.import_module("run_llama").main()  # by name: it is a program, and no library to anybody
+    return printed.getvalue()
+
+
 @pytest.fixture
-def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs the driver in this process, which spares importing PyTorch; returns what it prints. An error is raised."""
-
-    def run_driver(*flags: object, cwd: Path = tmp_path, stdout: io.StringIO | None = None) -> str:
-        cwd.mkdir(exist_ok=True)
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", ["run_llama.py", *map(str, flags)])
-        with contextlib.redirect_stdout(stdout or io.StringIO()) as printed:
-            importlib.import_module("run_llama").main()  # by name: it is a program, and no library to anybody
-        return printed.getvalue()
-
-    return run_driver
+def drive(tmp_path: Path) -> Callable[..., str]:
+    """`drive_in` the test's own folder."""
+    return functools.partial(drive_in, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FIGURES, ROOT, outputs, succeed
+from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from error_helpers import check_one_error
 
 import classifier
@@ -296,7 +296,7 @@ def test_finetune_prints_the_contract_and_saves_plain_data(tmp_path: Path, drive
     assert f"{saved['dev_acc']:.3f}" == best
     assert set(os.listdir(tmp_path)) == {"finetune-3-0.01.pt", *outputs(tmp_path)} and len(outputs(tmp_path)) == 2
 
-    drive(*classify_flags("finetune"), "--epochs", 3, "--lr", "0.01", cwd=tmp_path / "again")
+    drive_in(tmp_path / "again", *classify_flags("finetune"), "--epochs", 3, "--lr", "0.01")
     assert outputs(tmp_path / "again") == outputs(tmp_path)
     same = load_tensors(tmp_path / "again/finetune-3-0.01.pt")["model"]
     assert all(torch.equal(tensor, same[name]) for name, tensor in saved["model"].items())
@@ -363,7 +363,7 @@ def test_killed_and_resumed_ends_as_undisturbed(tmp_path: Path, drive: Callable,
 
     resumed = drive(*flags)
     assert "resuming from finetune-12-0.01.resume" in resumed
-    undisturbed = drive(*flags, cwd=tmp_path / "undisturbed")
+    undisturbed = drive_in(tmp_path / "undisturbed", *flags)
     assert FIGURES.findall(resumed) == FIGURES.findall(undisturbed)
     assert outputs(tmp_path) == outputs(tmp_path / "undisturbed") and len(outputs(tmp_path)) == 2
     assert not list(tmp_path.glob("*.resume"))
