@@ -231,22 +231,25 @@ def test_an_interrupt_says_once_what_is_kept(tmp_path: Path, flags: list):
     assert error.startswith("error: interrupted; the best of") and "--resume goes on" in error
 
 
+TWO = {"WORLD_SIZE": "2", "RANK": "0"}
+
+
 @pytest.mark.parametrize(
-    ("option", "flag", "world", "message"),
+    ("flags", "world", "message"),
     [
-        ("generate", [], {"WORLD_SIZE": "2", "RANK": "0"}, "--option generate runs in one process"),
-        ("prompt", ["--shard"], {}, "--shard splits the model over several processes; start them with torchrun"),
-        ("prompt", ["--shard"], {"WORLD_SIZE": "1", "RANK": "0"}, "--shard splits the model"),
-        ("prompt", [], {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 announces several processes, but MASTER_ADDR"),
+        (["--option", "generate"], TWO, "--option generate runs in one process"),
+        (["--shard"], {}, "--shard splits the model over several processes; start them with torchrun"),
+        (["--shard"], {"WORLD_SIZE": "1", "RANK": "0"}, "--shard splits the model"),
+        ([], TWO, "WORLD_SIZE=2 announces several processes, but MASTER_ADDR"),
     ],
 )
 def test_what_cannot_be_is_refused(
-    tmp_path: Path, drive: Callable, monkeypatch: pytest.MonkeyPatch, classify_flags: Callable, option, flag, world, message
+    tmp_path: Path, drive: Callable, monkeypatch: pytest.MonkeyPatch, classify_flags: Callable, flags, world, message
 ):
     for name, value in world.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
-        drive(*classify_flags("prompt"), "--option", option, *flag)
+        drive(*classify_flags("prompt"), *flags)
     assert not os.listdir(tmp_path)
 
 
