@@ -245,14 +245,6 @@ def test_the_classifier_head_stays_as_it_is(precision: str):
     assert type(model.llama.layers[0].attention_norm) is FusedRMSNorm
 
 
-def test_every_choice_names_a_kernel_and_a_reason():
-    for precision in ("fp32", "bf16", "int8"):
-        for device in (CPU, CUDA, torch.device("mps")):
-            choices = accelerate(random_llama(), precision, device)
-            assert [choice.part for choice in choices] == ["linear layers", "norms and gates", "attention", "decoding"]
-            assert all(choice.kernel and len(choice.reason) > 10 for choice in choices)
-
-
 @pytest.mark.parametrize(
     ("flags", "is_chosen"),
     [
@@ -316,16 +308,6 @@ def test_without_numba_another_path_is_chosen(monkeypatch: pytest.MonkeyPatch):
     model = accelerated(plain)
     assert type(model) is Llama
     assert torch.equal(model.generate(TOKENS, 40, temperature=0.0), plain.generate(TOKENS, 40, temperature=0.0))
-
-
-def test_where_compiled_code_can_be_kept_nowhere_decoding_is_plain(numba):
-    """numba then refuses the functions at import; a read-only installation has no other sign."""
-    code = (
-        "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []; from fast import compiled; "
-        "compiled.load('fp32')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "NotReady: numba does not work here" in done.stderr and "cannot cache function" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- fp32
@@ -570,17 +552,6 @@ def test_whatever_changes_a_weight_is_seen_by_the_next_text(numba, change: str):
         assert torch.equal(text, plain.generate(prompt[:, :begins_with], 40, temperature=0.0))
 
 
-def test_a_text_that_begins_with_a_long_prompt_sees_new_weights(numba):
-    """PyTorch's kernels read the prompt, and the loops, which had an earlier text, go on."""
-    model = accelerated(random_llama(attention="causal", gain=8.0, max_seq_len=400))
-    model.generate(torch.tensor([[1, 5]]), 5, temperature=0.0)
-    assign_others(model)
-    plain = random_llama(attention="causal", max_seq_len=400)
-    plain.load_state_dict(model.state_dict())
-    prompt = torch.randint(4, 300, (1, 300), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(model.generate(prompt, 30, temperature=0.0), plain.generate(prompt, 30, temperature=0.0))
-
-
 # ------------------------------------------------------------------------------------------------------- bf16
 
 
@@ -662,13 +633,6 @@ def test_int8_is_near_fp32_and_each_weight_within_half_a_step(attention: str):
         assert_near(actual, expected, 5e-2)
 
 
-def test_int8_follows_weights_that_are_loaded_later():
-    model = accelerated(random_llama(), "int8")
-    outputs(model)
-    load_others(model)
-    assert_near(outputs(model)[0], outputs(random_llama(seed=7))[0], 5e-2)
-
-
 def test_what_int8_leaves_to_be_trained_gets_the_gradients_of_the_rounded_model():
     model = accelerated(random_llama(), "int8")
     rounded = random_llama()
@@ -697,8 +661,8 @@ def assert_same_text(plain: Llama, actual: torch.Tensor, expected: torch.Tensor,
             assert logits[expected[row, at]] - logits[actual[row, at]] <= 1e-5 * logits.abs().max()
 
 
-def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = "fp32", variety: int = 8) -> int:
-    """Compare each prompt alone, and all together, with the uncached plain model. Returns the number of new tokens."""
+def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = "fp32", variety: int = 8) -> None:
+    """Compare each prompt alone, and all together, with the uncached plain model."""
     model = accelerated(plain, precision)
     plain = copy.deepcopy(plain)
     plain.load_state_dict(model.state_dict())  # which int8 has rounded
@@ -710,7 +674,6 @@ def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = 
     is_continued = plain.config.is_causal and prompts.shape[1] < plain.config.max_seq_len
     assert (model._engine is not None) == is_continued  # or the comparison would be of the plain model with itself
     assert len(expected[:, prompts.shape[1] :].unique()) >= variety
-    return 2 * new * len(prompts)
 
 
 def random_prompts(rows: int, length: int, vocab: int = 300, seed: int = 0) -> torch.Tensor:
@@ -720,11 +683,9 @@ def random_prompts(rows: int, length: int, vocab: int = 300, seed: int = 0) -> t
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_texts_are_those_of_the_plain_model_for_thousands_of_tokens(numba, n_kv_heads: int, precision: str):
-    tokens = 0
     for seed in range(2):
         plain = random_llama(seed, gain=8.0, attention="causal", n_kv_heads=n_kv_heads, max_seq_len=128)
-        tokens += check_texts(plain, random_prompts(8, 5, seed=seed), 60, precision, variety=40)
-    assert tokens == 2 * 2 * 8 * 60
+        check_texts(plain, random_prompts(8, 5, seed=seed), 60, precision, variety=40)
 
 
 SIZES = {
@@ -856,21 +817,15 @@ def test_texts_that_outgrow_the_model(numba, attention: str):
     check_texts(plain, random_prompts(2, 20), 5, variety=1)
 
 
-def test_the_bundled_model_tells_the_same_stories(numba):
-    plain = load_pretrained(BUNDLED, attention="causal")
+@pytest.mark.parametrize("name", ["minllama1M.pt", "stories260K.pt"])
+def test_trained_models_tell_the_same_stories(numba, request: pytest.FixtureRequest, name: str):
+    path = BUNDLED if name == BUNDLED.name else asset(request.getfixturevalue("assets"), name)
+    plain = load_pretrained(path, attention="causal")
     prompts = random_prompts(4, 3, plain.config.vocab_size)
     prompts[:, 0] = 1
-    check_texts(plain, prompts, 60)
-    check_texts(load_pretrained(BUNDLED, attention="bidirectional"), prompts[:2], 12)
-    check_texts(plain, prompts, 60, "int8")
-
-
-def test_stories260k_tells_the_same_stories(numba, assets: Path):
-    plain = load_pretrained(asset(assets, "stories260K.pt"), attention="causal")
-    prompts = random_prompts(8, 3, plain.config.vocab_size)
-    prompts[:, 0] = 1
     for precision in ("fp32", "int8"):
-        assert check_texts(plain, prompts, 100, precision) == 1600
+        check_texts(plain, prompts, 60, precision)
+    check_texts(load_pretrained(path, attention="bidirectional"), prompts[:2], 12)
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
@@ -1060,15 +1015,6 @@ def test_too_many_candidates_are_left_to_the_whole_head(numba):
     assert logits.argmax() == (weight.double() @ x.double()).argmax()
 
 
-def test_a_damaged_head_shows(numba):
-    from fast.head import ScreenedHead
-
-    weight, (x,) = heads_and_inputs("normal", 64, 32, 1, 0, (0, 0))
-    weight[5, 7] = float("nan")
-    logits = ScreenedHead(weight, weight.numpy()).logits(x.numpy())
-    assert logits is None or np.isnan(logits[5])
-
-
 def test_a_head_of_near_ties_gives_the_plain_text(numba):
     plain = random_llama(attention="causal", gain=8.0)
     with torch.no_grad():
@@ -1092,17 +1038,6 @@ def test_generate_writes_the_same_text_whatever_computes_it(
     assert texts[0] == texts[1] and len(texts[0][0]) > 60
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_generate_and_prompt_in_fewer_bits(
-    tmp_path: Path, drive: Callable, classify_flags: Callable, precision: str, tiny_checkpoint: Path
-):
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 20]
-    drive(*flags, "--prompt", "A film", "--precision", precision)
-    assert len((tmp_path / "generated-sentence-temp-0.txt").read_bytes()) > 20
-    assert "test acc :: " in drive(*classify_flags("prompt"), "--precision", precision)
-    assert len((tmp_path / "films-test-prompting-output.txt").read_text().splitlines()) == 10
-
-
 def test_finetune_in_bf16_learns_and_saves_float32(
     tmp_path: Path, drive: Callable, classify_flags: Callable, tiny_checkpoint: Path
 ):
@@ -1118,8 +1053,6 @@ def test_finetune_in_bf16_learns_and_saves_float32(
     [
         (["--option", "finetune", "--precision", "int8"], "--precision int8 rounds .* use bf16"),
         (["--precision", "bf16", "--kernels", "plain"], "--kernels plain is .* --precision bf16"),
-        (["--precision", "fp16"], "--precision: invalid choice: 'fp16'"),
-        (["--kernels", "fast"], "--kernels: invalid choice: 'fast'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, drive: Callable, flags: list[str], words: str):

@@ -252,24 +252,6 @@ def test_whatever_changes_a_model_is_seen_by_the_next_text(tapes: list, change: 
     assert model._step is not None and not torch.equal(texts[1], texts[0])
 
 
-def test_weights_written_to_in_float32_need_no_new_graph(tapes: list):
-    model = graphed(causal())
-    for seed in (0, 1, 2):
-        model.load_state_dict(causal(seed).state_dict())
-        check_text(model, prompts(1))
-    assert len(tapes) == 1 and tapes[0].replays == 3 * (NEW - 1)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_made_in_inference_mode_are_seen_to_change(tapes: list, precision: str):
-    with torch.inference_mode():
-        model = graphed_for_texts(causal(), precision)
-        for _ in range(2):
-            check_text(model, prompts(1))
-            model.output.weight.mul_(-1.0)
-    assert tapes
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_model_that_is_converted_afterwards_computes_in_the_new_format(tapes: list, dtype: torch.dtype):
     model = graphed(causal())
@@ -309,20 +291,6 @@ def test_an_edited_cache_is_not_replaced(tapes: list, monkeypatch: pytest.Monkey
     monkeypatch.setattr(KVCache, "store", halved)
     assert not torch.equal(check_text(model, prompts(1)), before) and len(tapes) == 1
     assert "KVCache is computed as it is written" in capfd.readouterr().err
-
-
-def test_training_in_the_midst_of_a_text_leaves_it_its_keys_and_values(tapes: list):
-    model = graphed(causal())
-    seen = []
-
-    def interrupt(token: torch.Tensor) -> None:
-        seen.append(token)
-        if len(seen) == 10:
-            model.eval()  # drops the graph
-
-    expected = ungraphed(model).generate(prompts(2), NEW, temperature=0.0)
-    assert torch.equal(model.generate(prompts(2), NEW, temperature=0.0, on_token=interrupt), expected)
-    assert len(tapes) == 1 and model._step is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -454,20 +422,6 @@ def test_on_a_gpu_logits_are_those_of_the_plain_model(n_kv_heads: int, precision
             assert_near(logits, expected, 10 * TOLERANCE[precision])
         assert model._step is not None and model._step.serves(texts[0][1])
         del texts
-
-
-@needs_cuda
-def test_on_a_gpu_texts_are_those_of_the_plain_model():
-    model = graphed(causal(max_seq_len=50).to(CUDA))
-    for rows in (1, 3, 1):
-        check_text(model, prompts(rows).to(CUDA), 60)  # the window slides over the last tokens
-        assert model._step is not None
-    idx = prompts(2).to(CUDA)
-    for change in (test_fast.halve, test_fast.replace_one, swap_layers, drop_one_copy):
-        change(model)
-        text, expected = (each.generate(idx, NEW, temperature=0.0) for each in (model, ungraphed(model)))
-        assert_same_text(ungraphed(model), text, expected, idx.shape[1])
-        assert model._step is not None
 
 
 def run_without_waiting(run: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from conftest import random_llama
 from torch import nn
 
 from config import LlamaConfig
-from llama import Attention, FeedForward, Llama, RMSNorm, sample_next
+from llama import FeedForward, Llama, RMSNorm, sample_next
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 
@@ -93,29 +93,6 @@ def test_rms_norm_is_its_formula_and_casts_back():
     large = torch.full((1, 6), 6e4, dtype=torch.float16)  # its square overflows float16
     assert half(large).dtype == torch.float16
     torch.testing.assert_close(half(large), torch.ones(1, 6, dtype=torch.float16))
-
-
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-def test_the_spelled_out_attention_equals_the_fused_kernel(attention: str):
-    layer = Attention(LlamaConfig.from_preset("tiny", attention=attention))
-    query, key, value = torch.randn(3, 2, 4, 11, 8).unbind()  # b h s d
-    fused = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=attention == "causal")
-    torch.testing.assert_close(layer.compute_query_key_value_scores(query, key, value), fused, atol=1e-6, rtol=1e-5)
-
-
-def test_the_forward_pass_gives_what_the_spelled_out_attention_gives(monkeypatch: pytest.MonkeyPatch):
-    for attention in ("bidirectional", "causal"):
-        model = random_llama(attention=attention)
-        fused, _ = model(TOKENS)
-        spelled_out = model.layers[0].attention.compute_query_key_value_scores
-
-        def instead(query, key, value, spelled_out=spelled_out, **_):
-            return spelled_out(query, key, value)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(nn.functional, "scaled_dot_product_attention", instead)
-            by_hand, _ = model(TOKENS)
-        torch.testing.assert_close(by_hand, fused, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

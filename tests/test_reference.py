@@ -132,8 +132,11 @@ def test_published_runs_the_driver_and_finds_every_reference(
 
 
 @pytest.mark.slow
-def test_first_epoch_of_fine_tuning(assets: Path, reference: dict, run: Callable, tmp_path: Path):
-    """The contract's SST command on stories260K.pt with --lr 1e-3; 1 to 3 minutes."""
+def test_first_epoch_of_fine_tuning(assets: Path, reference: dict, drive: Callable):
+    """The contract's SST command on stories260K.pt with --lr 1e-3; about a minute.
+
+    The loss is as it was printed; sums in another order turn one or two of the 1,101 predictions.
+    """
     expected = reference["bidirectional"]["finetune"]
     flags = {
         "--option": "finetune",
@@ -147,8 +150,7 @@ def test_first_epoch_of_fine_tuning(assets: Path, reference: dict, run: Callable
         "--test_out": "sst-test-finetuning-output.txt",
         **{f"--{split}": asset(assets, f"data/sst-{split}.txt") for split in ("train", "dev", "test")},
     }
-    done = run("run_llama.py", *(item for pair in flags.items() for item in pair), cwd=tmp_path, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    loss, dev = re.search(r"epoch 0: train loss :: (\S+), train acc :: \S+, dev acc :: (\S+)", done.stdout).groups()
-    assert float(loss) == pytest.approx(expected["epoch_train_loss_seed_1337"][0], abs=0.03)
-    assert float(dev) == pytest.approx(expected["epoch_dev_acc_seed_1337"][0], abs=0.02)
+    out = drive(*(item for pair in flags.items() for item in pair), "--no_train_eval")
+    loss, dev = re.search(r"epoch 0: train loss :: (\S+), train acc :: nan, dev acc :: (\S+)", out).groups()
+    assert float(loss) == pytest.approx(expected["epoch_train_loss_seed_1337"][0], abs=1.1e-3)
+    assert float(dev) == pytest.approx(expected["epoch_dev_acc_seed_1337"][0], abs=2.1e-3)
