@@ -86,22 +86,6 @@ def train_case(case: Case, tokenizer: Tokenizer, folder: Path, world: World = AL
     }
 
 
-def inner_masks(group: Group, tokenizer: Tokenizer) -> list[torch.Tensor]:
-    """What each process computes of the same sentence when nothing but the weights inside of attention is dropped."""
-    llama = random_llama(dropout=0.5, max_seq_len=256)
-    for name, module in llama.named_modules():
-        if isinstance(module, torch.nn.Dropout) and not name.endswith("attn_dropout"):
-            module.p = 0.0
-    settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.0, option="finetune")
-    model = LlamaEmbeddingClassifier(settings, llama=llama).train()
-    group.spread(model, CPU)
-    batch = next(iter(LlamaDataset([Example("warm storm", 0)] * group.size, tokenizer).loader(group.size)))
-    mine = group.forward(model, group.part(batch)["token_ids"]).detach()
-    everyones = [torch.empty_like(mine) for _ in range(group.size)]
-    dist.all_gather(everyones, mine)
-    return everyones
-
-
 def train_all(folder: Path, tokenizer: Tokenizer) -> None:
     with join(CPU) as group:
         outcomes = {}
@@ -111,7 +95,6 @@ def train_all(folder: Path, tokenizer: Tokenizer) -> None:
         states = [torch.empty_like(mine["rng"]) for _ in range(group.size)]
         dist.all_gather(states, mine["rng"])
         outcomes["in step"] = all(torch.equal(state, states[0]) for state in states)
-        outcomes["inner masks"] = inner_masks(group, tokenizer)
         if group.is_first:
             torch.save(outcomes, folder / "outcomes.pt")
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from conftest import ROOT, asset, random_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cache import PROMPTS, left_padded
+from test_cache import PROMPTS
 from torch import nn
 
 import fast.apply
@@ -29,11 +29,12 @@ import fast.little
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from fast import accelerate, compiled
-from fast.apply import choose_decoder, choose_layers, choose_linear
+from fast.apply import choose_decoder
 from fast.attention import fuse_attention, scores_proof
 from fast.graphs import GraphedLlama
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import (
+    Bf16Linear,
     Int8Linear,
     OneDNNLinear,
     has_onednn,
@@ -272,20 +273,6 @@ def test_little_is_told_without_loading_kernels():
         _ = fast.accelerator
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_another_device_has_pytorchs_own_kernels(device: str):
-    device = torch.device(device)
-    assert [choose_linear(precision, device).kernel for precision in ("fp32", "bf16", "int8")] == [
-        "plain",
-        "bf16",
-        "int8",
-    ]
-    assert choose_layers(device).kernel == "plain"
-    assert choose_decoder(device).kernel == "plain"
-    decoder = "CUDA graph" if device.type == "cuda" else "plain"
-    assert choose_decoder(device, cuda_graphs=True).kernel == decoder
-
-
 def test_what_another_device_would_run_gives_the_same_numbers():
     """The kernels of a GPU, run here."""
     plain = random_llama(attention="causal")
@@ -298,6 +285,7 @@ def test_what_another_device_would_run_gives_the_same_numbers():
     assert_near(outputs(int8)[0], outputs(rounded)[0], 5e-2)  # int8 on a CPU rounds what comes in as well
     for model in (fp32, bf16, int8):
         assert model.generate(TOKENS, 4, temperature=0.0).shape == (2, 11)
+    assert type(fp32.output) is nn.Linear and type(bf16.output) is Bf16Linear and type(int8.output) is Int8Linear
 
 
 def test_without_numba_another_path_is_chosen(monkeypatch: pytest.MonkeyPatch):
@@ -751,20 +739,6 @@ def test_text_of_int8_weights_that_were_loaded_later(numba):
         prompts = random_prompts(rows, 5)
         expected = others.generate(prompts, 40, temperature=0.0)
         assert_same_text(others, model.generate(prompts, 40, temperature=0.0), expected, 5)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("max_seq_len", [64, 12])
-def test_prompts_of_different_lengths_are_continued_as_if_alone(numba, max_seq_len: int, precision: str):
-    plain = random_llama(gain=8.0, attention="causal", max_seq_len=max_seq_len)
-    model = accelerated(plain, precision)
-    plain.load_state_dict(model.state_dict())
-    idx, pad = left_padded(PROMPTS)
-    new = 30 if precision == "fp32" else 12 - idx.shape[1]  # beyond its length, PyTorch's int8 rounds otherwise
-    together = model.generate(idx, new, temperature=0.0, pad=pad)
-    for row, prompt in enumerate(PROMPTS):
-        alone = plain.generate(torch.tensor([prompt]), new, temperature=0.0, use_cache=False)
-        assert_same_text(plain, together[row : row + 1, pad[row] :], alone, len(prompt))
 
 
 @pytest.mark.parametrize("length", [1, 3])
