@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +36,13 @@ SENTENCES = (
     "She plays the lighthouse keeper with such quiet care",
     "The robots are cardboard and so is the hero",
 )
+
+FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)  # what a run prints
+
+
+def pytest_configure() -> None:
+    """Before numba is imported: loops must be right for three threads also where there are fewer processors."""
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(max(3, os.cpu_count() or 1)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -144,6 +156,32 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
         )
 
     return run_script
+
+
+def succeed(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """The predictions that a run has written."""
+    return {path.name: path.read_bytes() for path in folder.glob("*-output.txt")}
+
+
+def drive_in(folder: Path, *flags: object, stdout: io.StringIO | None = None) -> str:
+    """Run the driver in this process, which spares importing PyTorch; returns what it prints. An error is raised."""
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout or io.StringIO()) as printed:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["run_llama.py", *map(str, flags)])
+        importlib.import_module("run_llama").main()  # by name: it is a program, and no library to anybody
+    return printed.getvalue()
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Callable[..., str]:
+    """`drive_in` the test's own folder."""
+    return functools.partial(drive_in, tmp_path)
 
 
 @pytest.fixture(scope="session")

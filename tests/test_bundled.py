@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -126,6 +127,28 @@ def test_reference_is_what_transformers_computes_now(scripts):
     for attention in ("causal", "bidirectional"):
         for name, tensor in stored[attention].items():
             torch.testing.assert_close(computed[attention][name], tensor, atol=1e-4, rtol=0.0)
+
+
+# ------------------------------------------------------------------------------------ what the README shows of them
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_what_is_generated(drive: Callable, tmp_path: Path):
+    drive("--pretrained-model-path", CHECKPOINT)
+    for temperature in (0, 1):
+        text = (tmp_path / f"generated-sentence-temp-{temperature}.txt").read_text(encoding="utf-8")
+        assert " ".join(text.split()) in " ".join(README.split())
+
+
+def test_the_readme_has_the_zero_shot_figures(drive: Callable):
+    command = next(block for block in README.split("```") if "prompt --batch_size 10 --train data/films" in block)
+    paths = re.sub(r"\bdata/", f"{ROOT}/data/", command.replace("\\\n", " "))
+    out = drive("--pretrained-model-path", CHECKPOINT, *paths.split()[2:])
+    row = re.search(r"`films` zero-shot, dev / test \(majority class (.*) / (.*)\) \| - \| (.*) / (.*) \|", README)
+    shown = [re.findall(rf"^(?:dev|test) {name} :: (.*)$", out, re.MULTILINE) for name in ("majority-class acc", "acc")]
+    assert [*shown[0], *shown[1]] == [*row.groups()]
 
 
 # -------------------------------------------------------------------------------------------------- data set

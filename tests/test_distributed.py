@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,17 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from distributed_worker import CASES, Case, Decay, train_case
 from error_helpers import stderr_lines
 
 from storage import load_tensors
 from tokenizer import Tokenizer
+from utils import UserError
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 SLOW = {"marks": pytest.mark.slow}
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 LIMIT = 300  # seconds after which a run hangs: collectives wait for ten minutes
-FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)
+DRIVER = ROOT / "run_llama.py"
 
 
 def torchrun(processes: int, *args: object) -> list[str]:
@@ -34,20 +35,11 @@ def torchrun(processes: int, *args: object) -> list[str]:
 
 
 def start(processes: int, *args: object, cwd: Path) -> subprocess.CompletedProcess:
-    settings = dict(cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
-    return subprocess.run(torchrun(processes, *args), **settings)
+    return subprocess.run(torchrun(processes, *args), cwd=cwd, env=ENVIRONMENT, timeout=LIMIT, **PIPES)
 
 
 def errors(stderr: str) -> list[str]:
     return [line for line in stderr_lines(stderr) if line.startswith("error: ")]
-
-
-def driver(flags: list, **options: object) -> list:
-    return [ROOT / "run_llama.py", *flags, *(word for name, value in options.items() for word in (f"--{name}", value))]
-
-
-def outputs(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*-output.txt")}
 
 
 # ------------------------------------------------------------------------------------- the same as one process
@@ -86,14 +78,13 @@ def test_dropout_inside_of_attention_leaves_the_generators_in_step(outcomes: dic
 
 @pytest.mark.parametrize("shard", [["--shard"], pytest.param([], **SLOW)], ids=["sharded", "copied"])
 def test_prompt_prints_and_writes_once_what_one_process_does(
-    tmp_path: Path, run: Callable, classify_flags: Callable, shard: list
+    tmp_path: Path, classify_flags: Callable, shard: list
 ):
-    (alone := tmp_path / "alone").mkdir()
-    (together := tmp_path / "together").mkdir()
-    shown = run(*driver(classify_flags("prompt"), batch_size=7), cwd=alone)
-    done = start(2, *driver(classify_flags("prompt"), batch_size=7), *shard, cwd=together)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[1:] == shown.stdout.split("\n")[1:]  # the first line has the arguments
+    flags, alone, together = [*classify_flags("prompt"), "--batch_size", 7], tmp_path / "alone", tmp_path / "together"
+    shown = drive_in(alone, *flags)
+    together.mkdir()
+    printed = succeed(start(2, DRIVER, *flags, *shard, cwd=together))
+    assert printed.split("\n")[1:] == shown.split("\n")[1:]  # the first line has the arguments
     assert outputs(together) == outputs(alone) and len(outputs(alone)) == 2
     assert sorted(os.listdir(together)) == sorted(os.listdir(alone))
 
@@ -103,16 +94,14 @@ def test_prompt_prints_and_writes_once_what_one_process_does(
 
 @pytest.fixture(scope="module")
 def flags(classify_flags: Callable) -> list:
-    return driver([*classify_flags("finetune"), "--attention", "bidirectional"], epochs=6, lr=0.01, batch_size=5)
+    return [*classify_flags("finetune"), "--epochs", 6, "--lr", 0.01, "--batch_size", 5]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, run: Callable, flags: list) -> tuple[str, Path]:
+def alone(tmp_path_factory: pytest.TempPathFactory, flags: list) -> tuple[str, Path]:
     """What one process prints, and the folder with what it writes."""
     folder = tmp_path_factory.mktemp("alone")
-    done = run(*flags, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, folder
+    return drive_in(folder, *flags), folder
 
 
 def without_seconds(stdout: str) -> list[str]:
@@ -130,11 +119,9 @@ def kill_one(process: subprocess.Popen, rank: int) -> None:
     ("rank", "successor"), [(0, "sharded"), pytest.param(1, "single", **SLOW), pytest.param(1, "copied", **SLOW)]
 )
 def test_one_is_killed_all_end_and_another_number_of_processes_takes_up(
-    tmp_path: Path, run: Callable, flags: list, alone: tuple[str, Path], rank: int, successor: str
+    tmp_path: Path, flags: list, alone: tuple[str, Path], rank: int, successor: str
 ):
-    with subprocess.Popen(
-        torchrun(2, *flags), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(torchrun(2, DRIVER, *flags), cwd=tmp_path, env=ENVIRONMENT, **PIPES) as process:
         assert any(line.startswith("epoch 2:") for line in process.stdout)
         kill_one(process, rank)
         _, stderr = process.communicate(timeout=LIMIT)
@@ -143,12 +130,12 @@ def test_one_is_killed_all_end_and_another_number_of_processes_takes_up(
     assert all("--resume goes on from finetune-6-0.01.resume" in line for line in errors(stderr))
 
     if successor == "single":
-        done = run(*flags, "--resume", cwd=tmp_path)
+        printed = drive_in(tmp_path, *flags, "--resume")
     else:
-        done = start(3, *flags, "--resume", *(["--shard"] if successor == "sharded" else []), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "resuming from finetune-6-0.01.resume" in done.stdout
-    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone[0])
+        shard = ["--shard"] if successor == "sharded" else []
+        printed = succeed(start(3, DRIVER, *flags, "--resume", *shard, cwd=tmp_path))
+    assert "resuming from finetune-6-0.01.resume" in printed
+    assert FIGURES.findall(printed) == FIGURES.findall(alone[0])
     assert outputs(tmp_path) == outputs(alone[1])
     assert not list(tmp_path.glob("*.resume"))
 
@@ -164,9 +151,8 @@ def by_hand() -> Iterator[Callable[..., subprocess.Popen]]:
     def start_one(rank: int, flags: list, cwd: Path) -> subprocess.Popen:
         cwd.mkdir()
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank)}
-        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        command = [sys.executable, *map(str, flags)]
-        started.append(subprocess.Popen(command, cwd=cwd, env={**ENVIRONMENT, **where}, **pipes))
+        command = [sys.executable, DRIVER, *map(str, flags)]
+        started.append(subprocess.Popen(command, cwd=cwd, env={**ENVIRONMENT, **where}, **PIPES))
         return started[-1]
 
     yield start_one
@@ -202,7 +188,7 @@ def test_other_data_on_another_machine_is_noticed(tmp_path: Path, by_hand: Calla
 
 
 def test_the_error_of_one_process_is_named_and_ends_all(tmp_path: Path, tiny_tokenizer: Path):
-    done = start(3, ROOT / "tests/distributed_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
+    done = start(2, ROOT / "tests/distributed_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
     assert done.returncode == 1 and not os.listdir(tmp_path)
     first, *others = errors(done.stderr)
     assert first == "error: the second process has had enough"
@@ -210,13 +196,13 @@ def test_the_error_of_one_process_is_named_and_ends_all(tmp_path: Path, tiny_tok
 
 
 def test_an_error_that_all_meet_is_printed_once(tmp_path: Path, flags: list):
-    done = start(2, *flags, "--lr", -1, cwd=tmp_path)
+    done = start(2, DRIVER, *flags, "--lr", -1, cwd=tmp_path)
     assert errors(done.stderr) == ["error: --lr -1.0: must be above 0 and finite"] and done.returncode == 1
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_all_with_one_line(tmp_path: Path, flags: list):
-    done = start(2, *flags, "--lr", "1e30", cwd=tmp_path)
+    done = start(2, DRIVER, *flags, "--lr", "1e30", cwd=tmp_path)
     (error,) = errors(done.stderr)
     assert "the loss is nan, training stops" in error and not os.listdir(tmp_path)
 
@@ -227,17 +213,16 @@ def test_a_full_disk_on_the_first_process_ends_all(tmp_path: Path, flags: list):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    settings = dict(cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, preexec_fn=limit)
-    done = subprocess.run(torchrun(2, *flags), **settings)
+    settings = dict(cwd=tmp_path, env=ENVIRONMENT, timeout=LIMIT, preexec_fn=limit)
+    done = subprocess.run(torchrun(2, DRIVER, *flags), **settings, **PIPES)
     assert done.returncode == 1 and not os.listdir(tmp_path)
     assert errors(done.stderr)[0].startswith("error: cannot read or write finetune-6-0.01.pt: File too large")
 
 
 @pytest.mark.slow
 def test_an_interrupt_says_once_what_is_kept(tmp_path: Path, flags: list):
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    command = torchrun(3, *flags)
-    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, start_new_session=True, **pipes) as process:
+    command = torchrun(3, DRIVER, *flags)
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, start_new_session=True, **PIPES) as process:
         assert any(line.startswith("epoch 2:") for line in process.stdout)
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=LIMIT)
@@ -245,34 +230,31 @@ def test_an_interrupt_says_once_what_is_kept(tmp_path: Path, flags: list):
     assert error.startswith("error: interrupted; the best of") and "--resume goes on" in error
 
 
+TWO = {"WORLD_SIZE": "2", "RANK": "0"}
+
+
 @pytest.mark.parametrize(
-    ("option", "flag", "environment", "message"),
+    ("flags", "world", "message"),
     [
-        ("generate", [], {"WORLD_SIZE": "2", "RANK": "0"}, "--option generate runs in one process"),
-        ("prompt", ["--shard"], {}, "--shard splits the model over several processes; start them with torchrun"),
-        ("prompt", ["--shard"], {"WORLD_SIZE": "1", "RANK": "0"}, "--shard splits the model"),
-        ("prompt", [], {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 announces several processes, but MASTER_ADDR"),
+        (["--option", "generate"], TWO, "--option generate runs in one process"),
+        (["--shard"], {}, "--shard splits the model over several processes; start them with torchrun"),
+        (["--shard"], {"WORLD_SIZE": "1", "RANK": "0"}, "--shard splits the model"),
+        ([], TWO, "WORLD_SIZE=2 announces several processes, but MASTER_ADDR"),
     ],
 )
 def test_what_cannot_be_is_refused(
-    tmp_path: Path, run: Callable, classify_flags: Callable, tiny_checkpoint: Path, option, flag, environment, message
+    tmp_path: Path, drive: Callable, monkeypatch: pytest.MonkeyPatch, classify_flags: Callable, flags, world, message
 ):
-    flags = classify_flags(option) if option == "prompt" else ["--pretrained-model-path", tiny_checkpoint]
-    done = run("run_llama.py", *flags, *flag, cwd=tmp_path, env=environment)
-    (error,) = errors(done.stderr)
-    assert done.returncode == 2 and message in error and not os.listdir(tmp_path)
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        drive(*classify_flags("prompt"), *flags)
+    assert not os.listdir(tmp_path)
 
 
-def test_without_the_folder_fast_one_sentence_says_so(course_folder: Path, run: Callable, classify_flags: Callable):
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, course_folder)
-    environment = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = run(course_folder / "run_llama.py", "--option", "prompt", cwd=course_folder, env=environment)
-    assert errors(done.stderr) == ["error: several processes need the folder fast/ of this package beside run_llama.py"]
-    assert done.returncode == 2
-
-
-def test_a_world_of_one_is_an_ordinary_run(tmp_path: Path, run: Callable, classify_flags: Callable):
-    environment = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
-    done = run("run_llama.py", *classify_flags("prompt"), cwd=tmp_path, env=environment)
-    assert done.returncode == 0 and "dev acc ::" in done.stdout and len(outputs(tmp_path)) == 2
+def test_a_world_of_one_is_an_ordinary_run(
+    tmp_path: Path, drive: Callable, monkeypatch: pytest.MonkeyPatch, classify_flags: Callable
+):
+    for name, value in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    assert "dev acc ::" in drive(*classify_flags("prompt")) and len(outputs(tmp_path)) == 2

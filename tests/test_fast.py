@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, asset, random_llama, save_checkpoint
-from error_helpers import check_one_error
+from conftest import ROOT, asset, random_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cache import PROMPTS, left_padded
+from test_cache import PROMPTS
 from torch import nn
 
 import fast.apply
 import fast.decode
 import fast.linear
+import fast.little
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from fast import accelerate, compiled
-from fast.apply import choose_decoder, choose_layers, choose_linear
+from fast.apply import choose_decoder
 from fast.attention import fuse_attention, scores_proof
 from fast.graphs import GraphedLlama
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import (
+    Bf16Linear,
     Int8Linear,
     OneDNNLinear,
     has_onednn,
@@ -48,7 +46,6 @@ from fast.linear import (
     quantise,
     why_no_onednn,
 )
-from fast.little import is_little
 from llama import FeedForward, KVCache, Llama, RMSNorm, load_pretrained
 from optimizer import AdamW
 from utils import UserError
@@ -218,32 +215,22 @@ def test_a_layer_that_was_replaced_computes_on(precision: str, where: str):
     gradients(fast_model)
 
 
-def test_text_is_that_of_replaced_layers_biases_and_hooks(numba):
-    def shift(module: nn.Module, args: tuple, y: torch.Tensor) -> torch.Tensor:
-        return y + 0.5
-
+def test_text_is_that_of_replaced_layers_and_biases(numba):
     def replace(model: Llama) -> None:
         model.layers[0].attention.compute_query.__class__ = ShiftedLinear
-
-    def replace_forward(model: Llama) -> None:
-        model.layers[0].feed_forward.forward = torch.sin
 
     def add_bias(model: Llama) -> None:
         model.output.bias = nn.Parameter(torch.eye(300)[17])
 
-    def add_hook(model: Llama) -> None:
-        model.layers[1].feed_forward.register_forward_hook(shift)
-
     prompt = torch.tensor(PROMPTS[:1])
-    for change in (replace, replace_forward, add_bias, add_hook):
+    for change in (replace, add_bias):
         model = random_llama(attention="causal", gain=8.0)
-        unchanged = model.generate(prompt, 30, temperature=0.0)
         fast_model = accelerated(model)
-        fast_model.generate(prompt, 3, temperature=0.0)
+        unchanged = fast_model.generate(prompt, 30, temperature=0.0)
         change(model)
         expected = model.generate(prompt, 30, temperature=0.0)
         assert not torch.equal(expected, unchanged)
-        if change is not add_bias:  # what is changed after it was accelerated
+        if change is replace:  # what is changed after it was accelerated
             change(fast_model)
             assert torch.equal(fast_model.generate(prompt, 30, temperature=0.0), expected)
         assert torch.equal(accelerated(model).generate(prompt, 30, temperature=0.0), expected)
@@ -259,14 +246,6 @@ def test_the_classifier_head_stays_as_it_is(precision: str):
     assert type(model.llama.layers[0].attention_norm) is FusedRMSNorm
 
 
-def test_every_choice_names_a_kernel_and_a_reason():
-    for precision in ("fp32", "bf16", "int8"):
-        for device in (CPU, CUDA, torch.device("mps")):
-            choices = accelerate(random_llama(), precision, device)
-            assert [choice.part for choice in choices] == ["linear layers", "norms and gates", "attention", "decoding"]
-            assert all(choice.kernel and len(choice.reason) > 10 for choice in choices)
-
-
 @pytest.mark.parametrize(
     ("flags", "is_chosen"),
     [
@@ -278,17 +257,13 @@ def test_every_choice_names_a_kernel_and_a_reason():
     ],
 )
 def test_few_tokens_of_a_small_model_are_not_worth_choosing(
-    monkeypatch: pytest.MonkeyPatch, flags: list[str], is_chosen: bool
+    monkeypatch: pytest.MonkeyPatch, drive: Callable, course_folder: Path, flags: list[str], is_chosen: bool
 ):
-    driver = importlib.import_module("run_llama")
-    monkeypatch.setattr(sys, "argv", ["run_llama.py", *flags])
     calls: list[dict] = []
     monkeypatch.setattr(fast.apply, "accelerate", lambda *args, **purpose: calls.append(purpose))
-    args = driver.get_args()
-    driver.use_fast_kernels(args, random_llama(), CPU)
+    monkeypatch.setattr(Llama, "generate", lambda model, idx, *args, **settings: idx)
+    drive(*flags)
     assert bool(calls) == is_chosen
-    driver.use_fast_kernels(args, SimpleNamespace(parameters=lambda: [SimpleNamespace(numel=lambda: 10**9)]), CPU)
-    assert len(calls) == 1 + is_chosen
 
 
 def test_little_is_told_without_loading_kernels():
@@ -296,20 +271,6 @@ def test_little_is_told_without_loading_kernels():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'accelerator'"):
         _ = fast.accelerator
-
-
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_another_device_has_pytorchs_own_kernels(device: str):
-    device = torch.device(device)
-    assert [choose_linear(precision, device).kernel for precision in ("fp32", "bf16", "int8")] == [
-        "plain",
-        "bf16",
-        "int8",
-    ]
-    assert choose_layers(device).kernel == "plain"
-    assert choose_decoder(device).kernel == "plain"
-    decoder = "CUDA graph" if device.type == "cuda" else "plain"
-    assert choose_decoder(device, cuda_graphs=True).kernel == decoder
 
 
 def test_what_another_device_would_run_gives_the_same_numbers():
@@ -324,6 +285,7 @@ def test_what_another_device_would_run_gives_the_same_numbers():
     assert_near(outputs(int8)[0], outputs(rounded)[0], 5e-2)  # int8 on a CPU rounds what comes in as well
     for model in (fp32, bf16, int8):
         assert model.generate(TOKENS, 4, temperature=0.0).shape == (2, 11)
+    assert type(fp32.output) is nn.Linear and type(bf16.output) is Bf16Linear and type(int8.output) is Int8Linear
 
 
 def test_without_numba_another_path_is_chosen(monkeypatch: pytest.MonkeyPatch):
@@ -334,16 +296,6 @@ def test_without_numba_another_path_is_chosen(monkeypatch: pytest.MonkeyPatch):
     model = accelerated(plain)
     assert type(model) is Llama
     assert torch.equal(model.generate(TOKENS, 40, temperature=0.0), plain.generate(TOKENS, 40, temperature=0.0))
-
-
-def test_where_compiled_code_can_be_kept_nowhere_decoding_is_plain(numba):
-    """numba then refuses the functions at import; a read-only installation has no other sign."""
-    code = (
-        "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []; from fast import compiled; "
-        "compiled.load('fp32')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "NotReady: numba does not work here" in done.stderr and "cannot cache function" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- fp32
@@ -361,7 +313,7 @@ def test_fp32_is_the_plain_model(products: str, attention: str, n_kv_heads: int)
         assert_near(actual, expected, 1e-5)
     expected = gradients(plain)
     for name, gradient in gradients(model).items():
-        assert_near(gradient, expected[name], 2e-5)
+        assert_near(gradient, expected[name], 1e-5)
     at = torch.tensor([4, 2])
     assert_near(model.hidden_state_at(TOKENS, at), plain.hidden_state_at(TOKENS, at), 1e-5)
 
@@ -588,17 +540,6 @@ def test_whatever_changes_a_weight_is_seen_by_the_next_text(numba, change: str):
         assert torch.equal(text, plain.generate(prompt[:, :begins_with], 40, temperature=0.0))
 
 
-def test_a_text_that_begins_with_a_long_prompt_sees_new_weights(numba):
-    """PyTorch's kernels read the prompt, and the loops, which had an earlier text, go on."""
-    model = accelerated(random_llama(attention="causal", gain=8.0, max_seq_len=400))
-    model.generate(torch.tensor([[1, 5]]), 5, temperature=0.0)
-    assign_others(model)
-    plain = random_llama(attention="causal", max_seq_len=400)
-    plain.load_state_dict(model.state_dict())
-    prompt = torch.randint(4, 300, (1, 300), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(model.generate(prompt, 30, temperature=0.0), plain.generate(prompt, 30, temperature=0.0))
-
-
 # ------------------------------------------------------------------------------------------------------- bf16
 
 
@@ -617,35 +558,10 @@ def test_bf16_is_fp32_but_for_its_rounding(attention: str, n_kv_heads: int, gene
         assert_near(actual, expected, 3e-2)
     expected = gradients(plain)
     for name, gradient in gradients(model).items():
-        assert gradient.dtype == torch.float32 and gradient.isfinite().all()
-        assert F.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.999
+        assert gradient.dtype == torch.float32
+        assert_near(gradient, expected[name], 3e-2)
+        assert gradient.norm() / expected[name].norm() == pytest.approx(1.0, abs=1e-2)
     assert seen == [torch.float32 if generates else torch.bfloat16, torch.float32]  # read, then trained
-
-
-def accuracy_after_training(precision: str | None) -> float:
-    """Of a classifier that learns whether a text has more tokens above 100 than below."""
-    torch.manual_seed(0)
-    model = LlamaEmbeddingClassifier(TwoLabels(), llama=random_llama(attention="causal"))
-    if precision is not None:
-        accelerate(model, precision)
-    optimizer = AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(4, 196, (288, 9), generator=generator)
-    labels = ((texts > 100).sum(1) > 4).long()
-    for _ in range(4):
-        for batch in torch.randperm(256, generator=generator).split(16):
-            optimizer.zero_grad()
-            F.nll_loss(model(texts[batch]), labels[batch]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        return (model.eval()(texts[256:]).argmax(-1) == labels[256:]).float().mean().item()
-
-
-def test_a_short_training_reaches_the_same_accuracy(products: str):
-    plain = accuracy_after_training(None)
-    assert plain > 0.8
-    for precision in ("fp32", "bf16"):
-        assert accuracy_after_training(precision) == pytest.approx(plain, abs=2.1 / 32)
 
 
 # ------------------------------------------------------------------------------------------------------- int8
@@ -673,18 +589,18 @@ def test_quantise_is_the_slow_loop(scale: float):
 def test_products_of_integers_are_exact(rows: int, features: int):
     draw = torch.Generator().manual_seed(features)
     x, weight = (torch.randint(-127, 128, (n, features), generator=draw, dtype=torch.int8) for n in (rows, 70))
-    y = int8_linear(x, torch.full((rows,), 0.5), weight, torch.full((70,), 0.25))
-    assert torch.equal(y.double(), x.double() @ weight.double().T / 8)
+    for left, right in ((x, weight), (torch.full_like(x, 127), torch.full_like(weight, 127))):
+        y = int8_linear(left, torch.full((rows,), 0.5), right, torch.full((70,), 0.25))
+        assert torch.equal(y.double(), left.double() @ right.double().T / 8)
 
 
-@pytest.mark.parametrize("instructions", ["AVX2", "ALL"])
-def test_products_of_integers_are_exact_on_every_processor(instructions: str):
-    """Older ones add pairs of products in 16 bits, which is too few for the largest."""
+def test_products_of_integers_are_exact_on_an_older_processor():
+    """It adds pairs of products in 16 bits, which is too few for the largest."""
     code = (
         "import torch; from fast.linear import int8_linear; x = torch.full((3, 64), 127, dtype=torch.int8); "
         "print(int8_linear(x, torch.ones(3), x, torch.ones(3)).unique().tolist())"
     )
-    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.stdout == f"[{64.0 * 127 * 127}]\n", done.stderr
 
@@ -703,13 +619,6 @@ def test_int8_is_near_fp32_and_each_weight_within_half_a_step(attention: str):
     assert type(model.output) is Int8Linear and not model.layers[0].feed_forward.w1.weight[5].any()
     for actual, expected in zip(outputs(model), outputs(plain), strict=True):
         assert_near(actual, expected, 5e-2)
-
-
-def test_int8_follows_weights_that_are_loaded_later():
-    model = accelerated(random_llama(), "int8")
-    outputs(model)
-    load_others(model)
-    assert_near(outputs(model)[0], outputs(random_llama(seed=7))[0], 5e-2)
 
 
 def test_what_int8_leaves_to_be_trained_gets_the_gradients_of_the_rounded_model():
@@ -740,8 +649,8 @@ def assert_same_text(plain: Llama, actual: torch.Tensor, expected: torch.Tensor,
             assert logits[expected[row, at]] - logits[actual[row, at]] <= 1e-5 * logits.abs().max()
 
 
-def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = "fp32", variety: int = 8) -> int:
-    """Compare each prompt alone, and all together, with the uncached plain model. Returns the number of new tokens."""
+def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = "fp32", variety: int = 8) -> None:
+    """Compare each prompt alone, and all together, with the uncached plain model."""
     model = accelerated(plain, precision)
     plain = copy.deepcopy(plain)
     plain.load_state_dict(model.state_dict())  # which int8 has rounded
@@ -753,7 +662,6 @@ def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = 
     is_continued = plain.config.is_causal and prompts.shape[1] < plain.config.max_seq_len
     assert (model._engine is not None) == is_continued  # or the comparison would be of the plain model with itself
     assert len(expected[:, prompts.shape[1] :].unique()) >= variety
-    return 2 * new * len(prompts)
 
 
 def random_prompts(rows: int, length: int, vocab: int = 300, seed: int = 0) -> torch.Tensor:
@@ -763,63 +671,58 @@ def random_prompts(rows: int, length: int, vocab: int = 300, seed: int = 0) -> t
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_texts_are_those_of_the_plain_model_for_thousands_of_tokens(numba, n_kv_heads: int, precision: str):
-    tokens = 0
     for seed in range(2):
         plain = random_llama(seed, gain=8.0, attention="causal", n_kv_heads=n_kv_heads, max_seq_len=128)
-        tokens += check_texts(plain, random_prompts(8, 5, seed=seed), 60, precision, variety=40)
-    assert tokens == 2 * 2 * 8 * 60
+        check_texts(plain, random_prompts(8, 5, seed=seed), 60, precision, variety=40)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        dict(vocab_size=301, dim=36, n_heads=6, n_kv_heads=3, hidden_dim=50),
-        dict(vocab_size=7, dim=6, n_heads=3, n_kv_heads=1, hidden_dim=3, n_layers=3),
-        dict(vocab_size=303, dim=2, n_heads=1, n_kv_heads=1, hidden_dim=1, n_layers=1),
-        dict(vocab_size=18, dim=34, n_heads=1, n_kv_heads=1, hidden_dim=99),
-        dict(vocab_size=1, dim=4, n_heads=2, n_kv_heads=2, hidden_dim=5),
-    ],
-    ids=lambda sizes: f"v{sizes['vocab_size']} D{sizes['dim']}",
-)
+SIZES = {
+    "odd": dict(vocab_size=301, dim=36, n_heads=6, n_kv_heads=3, hidden_dim=50),
+    "odd, three layers": dict(vocab_size=7, dim=6, n_heads=3, n_kv_heads=1, hidden_dim=3, n_layers=3),
+    "the least": dict(vocab_size=303, dim=2, n_heads=1, n_kv_heads=1, hidden_dim=1, n_layers=1),
+    "one head": dict(vocab_size=18, dim=34, n_heads=1, n_kv_heads=1, hidden_dim=99),
+    "one token": dict(vocab_size=1, dim=4, n_heads=2, n_kv_heads=2, hidden_dim=5),
+    "large enough for threads to meet": dict(vocab_size=3001, dim=192, n_heads=6, n_kv_heads=2, hidden_dim=515),
+}
+
+
+def decoded(page: Llama, step: Callable, idx: torch.Tensor, pad: torch.Tensor | None, *settings: bool) -> tuple:
+    """All logits after a text of which the page has read four tokens, and what is kept of it."""
+    cache = KVCache(page, 1, idx.shape[1], pad)
+    page.hidden_states(idx[:, :4], cache)
+    logits = [step(idx[:, :end], cache, *settings) for end in range(5, idx.shape[1] + 1)]
+    return torch.cat(logits), cache.keys, cache.values
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_sizes_that_no_block_divides(numba, sizes: dict[str, int], precision: str, threads: int):
-    """Every logit, in all number formats, with any number of threads."""
-    from fast.engine import make_pair
+@torch.no_grad()
+def test_every_logit_of_the_loops_is_the_pages_with_any_number_of_threads(
+    numba, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], precision: str
+):
+    from fast import engine
 
+    use_threads, threads = engine.use_threads, 1
+    monkeypatch.setattr(engine, "use_threads", lambda number: use_threads(threads))
+    torch.manual_seed(0)
     config = LlamaConfig.from_preset("tiny", attention="causal", **sizes)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.no_grad():
-            torch.manual_seed(0)
-            page, engine = make_pair(config, compiled.FORMATS[precision])
-            idx = random_prompts(1, 30, config.vocab_size)
-            caches = [KVCache(page, 1, 30), KVCache(page, 1, 30)]
-            for cache in caches:
-                page.hidden_states(idx[:, :3], cache)
-            for end in range(4, 31):
-                expected = page._next_logits(idx[:, :end], caches[0])
-                only_largest = end % 3 == 0
-                logits = engine.next_logits(idx[:, end - 1 : end], caches[1], only_largest)
-                if only_largest:
-                    assert logits.argmax() == expected.argmax()
-                    logits, expected = logits.max(), expected.max()
-                assert_near(logits, expected, 2e-5)
-            assert_near(caches[1].values, caches[0].values, 2e-5)
-    finally:
-        torch.set_num_threads(before)
+    page, loops = engine.make_pair(config, compiled.FORMATS[precision])
 
+    def step(tokens: torch.Tensor, cache: KVCache, *settings: bool) -> torch.Tensor:
+        return loops.next_logits(tokens[:, -1:], cache, *settings)
 
-@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 33, 257])
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-def test_any_number_of_texts_and_of_new_tokens(numba, rows: int, attention: str):
-    plain = random_llama(gain=8.0, attention=attention)
-    model = accelerated(plain)
-    for length in (1, 7, 16):
-        prompts = random_prompts(rows, length)
-        expected = plain.generate(prompts, 8, temperature=0.0, use_cache=False)
-        assert_same_text(plain, model.generate(prompts, 8, temperature=0.0), expected, length)
+    idx = random_prompts(1, 20, config.vocab_size)
+    for pad in (None, torch.tensor([2])):
+        expected, of_threads = decoded(page, page._next_logits, idx, pad), []
+        for threads in (1, 2, 3):
+            of_threads.append(decoded(page, step, idx, pad))
+            assert numba.get_num_threads() == threads
+            for actual, wanted, of_one in zip(of_threads[-1], expected, of_threads[0], strict=True):
+                assert_near(actual, wanted, 2e-5)
+                assert torch.equal(actual, of_one)
+        likeliest, *_ = decoded(page, step, idx, pad, True)  # of which all but the largest may be approximate
+        assert torch.equal(likeliest.argmax(-1), expected[0].argmax(-1))
+        assert_near(likeliest.amax(-1), expected[0].amax(-1), 2e-5)
 
 
 def test_text_of_int8_weights_that_were_loaded_later(numba):
@@ -836,32 +739,6 @@ def test_text_of_int8_weights_that_were_loaded_later(numba):
         prompts = random_prompts(rows, 5)
         expected = others.generate(prompts, 40, temperature=0.0)
         assert_same_text(others, model.generate(prompts, 40, temperature=0.0), expected, 5)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("max_seq_len", [64, 12])
-def test_prompts_of_different_lengths_are_continued_as_if_alone(numba, max_seq_len: int, precision: str):
-    plain = random_llama(gain=8.0, attention="causal", max_seq_len=max_seq_len)
-    model = accelerated(plain, precision)
-    plain.load_state_dict(model.state_dict())
-    idx, pad = left_padded(PROMPTS)
-    new = 30 if precision == "fp32" else 12 - idx.shape[1]  # beyond its length, PyTorch's int8 rounds otherwise
-    together = model.generate(idx, new, temperature=0.0, pad=pad)
-    for row, prompt in enumerate(PROMPTS):
-        alone = plain.generate(torch.tensor([prompt]), new, temperature=0.0, use_cache=False)
-        assert_same_text(plain, together[row : row + 1, pad[row] :], alone, len(prompt))
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_every_logit_is_that_of_the_plain_model(numba, rows: int):
-    """Of padded texts, read in pieces. The likeliest token of a small model tells little about what a layer saw."""
-    plain = random_llama(gain=8.0, attention="causal")
-    tokens, pad = random_prompts(rows, 12), torch.arange(4, 4 - rows, -1)
-    texts = [(each, KVCache(each, rows, 12, pad)) for each in (accelerated(plain), plain)]
-    for end in (6, 7, 8, 11, 12):
-        with torch.inference_mode():
-            logits, expected = (each._next_logits(tokens[:, :end], cache) for each, cache in texts)
-        assert_near(logits, expected, 1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 3])
@@ -887,9 +764,10 @@ def test_what_does_not_fit_a_cache_is_an_error_and_not_written_beside_it(numba, 
 def test_threads_of_python_may_share_a_model(numba):
     plain = random_llama(gain=8.0, attention="causal")
     model = accelerated(plain)
-    expected = [plain.generate(random_prompts(6, 5, seed=seed), 60, temperature=0.0) for seed in range(3)]
+    prompts = random_prompts(3, 5).split(1)
+    expected = [plain.generate(prompt, 60, temperature=0.0) for prompt in prompts]
     with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        texts = pool.map(lambda seed: model.generate(random_prompts(6, 5, seed=seed), 60, temperature=0.0), range(3))
+        texts = pool.map(lambda prompt: model.generate(prompt, 60, temperature=0.0), prompts)
         for text, wanted in zip(texts, expected, strict=True):
             assert_same_text(plain, text, wanted, 5)
 
@@ -906,16 +784,6 @@ def test_under_autocast_the_text_is_the_plain_one(numba, products: str):
             assert torch.equal(text, reference.generate(random_prompts(1, length), 10, temperature=0.0))
 
 
-def test_texts_of_any_size_may_follow_one_another(numba):
-    """They share the room for intermediate results."""
-    plain = random_llama(gain=8.0, attention="causal")
-    model = accelerated(plain)
-    for rows, length in ((33, 7), (1, 3), (2, 1), (17, 2), (1, 40), (3, 30)):
-        prompts = random_prompts(rows, length)
-        expected = plain.generate(prompts, 5, temperature=0.0)
-        assert_same_text(plain, model.generate(prompts, 5, temperature=0.0), expected, length)
-
-
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_texts_that_outgrow_the_model(numba, attention: str):
     plain = random_llama(gain=8.0, attention=attention, max_seq_len=12)
@@ -923,21 +791,15 @@ def test_texts_that_outgrow_the_model(numba, attention: str):
     check_texts(plain, random_prompts(2, 20), 5, variety=1)
 
 
-def test_the_bundled_model_tells_the_same_stories(numba):
-    plain = load_pretrained(BUNDLED, attention="causal")
+@pytest.mark.parametrize("name", ["minllama1M.pt", "stories260K.pt"])
+def test_trained_models_tell_the_same_stories(numba, request: pytest.FixtureRequest, name: str):
+    path = BUNDLED if name == BUNDLED.name else asset(request.getfixturevalue("assets"), name)
+    plain = load_pretrained(path, attention="causal")
     prompts = random_prompts(4, 3, plain.config.vocab_size)
     prompts[:, 0] = 1
-    check_texts(plain, prompts, 60)
-    check_texts(load_pretrained(BUNDLED, attention="bidirectional"), prompts[:2], 12)
-    check_texts(plain, prompts, 60, "int8")
-
-
-def test_stories260k_tells_the_same_stories(numba, assets: Path):
-    plain = load_pretrained(asset(assets, "stories260K.pt"), attention="causal")
-    prompts = random_prompts(8, 3, plain.config.vocab_size)
-    prompts[:, 0] = 1
     for precision in ("fp32", "int8"):
-        assert check_texts(plain, prompts, 100, precision) == 1600
+        check_texts(plain, prompts, 60, precision)
+    check_texts(load_pretrained(path, attention="bidirectional"), prompts[:2], 12)
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
@@ -1127,15 +989,6 @@ def test_too_many_candidates_are_left_to_the_whole_head(numba):
     assert logits.argmax() == (weight.double() @ x.double()).argmax()
 
 
-def test_a_damaged_head_shows(numba):
-    from fast.head import ScreenedHead
-
-    weight, (x,) = heads_and_inputs("normal", 64, 32, 1, 0, (0, 0))
-    weight[5, 7] = float("nan")
-    logits = ScreenedHead(weight, weight.numpy()).logits(x.numpy())
-    assert logits is None or np.isnan(logits[5])
-
-
 def test_a_head_of_near_ties_gives_the_plain_text(numba):
     plain = random_llama(attention="causal", gain=8.0)
     with torch.no_grad():
@@ -1146,91 +999,37 @@ def test_a_head_of_near_ties_gives_the_plain_text(numba):
 # ------------------------------------------------------------------------------------------------- run_llama.py
 
 
-def succeed(done: subprocess.CompletedProcess) -> str:
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="session")
-def broken_numba(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment whose numba does not load, as one does that is too old for the installed NumPy."""
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')\n")
-    return {"PYTHONPATH": str(folder)}
-
-
 def test_generate_writes_the_same_text_whatever_computes_it(
-    tmp_path: Path, run: Callable, broken_numba: dict, tiny_tokenizer: Path
+    numba, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drive: Callable, tiny_checkpoint: Path
 ):
-    model = random_llama(gain=2.0, dim=256, hidden_dim=704, n_layers=6)  # large enough for kernels to be chosen
-    path = save_checkpoint(tmp_path / "large.pt", model)
-    flags = ["--pretrained-model-path", path, "--tokenizer", tiny_tokenizer, "--attention", "causal"]
-    flags += ["--max_new_tokens", 120, "--prompt", "A film"]
-    assert not is_little(model, 2 * 120)
-    texts = {}
-    for kernels, environment in (("auto", {}), ("plain", {}), ("auto", broken_numba)):
-        succeed(run("run_llama.py", *flags, "--kernels", kernels, cwd=tmp_path, env=environment))
-        texts[kernels, bool(environment)] = [
-            (tmp_path / f"generated-sentence-temp-{temperature}.txt").read_bytes() for temperature in (0, 1)
-        ]
-    assert texts["auto", False] == texts["plain", False] == texts["auto", True]
-    assert len(texts["auto", False][0]) > 60
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--prompt", "A film"]
+    monkeypatch.setattr(fast.little, "LITTLE", 0)  # or no kernels would be chosen for so small a model
+    monkeypatch.setattr(fast.compiled, "LOAD_SECONDS", 0.0)
+    texts = []
+    for kernels in ("auto", "plain"):
+        drive(*flags, "--kernels", kernels)
+        texts.append([(tmp_path / f"generated-sentence-temp-{each}.txt").read_bytes() for each in (0, 1)])
+    assert texts[0] == texts[1] and len(texts[0][0]) > 60
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_generate_and_prompt_in_fewer_bits(
-    tmp_path: Path, run: Callable, classify_flags: Callable, precision: str, tiny_checkpoint: Path
+def test_finetune_in_bf16_learns_and_saves_float32(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, tiny_checkpoint: Path
 ):
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 20]
-    succeed(run("run_llama.py", *flags, "--prompt", "A film", "--precision", precision, cwd=tmp_path))
-    assert len((tmp_path / "generated-sentence-temp-0.txt").read_bytes()) > 20
-    out = succeed(run("run_llama.py", *classify_flags("prompt"), "--precision", precision, cwd=tmp_path))
-    assert "test acc :: " in out
-    assert len((tmp_path / "films-test-prompting-output.txt").read_text().splitlines()) == 10
-
-
-def test_finetune_in_bf16_learns_and_saves_float32(tmp_path: Path, run: Callable, films: dict[str, Path]):
-    flags = ["--option", "finetune", "--precision", "bf16", "--epochs", 2, "--lr", "1e-3", "--attention", "causal"]
-    flags += ["--pretrained-model-path", BUNDLED, "--label-names", films["label_names"]]
-    flags += ["--train", films["train"], "--dev", films["dev"], "--test", films["test"]]
-    flags += ["--dev_out", "films-dev-finetuning-output.txt", "--test_out", "films-test-finetuning-output.txt"]
-    assert "test acc :: " in succeed(run("run_llama.py", *flags, cwd=tmp_path))
+    flags = [*classify_flags("finetune"), "--precision", "bf16", "--epochs", 2, "--lr", "1e-3"]
+    assert "test acc :: " in drive(*flags)
     saved = torch.load(tmp_path / "finetune-2-0.001.pt", weights_only=True)["model"]
-    before = load_pretrained(BUNDLED).state_dict()
-    for name, weight in before.items():
+    for name, weight in load_pretrained(tiny_checkpoint).state_dict().items():
         assert saved[f"llama.{name}"].dtype == torch.float32 and not torch.equal(saved[f"llama.{name}"], weight)
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--option", "finetune", "--precision", "int8"], ["int8", "bf16"]),
-        (["--precision", "bf16", "--kernels", "plain"], ["--kernels plain", "--precision bf16"]),
-        (["--precision", "int8", "--kernels", "plain"], ["--kernels plain", "--precision int8"]),
-        (["--precision", "fp16"], ["--precision", "fp16"]),
-        (["--kernels", "fast"], ["--kernels", "fast"]),
+        (["--option", "finetune", "--precision", "int8"], "--precision int8 rounds .* use bf16"),
+        (["--precision", "bf16", "--kernels", "plain"], "--kernels plain is .* --precision bf16"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path: Path, run: Callable, flags: list[str], words: list[str]):
-    done = run("run_llama.py", *flags, cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, *words)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, drive: Callable, flags: list[str], words: str):
+    with pytest.raises(UserError, match=words):
+        drive(*flags)
     assert not list(tmp_path.iterdir())
-
-
-def test_without_the_folder_fast_there_is_fp32(course_folder: Path, run: Callable):
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, course_folder)
-    driver, flags = course_folder / "run_llama.py", ["--max_new_tokens", 3]
-    succeed(run(driver, *flags, cwd=course_folder))
-    (course_folder / "generated-sentence-temp-0.txt").unlink()
-    done = run(driver, *flags, "--precision", "bf16", cwd=course_folder)
-    check_one_error(done.returncode, done.stderr, "--precision bf16", "fast/")
-    assert not (course_folder / "generated-sentence-temp-0.txt").exists()
-
-
-def test_help_imports_neither_torch_nor_numba(tmp_path: Path):
-    command = [sys.executable, "-X", "importtime", str(ROOT / "run_llama.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0 and "--precision {fp32,bf16,int8}" in done.stdout and "--kernels" in done.stdout
-    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert "config" in imported and not imported & {"torch", "numba", "fast", "numpy"}

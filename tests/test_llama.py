@@ -9,7 +9,7 @@ from conftest import random_llama
 from torch import nn
 
 from config import LlamaConfig
-from llama import Attention, FeedForward, Llama, RMSNorm, sample_next
+from llama import FeedForward, Llama, RMSNorm, sample_next
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 
@@ -95,34 +95,17 @@ def test_rms_norm_is_its_formula_and_casts_back():
     torch.testing.assert_close(half(large), torch.ones(1, 6, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-def test_the_spelled_out_attention_equals_the_fused_kernel(attention: str):
-    layer = Attention(LlamaConfig.from_preset("tiny", attention=attention))
-    query, key, value = torch.randn(3, 2, 4, 11, 8).unbind()  # b h s d
-    fused = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=attention == "causal")
-    torch.testing.assert_close(layer.compute_query_key_value_scores(query, key, value), fused, atol=1e-6, rtol=1e-5)
-
-
-def test_the_forward_pass_gives_what_the_spelled_out_attention_gives(monkeypatch: pytest.MonkeyPatch):
-    for attention in ("bidirectional", "causal"):
-        model = random_llama(attention=attention)
-        fused, _ = model(TOKENS)
-        spelled_out = model.layers[0].attention.compute_query_key_value_scores
-
-        def instead(query, key, value, spelled_out=spelled_out, **_):
-            return spelled_out(query, key, value)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(nn.functional, "scaled_dot_product_attention", instead)
-            by_hand, _ = model(TOKENS)
-        torch.testing.assert_close(by_hand, fused, atol=1e-5, rtol=1e-5)
-
-
-def test_attention_dropout_is_active_in_training_only():
-    layer = Attention(LlamaConfig.from_preset("tiny", dropout=0.5))
-    x = torch.randn(1, 9, 32)
-    assert not torch.equal(layer.train()(x), layer(x))
-    assert torch.equal(layer.eval()(x), layer(x))
+@torch.no_grad()
+def test_each_dropout_of_the_config_acts_where_it_stands_and_in_training_only():
+    model = random_llama(dropout=0.5)
+    expected = model(TOKENS)[0]
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert [dropout.p for dropout in dropouts] == [0.5] * (1 + 3 * model.config.n_layers)
+    for active in dropouts:
+        for dropout in dropouts:
+            dropout.p = 0.5 if dropout is active else 0.0
+        assert not torch.equal(model.train()(TOKENS)[0], expected)
+        assert torch.equal(model.eval()(TOKENS)[0], expected)
 
 
 def test_feed_forward_takes_or_derives_its_width():
@@ -206,6 +189,7 @@ LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])  # probabilities .464 .171 .
         ({"epsilon": 0.05}, [0, 1, 2, 4]),
         ({"epsilon": 0.99}, [0]),
         ({"top_k": 4, "top_p": 0.9}, [0, 1, 4]),
+        ({"top_k": 2, "top_p": 0.6}, [0]),  # which holds .62 of what the two hold together, and .46 of all
         ({"top_k": 1, "epsilon": 0.2}, [0]),
         ({"temperature": 1e-30}, [0]),
     ],

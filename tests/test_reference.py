@@ -132,9 +132,13 @@ def test_published_runs_the_driver_and_finds_every_reference(
 
 
 @pytest.mark.slow
-def test_first_epoch_of_fine_tuning(assets: Path, reference: dict, run: Callable, tmp_path: Path):
-    """The contract's SST command on stories260K.pt with --lr 1e-3; 1 to 3 minutes."""
-    expected = reference["bidirectional"]["finetune"]
+def test_first_epoch_of_fine_tuning(assets: Path, reference: dict, drive: Callable, tmp_path: Path):
+    """The contract's SST command on stories260K.pt with --lr 1e-3; some 100 seconds of one processor.
+
+    With one thread and two, with AVX-512 and AVX2, the loss was the reference's in all its digits, and one of 1,101
+    predictions turned. The test data, which the figures do not need, are cut short.
+    """
+    (tmp_path / "few.txt").write_text("0 ||| a film\n1 ||| another film\n")
     flags = {
         "--option": "finetune",
         "--epochs": 1,
@@ -145,10 +149,11 @@ def test_first_epoch_of_fine_tuning(assets: Path, reference: dict, run: Callable
         "--label-names": asset(assets, "data/sst-label-mapping.json"),
         "--dev_out": "sst-dev-finetuning-output.txt",
         "--test_out": "sst-test-finetuning-output.txt",
-        **{f"--{split}": asset(assets, f"data/sst-{split}.txt") for split in ("train", "dev", "test")},
+        "--test": "few.txt",
+        **{f"--{split}": asset(assets, f"data/sst-{split}.txt") for split in ("train", "dev")},
     }
-    done = run("run_llama.py", *(item for pair in flags.items() for item in pair), cwd=tmp_path, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    loss, dev = re.search(r"epoch 0: train loss :: (\S+), train acc :: \S+, dev acc :: (\S+)", done.stdout).groups()
-    assert float(loss) == pytest.approx(expected["epoch_train_loss_seed_1337"][0], abs=0.03)
-    assert float(dev) == pytest.approx(expected["epoch_dev_acc_seed_1337"][0], abs=0.02)
+    out = drive(*(item for pair in flags.items() for item in pair), "--no_train_eval")
+    loss, dev = re.search(r"epoch 0: train loss :: (\S+), train acc :: nan, dev acc :: (\S+)", out).groups()
+    expected = reference["bidirectional"]["finetune"]
+    assert float(loss) == pytest.approx(expected["epoch_train_loss_seed_1337"][0], abs=1.1e-3)
+    assert float(dev) == pytest.approx(expected["epoch_dev_acc_seed_1337"][0], abs=2.1e-3)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from conftest import asset
 
+import rope_test
 from rope import apply_rotary_emb, rope_table
 
 
@@ -72,3 +76,11 @@ def test_the_table_is_computed_once_and_can_be_trained_through():
     rotated, _ = apply_rotary_emb(query, query, 6, 11, 123.0)
     rotated.sum().backward()
     assert query.grad is not None
+
+
+def test_the_published_numbers_are_those_of_the_course(assets: Path):
+    published = torch.load(asset(assets, "rotary_embedding_actual.data"), weights_only=True)
+    at_one = rope_test.PUBLISHED_QUERY, rope_test.PUBLISHED_KEY
+    for tensor, unturned, numbers in zip(published, (2.0, 3.0), at_one, strict=True):
+        rows = torch.tensor([[unturned] * 4, numbers])  # of positions 0 and 1, the same for both heads
+        assert torch.equal(tensor, rows[None, :, None].expand(1, 2, 2, 4))

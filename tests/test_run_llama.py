@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import inspect
+import io
 import os
 import re
 import shutil
@@ -10,96 +12,235 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import FIGURES, ROOT, drive_in, outputs, succeed
+from error_helpers import check_one_error
 
-from llama import load_pretrained
+import classifier
+import fast.apply
+import fast.distributed
+import llama
+import optimizer
+import tokenizer
+import training
+import utils
 from storage import load_tensors
-from tokenizer import Tokenizer
 
 PREFIX = (
     "I have wanted to see this thriller for a while, and it didn't disappoint. "
     "Keanu Reeves, playing the hero John Wick, is"
 )
-ROOT_MODULES = sorted(path.name for path in ROOT.glob("*.py"))
+
+# --------------------------------------------------------------------------------------------------- every flag
+
+TO_FINETUNE = ["--dev_out", "a-dev-finetuning-output.txt", "--test_out", "a-test-finetuning-output.txt"]
+COMMANDS = {
+    "generate": ["--precision", "bf16"],  # in float32 no kernels are chosen for so short a text
+    "prompt": ["--option", "prompt"],
+    "finetune": ["--option", "finetune", "--epochs", 1, *TO_FINETUNE],
+}
 
 
-def succeed(done: subprocess.CompletedProcess) -> str:
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
+def name_of(argument: str, call: int = 0) -> Callable[[dict], str]:
+    return lambda seen: Path(seen[argument][call]).name
+
+
+def files(seen: dict) -> list[str]:
+    return [name for name in seen["files"] if not name.startswith("cfimdb")]
+
+
+def ahead(seen: dict) -> list[object]:
+    return seen["generate.max_new_tokens"] + seen["accelerate.generates"]
+
+
+FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arrives (calls of functions), and as what
+    "--option": ("prompt", ["finetune", *TO_FINETUNE], "accelerate.trains", [True]),
+    "--train": ("prompt", ["data/other.txt"], name_of("create_data.path", 0), "other.txt"),
+    "--dev": ("prompt", ["data/other.txt"], name_of("create_data.path", 1), "other.txt"),
+    "--test": ("prompt", ["data/other.txt"], name_of("create_data.path", 2), "other.txt"),
+    "--label-names": ("prompt", ["data/other.json"], "LlamaZeroShotClassifier.label_names", [["poor", "fine"]]),
+    "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_pretrained.path"), "other.pt"),
+    "--tokenizer": ("generate", ["data/other.model"], name_of("Tokenizer.tokenizer_model"), "other.model"),
+    "--attention": ("prompt", ["causal"], lambda seen: seen["accelerate.model"][0].config.attention, "causal"),
+    "--max_sentence_len": ("prompt", [5], "Tokenizer.max_len", [5]),
+    "--seed": ("prompt", [7], "seed_everything.seed", [7]),
+    "--device": ("prompt", ["mps"], "choose_device.name", ["mps"]),
+    "--use_gpu": ("prompt", [], "choose_device.use_gpu", [True]),
+    "--precision": ("prompt", ["int8"], "accelerate.precision", ["int8"]),
+    "--kernels": ("prompt", ["plain"], "accelerate.precision", []),
+    "--shard": ("prompt", [], lambda seen: seen["join.shard"] + seen["accelerate.keeps_copies"], [True, False]),
+    "--prompt": ("generate", ["A film"], lambda seen: seen["files"]["generated-sentence-temp-0.txt"], "A film"),
+    "--max_new_tokens": ("generate", [5], ahead, [5, 5, 10]),
+    "--cuda_graphs": ("generate", [], "accelerate.cuda_graphs", [True]),
+    "--num_samples": ("generate", [3], lambda seen: [len(idx) for idx in seen["generate.idx"]], [1, 3]),
+    "--top_k": ("generate", [4], "generate.top_k", [4, 4]),
+    "--top_p": ("generate", [0.5], "generate.top_p", [0.5, 0.5]),
+    "--epsilon": ("generate", [0.25], "generate.epsilon", [0.25, 0.25]),
+    "--generated_sentence_low_temp_out": ("generate", ["0.txt"], files, ["0.txt", "generated-sentence-temp-1.txt"]),
+    "--generated_sentence_high_temp_out": ("generate", ["1.txt"], files, ["1.txt", "generated-sentence-temp-0.txt"]),
+    "--dev_out": ("prompt", ["b-dev-prompting-output.txt"], files, ["b-dev-prompting-output.txt"]),
+    "--test_out": ("prompt", ["b-test-prompting-output.txt"], files, ["b-test-prompting-output.txt"]),
+    "--batch_size": ("finetune", [7], "loader.batch_size", [7] * 4),
+    "--epochs": ("finetune", [2], "fit.epochs", [2]),
+    "--lr": ("finetune", [0.25], "AdamW.lr", [0.25]),
+    "--hidden_dropout_prob": ("finetune", [0.125], lambda seen: seen["fit.model"][0].dropout.p, 0.125),
+    "--no_train_eval": ("finetune", [], "fit.train_eval", [False]),
+    "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
+}
+
+
+class Alone(training.World):
+    """A group of one process."""
+
+    def require_alike(self, facts: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """`FUNCTION.ARGUMENT`: what it got in each call, defaults included. Kernels, devices and texts are left out."""
+    noted: dict[str, Any] = defaultdict(list)
+
+    def note(owner: Any, name: str, instead: Callable | None = None) -> None:
+        original = getattr(owner, name)
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            for argument, value in bound.arguments.items():
+                noted[f"{owner.__name__ if name == '__init__' else name}.{argument}"].append(value)
+            return (instead or original)(*args, **kwargs)
+
+        importers = [each for each in sys.modules.values() if getattr(each, "__dict__", {}).get(name) is original]
+        for place in (owner, *importers):
+            monkeypatch.setattr(place, name, noting)
+
+    for owner, name in (
+        (training, "create_data"), (training, "fit"), (training.LlamaDataset, "loader"), (llama, "load_pretrained"),
+        (utils, "seed_everything"), (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
+        (classifier.LlamaZeroShotClassifier, "__init__"),
+    ):  # fmt: skip
+        note(owner, name)
+    note(training.Checkpoints, "load_resume_point", lambda *args: [])
+    note(utils, "choose_device", lambda *args: torch.device("cpu:0"))
+    note(fast.apply, "accelerate", lambda *args, **purpose: [])
+    note(llama.Llama, "generate", lambda model, idx, *args, **settings: idx)
+    note(fast.distributed, "join", lambda *args, **settings: nullcontext(Alone()))
+    return noted
+
+
+def test_every_flag_arrives_where_it_acts(
+    seen: dict, drive: Callable, course_folder: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
+):
+    with pytest.raises(SystemExit):
+        drive("--help", stdout=(shown := io.StringIO()))
+    assert re.findall(r"^  (--[\w-]+)", shown.getvalue(), re.MULTILINE) == [*FLAGS]
+
+    data = course_folder / "data"
+    shutil.copy(data / "cfimdb-dev.txt", data / "other.txt")
+    (data / "other.json").write_text('["poor", "fine"]')
+    for suffix in (".pt", ".model"):
+        shutil.copy(tiny_checkpoint.with_suffix(suffix), data / f"other{suffix}")
+
+    def observe(*flags: object) -> dict:
+        seen.clear()
+        (course_folder / "finetune-1-2e-05.resume").touch()
+        monkeypatch.setenv("WORLD_SIZE", "2" if "--shard" in flags else "1")
+        drive(*flags)
+        seen["files"] = {path.name: path.read_text() for path in sorted(course_folder.glob("*.txt"))}
+        for name in seen["files"]:
+            (course_folder / name).unlink()
+        assert all(device == torch.device("cpu:0") for device in seen["accelerate.device"])  # as `choose_device` said
+        return dict(seen)
+
+    usual = {command: observe(*flags) for command, flags in COMMANDS.items()}
+    for flag, (command, given, where, expected) in FLAGS.items():
+        arrives = where if callable(where) else lambda calls, where=where: calls.get(where, [])
+        found = arrives(defaultdict(list, observe(*COMMANDS[command], flag, *given)))
+        assert found == expected, flag
+        assert arrives(defaultdict(list, usual[command])) != expected, f"{flag} is the default"
+
+
+CONTRACT = {  # what must never change
+    "--train": "data/cfimdb-train.txt", "--dev": "data/cfimdb-dev.txt", "--test": "data/cfimdb-test.txt",
+    "--label-names": "data/cfimdb-label-mapping.json", "--pretrained-model-path": "stories42M.pt",
+    "--max_sentence_len": None, "--generated_sentence_low_temp_out": "generated-sentence-temp-0.txt",
+    "--generated_sentence_high_temp_out": "generated-sentence-temp-1.txt", "--seed": 1337, "--epochs": 5,
+    "--option": "generate", "--batch_size": 8, "--hidden_dropout_prob": 0.3, "--lr": 2e-05, "--prompt": PREFIX,
+    "--max_new_tokens": 75, "--dev_out": "cfimdb-dev-prompting-output.txt",
+    "--test_out": "cfimdb-test-prompting-output.txt", "--use_gpu": False,
+}  # fmt: skip
+
+
+def test_help_gives_the_contracts_defaults_at_once(tmp_path: Path):
+    command = [sys.executable, "-X", "importtime", str(ROOT / "run_llama.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "COLUMNS": "999"})
+    assert done.returncode == 0
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "config" in imported and not imported & {"torch", "sklearn", "numpy", "sentencepiece", "numba", "fast"}
+    unwrapped = re.sub(r"\n {9,}", " ", done.stdout)
+    shown = dict(re.findall(r"^  (--\S+) .*\(default: (.*)\)$", unwrapped, re.MULTILINE))
+    assert {flag: shown[flag] for flag in CONTRACT} == {flag: str(value) for flag, value in CONTRACT.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- generate
 
 
-def test_generate_continues_the_sentence_and_writes_two_files(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
-    flags = ["--option", "generate", "--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 20]
-    out = succeed(run("run_llama.py", *flags, cwd=tmp_path))
-    tokenizer = Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
-    ids = torch.tensor([tokenizer.encode(PREFIX, bos=True, eos=False)])
-    greedy = tokenizer.decode(load_pretrained(tiny_checkpoint).generate(ids, 20, temperature=0.0)[0].tolist())
-    texts = {name: (tmp_path / name).read_bytes().decode() for name in os.listdir(tmp_path)}
+def test_generate_continues_the_sentence_and_writes_two_files(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
+    out = drive("--option", "generate", "--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 20)
+    its = tokenizer.Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
+    ids = torch.tensor([its.encode(PREFIX, bos=True, eos=False)])
+    greedy = its.decode(llama.load_pretrained(tiny_checkpoint).generate(ids, 20, temperature=0.0)[0].tolist())
+    texts = {path.name: path.read_bytes().decode() for path in tmp_path.iterdir()}
     assert set(texts) == {"generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt"}
     assert texts["generated-sentence-temp-0.txt"] == greedy
     for temperature in (0, 1):
-        text = texts[f"generated-sentence-temp-{temperature}.txt"]
+        text = texts[name := f"generated-sentence-temp-{temperature}.txt"]
         assert text.startswith(PREFIX) and not text.endswith("\n")
-        assert f"Temperature is {temperature}.0\n{text}\n" in out
-        assert f"Wrote generated sentence to generated-sentence-temp-{temperature}.txt.\n" in out
+        assert f"Temperature is {temperature}.0\n{text}\n---------------\nWrote generated sentence to {name}.\n" in out
+    (tmp_path / "ordinary.txt").touch()
+    assert (tmp_path / name).stat().st_mode == (tmp_path / "ordinary.txt").stat().st_mode
 
 
-def test_a_seed_makes_the_sampled_file_reproducible(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
-    texts = []
-    for folder, seed in (("a", 7), ("b", 7), ("c", 8)):
-        (tmp_path / folder).mkdir()
-        flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt", "A film", "--max_new_tokens", 30]
-        succeed(run("run_llama.py", *flags, "--seed", seed, cwd=tmp_path / folder))
-        texts.append((tmp_path / folder / "generated-sentence-temp-1.txt").read_bytes())
-    assert texts[0] == texts[1] != texts[2] and texts[0].startswith(b"A film")
-
-
-def test_samples_are_decoded_together_and_written_one_by_one(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 20, "--num_samples", 3]
+def test_a_seed_makes_the_samples_reproducible(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
+    """Several are decoded together and written one by one."""
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt", "A film", "--max_new_tokens", 20]
     for attention in ("bidirectional", "causal"):
-        out = succeed(run("run_llama.py", *flags, "--attention", attention, cwd=tmp_path))
-        samples = [tmp_path / f"generated-sentence-temp-1{number}.txt" for number in ("", "-2", "-3")]
-        texts = [path.read_bytes().decode() for path in samples]
-        assert len(set(texts)) == 3 and all(text.startswith(PREFIX) for text in texts)
-        assert "\n".join(["Temperature is 1.0", *texts, "---------------"]) in out
+        texts = {}
+        for seed in (7, 7, 8):
+            out = drive(*flags, "--seed", seed, "--num_samples", 3, "--attention", attention)
+            paths = [tmp_path / f"generated-sentence-temp-1{number}.txt" for number in ("", "-2", "-3")]
+            samples = [path.read_bytes().decode() for path in paths]
+            assert texts.setdefault(seed, samples) == samples
+            assert len(set(samples)) == 3 and all(text.startswith("A film") for text in samples)
+            assert "\n".join(["Temperature is 1.0", *samples, "---------------"]) in out
+            assert f"(attention: {attention})\n" in out
+        assert texts[7] != texts[8]
 
 
-def test_the_text_appears_while_it_grows(tmp_path: Path, tiny_checkpoint: Path):
-    flags = ["--pretrained-model-path", str(tiny_checkpoint), "--attention", "causal", "--max_new_tokens", "60"]
-    command = [sys.executable, "-u", str(ROOT / "run_llama.py"), *flags]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
-        pieces = []
-        while piece := os.read(process.stdout.fileno(), 4096):
-            pieces.append(piece)
-    text = (tmp_path / "generated-sentence-temp-0.txt").read_bytes()
-    whole = b"".join(pieces)
-    assert b"Temperature is 0.0\n" + text + b"\n---------------\n" in whole
-    begin = whole.index(text)
-    ends = [sum(map(len, pieces[: number + 1])) for number in range(len(pieces))]
-    assert sum(begin < end < begin + len(text) for end in ends) >= 3  # it came in several pieces
+class Screen(io.StringIO):
+    """Notes what can be read on it, and when."""
+
+    def flush(self) -> None:
+        vars(self).setdefault("seen", []).append(self.getvalue())
 
 
-def test_no_train_eval_leaves_out_one_figure(tmp_path: Path, run: Callable, classify_flags: Callable):
-    out = succeed(run("run_llama.py", *classify_flags("finetune"), "--epochs", 1, "--no_train_eval", cwd=tmp_path))
-    assert re.search(r"^epoch 0: train loss :: \d\.\d{3}, train acc :: nan, dev acc :: \d\.\d{3}$", out, re.MULTILINE)
-
-
-def test_the_attention_flag_changes_the_model(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
-    texts = set()
-    for attention in ("bidirectional", "causal"):
-        flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", attention, "--max_new_tokens", 30]
-        assert f"attention: {attention}" in succeed(run("run_llama.py", *flags, cwd=tmp_path))
-        texts.add((tmp_path / "generated-sentence-temp-0.txt").read_bytes())
-    assert len(texts) == 2
+def test_the_text_appears_while_it_grows(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 60]
+    whole = drive(*flags, stdout=(screen := Screen()))
+    text = (tmp_path / "generated-sentence-temp-0.txt").read_bytes().decode()
+    begin = whole.index(f"Temperature is 0.0\n{text}\n---------------\n") + len("Temperature is 0.0\n")
+    assert sum(begin < len(shown) < begin + len(text) for shown in screen.seen) >= 3
+    assert all(whole.startswith(shown) for shown in screen.seen)
 
 
 # -------------------------------------------------------------------------------------------- prompt, finetune
@@ -111,187 +252,148 @@ def lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
+def macro_f1(predicted: list[str], gold: list[str]) -> float:
+    """The mean over the classes of 2 * hits / (predicted + there)."""
+    pairs = list(zip(predicted, gold, strict=True))
+    of_class = [2 * pairs.count((c, c)) / max(1, predicted.count(c) + gold.count(c)) for c in sorted({*gold})]
+    return sum(of_class) / len(of_class)
+
+
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_prompt_writes_predictions_and_tables(
-    tmp_path: Path, run: Callable, classify_flags: Callable, films: dict[str, Path], attention: str
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path], attention: str
 ):
-    flags = [*classify_flags("prompt"), "--attention", attention]
-    out = succeed(run("run_llama.py", *flags, cwd=tmp_path))
+    out = drive(*classify_flags("prompt"), "--attention", attention)
     for split in ("train", "dev", "test"):
         assert f"load {len(lines(films[split]))} data from {films[split]}\n" in out
     for split in ("dev", "test"):
-        gold = [line.split(" ||| ") for line in lines(films[split])]
+        gold, sentences = zip(*(line.split(" ||| ") for line in lines(films[split])), strict=True)
         written = [line.split(" ||| ") for line in lines(tmp_path / f"films-{split}-prompting-output.txt")]
-        assert [sentence for _, sentence in written] == [
-            f"{sentence} Is this movie bad or good? This movie is " for _, sentence in gold
+        predicted = [prediction for prediction, _ in written]
+        assert [text for _, text in written] == [
+            f"{sentence} Is this movie bad or good? This movie is " for sentence in sentences
         ]
-        accuracy = sum(p[0] == g[0] for p, g in zip(written, gold, strict=True)) / len(gold)
-        assert f"{split} acc :: {accuracy:.3f}\n" in out
-        assert f"{split} majority-class acc :: 0.500" in out and f"{split} macro-F1 :: " in out
+        accuracy = sum(map(str.__eq__, predicted, gold)) / len(gold)
+        macro = macro_f1(predicted, [*gold])
+        assert f"{split} acc :: {accuracy:.3f}\n" in out and f"{split} macro-F1 :: {macro:.3f}\n" in out
+        assert f"{split} majority-class acc :: 0.500" in out and f"{macro:.3f}" != f"{accuracy:.3f}"
     assert re.search(r"precision +recall +f1-score +support\n+ +bad .*\n +good ", out)
 
 
-def test_finetune_prints_the_contract_and_saves_plain_data(tmp_path: Path, run: Callable, classify_flags: Callable):
-    flags = [*classify_flags("finetune"), "--epochs", 3, "--lr", "0.01"]
-    out = succeed(run("run_llama.py", *flags, cwd=tmp_path))
-    epochs = re.findall(
-        r"^epoch (\d): train loss :: (\d\.\d{3}), train acc :: (\d\.\d{3}), dev acc :: (\d\.\d{3})$", out, re.MULTILINE
-    )
+def test_finetune_prints_the_contract_and_saves_plain_data(tmp_path: Path, drive: Callable, classify_flags: Callable):
+    out = drive(*classify_flags("finetune"), "--epochs", 3, "--lr", "0.01")
+    number = r"(\d\.\d{3})"
+    of_epoch = rf"^epoch (\d): train loss :: {number}, train acc :: {number}, dev acc :: {number}$"
+    epochs = re.findall(of_epoch, out, re.MULTILINE)
     assert [epoch[0] for epoch in epochs] == ["0", "1", "2"]
     best = max(epoch[3] for epoch in epochs)
     assert re.findall(r"^dev acc :: (.*)$", out, re.MULTILINE) == [best]
-    assert re.search(r"^test acc :: \d\.\d{3}$", out, re.MULTILINE)
+    assert re.search(rf"^test acc :: {number}$", out, re.MULTILINE)
     assert "save the model to finetune-3-0.01.pt\n" in out
     assert re.search(r"epoch +train loss +train acc +dev acc +seconds\n( +\d.*\n){3}", out)
     saved = load_tensors(tmp_path / "finetune-3-0.01.pt")
     assert saved["args"]["epochs"] == 3 and saved["model_config"]["model_args"]["dim"] == 32
     assert f"{saved['dev_acc']:.3f}" == best
-    assert set(os.listdir(tmp_path)) == {
-        "finetune-3-0.01.pt",
-        "films-dev-finetuning-output.txt",
-        "films-test-finetuning-output.txt",
-    }
+    assert set(os.listdir(tmp_path)) == {"finetune-3-0.01.pt", *outputs(tmp_path)} and len(outputs(tmp_path)) == 2
+
+    drive_in(tmp_path / "again", *classify_flags("finetune"), "--epochs", 3, "--lr", "0.01")
+    assert outputs(tmp_path / "again") == outputs(tmp_path)
+    same = load_tensors(tmp_path / "again/finetune-3-0.01.pt")["model"]
+    assert all(torch.equal(tensor, same[name]) for name, tensor in saved["model"].items())
+    assert "train acc :: nan, dev acc" in drive(*classify_flags("finetune"), "--epochs", 1, "--no_train_eval")
 
 
 def test_a_test_file_without_gold_labels_gets_no_accuracy(
-    tmp_path: Path, run: Callable, classify_flags: Callable, films: dict[str, Path]
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path]
 ):
-    for placeholder in ("0", "-1"):
+    for placeholder in ("-1", "0"):
         unlabelled = tmp_path / "unlabelled.txt"
         unlabelled.write_text(re.sub(r"^\d", placeholder, films["test"].read_text(), flags=re.MULTILINE))
-        flags = [*classify_flags("prompt"), "--test", unlabelled]
-        out = succeed(run("run_llama.py", *flags, cwd=tmp_path))
+        out = drive(*classify_flags("prompt"), "--test", unlabelled)
         assert "test acc" not in out and f"no gold labels (every label is {placeholder})" in out
         assert len(lines(tmp_path / "films-test-prompting-output.txt")) == 10
 
 
 def test_other_data_with_the_same_settings_keeps_the_first_model(
-    tmp_path: Path, run: Callable, classify_flags: Callable, films: dict[str, Path]
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path]
 ):
     flags = [*classify_flags("finetune"), "--epochs", 1]
-    succeed(run("run_llama.py", *flags, cwd=tmp_path))
-    first = (tmp_path / "finetune-1-2e-05.pt").read_bytes()
+    drive(*flags)
+    saved = tmp_path / "finetune-1-2e-05.pt"
+    first = saved.read_bytes()
     other = tmp_path / "other-train.txt"
     other.write_text(films["train"].read_text() + "1 ||| one more\n")
-    out = succeed(run("run_llama.py", *flags, "--train", other, cwd=tmp_path))
+    out = drive(*flags, "--train", other)
     assert "save the model to finetune-1-2e-05-other-train.pt" in out and "is kept" in out
-    assert (tmp_path / "finetune-1-2e-05.pt").read_bytes() == first
-    out = succeed(run("run_llama.py", *flags, "--seed", 2, cwd=tmp_path))
+    assert saved.read_bytes() == first
+    saved.with_suffix(".resume").write_bytes(b"of an interrupted run")
+    out = drive(*flags, "--seed", 2)
     assert "will overwrite it" in out and "save the model to finetune-1-2e-05.pt" in out
-    assert (tmp_path / "finetune-1-2e-05.pt").read_bytes() != first
+    assert "finetune-1-2e-05.resume is the resume point of an interrupted run" in out and "--resume" in out
+    assert saved.read_bytes() != first
+    saved.write_text("my notes")
+    assert "save the model to finetune-1-2e-05-films-train.pt" in drive(*flags)
+    assert saved.read_text() == "my notes"
 
 
-def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path: Path, run: Callable, classify_flags: Callable):
-    (tmp_path / "finetune-1-2e-05.pt").write_text("my notes")
-    out = succeed(run("run_llama.py", *classify_flags("finetune"), "--epochs", 1, cwd=tmp_path))
-    assert "save the model to finetune-1-2e-05-films-train.pt" in out
-    assert (tmp_path / "finetune-1-2e-05.pt").read_text() == "my notes"
-
-
-def test_finetune_needs_no_label_names_as_in_the_course(tmp_path: Path, run: Callable, classify_flags: Callable):
+def test_finetune_needs_no_label_names_as_in_the_course(drive: Callable, course_folder: Path):
     """The course takes the number of classes from the training data; a default mapping must not stand in the way."""
-    five = tmp_path / "five.txt"
+    five = course_folder / "five.txt"
     five.write_text("".join(f"{label} ||| film {label}\n" for label in range(5)))
-    flags = classify_flags("finetune")
-    flags = flags[: flags.index("--label-names")] + flags[flags.index("--label-names") + 2 :]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/cfimdb-label-mapping.json").write_text(json.dumps(["bad", "good"]))
-    out = succeed(run("run_llama.py", *flags, "--train", five, "--dev", five, "--test", five, cwd=tmp_path))
-    assert "dev acc ::" in out
-    assert load_tensors(tmp_path / "finetune-5-2e-05.pt")["model"]["classifier_head.weight"].shape[0] == 5
+    drive(*COMMANDS["finetune"], "--train", five, "--dev", five, "--test", five)
+    saved = load_tensors(course_folder / "finetune-1-2e-05.pt")
+    assert saved["model"]["classifier_head.weight"].shape[0] == 5
 
 
-def test_two_runs_with_one_seed_give_identical_files(tmp_path: Path, run: Callable, classify_flags: Callable):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        succeed(run("run_llama.py", *classify_flags("finetune"), "--lr", "0.01", cwd=tmp_path / folder))
-    for name in ("films-dev-finetuning-output.txt", "films-test-finetuning-output.txt"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    one, other = (load_tensors(tmp_path / folder / "finetune-5-0.01.pt")["model"] for folder in ("a", "b"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+# ------------------------------------------------------------------------------------------ as processes of their own
 
 
-@pytest.mark.parametrize(("finished_epochs", "delay"), [(0, 0.0), (1, 0.0), (3, 0.03), (7, 0.01)])
-def test_killed_and_resumed_ends_as_undisturbed(
-    tmp_path: Path, run: Callable, undisturbed: tuple[list[str], dict[str, bytes]], flags: list, finished_epochs, delay
-):
-    """kill -9 after some finished epochs (0: in the first) and a while, wherever the run then is."""
+def test_killed_and_resumed_ends_as_undisturbed(tmp_path: Path, drive: Callable, classify_flags: Callable):
+    """kill -9 in the first epoch, and a while after the third one, wherever the run then is."""
+    flags = [*classify_flags("finetune"), "--epochs", 12, "--lr", "0.01", "--batch_size", 2, "--resume"]
     command = [sys.executable, str(ROOT / "run_llama.py"), *map(str, flags)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        awaited = "load model from" if finished_epochs == 0 else f"epoch {finished_epochs - 1}:"
-        assert any(line.startswith(awaited) for line in process.stdout)
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    for awaited, delay in (("there is no resume point", 0.0), ("epoch 2:", 0.03)):
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert any(line.startswith(awaited) for line in process.stdout)
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
     assert not list(tmp_path.glob("*-output.txt"))
 
-    resumed = succeed(run("run_llama.py", *flags, "--resume", cwd=tmp_path))
-    said = "starting from the beginning" if finished_epochs == 0 else "resuming from finetune-12-0.01.resume"
-    assert said in resumed
-    figures, outputs = undisturbed
-    assert FIGURES.findall(resumed) == figures
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("*-output.txt")} == outputs
+    resumed = drive(*flags)
+    assert "resuming from finetune-12-0.01.resume" in resumed
+    undisturbed = drive_in(tmp_path / "undisturbed", *flags)
+    assert FIGURES.findall(resumed) == FIGURES.findall(undisturbed)
+    assert outputs(tmp_path) == outputs(tmp_path / "undisturbed") and len(outputs(tmp_path)) == 2
     assert not list(tmp_path.glob("*.resume"))
 
 
-FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def flags(classify_flags: Callable) -> list:
-    return [*classify_flags("finetune"), "--epochs", 12, "--lr", "0.01", "--batch_size", 2]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory, run: Callable, flags: list
-) -> tuple[list[str], dict[str, bytes]]:
-    """Printed figures and output files of a run that nobody kills."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    figures = FIGURES.findall(succeed(run("run_llama.py", *flags, cwd=folder)))
-    return figures, {path.name: path.read_bytes() for path in folder.glob("*-output.txt")}
-
-
-def test_an_interrupted_run_is_not_overwritten_without_a_word(tmp_path: Path, run: Callable, classify_flags: Callable):
-    shown = [*classify_flags("finetune"), "--epochs", 1]
-    succeed(run("run_llama.py", *shown, cwd=tmp_path))
-    (tmp_path / "finetune-1-2e-05.resume").write_bytes(b"of an interrupted run")
-    out = succeed(run("run_llama.py", *shown, cwd=tmp_path))
-    assert "finetune-1-2e-05.resume is the resume point of an interrupted run" in out and "--resume" in out
-
-
-def test_outputs_have_the_permissions_of_any_new_file(tmp_path: Path, run: Callable, tiny_checkpoint: Path):
-    succeed(run("run_llama.py", "--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 1, cwd=tmp_path))
-    (tmp_path / "ordinary.txt").write_text("")
-    written, ordinary = (tmp_path / name for name in ("generated-sentence-temp-0.txt", "ordinary.txt"))
-    assert written.stat().st_mode == ordinary.stat().st_mode
-
-
-# ---------------------------------------------------------------------------------------- on its own, at once
+ALL_COMMANDS = """
+import runpy, sys
+for command in {commands}:
+    sys.argv = ["run_llama.py", *command]
+    try:
+        runpy.run_path("run_llama.py", run_name="__main__")
+    except SystemExit as end:
+        assert end.code == 0, command
+"""
 
 
 def test_the_root_modules_alone_run_the_three_commands(course_folder: Path, run: Callable):
-    for name in ROOT_MODULES:
-        shutil.copy(ROOT / name, course_folder)
-    driver, base = course_folder / "run_llama.py", {"cwd": course_folder}
-    succeed(run(driver, **base))
-    succeed(run(driver, "--option", "prompt", **base))
-    outputs = ["--dev_out", "cfimdb-dev-finetuning-output.txt", "--test_out", "cfimdb-test-finetuning-output.txt"]
-    succeed(run(driver, "--option", "finetune", "--epochs", 1, *outputs, **base))
-    for kind in ("prompting", "finetuning"):
-        assert (course_folder / f"cfimdb-dev-{kind}-output.txt").is_file()
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, course_folder)
+    commands = [[str(word) for word in flags] for flags in ([], COMMANDS["prompt"], COMMANDS["finetune"])]
+    (course_folder / "all.py").write_text(ALL_COMMANDS.format(commands=commands))
+    succeed(run(course_folder / "all.py", cwd=course_folder))
+    assert len(list(course_folder.glob("*-output.txt"))) == 4
+    (course_folder / "generated-sentence-temp-0.txt").unlink()
 
-
-def test_help_names_every_flag_of_the_contract_without_importing_torch(run: Callable, tmp_path: Path):
-    command = [sys.executable, "-X", "importtime", str(ROOT / "run_llama.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0
-    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert "config" in imported and not imported & {"torch", "sklearn", "numpy", "sentencepiece"}
-    for flag in (
-        "--train --dev --test --label-names --pretrained-model-path --max_sentence_len --seed --epochs --option "
-        "--use_gpu --generated_sentence_low_temp_out --generated_sentence_high_temp_out --dev_out --test_out --lr "
-        "--batch_size --hidden_dropout_prob --device --resume --tokenizer --prompt --max_new_tokens --attention"
-    ).split():
-        assert f"{flag} " in done.stdout or f"{flag}\n" in done.stdout or f"{flag}," in done.stdout
+    torchrun = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for flags, environment, words in (
+        (["--precision", "bf16"], {}, ["--precision bf16", "fast/"]),
+        (["--option", "prompt"], torchrun, ["several processes need the folder fast/"]),
+    ):
+        done = run(course_folder / "run_llama.py", *flags, cwd=course_folder, env=environment)
+        check_one_error(done.returncode, done.stderr, *words)
+    assert not (course_folder / "generated-sentence-temp-0.txt").exists()
