@@ -57,7 +57,7 @@ def data_dir(tmp_path_factory):
 
 def fill(folder, edition="ucsc"):
     for name in EDITIONS[edition].required + EDITIONS[edition].listed:
-        (folder / name).write_text(f"content of {name}\n")
+        (folder / name).write_text(f"# content of {name}\n")
     write_outputs(folder, "prompting", "finetuning", *(["lora"] if edition == "cmu2025" else []))
     return folder
 
