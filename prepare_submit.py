@@ -47,6 +47,7 @@ MAX_ENTRIES = 10_000
 MAX_PART, MAX_NAME = 255, 1_000
 # Bytes of Python that are parsed, in a file and in all: a syntax tree takes a thousand times its text.
 MAX_MODULE, MAX_CODE = 100_000, MB
+MAX_ID = 100  # letters
 MAX_DEPTH = 10  # of a module in packages
 NO_SUBMISSION = (
     "the films data set that comes with this package is for trying things out; the assignment asks for SST and CFIMDB"
@@ -64,6 +65,19 @@ def _any_of(patterns: str) -> re.Pattern:
 # Never packed. A zip that holds the first is wrong (large, private or not the student's work); the second is clutter.
 FOREIGN = _any_of(".git .venv venv env pyvenv.cfg conda-meta node_modules *.pt *.pth")
 CLUTTER = _any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* .*.tmp")
+
+
+def _quote(value: object, most: int = 100) -> str:
+    """A value in a message: unprintable characters escaped, and cut where it is long."""
+    text = str(value)
+    text = text if text[: most + 1].isprintable() else ascii(text[: most + 1])
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def _few(names: Iterable[str], most: int = 5) -> str:
+    """The first names, safe to print; the rest are counted."""
+    names = sorted(names)
+    return ", ".join(map(_quote, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _outputs(*kinds: str) -> tuple[str, ...]:
@@ -159,9 +173,9 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.edition not in EDITIONS:
-            raise UserError(f"no edition {self.edition!r}; there are {', '.join(EDITIONS)}")
+            raise UserError(f"no edition {_quote(repr(self.edition))}; there are {', '.join(EDITIONS)}")
         if self.data_dir is not None and not Path(self.data_dir).is_dir():
-            raise UserError(f"the data folder {self.data_dir} does not exist")
+            raise UserError(f"the data folder {_quote(self.data_dir)} does not exist")
 
     @property
     def max_bytes(self) -> float:
@@ -178,12 +192,13 @@ class Rules:
         """The ID without spaces around it. Raises `UserError` for one that the pattern, or a folder name, rules out."""
         student_id = student_id.strip()
         try:
-            fits = re.fullmatch(self.id_pattern, student_id)
-        except re.error as error:
-            raise UserError(f"the ID pattern {self.id_pattern!r} is not a regular expression: {error}") from None
+            fits = re.fullmatch(self.id_pattern, student_id, re.ASCII) and len(student_id) <= MAX_ID
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UserError(f"the ID pattern {_quote(self.id_pattern)} is no regular expression: {error}") from None
         # A top name with a leading underscore would be ignored by the check, as the course does for __MACOSX.
         if not fits or "/" in student_id or student_id.startswith("_") or _name_fault(student_id):
-            raise UserError(f"{student_id!r} is not a valid ID (pattern {self.id_pattern})")
+            wanted = f"at most {MAX_ID} letters, pattern {_quote(self.id_pattern)}"
+            raise UserError(f"{_quote(repr(student_id))} is not a valid ID ({wanted})")
         return student_id
 
     def find(self, name: str) -> Path | None:
@@ -202,27 +217,14 @@ class Rules:
         text = read_text(path)
         try:
             names = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             names = None
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{path} is not a JSON list of label names")
+            raise UserError(f"{_quote(path)} is not a JSON list of label names")
         return names
 
 
 # ------------------------------------------------------------------------------------------- an archive, read once
-
-
-def _quote(value: object, most: int = 100) -> str:
-    """A value in a message: unprintable characters escaped, and cut where it is long."""
-    text = str(value)
-    text = text if text[: most + 1].isprintable() else ascii(text[: most + 1])
-    return text if len(text) <= most else text[:most] + "..."
-
-
-def _few(names: Iterable[str], most: int = 5) -> str:
-    """The first names, safe to print; the rest are counted."""
-    names = sorted(names)
-    return ", ".join(map(_quote, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -711,11 +713,14 @@ class Imports:
             except FormatError as error:
                 faults.append(f"{_quote(file)} {error}")
                 continue
-            for line, name, is_optional in _imported(tree, file.split("/")[:-1]):
+            imported = list(_imported(tree, file.split("/")[:-1]))
+            # Whoever has found once that a package is absent need not ask again.
+            optional = {name.split(".")[0] for _, name, is_optional in imported if is_optional}
+            for line, name, is_optional in imported:
                 found, missing = self._find(name)
                 waiting += [path for path in found if path not in self.seen]
-                if missing and not is_optional:
-                    absent.setdefault(missing, f"{file} line {line}")
+                if missing in self.ours and not is_optional and missing not in optional:
+                    absent.setdefault(self.ours[missing], f"{file} line {line}")
         return faults, absent
 
     def _parse(self, file: str) -> ast.AST:
@@ -735,7 +740,7 @@ class Imports:
             raise FormatError("line 1: not Python, or too deeply nested") from None
 
     def _find(self, name: str) -> tuple[list[str], str | None]:
-        """The files that importing `a.b.c` runs, and the file that it would lack: one of this package's."""
+        """The files that importing `a.b.c` runs, and the first module of `a`, `a.b`, `a.b.c` that is not there."""
         found, parts = [], name.split(".")
         for depth in range(1, min(len(parts), MAX_DEPTH) + 1):
             module = ".".join(parts[:depth])
@@ -746,7 +751,7 @@ class Imports:
             elif f"{path}.py" in self.files:
                 return [*found, f"{path}.py"], None
             else:
-                return found, self.ours.get(module)
+                return found, module
         return found, None
 
     def _is_folder(self, path: str) -> bool:
@@ -820,7 +825,7 @@ def _load_data(path: Path) -> list[Example]:
     """The examples of a data file. Raises `UserError` naming the first line that is not one."""
     rows = [_parse(line) for line in read_text(path).rstrip("\n").split("\n")]
     if None in rows:
-        raise UserError(f"{path} line {rows.index(None) + 1}: not 'LABEL ||| sentence'")
+        raise UserError(f"{_quote(path)} line {rows.index(None) + 1}: not 'LABEL ||| sentence'")
     return rows
 
 
@@ -947,7 +952,7 @@ def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
     checked = Rules(**rules)
     student_id = checked.clean_id(student_id)
     if not Path(path).is_file():
-        raise UserError(f"{path} does not exist, or is neither a folder nor a plain file")
+        raise UserError(f"{_quote(path)} does not exist, or is neither a folder nor a plain file")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > checked.max_bytes:
@@ -1007,16 +1012,16 @@ def create_zip(
     student_id = checked.clean_id(student_id)
     out = Path(out or f"{student_id}.zip")
     if out.suffix != ".zip":  # another name inside `folder` would be packed into the next zip
-        raise UserError(f"--out {out}: the name must end in .zip")
+        raise UserError(f"--out {_quote(out)}: the name must end in .zip")
     check_writable(out, "--out")
     if not Path(folder).is_dir():
-        raise UserError(f"{folder} is not a folder")
+        raise UserError(f"{_quote(folder)} is not a folder")
     left_out: list[str] = []
     files = dict(_walk(Path(folder), left_out))
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if len(files) > MAX_ENTRIES or sum(sizes.values()) > checked.max_unpacked_bytes:
-        what = f"{folder} holds {len(files)} files of {sum(sizes.values()) / MB:.1f} MB, too much for a submission"
-        return Report(student_id, [f"{what}; the largest: {_largest(sizes)}"])
+        what = f"{_quote(folder)} holds {len(files)} files of {sum(sizes.values()) / MB:.1f} MB"
+        return Report(student_id, [f"{what}, too much for a submission; the largest: {_largest(sizes)}"])
     payload = _pack(files, student_id)
     report = _check_bytes(payload, student_id, checked)
     if left_out:
@@ -1026,9 +1031,9 @@ def create_zip(
     if force or not report.problems:
         with atomic_write(out, "wb") as file:
             file.write(payload)
-        report.notes.append(f"wrote {out} ({len(payload) / MB:.2f} MB)")
+        report.notes.append(f"wrote {_quote(out)} ({len(payload) / MB:.2f} MB)")
     else:
-        report.notes.append(f"{out} was not written")
+        report.notes.append(f"{_quote(out)} was not written")
     return report
 
 
@@ -1053,9 +1058,12 @@ def check_file(file: str, check_aid: str) -> None:
 
 
 def _megabytes(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of megabytes")
+    value = math.nan
+    with contextlib.suppress(ValueError):
+        value = float(text)
+    # float() also takes "1_0" and the digits of every script
+    if "_" in text or not text.isascii() or not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a positive number of megabytes")
     return value
 
 
