@@ -3,6 +3,8 @@
     python prepare_submit.py DIR ID      create ID.zip from DIR and check it; a wrong one is not written
     python prepare_submit.py ZIP ID      check a zip; nothing is unpacked to disk, no student code is run
 
+A zip must mean the same to every tool that may unpack it, and the modules that it imports must be in it.
+
 Exit status: 0 the submission is fine; 1 it was checked and is wrong (one line for each problem); 2 it could not be
 checked (bad usage, a missing file). Needs the standard library and `utils.py` alone, so it answers at once.
 
@@ -47,6 +49,7 @@ MAX_ENTRIES = 10_000
 MAX_PART, MAX_NAME = 255, 1_000
 # Bytes of Python that are parsed, in a file and in all: a syntax tree takes a thousand times its text.
 MAX_MODULE, MAX_CODE = 100_000, MB
+MAX_LINES = 100_000  # of an output file; the largest data set has some 2,000
 MAX_ID = 100  # letters
 MAX_DEPTH = 10  # of a module in packages
 NO_SUBMISSION = (
@@ -234,6 +237,7 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR64 = struct.Struct("<4sLQL")
 _WIDE, _WIDE_COUNT = 0xFFFFFFFF, 0xFFFF  # in place of a number: "see the zip64 record"
 _HAS_DESCRIPTOR, _IS_UTF8, _IS_ENCRYPTED = 0x8, 0x800, 0x2061  # flags; masked headers and patches count as encrypted
+MAX_VERSION = 45  # zip64's; more is for other ciphers and compression methods
 NO_ZIP = "not a zip archive, or a truncated one"
 
 
@@ -241,6 +245,7 @@ class Header(NamedTuple):
     """What an archive says of an entry; it does so twice, in its directory and in front of the entry's data."""
 
     name: bytes
+    version: int  # of the format, times ten, that unpacking needs
     flags: int
     method: int
     checksum: int
@@ -330,13 +335,13 @@ def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> Header |
     if at + form.size > stop or not payload.startswith(mark, at):
         return None
     values = form.unpack_from(payload, at)
-    flags, method, _, _, checksum, packed, size, name_length, extra_length = values[2:] if is_local else values[3:12]
+    version, flags, method, _, _, checksum, packed, size, *lengths = values[1:11] if is_local else values[2:12]
     start = at + form.size
-    end = start + name_length + extra_length
-    extra = _extra_fields(payload[start + name_length : end])
+    end = start + sum(lengths)
+    extra = _extra_fields(payload[start + lengths[0] : end])
     if end > stop or extra is None:
         return None
-    name = payload[start : start + name_length]
+    name = payload[start : start + lengths[0]]
     paths = tuple(content[5:] for number, content in extra if number == 0x7075)
     for path in (name, *paths):
         if len(path) > MAX_NAME or max(map(len, path.split(b"/"))) > MAX_PART:
@@ -348,7 +353,7 @@ def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> Header |
     if numbers is None:
         return None
     size, packed, offset = [*numbers, 0][:3]
-    return Header(name, flags, method, checksum, packed, size, offset, paths, end)
+    return Header(name, version & 0xFF, flags, method, checksum, packed, size, offset, paths, end)
 
 
 def _extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
@@ -419,8 +424,11 @@ def _entry_fault(entry: Entry) -> str | None:
     # 0x10 and 0x8 are DOS's attributes of a folder and of a volume label, which unzip skips.
     if entry.central.size if entry.is_folder else kind == stat.S_IFDIR or entry.attributes & 0x18:
         return "a file to some tools, a folder or label to others"
-    if (entry.central.flags | (entry.local.flags if entry.local else 0)) & _IS_ENCRYPTED:
+    headers = [header for header in (entry.central, entry.local) if header]
+    if any(header.flags & _IS_ENCRYPTED for header in headers):
         return "encrypted"
+    if any(header.version > MAX_VERSION for header in headers):
+        return "a version of the format that unzip skips"
     if entry.central.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "a compression method other than stored or deflate"
     return None
@@ -472,7 +480,7 @@ def _fold(name: str) -> str:
         letters = unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
         name = "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")
     parts = name.lower().removesuffix("/").split("/")
-    return "/".join(re.sub(r":.*|;[0-9]*\Z", "", part, flags=re.DOTALL).rstrip(". ") for part in parts)
+    return "/".join(part if part.isalnum() else re.sub(r":.*|;[0-9]*\Z", "", part).rstrip(". ") for part in parts)
 
 
 def _collisions(entries: list[Entry]) -> list[str]:
@@ -642,10 +650,11 @@ def _read_entry(archive: Archive, entry: Entry, keep: bool) -> bytes:
 
 
 def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, report: Report) -> None:
-    """Read every file once, in memory; check those that hold outputs."""
-    damaged = defaultdict(list)
-    for name, entry in sorted(files.items()):
-        is_text = bool(OUTPUT.fullmatch(name)) or name in _TEXTS
+    """Read every entry once, in memory, those too that are not judged; check the files that hold outputs."""
+    damaged, judged = defaultdict(list), {entry.name for entry in files.values()}
+    others = [(entry.name, entry) for entry in archive.entries if entry.name not in judged]
+    for name, entry in [*sorted(files.items()), *others]:
+        is_text = entry.name in judged and (bool(OUTPUT.fullmatch(name)) or name in _TEXTS)
         if is_text and entry.central.size > rules.max_bytes:
             report.problems.append(f"{name}: {entry.central.size / MB:.1f} MB is too large for an output file")
             continue
@@ -731,9 +740,14 @@ class Imports:
             return ast.Module([], [])
         self.bytes_left -= size
         try:
-            return _parse_python(_read_entry(self.archive, self.files[file], keep=True))
+            source = _read_entry(self.archive, self.files[file], keep=True)
         except FormatError:  # damaged, which has been said
             return ast.Module([], [])
+        # Python's parser takes memory that grows with the square of a dotted name.
+        if any(run.count(b".") > MAX_NAME for run in re.findall(rb"(?:[\w\x80-\xff.\t\f ]|\\\r?\n)+", source)):
+            raise FormatError("line 1: not Python, or too deeply nested")
+        try:
+            return _parse_python(source)
         except SyntaxError as error:
             raise FormatError(f"line {error.lineno or 1}: not Python ({_quote(error.msg)})") from None
         except (ValueError, LookupError, MemoryError, RecursionError):
@@ -781,14 +795,19 @@ def _imported(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str, boo
             yield from ((node.lineno, alias.name, is_optional) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level <= len(package) + (node.level == 0):
             base = package[: len(package) + 1 - node.level] if node.level else []
-            module = [*base, *([node.module] if node.module else [])]
-            yield from ((node.lineno, ".".join([*module, alias.name]), is_optional) for alias in node.names)
-        is_guarded, is_for_checkers = _provides_for_absence(node), _is_for_type_checkers(node)
-        for part, value in ast.iter_fields(node):
-            children = value if isinstance(value, list) else [value]
-            if not (is_for_checkers and part == "body"):
-                optional = is_optional or is_guarded and part == "body"
-                waiting += [(child, optional) for child in children if isinstance(child, ast.AST)]
+            module = ".".join([*base, *([node.module] if node.module else [])])[:MAX_NAME]
+            yield from ((node.lineno, f"{module}.{alias.name}", is_optional) for alias in node.names)
+        inner = is_optional or _provides_for_absence(node)
+        if not _is_for_type_checkers(node):
+            waiting += [(statement, inner) for statement in _block(node, "body")]
+        for part in ("handlers", "orelse", "finalbody", "cases"):
+            waiting += [(statement, is_optional) for statement in _block(node, part)]
+
+
+def _block(node: ast.AST, part: str) -> list[ast.AST]:
+    """The statements in a part of a statement; a lambda's or a conditional expression's parts are no lists."""
+    block = getattr(node, part, [])
+    return block if isinstance(block, list) else []
 
 
 def _provides_for_absence(node: ast.AST) -> bool:
@@ -839,6 +858,8 @@ def _check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
         return
     if not text.strip():
         report.problems.append(f"{name} holds nothing but white space")
+    elif text.count("\n") > MAX_LINES:
+        report.problems.append(f"{name} has {text.count(chr(10))} lines, too many for an output file")
     elif match := OUTPUT.fullmatch(name):
         _check_output(name, *match.groups(), text.removesuffix("\n").split("\n"), rules, report)
 

@@ -110,11 +110,12 @@ def forge(*entries, before=b"", between=b"", comment=b"", end=b"", wide_end=None
     for name, content, *changes in entries:
         changed = dict(*changes)
         local = {key[6:]: value for key, value in changed.items() if key.startswith("local_")}
-        both = dict(name=name if isinstance(name, bytes) else name.encode(), flags=0, method=0, crc=zlib.crc32(content),
-                    packed=len(content), size=len(content), extra=b"", attributes=0, offset=len(body))  # fmt: skip
+        both = dict(name=name if isinstance(name, bytes) else name.encode(), version=20, flags=0, method=0,
+                    crc=zlib.crc32(content), packed=len(content), size=len(content), extra=b"", attributes=0,
+                    offset=len(body))  # fmt: skip
         both |= changed
         headers = [
-            struct.pack("<5H3L2H", 20, h["flags"], h["method"], 0, 33, h["crc"], h["packed"], h["size"],
+            struct.pack("<5H3L2H", h["version"], h["flags"], h["method"], 0, 33, h["crc"], h["packed"], h["size"],
                         len(h["name"]), len(h["extra"]))
             for h in (both | local, both)
         ]  # fmt: skip
@@ -575,7 +576,7 @@ HOSTILE_ENTRIES = [
     *((dict(attributes=value), "a file to some tools") for value in (stat.S_IFDIR << UNIX, 0x10, 0x8)),
     (dict(name=b"alice/x/"), "a file to some tools"),
     *((dict(flags=flag), "encrypted") for flag in (1, 0x40, 0x2000)),
-    (dict(local_flags=1), "encrypted"),
+    (dict(local_flags=1), "encrypted"), (dict(version=63), "unzip skips"),
     *((dict(method=method), "compression method") for method in (12, 14, 99)),
     (dict(local_name=b"alice/y.py"), "another name"), (dict(local_method=8), "another method"),
     (dict(local_size=2), "another size"), (dict(local_packed=0), "another packed size"),
@@ -595,6 +596,7 @@ HOSTILE_ENTRIES = [
     (dict(flags=8, content=b"PK\7\x08", descriptor=struct.pack("<3L", zlib.crc32(b"PK\7\x08"), 4, 4)), "its own end"),
     (dict(content=PACKED + HIDDEN, **DEFLATED), "other data follow"), (dict(content=b"\xff", **DEFLATED), "damaged"),
     (dict(content=PACKED[:-1], **DEFLATED), "cut short"),
+    (dict(name=b"__MACOSX/x", content=PACKED + HIDDEN, **DEFLATED), "other data follow"),
     (dict(crc=1), "CRC"), (dict(size=2), "declared 2 bytes"), (dict(size=0), "declared 0 bytes"),
 ]  # fmt: skip
 
