@@ -9,7 +9,9 @@ import stat
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,7 @@ def data_dir(tmp_path_factory):
 
 def fill(folder, edition="ucsc"):
     for name in EDITIONS[edition].required + EDITIONS[edition].listed:
-        (folder / name).write_text(f"content of {name}\n")
+        (folder / name).write_text(f"# content of {name}\n")
     write_outputs(folder, "prompting", "finetuning", *(["lora"] if edition == "cmu2025" else []))
     return folder
 
@@ -102,17 +104,40 @@ def entries_of(folder, top="alice"):
     return [(f"{top}/{path.name}", path.read_bytes()) for path in sorted(folder.iterdir())]
 
 
-def patch_directory(payload, name, at, fmt, value, local_at=None):
-    """Overwrite a field of one entry in the central directory and, at `local_at`, in its local header."""
-    payload = bytearray(payload)
-    start = payload.index(b"PK\x01\x02")
-    while payload[start + 46 : start + 46 + len(name)] != name.encode():
-        start = payload.index(b"PK\x01\x02", start + 4)
-    struct.pack_into(fmt, payload, start + at, value)
-    if local_at is not None:
-        local = struct.unpack_from("<I", payload, start + 42)[0]
-        struct.pack_into(fmt, payload, local + local_at, value)
-    return bytes(payload)
+def forge(*entries, before=b"", between=b"", comment=b"", end=b"", wide_end=None):
+    """A zip written by hand. entries: name, content, fields of both headers or, as local_..., of the first alone."""
+    body, directory = before, b""
+    for name, content, *changes in entries:
+        changed = dict(*changes)
+        local = {key[6:]: value for key, value in changed.items() if key.startswith("local_")}
+        both = dict(name=name if isinstance(name, bytes) else name.encode(), version=20, flags=0, method=0,
+                    crc=zlib.crc32(content), packed=len(content), size=len(content), extra=b"", attributes=0,
+                    offset=len(body))  # fmt: skip
+        both |= changed
+        headers = [
+            struct.pack("<5H3L2H", h["version"], h["flags"], h["method"], 0, 33, h["crc"], h["packed"], h["size"],
+                        len(h["name"]), len(h["extra"]))
+            for h in (both | local, both)
+        ]  # fmt: skip
+        local = both | local
+        body += b"PK\3\4" + headers[0] + local["name"] + local["extra"] + content + changed.get("descriptor", b"")
+        directory += b"PK\1\2\x14\3" + headers[1] + struct.pack("<3H2L", 0, 0, 0, both["attributes"], both["offset"])
+        directory += both["name"] + both["extra"]
+    body += between
+    numbers = [len(entries), len(entries), len(directory), len(body)]
+    if wide_end:
+        at = len(body) + len(directory)
+        directory += struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, *wide_end(numbers))
+        directory += struct.pack("<4sLQL", b"PK\6\7", 0, at, 1)
+    return body + directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, *numbers, len(comment)) + comment + end
+
+
+def extra(number, content):
+    return struct.pack("<2H", number, len(content)) + content
+
+
+def unicode_path(path, name=b""):
+    return extra(0x7075, struct.pack("<BL", 1, zlib.crc32(name)) + path.encode())
 
 
 def only_problem(report, *words):
@@ -240,6 +265,17 @@ def test_advanced_outputs_are_all_or_none(tmp_path, data_dir, count, edition, fe
     assert ("feedback.txt" in str(report)) == (edition == "cmu2025" and not feedback)
 
 
+@pytest.mark.parametrize("missing, present", [
+    ("sst-dev-prompting-output.txt", "sst-dev-output.txt"), ("llama.py", "src/llama.py"), ("rope.py", "rope.py.txt"),
+    ("sst-dev-prompting-output.txt", "SST_dev_Prompting-output (1).txt"), ("optimizer.py", "Optimizer.py"),
+    ("generated-sentence-temp-1.txt", "generated_sentence_temp_1.txt.txt"), ("run_llama.py", "copy run-llama (2).py"),
+    ("cfimdb-test-finetuning-output.txt", "cfimdb-test-finetuned.txt"),
+])  # fmt: skip
+def test_near_names_stand_beside_the_missing_one(check, folder, missing, present):
+    (folder / missing).unlink()
+    only_problem(check([*entries_of(folder), (f"alice/{present}", "x")]), f"missing: {missing} (there is {present})")
+
+
 def test_advanced_outputs_without_a_report_earn_a_warning(create, folder):
     write_outputs(folder, "advanced")
     report = create()
@@ -261,7 +297,9 @@ def test_wrong_top_folders(check, folder):
     loose = [(name.removeprefix("alice/"), content) for name, content in entries_of(folder)]
     only_problem(check(loose), "outside the top folder", "README.md")
     deeper = [(name.replace("alice/", "alice/hw1/"), content) for name, content in entries_of(folder)]
-    only_problem(check(deeper), "hw1/run_llama.py", "directly in the top folder")
+    report = check([*deeper, ("alice/x.py", "x")])
+    only_problem(report, "hw1/run_llama.py", "directly in the top folder")
+    assert "missing" not in str(report) and "absent" not in str(report) and len(report.scores) == 8
     assert "the archive is empty" in check([]).problems
 
 
@@ -412,6 +450,30 @@ def test_another_prompt_is_a_warning_and_free_for_advanced_methods(create, folde
     assert len(report.warnings) == 4 and all("another prompt" in warning for warning in report.warnings)
 
 
+def test_outputs_under_another_kinds_name(create, folder):
+    for part in LABELS:
+        paths = [folder / f"{part}-{kind}-output.txt" for kind in ("prompting", "finetuning")]
+        contents = [path.read_bytes() for path in paths]
+        for path, content in zip(paths, reversed(contents), strict=True):
+            path.write_bytes(content)
+    problems = create().problems
+    assert len(problems) == 8
+    for words in ("prompting-output.txt: no sentence has a prompt", "finetuning-output.txt: every sentence ends in"):
+        assert sum(words in problem for problem in problems) == 4
+
+
+def test_outputs_on_the_bundled_data_are_no_submission(create, folder, monkeypatch):
+    films = (ROOT / "data" / "films-dev.txt").read_text(encoding="utf-8")
+    for kind, end in (("prompting", SUFFIX["sst"]), ("finetuning", "")):
+        (folder / f"cfimdb-dev-{kind}-output.txt").write_text(films.replace("\n", f"{end}\n"), encoding="utf-8")
+    (folder / "sst-dev-prompting-output.txt").rename(folder / "films-dev-prompting-output.txt")
+    for find in (prepare_submit.Rules.find, lambda self, name: None):  # with the course's data and without them
+        monkeypatch.setattr(prepare_submit.Rules, "find", find)
+        problems = create().problems
+        assert len(problems) == 3 and all("films data set" in problem for problem in problems), problems
+        assert "films-dev-prompting-output.txt" in problems[0]
+
+
 def test_constant_predictions_are_a_warning(create, folder):
     name = "cfimdb-dev-finetuning-output.txt"
     change(folder, name, lambda b: b.replace(b"0 |||", b"1 |||"))
@@ -428,7 +490,7 @@ def test_the_mapping_decides_the_label_range(folder, data_dir, tmp_path):
 
 @pytest.mark.parametrize("name, text", [
     ("sst-dev.txt", "1 || x\n"), ("sst-dev.txt", ""),
-    ("sst-label-mapping.json", "{"), ("sst-label-mapping.json", "[1]"), ("sst-label-mapping.json", "[]"),
+    *(("sst-label-mapping.json", text) for text in ("{", "[" * 100_000, "[1]")), ("sst-label-mapping.json", "[]"),
 ])  # fmt: skip
 def test_broken_data_of_the_instructor_is_a_user_error(folder, data_dir, tmp_path, name, text):
     shutil.copytree(data_dir, tmp_path / "data")
@@ -437,63 +499,181 @@ def test_broken_data_of_the_instructor_is_a_user_error(folder, data_dir, tmp_pat
         create_zip(folder, "alice", data_dir=tmp_path / "data")
 
 
+# ----------------------------------------------------------------------------------------------------- imports
+
+
+def test_what_is_fine_runs(folder, data_dir, tmp_path, tiny_checkpoint):
+    """The assignment's own list of files lacks a module of this package; with it, the unpacked zip runs."""
+    for path in ROOT.glob("*.py"):
+        if (folder / path.name).exists():
+            shutil.copy(path, folder)
+    only_problem(create_zip(folder, "alice", data_dir=data_dir), "not in the submission", "training.py (run_llama.py")
+    shutil.copy(ROOT / "training.py", folder)
+    report = create_zip(folder, "alice", data_dir=data_dir)
+    assert report.problems == [] and report.warnings == []
+    zipfile.ZipFile("alice.zip").extractall(tmp_path)
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", "2"]
+    done = subprocess.run([sys.executable, "run_llama.py", "--option", "generate", *flags],
+                          cwd=tmp_path / "alice", capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+PRESENT = {"mine.py": "import training", "fast/__init__.py": "from .apply import x", "fast/linear.py": "",
+           "scratch.py": "import nothing, training, optimizer_test\nprint 1"}  # fmt: skip
+
+
+@pytest.mark.parametrize("code, absent", [
+    ("import training", "training.py (llama.py line 1)"), ("import os\nimport mine", "training.py (mine.py line 1)"),
+    ("def f():\n  from training import fit", "training.py (llama.py line 2)"), ("import fast", "fast/apply.py (fast/_"),
+    ("import fast.linear", "fast/apply.py"), ("from fast import decode", "fast/decode.py (llama.py"),
+    ("import convert.gguf as g", "convert/ (llama.py line 1)"),
+    ("try:\n  import os\nexcept ImportError:\n  import training", "training.py (llama.py line 4)"),
+    ("try:\n  import training\nexcept ValueError:\n  pass", "training.py"),
+    ("if TYPE_CHECKING:\n  pass\nelse:\n  import training", "training.py"),
+    *((f"try:\n  import training\nexcept{error}:\n  pass", None) for error in (
+        "", " ImportError", " (KeyError, ModuleNotFoundError)", " builtins.Exception as e")),
+    ("with suppress(ImportError):\n  import training", None), ("import numpy, nowhere, fast.linear.f", "fast/apply.py"),
+    ("if typing.TYPE_CHECKING:\n  import training", None), ("from . import training", None), ("import llama", None),
+    ("try:\n  import training\nexcept ImportError:\n  pass\ndef f():\n  from training import fit", None),
+    ("try:\n  import fast.a\nexcept ImportError:\n  pass\nimport fast.decode", "fast/decode.py"),
+    ("x = 1\nprint 2", "llama.py line 2: not Python"), ("a\0", "llama.py line 1: not Python"),
+    ("a" + ".b" * 49_000, ""), ("a=" + "(" * 90_000, "llama.py line 1: not Python"), ("# coding: zip", "not Python"),
+])  # fmt: skip
+def test_imports_are_followed(check, folder, code, absent):
+    files = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} | PRESENT | {"llama.py": code}
+    report = check([(f"alice/{name}", content) for name, content in files.items()])
+    assert not any(character in str(report) for character in "\0\x1b")
+    if absent is None:
+        assert report.problems == []
+    elif absent:
+        only_problem(report, absent)
+    assert any("scratch.py line 2: not Python" in warning for warning in report.warnings)
+
+
+def test_large_modules_are_not_parsed(check, folder, monkeypatch):
+    (folder / "llama.py").write_text("import training\n" * 10_000)
+    report = check(entries_of(folder))
+    assert report.problems == [] and "too large" in report.warnings[0] and "llama.py" in report.warnings[0]
+
+
 # --------------------------------------------------------------------------------------------- hostile archives
 
 
-@pytest.mark.parametrize("name", [
-    "../evil.py", "alice/../../evil.py", "/etc/passwd", "alice//etc", "alice/./x", "C:/x", "c:x", "alice\\x",
-    "alice/\x1b[31m", "..",
-])  # fmt: skip
-def test_unsafe_names_are_refused(check, folder, name, tmp_path):
-    report = check([*entries_of(folder), (name, "x")])
-    assert any(problem.startswith("refused entries") for problem in report.problems)
-    assert report.scores == {}  # nothing was read
-    assert all(problem.isprintable() for problem in report.problems)
+ME = b"alice/x.py"
+UNIX = 16  # bits above DOS's attributes
+RECORD = forge(("alice/y.py", b"y"))
+HIDDEN = RECORD[: RECORD.index(b"PK\1\2")]  # an entry that no directory names
+PACKED = zlib.compress(b"x", wbits=-15)
+DEFLATED = {"method": 8, "size": 1, "crc": zlib.crc32(b"x")}
+# What the entry alice/x.py becomes, and what is said of it.
+HOSTILE_ENTRIES = [
+    *((dict(name=name.encode()), "refused entries") for name in (
+        "../evil.py", "alice/../../evil.py", "/etc/passwd", "alice//etc", "alice/./x", "C:/x", "c:x", "alice\\x",
+        "alice/\x1b[31m", "..", "", "\0lice/x.py", "alice/x\0py", "alice/.. /x", "alice/...")),
+    (dict(name=b"alice/\xff", flags=0x800), "undecodable"),
+    *((dict(attributes=(kind | 0o777) << UNIX), "a link or special file") for kind in (
+        stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK)),
+    *((dict(attributes=value), "a file to some tools") for value in (stat.S_IFDIR << UNIX, 0x10, 0x8)),
+    (dict(name=b"alice/x/"), "a file to some tools"),
+    *((dict(flags=flag), "encrypted") for flag in (1, 0x40, 0x2000)),
+    (dict(local_flags=1), "encrypted"), (dict(version=63), "unzip skips"),
+    *((dict(method=method), "compression method") for method in (12, 14, 99)),
+    (dict(local_name=b"alice/y.py"), "another name"), (dict(local_method=8), "another method"),
+    (dict(local_size=2), "another size"), (dict(local_packed=0), "another packed size"),
+    (dict(local_crc=0), "another checksum"), (dict(offset=0), "another name"), (dict(offset=1), "local header"),
+    *(({key: unicode_path(path, name)}, "Unicode path, 0x7075") for key in ("extra", "local_extra")
+      for path in ("alice/y.py", "../../x", "alice/x.py\0", "alice/é.py", "") for name in (b"", ME)),
+    (dict(name=b"alice/caf\xe9", extra=unicode_path("alice/cafe")), "Unicode path, 0x7075"),
+    (dict(local_extra=extra(1, bytes([5] * 16))), "local header"), (dict(extra=b"up\xff\xff"), "directory is damaged"),
+    (dict(size=2**32 - 1, extra=extra(1, struct.pack("<Q", 2))), "declared 2 bytes"),
+    (dict(size=2**32 - 1), "when unpacked"),
+    *((dict(name=name.encode()), "several entries for one name") for name in (
+        "alice/llama.py", "alice/LLAMA.py", "alice/llama.py/", "alice/llama.py;1", "alice/llama.py;", "alice/llama.py.",
+        "alice/llama.py:x", "alice/l\u200blama.py")),
+    (dict(name=b"alice/llama.py/x/y"), "both a file and a folder"),
+    (dict(descriptor=b"junk"), "belong to no entry"), (dict(descriptor=HIDDEN), "belong to no entry"),
+    (dict(flags=8), "belong to no entry"),
+    (dict(flags=8, content=b"PK\7\x08", descriptor=struct.pack("<3L", zlib.crc32(b"PK\7\x08"), 4, 4)), "its own end"),
+    (dict(content=PACKED + HIDDEN, **DEFLATED), "other data follow"), (dict(content=b"\xff", **DEFLATED), "damaged"),
+    (dict(content=PACKED[:-1], **DEFLATED), "cut short"),
+    (dict(name=b"__MACOSX/x", content=PACKED + HIDDEN, **DEFLATED), "other data follow"),
+    (dict(crc=1), "CRC"), (dict(size=2), "declared 2 bytes"), (dict(size=0), "declared 0 bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, words", HOSTILE_ENTRIES)
+def test_hostile_entries_are_refused(check, folder, changes, words, tmp_path):
+    changes = dict(changes)
+    content = changes.pop("content", b"" if changes.get("name", b"").endswith(b"py/") else b"x")
+    if changes.get("size") == 0 or "method" in changes or "descriptor" in changes:
+        changes.setdefault("packed", len(content))
+    report = check(forge(*entries_of(folder), (ME, content, changes)))
+    assert words in report.problems[0], report.problems
+    assert all(problem.isprintable() and len(problem) < 300 for problem in report.problems)
+    assert report.scores == {} or "damaged" in report.problems[0]  # nothing was read
     assert sorted(os.listdir(tmp_path)) == ["given.zip", "here", "work"] and os.listdir() == []
 
 
-@pytest.mark.parametrize("name", [b"\0lice/x.py", b"alice/x\0py"])
-def test_nul_in_a_name_is_refused(check, folder, name):
-    payload = pack([*entries_of(folder), ("alice/x.py", "x")]).replace(b"alice/x.py", name)
-    assert any(problem.startswith("refused entries (control") for problem in check(payload).problems)
+@pytest.mark.parametrize("parts, words", [
+    (dict(before=b"#!/bin/sh\n"), "belong to no entry"), (dict(between=HIDDEN), "belong to no entry"),
+    (dict(end=b"more"), "behind its end"), (dict(end=RECORD), "not where its end says"),
+    (dict(comment=RECORD), "not where its end says"), (dict(comment=HIDDEN), "comment of the archive holds an archive"),
+    (dict(wide_end=lambda numbers: [1, *numbers[1:]]), "disagree"),
+])  # fmt: skip
+def test_archives_with_two_readings_are_refused(check, folder, parts, words):
+    only_problem(check(forge(*entries_of(folder), **parts)), words)
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK])
-def test_links_and_devices_are_refused(check, folder, kind):
-    info = zipfile.ZipInfo("alice/link")
-    info.external_attr = (kind | 0o777) << 16
-    info.create_system = 3
-    only_problem(check([*entries_of(folder), (info, "/etc/passwd")]), "a link or special file", "alice/link")
+def streamed(content, form):
+    """What a tool writes that learns the sizes after the data."""
+    zeros = {f"local_{name}": 0 for name in ("crc", "packed", "size")}
+    return dict(flags=8, descriptor=struct.pack(form, zlib.crc32(content), len(content), len(content)), **zeros)
 
 
-def test_encrypted_entries_are_refused(check, folder):
-    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 8, "<H", 1, local_at=6)
-    only_problem(check(payload), "encrypted", "alice/llama.py")
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, 99])
-def test_other_compression_methods_are_refused(check, folder, method):
-    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 10, "<H", method, local_at=8)
-    only_problem(check(payload), "compression method", "alice/llama.py")
+@pytest.mark.parametrize("name, changes, parts", [
+    ("alice/x", streamed(b"x", "<3L"), {}), ("alice/x", streamed(b"x", "<L2Q"), {}),  # Finder, pipes
+    ("alice/e\u0301", {}, {}), ("alice/é", dict(flags=0x800), {}),  # Finder; Windows and 7-Zip
+    ("alice/é".encode("cp850"), dict(extra=unicode_path("alice/é")), {}),  # Info-ZIP and WinRAR on Windows
+    (b"alice/#U20ac", dict(extra=unicode_path("alice/€")), {}), ("alice/é", dict(extra=unicode_path("alice/é")), {}),
+    ("alice/x", dict(local_size=2**32 - 1, local_packed=2**32 - 1, local_extra=extra(1, struct.pack("<2Q", 1, 1))), {}),
+    ("alice/x", dict(size=2**32 - 1, extra=extra(1, struct.pack("<Q", 1))), dict(wide_end=list)),  # OneDrive
+    ("alice/x", dict(attributes=(stat.S_IFREG | 0o644) << UNIX, extra=b"\0\0\0"), dict(comment=b"40 digits of git")),
+])  # fmt: skip
+def test_honest_archives_of_other_tools_are_fine(check, folder, name, changes, parts):
+    report = check(forge(*entries_of(folder), (name, b"x", changes), **parts))
+    assert report.problems == [] and len(report.files) == len(list(folder.iterdir())) + 1
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("twin", ["alice/llama.py", "alice/LLAMA.py", "alice/llama.py/"])
-def test_duplicates_are_refused(check, folder, twin):
-    report = check([*entries_of(folder), (twin, "" if twin.endswith("/") else "x")])
-    only_problem(report, "several entries for one name", "alice/llama.py")
-    assert report.scores == {}
-
-
 def test_unicode_forms_of_one_name_are_duplicates(check, folder):
-    report = check([*entries_of(folder), ("alice/\u00e9", "x"), ("alice/e\u0301", "y")])
-    only_problem(report, "several entries for one name")
+    for twins in (("\u00e9", "e\u0301"), ("\u00df", "SS")):
+        report = check([*entries_of(folder), *((f"alice/{name}", "x") for name in twins)])
+        only_problem(report, "several entries for one name")
 
 
-def test_a_name_that_is_file_and_folder_is_refused(check, folder):
-    only_problem(
-        check([*entries_of(folder), ("alice/llama.py/x/y", "x")]), "both a file and a folder", "alice/llama.py"
-    )
+@pytest.mark.parametrize("name", ["alice/" + "x" * 256, "alice/" + "d/" * 500, "alice/a" + "\u0301\u0316" * 16_000])
+@pytest.mark.parametrize("key", ["name", "local_name", "extra"])
+def test_names_that_no_disk_holds_are_refused_unread(check, folder, monkeypatch, name, key):
+    monkeypatch.setattr(prepare_submit, "unicodedata", None)
+    value = unicode_path(name) if key == "extra" else name.encode()
+    only_problem(check(forge(*entries_of(folder), (ME, b"x", {key: value}))), "bytes", "255 a part and 1000 in all")
+
+
+def peak_memory(function):
+    tracemalloc.start()
+    try:
+        return function(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("part", ["\u0390/", "a/"])
+def test_memory_is_linear_in_the_names(check, folder, part):
+    """Long names in deep folders, and letters that become three when case is folded."""
+    names = [f"alice/{number}/{part * (900 // len(part.encode()))}x.txt" for number in range(100)]
+    payload = forge(*entries_of(folder), *((name, b"x") for name in names))
+    report, peak = peak_memory(lambda: check(payload, size_limit=0.3))
+    assert report.problems == [] and peak < 10 * len(payload)
 
 
 def test_declared_sizes_are_bounded(check, folder):
@@ -504,21 +684,13 @@ def test_declared_sizes_are_bounded(check, folder):
     assert check(bomb, size_limit=0.1, max_unpacked=4).problems == []
 
 
-@pytest.mark.parametrize("declared", [10, 3_000_001, 0])
-def test_lying_sizes_are_found_while_reading(check, folder, declared):
-    bomb = pack([*entries_of(folder), ("alice/zeros", bytes(3_000_000))])
-    report = check(patch_directory(bomb, "alice/zeros", 24, "<I", declared, local_at=22))
-    only_problem(report, "alice/zeros"[6:], "is damaged")
-
-
-def test_reading_stops_at_the_declared_size(folder, monkeypatch):
-    read = []
-    original = zipfile.ZipExtFile.read
-    monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda self, n=-1: read.append(data := original(self, n)) or data)
-    payload = patch_directory(pack([("alice/zeros", bytes(3_000_000))]), "alice/zeros", 24, "<I", 1000, local_at=22)
-    with zipfile.ZipFile(io.BytesIO(payload)) as archive, pytest.raises(zipfile.BadZipFile):
-        prepare_submit._read_entry(archive, archive.infolist()[0], keep=True)
-    assert sum(map(len, read)) <= 1000
+@pytest.mark.parametrize("declared", [1000, 0])
+def test_reading_stops_at_the_declared_size(check, folder, declared):
+    packed = zlib.compress(bytes(60_000_000), wbits=-15)
+    payload = forge(*entries_of(folder), (ME, packed, dict(method=8, size=declared)))
+    report, peak = peak_memory(lambda: check(payload, size_limit=0.3))
+    only_problem(report, "x.py is damaged: its size")
+    assert peak < 5_000_000
 
 
 def test_an_output_file_must_not_be_large(check, folder):
@@ -535,13 +707,6 @@ def test_large_zips_are_refused_before_they_are_read(check, folder, monkeypatch)
 def test_too_many_entries(check, monkeypatch, folder):
     monkeypatch.setattr(prepare_submit, "MAX_ENTRIES", 10)
     only_problem(check(entries_of(folder)), "entries", "more than 10")
-
-
-def test_wrong_checksum_and_overlaps(check, folder):
-    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 16, "<I", 1, local_at=14)
-    only_problem(check(payload), "llama.py is damaged", "CRC")
-    payload = patch_directory(pack(entries_of(folder)), "alice/llama.py", 42, "<I", 0)  # header of another entry
-    only_problem(check(payload), "llama.py is damaged")
 
 
 @pytest.mark.parametrize("payload", [b"", b"PK\x03\x04", b"hello", b"PK\x05\x06" + b"\xff" * 18, b"\0" * 100])
@@ -626,17 +791,19 @@ def test_checking_writes_nothing(create, data_dir, tmp_path):
 # -------------------------------------------------------------------------------------- functions and command line
 
 
-@pytest.mark.parametrize("bad_id", ["", "  ", "-x", ".x", "../x", "a/b", "a b", "_x", "a\n", "é"])
+@pytest.mark.parametrize("bad_id", ["", "  ", "-x", ".x", "../x", "a/b", "a b", "_x", "a\n", "é", "x" * 20_000])
 def test_bad_ids(folder, bad_id):
     if bad_id.strip() and bad_id != bad_id.strip():
         return  # becomes a good one
-    with pytest.raises(UserError, match="not a valid ID"):
+    with pytest.raises(UserError, match="not a valid ID") as caught:
         create_zip(folder, bad_id)
+    assert len(str(caught.value)) < 300
 
 
 def test_the_id_pattern_can_be_set(folder, data_dir):
     assert create_zip(folder, "group-7", data_dir=data_dir, id_pattern=r"group-\d+").problems == []
-    for bad_id, pattern in (("alice", r"group-\d+"), ("a/b", ".*"), ("..", ".*"), ("__MACOSX", ".*"), ("a", "(")):
+    for bad_id, pattern in (("alice", r"group-\d+"), ("group-\u0663", r"group-\d+"), ("a/b", ".*"), ("..", ".*"),
+                            ("__MACOSX", ".*"), ("a", "(" * 10_000)):  # fmt: skip
         with pytest.raises(UserError):
             create_zip(folder, bad_id, id_pattern=pattern)
 
@@ -687,7 +854,7 @@ def test_command_line_status_1(folder, data_dir):
 @pytest.mark.parametrize("arguments", [
     [], ["{dir}"], ["{dir}", "a/b"], ["nowhere", "alice"], ["/dev/null", "alice"],
     ["{dir}", "alice", "--data", "nowhere"], ["{dir}", "alice", "--edition", "x"],
-    ["{dir}", "alice", "--size_limit", "nan"], ["{dir}", "alice", "--size_limit", "-1"],
+    *(["{dir}", "alice", "--size_limit", size] for size in ("nan", "-1", "1_0")),
     ["{dir}", "alice", "--out", "x.txt"], ["{dir}", "alice", "--out", "no/x.zip"],
     ["{dir}/llama.py", "alice", "--force"], ["{dir}", "alice", "--id_pattern", "("],
 ])  # fmt: skip
