@@ -42,30 +42,31 @@ def to_neighbours(x: torch.Tensor) -> torch.Tensor:
 
 def mask_of(kind: str, length: int) -> torch.Tensor:
     """What is added to the scores. 1 1 s t"""
-    hidden = torch.full((length, length), -torch.inf) if kind == "causal" else torch.zeros(length, length)
+    hidden = torch.full((length, length), -torch.inf if kind == "causal" else 0.0, dtype=torch.float64)
     return hidden.triu(1)[None, None]
 
 
 def plain_numbers(model: LlamaForCausalLM) -> dict[str, tuple]:
-    query, key = small.rotary_inputs()
+    x, (query, key) = small.states().double(), map(torch.Tensor.double, small.rotary_inputs())
     angles = model.model.rotary_emb(query, torch.arange(LENGTH)[None])
     rotated = apply_rotary_pos_emb(to_halves(query), to_halves(key), *angles, unsqueeze_dim=2)
     norm = LlamaRMSNorm(small.DIM, small.NORM_EPS)
     norm.load_state_dict({"weight": small.small_weights()["norm.weight"]})
     return {
-        "RMSNorm": (norm(small.states()),),
+        "RMSNorm": (norm.double()(x),),
         "rotary embedding": tuple(map(to_neighbours, rotated)),
-        "feed-forward": (model.model.layers[0].mlp(small.states()),),
+        "feed-forward": (model.model.layers[0].mlp(x),),
     }
 
 
 def attention_numbers(model: LlamaForCausalLM, kind: str) -> dict[str, tuple]:
-    x, mask, first = small.states(), mask_of(kind, LENGTH), model.model.layers[0]
+    x, mask, first = small.states().double(), mask_of(kind, LENGTH), model.model.layers[0]
     settings = dict(attention_mask=mask, position_embeddings=model.model.rotary_emb(x, torch.arange(LENGTH)[None]))
+    scores = F.scaled_dot_product_attention(*map(torch.Tensor.double, small.score_inputs()), attn_mask=mask)
     hidden = hidden_states(model, small.TOKENS, kind)
     logits = model.lm_head(hidden)
     return {
-        f"scores and softmax, {kind}": (F.scaled_dot_product_attention(*small.score_inputs(), attn_mask=mask),),
+        f"scores and softmax, {kind}": (scores,),
         f"grouped queries, {kind}": (first.self_attn(x, **settings)[0],),
         f"layer, {kind}": (first(x, **settings),),
         f"embedding and head, {kind}": (logits[:, [-1]], hidden, logits),
@@ -85,10 +86,10 @@ def classifier_numbers(model: LlamaForCausalLM, kind: str) -> dict[str, tuple]:
     """A causal model reads each text alone and unpadded; the bidirectional reference reads the padded batch."""
     if kind == "causal":
         texts = [small.PADDED[[row], : last + 1] for row, last in enumerate(small.LAST_TOKENS.tolist())]
-        last = np.concatenate([hidden_states(model, text, kind)[:, -1].double().numpy() for text in texts])  # b D
+        last = np.concatenate([hidden_states(model, text, kind)[:, -1].numpy() for text in texts])  # b D
     else:
-        last = hidden_states(model, small.PADDED, kind)[:, -1].double().numpy()
-    vocabulary = log_softmax(last @ model.lm_head.weight.double().numpy().T)
+        last = hidden_states(model, small.PADDED, kind)[:, -1].numpy()
+    vocabulary = log_softmax(last @ model.lm_head.weight.numpy().T)
     labels = np.stack([sum(vocabulary[:, token] for token in ids) for ids in small.LABELS], axis=-1)
     weight, bias = (tensor.double().numpy() for tensor in small.head_weights().values())
     trained = np.broadcast_to(log_softmax(bias), (len(last), len(bias)))  # all of the hidden state is dropped
@@ -101,7 +102,7 @@ def classifier_numbers(model: LlamaForCausalLM, kind: str) -> dict[str, tuple]:
 @torch.no_grad()
 def compute_parts() -> dict[str, list]:
     """Every part's tensors as nested lists."""
-    model = to_hf(small.small_weights(), LlamaConfig(**small.SHAPE))
+    model = to_hf(small.small_weights(), LlamaConfig(**small.SHAPE)).double()
     numbers = plain_numbers(model)
     for kind in small.KINDS:
         numbers |= attention_numbers(model, kind) | classifier_numbers(model, kind)
