@@ -228,12 +228,18 @@ def main() -> int:
         print("Optimizer test passed!")
         return 0
     if "ZeroDivisionError" in ours.trouble:
-        mistake += "; is the step counted from 0? There 1 - beta^t is 0"
+        mistake = f"is the step counted from 0, where 1 - beta^t is 0? {ours.trouble}"
     if few and pytorch:  # which was compared without weight decay
         mistake = (
             "the weight decay loses digits, as a factor 1 - lr * weight_decay does: subtract lr * weight_decay * p"
         )
-    print(f"Optimizer test FAILED: {mistake or 'no usual mistake fits; look at the moments and the bias correction'}")
+    if pytorch:
+        hint = (
+            "it is right for one parameter and a tiny eps; look at eps, weight decay, and the state of each parameter"
+        )
+    else:
+        hint = "look at the moments and the bias correction"
+    print(f"Optimizer test FAILED: {mistake or f'no usual mistake fits. {hint.capitalize()}'}")
     return 1
 
 

@@ -60,7 +60,7 @@ def ask(call: Callable[[], torch.Tensor | Iterable[torch.Tensor]], passes: tuple
     except Wrong as error:
         return Answer(trouble=str(error))
     except (Exception, SystemExit) as error:
-        return Answer(trouble=_shortened(f"{type(error).__name__}{_place(error)}: {error}"))
+        return Answer(trouble=_shortened(f"{type(error).__name__}{_place(error)}: {error}".rstrip(": ")))
     tensors = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
     for value in tensors:
         if not isinstance(value, torch.Tensor):

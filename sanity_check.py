@@ -75,7 +75,10 @@ def bundled_references(path: Path) -> list[Reference]:
 
 def takes_attention() -> bool:
     """Whether the student's load_pretrained lets one choose between the two kinds; the hand-out's does not."""
-    return "attention" in inspect.signature(student("llama", "load_pretrained")).parameters
+    try:
+        return "attention" in inspect.signature(student("llama", "load_pretrained")).parameters
+    except Exception:  # it is not there, which whoever calls it will say
+        return False
 
 
 def load_student(path: Path, attention: str) -> torch.nn.Module:
@@ -151,10 +154,7 @@ def kinds_to_check(wanted: str | None) -> tuple[str, ...]:
     """The kinds of attention that the student's model should know."""
     if wanted:
         return (wanted,)
-    try:
-        return KINDS if takes_attention() else ("bidirectional",)
-    except Exception:  # llama.py cannot even be imported, which the check itself will say
-        return ("bidirectional",)
+    return KINDS if takes_attention() else ("bidirectional",)
 
 
 def check_sanity(args: Namespace) -> bool:
@@ -247,6 +247,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor | float, eps: float) -> torch.Ten
 NORM_MISTAKES = {
     "the mean is of x, not of its squares": lambda x, w, eps: x / (x.mean(-1, keepdim=True) + eps).sqrt() * w,
     "the squares are summed, not averaged": lambda x, w, eps: x / (DIM * mean_square(x) + eps).sqrt() * w,
+    "it divides by the length of x; it is the root of the mean of the squares": lambda x, w, eps: (
+        x / (x.norm(dim=-1, keepdim=True) + eps) * w
+    ),
     "the root is missing": lambda x, w, eps: x / (mean_square(x) + eps) * w,
     "it multiplies by the root instead of dividing": lambda x, w, eps: x * (mean_square(x) + eps).sqrt() * w,
     "eps stands outside the root, not inside": lambda x, w, eps: x / (mean_square(x).sqrt() + eps) * w,
@@ -427,6 +430,7 @@ BLOCKS = {
     "the feed-forward reads the attention's output without x": lambda x, a, f, m, n: x + (h := a(m(x))) + f(n(h)),
     "the first residual is normalised: add x itself": lambda x, a, f, m, n: (h := m(x) + a(m(x))) + f(n(h)),
     "the second residual is normalised: add h itself": lambda x, a, f, m, n: (h := n(x + a(m(x)))) + f(h),
+    "both residuals are normalised: add x and h themselves": lambda x, a, f, m, n: (h := n(m(x) + a(m(x)))) + f(h),
     "the feed-forward is missing": lambda x, a, f, m, n: x + a(m(x)),
     "the attention is missing": lambda x, a, f, m, n: x + f(n(x)),
 }
@@ -782,7 +786,11 @@ WHOLES = ("embedding and head", "zero-shot classifier", "embedding classifier") 
 
 def all_parts(kinds: tuple[str, ...]) -> list[Part]:
     """Every part, in the order in which one writes them."""
-    parts = [*plain_parts(), *(part for kind in kinds for part in (*attention_parts(kind), *classifier_parts(kind)))]
+    parts = [*plain_parts()]
+    for kind in kinds:
+        parts += attention_parts(kind)
+        if kind == "bidirectional" or takes_attention():  # how an edition of one causal kind reads a text is not known
+            parts += classifier_parts(kind)
     return sorted(parts, key=lambda part: PART_ORDER.index(part.name.partition(",")[0]))
 
 
@@ -833,6 +841,9 @@ def explanation(part: Part, actual: Tensors, expected: Tensors) -> str:
     for a, e in zip(actual, expected, strict=True):
         if a.shape != e.shape:
             return f"it returns {list(a.shape)} numbers, not {list(e.shape)}"
+    with torch.no_grad():
+        if not alike(ask(part.ask).tensors, actual):
+            return "it gives other numbers each time; is there dropout in evaluation?"
     error = max((a - e).abs().max().item() for a, e in zip(actual, expected, strict=True))
     return f"off by up to {error:.1e}, and no usual mistake gives these numbers"
 

@@ -229,7 +229,7 @@ MISTAKES = {
                     '(1 - group["betas"][1] ** t)',
                 ),
                 (
-                    "AdamW: ZeroDivisionError in optimizer.py line 75: float division by zero; is the step counted",
+                    "is the step counted from 0",
                     'state["step"] = 0',
                     'state["step"] = -1',
                 ),
