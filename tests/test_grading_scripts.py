@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import itertools
 import subprocess
 import sys
 from argparse import Namespace
@@ -14,13 +14,14 @@ import pytest
 import torch
 from conftest import ROOT, random_llama, save_checkpoint
 
+import llama
+import optimizer
 import optimizer_test
-import rope
 import rope_test
 import sanity_check
 from optimizer import AdamW
 from sanity_check import PublishedLabels, Reference, check_model, label_row
-from utils import UserError
+from utils import UserError, run_main
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
 
@@ -32,16 +33,6 @@ TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
 def test_they_pass_from_any_folder_with_one_closing_line(script: str, run: Callable, tmp_path: Path):
     done = run(script, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith("test passed!") and not done.stderr
-
-
-def test_rope_test_rejects_half_vectors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
-    def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        real, imag = x.chunk(2, dim=-1)
-        return torch.cat((real * cos - imag * sin, real * sin + imag * cos), dim=-1)
-
-    monkeypatch.setattr(rope, "_rotate_pairs", rotate_halves)
-    assert rope_test.main() == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("Rotary embedding test FAILED")
 
 
 class FactorDecay(AdamW):
@@ -57,27 +48,18 @@ class FactorDecay(AdamW):
             parameter.mul_(1 - group["lr"] * decay)
 
 
-class NoDecay(AdamW):
-    def __init__(self, *args, **settings):
-        super().__init__(*args, **{**settings, "weight_decay": 0.0})
-
-
-@pytest.mark.parametrize("wrong", [FactorDecay, NoDecay])
-def test_optimizer_test_rejects_a_wrong_decay_and_names_it(wrong, monkeypatch, capsys: pytest.CaptureFixture):
-    monkeypatch.setattr(optimizer_test, "AdamW", wrong)
+def test_optimizer_test_rejects_a_decay_that_loses_digits(monkeypatch, capsys: pytest.CaptureFixture):
+    monkeypatch.setattr(optimizer, "AdamW", FactorDecay)
     assert optimizer_test.main() == 1
     out = capsys.readouterr().out
-    assert out.count("WRONG") == 1 and "weight decay" in out.splitlines()[-1]
+    assert out.count("WRONG") == 1 and "the weight decay loses digits" in out.splitlines()[-1]
 
 
-def test_optimizer_test_rejects_uncorrected_bias(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
-    class Uncorrected(AdamW):
-        def __init__(self, *args, **settings):
-            super().__init__(*args, **{**settings, "correct_bias": False})
-
-    monkeypatch.setattr(optimizer_test, "AdamW", Uncorrected)
-    assert optimizer_test.main() == 1
-    assert capsys.readouterr().out.count("WRONG") == 2
+def test_the_formulas_by_hand_are_pytorchs_where_eps_is_added_after_the_bias_correction():
+    mistake = next(wrong for said, wrong in optimizer_test.MISTAKES.items() if "torch.optim.AdamW" in said)
+    settings = {name: optimizer_test.SETTINGS[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    theirs = optimizer_test.few_steps(torch.optim.AdamW, **settings)
+    torch.testing.assert_close(mistake(**settings, correct_bias=True), theirs, atol=1e-12, rtol=0)
 
 
 def test_pytest_collects_none_of_the_grading_scripts():
@@ -145,6 +127,7 @@ def test_without_them_the_bundled_checkpoint_is_checked_and_said(tmp_path: Path,
         pytest.skip("the course's files lie beside the code here")
     assert done.returncode == 0, done.stderr
     assert "checking the bundled checkpoint" in done.stdout and done.stdout.count(": ok") == 4
+    assert len(done.stdout.splitlines()) == 8 and not done.stderr
 
 
 @pytest.mark.parametrize("flag", ["--pretrained-model-path", "--data"])
@@ -187,10 +170,86 @@ def test_the_published_facts_are_complete():
         assert all(sum(one.counts) == sizes[name] and len(one.sha256) == 64 for one in accepted)
 
 
-def test_a_students_own_modules_are_what_is_graded(tmp_path: Path, run: Callable):
-    """The scripts import the modules beside them, so a copy of the folder grades the copy."""
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    source = (tmp_path / "optimizer.py").read_text()
-    (tmp_path / "optimizer.py").write_text(source.replace("1 - beta2)", "beta2)"))
-    assert run(tmp_path / "optimizer_test.py", cwd=tmp_path).returncode == 1
+# ------------------------------------------------------------------------------------------------ part by part
+
+
+def as_tensors(numbers: torch.Tensor | tuple) -> tuple:
+    return numbers if isinstance(numbers, tuple) else (numbers,)
+
+
+def tables() -> dict[str, tuple[dict[str, tuple], tuple]]:
+    """Of every part of every script: what the mistakes make of its inputs, and what is right."""
+    expected = sanity_check.stored_numbers()
+    found = {
+        part.name: ({said: as_tensors(wrong()) for said, wrong in part.mistakes.items()}, expected.get(part.name, ()))
+        for part in sanity_check.all_parts(sanity_check.KINDS)
+    }
+    cases = [rope_test.published_case(), *rope_test.closed_form_cases()]
+    found["rope_test"] = (
+        {
+            said: sum((wrong(case.query, case.key, case.theta) for case in cases), ())
+            for said, wrong in rope_test.MISTAKES.items()
+        },
+        sum((case.expected for case in cases), ()),
+    )
+    adamw = {"right": optimizer_test.adamw, **optimizer_test.MISTAKES}
+    steps = {said: tuple(one(**settings) for settings in optimizer_test.CASES.values()) for said, one in adamw.items()}
+    found["optimizer_test"] = (steps, steps.pop("right"))
+    return found
+
+
+def test_every_mistake_has_numbers_of_its_own():
+    """But those of the other kind of attention, which give what is right."""
+    for name, (mistakes, right) in tables().items():
+        wrong = {said: numbers for said, numbers in mistakes.items() if not rope_test.alike(numbers, right)}
+        assert len(wrong) >= len(mistakes) - 2, name
+        for one, other in itertools.combinations(wrong, 2):
+            assert not rope_test.alike(wrong[one], wrong[other], 1e-4), f"{name}: {one}; {other}"
+
+
+def test_the_stored_numbers_are_what_transformers_computes_now():
+    pytest.importorskip("transformers")
+    from parts import compute_parts
+
+    stored = sanity_check.stored_numbers()
+    computed = {name: tuple(map(torch.tensor, numbers)) for name, numbers in compute_parts().items()}
+    assert stored.keys() == computed.keys()
+    assert all(rope_test.alike(stored[name], computed[name], 2e-6) for name in stored)
+
+
+def sanity(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["sanity_check.py", *flags])
+    return run_main(sanity_check.main)
+
+
+def test_the_parts_of_a_right_model_are_printed_where_asked_for(monkeypatch, capsys: pytest.CaptureFixture):
+    assert sanity(monkeypatch, "--parts") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("  ") and line.endswith(" ok")]) == 4 + 18
+    assert lines[-1] == "Your Llama implementation is correct!"
+
+
+def test_a_load_pretrained_without_attention_is_the_hand_outs_and_has_one_kind(monkeypatch, capsys):
+    """The course's signature; its model is bidirectional, or in an edition causal."""
+    load = llama.load_pretrained
+    for kind, other in (("bidirectional", "causal"), ("causal", "bidirectional")):
+        monkeypatch.setattr(llama, "load_pretrained", lambda checkpoint, kind=kind: load(checkpoint, attention=kind))
+        assert sanity(monkeypatch, *(["--attention", "causal"] if kind == "causal" else [])) == 0
+        assert other not in capsys.readouterr().out
+    assert sanity(monkeypatch) == 1  # it is causal, and nobody said that it should be
+
+
+def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch, capsys, tmp_path: Path):
+    monkeypatch.setattr(sanity_check, "PARTS", str(tmp_path / "parts.json"))
+    assert sanity(monkeypatch) == 0 and "not here" in capsys.readouterr().err
+    assert sanity(monkeypatch, "--parts") == 2 and "--parts needs" in capsys.readouterr().err
+    for damage in ("", "[]", '{"RMSNorm": [["a"]]}'):
+        (tmp_path / "parts.json").write_text(damage)
+        assert sanity(monkeypatch) == 2 and "parts.json is damaged" in capsys.readouterr().err
+
+
+def test_a_reference_of_another_model_cannot_be_checked(checkpoint: Path):
+    other = reference("bidirectional")
+    other.hidden_states = other.hidden_states[..., :-1]
+    with pytest.raises(UserError, match="which is not the shape of"):
+        check_model(checkpoint, [other])

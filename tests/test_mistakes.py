@@ -1,0 +1,335 @@
+"""Usual mistakes in the files that students write, and what the grading scripts say to them.
+
+Run as a program, `test_mistakes.py SCRIPT FOLDER`, it makes every mistake of a script's table in a copy of the root
+modules, runs the script there, and prints as JSON what came of it: one process for each table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted(path.stem for path in ROOT.glob("*.py"))
+
+NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
+TURN = "rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos).transpose(1, 2)"
+TURN_LATE = "rotate(x.transpose(1, 2), self.head_dim, self.max_seq_len, self.rope_theta, start_pos)"
+GATE = "F.silu(self.w1(x)) * self.w3(x)"
+FIRST = "h = residual + self.attention(self.attention_norm(x), cache, self.layer_id, at)\n"
+SECOND = "        return h + self.feed_forward(self.ffn_norm(h))"
+POST = "h = self.attention_norm(residual + self.attention(x, cache, self.layer_id, at))\n"
+POST += "        return self.ffn_norm(h + self.feed_forward(h))"
+LAST = "sequence_lengths(token_ids, pad_id) - 1"
+SUM = "log_probabilities[:, ids].sum(dim=-1)"
+HEAD = "F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)"
+VISIBLE = "tril(diagonal=key_len - query_len)"
+BLANK = "raise NotImplementedError"
+
+PAIRS = "x.float().unflatten(-1, (-1, 2))"
+PRODUCT = "pairs * torch.complex(cos, sin)"
+ROTATED = "return rotated.flatten(-2)"
+HALVES = "x1, x2 = x.float().chunk(2, -1)\n    return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), -1)"
+TURN_BOTH = "return rotate(query, *angles), rotate(key, *angles)"
+
+STEP = "_update(*piece, alpha, group)"
+DECAY = "p -= lr * wd * p"
+
+
+def own_step(before: str = "pass", after: str = "pass", root: str = "v.sqrt() + eps") -> str:
+    """An update as one writes it at first, in place of `STEP`. before and after it: what decays the weights."""
+    lines = (
+        "p, g, m, v = (tensors[0] for tensors in piece)",
+        "(b1, b2), eps, lr, wd = (group[name] for name in ('betas', 'eps', 'lr', 'weight_decay'))",
+        "c2 = 1 - b2**t if group['correct_bias'] else 1.0",
+        before,
+        "m.copy_(b1 * m + (1 - b1) * g)",
+        "v.copy_(b2 * v + (1 - b2) * g * g)",
+        f"p -= alpha * m / ({root})",
+        after,
+    )
+    return f"\n{' ' * 20}".join(lines)
+
+
+# script: {file: {what the script says: [(what it says further, what stands in the file, what is put there)]}}
+MISTAKES = {
+    "sanity_check": {
+        "llama.py": {
+            "import of llama.py: WRONG": [("SyntaxError", "class Attention(nn.Module):", "class Attention(nn.Module:")],
+            "RMSNorm: WRONG": [
+                ("the mean is of x, not of its squares", NORM, NORM.replace(".pow(2)", "")),
+                ("the squares are summed, not averaged", NORM, NORM.replace("mean(", "sum(")),
+                ("eps stands outside the root", NORM, "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)"),
+                ("eps is missing", NORM, NORM.replace(" + self.eps", "")),
+                ("the weight is missing", ".type_as(x) * self.weight", ".type_as(x)"),
+                ("it returns None; is a `return` missing?", "return self._norm(x.float())", "self._norm(x.float())"),
+                ("RuntimeError in llama.py line", NORM, NORM.replace("True", "False")),
+                ("AttributeError: module 'llama' has no", "class KVCache:", "del RMSNorm\n\n\nclass KVCache:"),
+            ],
+            "RMSNorm: not written yet": [("NotImplementedError in llama.py", f"return {NORM}", BLANK)],
+            "scores and softmax, bidirectional: WRONG": [
+                ("scores are divided by d, not by sqrt(d)", "math.sqrt(self.head_dim)", "self.head_dim"),
+                ("scores are not scaled", " / math.sqrt(self.head_dim)", ""),
+                ("the softmax runs over the queries", "softmax(dim=-1).type_as", "softmax(dim=-2).type_as"),
+                ("the softmax runs over the heads", "softmax(dim=-1).type_as", "softmax(dim=1).type_as"),
+                ("there is a causal mask", "self.is_causal = config.is_causal", "self.is_causal = True"),
+            ],
+            "scores and softmax, causal: WRONG": [
+                ("the causal mask is missing", "self.is_causal = config.is_causal", "self.is_causal = False"),
+                ("the causal mask sets scores to 0", 'float("-inf")', "0.0"),
+                ("the causal mask is inverted", "masked_fill(~mask", "masked_fill(mask"),
+            ],
+            "grouped queries, bidirectional: WRONG": [
+                (
+                    "key/value heads are repeated as 1 2 1 2",
+                    "x.repeat_interleave(self.n_rep, dim=1)",
+                    "x.repeat(1, 2, 1, 1)",
+                ),
+                ("key/value heads are not repeated", "if self.n_rep > 1:", "if False:"),
+                ("heads are joined without", "output.transpose(1, 2).flatten(-2)", "output.reshape(x.shape)"),
+                ("queries and keys are not rotated", TURN, "x.transpose(1, 2)"),
+                ("the rotation takes heads for positions", TURN, TURN_LATE),
+                ("heads are joined as (d, h)", "output.transpose(1, 2).flatten", "output.permute(0, 2, 3, 1).flatten"),
+            ],
+            "feed-forward: WRONG": [
+                ("the activation is GELU, not SiLU", "F.silu(", "F.gelu("),
+                ("the activation is ReLU", "F.silu(", "F.relu("),
+                ("w1 and w3 are exchanged", GATE, "F.silu(self.w3(x)) * self.w1(x)"),
+            ],
+            "feed-forward: not written yet": [("Not", f"return self.dropout(self.w2({GATE}))", BLANK)],
+            "layer, bidirectional: WRONG": [
+                ("the residual around the attention is missing", FIRST, FIRST.replace("residual + ", "")),
+                ("the residual around the feed-forward is missing", SECOND, SECOND.replace("h + ", "")),
+                (
+                    "both residuals are missing",
+                    FIRST + SECOND,
+                    (FIRST + SECOND).replace("residual + ", "").replace("h + ", ""),
+                ),
+                ("it is post-norm", FIRST + SECOND, POST),
+                ("the second residual is x", SECOND, SECOND.replace("h +", "x +")),
+                (
+                    "the eps of RMSNorm is not config.layer_norm_eps",
+                    "RMSNorm(config.dim, eps=config.layer_norm_eps)",
+                    "RMSNorm(config.dim)",
+                ),
+            ],
+            "embedding and head, bidirectional: WRONG": [
+                ("the final norm is missing", "return self.norm(h)", "return h"),
+                ("the head is not tied", "self.tok_embeddings.weight = self.output.weight", "pass"),
+                ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
+                ("the last layer is left out", "h = last(h, cache, at)", "pass"),
+            ],
+            "loading, bidirectional: WRONG": [
+                ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass")
+            ],
+        },
+        "utils.py": {
+            "scores and softmax, causal: WRONG": [
+                ("the causal mask is shifted by one: a position sees the next", VISIBLE, "tril(diagonal=1)"),
+                ("the causal mask is shifted by one: a position does not see itself", VISIBLE, "tril(diagonal=-1)"),
+            ]
+        },
+        "rope.py": {
+            "rotary embedding: WRONG": [("the wrong sign", "torch.complex(cos, sin)", "torch.complex(cos, -sin)")]
+        },
+        "classifier.py": {
+            "zero-shot classifier, bidirectional: WRONG": [
+                ("it reads the last token before the padding", "if llama.config.is_causal:", "if True:"),
+                ("a label's tokens are averaged", SUM, SUM.replace("sum(", "mean(")),
+                ("a label's first token alone", SUM, "log_probabilities[:, ids[0]]"),
+                ("logits are summed", "F.log_softmax(self.llama.output(last), dim=-1)", "self.llama.output(last)"),
+            ],
+            "zero-shot classifier, causal: WRONG": [
+                ("it reads the padding", LAST, "0 * token_ids[:, 0] + token_ids.shape[1] - 1"),
+                ("it reads the last position but one", LAST, LAST.replace("1", "2")),
+                ("it counts what is not padding", LAST, "(token_ids != pad_id).sum(-1) - 1"),
+            ],
+            "embedding classifier, bidirectional: WRONG": [
+                ("it returns logits", HEAD, "self.classifier_head(self.dropout(last))"),
+                ("log_softmax runs over the batch", HEAD, HEAD.replace("-1", "0")),
+                ("there is no dropout in training", "self.dropout(last)", "last"),
+                ("there is dropout in evaluation", "self.dropout(last)", "F.dropout(last, self.dropout.p)"),
+                (
+                    "dropout acts on the logits",
+                    "classifier_head(self.dropout(last))",
+                    "dropout(self.classifier_head(last))",
+                ),
+            ],
+            "embedding classifier, bidirectional: not written yet": [("NotImpl", f"return {HEAD}", BLANK)],
+        },
+    },
+    "rope_test": {
+        "rope.py": {
+            "Rotary embedding test FAILED": [
+                ("halves of a head are paired (x1 with", ROTATED, HALVES),
+                (
+                    "neighbours are paired, but the result is put together as two halves",
+                    ".flatten(-2)",
+                    ".mT.flatten(-2)",
+                ),
+                ("halves of a head are paired and then interleaved", PAIRS, f"{PAIRS[:-9]}(2, -1)).mT.contiguous()"),
+                ("the wrong sign: pairs turn backwards", "torch.complex(cos, sin)", "torch.complex(cos, -sin)"),
+                ("the result is the complex conjugate", PRODUCT, f"({PRODUCT}).conj().resolve_conj()"),
+                ("what is turned is the pair's complex conjugate", PRODUCT, PRODUCT.replace("s *", "s.conj() *")),
+                ("sine and cosine are exchanged", "torch.complex(cos, sin)", "torch.complex(sin, cos)"),
+                ("positions are counted from 1", "torch.arange(max_seq_len), ", "torch.arange(1, max_seq_len + 1), "),
+                ("theta is 500000 whatever is asked for", "theta**exponents", "500000.0**exponents"),
+                ("the argument theta is ignored", "theta**exponents", "10000.0**exponents"),
+                ("pair i turns by theta^(-i/d)", "torch.arange(0, head_dim, 2,", "torch.arange(0, head_dim // 2,"),
+                ("pair i turns by theta^(2i/d)", "1.0 / theta**exponents", "theta**exponents"),
+                ("nothing is rotated", TURN_BOTH, "return query, key"),
+                ("the key is not rotated", TURN_BOTH, "return rotate(query, *angles), key"),
+                ("apply_rotary_emb: not written yet", TURN_BOTH, BLANK),
+                ("apply_rotary_emb: it returns None", TURN_BOTH, "rotate(query, *angles)"),
+            ]
+        },
+    },
+    "optimizer_test": {
+        "optimizer.py": {
+            "Optimizer test FAILED": [
+                ("AdamW: not written yet", STEP, BLANK),
+                ("the weight decay comes before the update; subtract", STEP, own_step(before=DECAY)),
+                ("the weight decay is scaled by alpha_t", STEP, own_step(after=DECAY.replace("lr", "alpha"))),
+                (
+                    "the weight decay comes before the update and is scaled",
+                    STEP,
+                    own_step(before=DECAY.replace("lr", "alpha")),
+                ),
+                ("the weight decay lacks lr", STEP, own_step(after=DECAY.replace("lr * ", ""))),
+                ("the weight decay is added to the gradient", STEP, own_step(before="g += wd * p")),
+                ("there is no weight decay", STEP, own_step()),
+                ("eps stands inside the root; it is", STEP, own_step(after=DECAY, root="(v + eps).sqrt()")),
+                (
+                    "eps stands inside the root of the bias-corrected v",
+                    STEP,
+                    own_step(after=DECAY, root="(v / c2 + eps).sqrt() * c2**0.5"),
+                ),
+                (
+                    "eps is added after the bias correction",
+                    STEP,
+                    own_step(after=DECAY, root="((v / c2).sqrt() + eps) * c2**0.5"),
+                ),
+                ("eps is scaled by 1 - beta2^t", STEP, own_step(after=DECAY, root="v.sqrt() + eps * c2")),
+                ("eps is missing", STEP, own_step(after=DECAY, root="v.sqrt()")),
+                ("the root of the second moment is missing", STEP, own_step(after=DECAY, root="v + eps")),
+                ("there is no bias correction", 'if group["correct_bias"]:', "if False:"),
+                ("correct_bias=False is ignored", 'if group["correct_bias"]:', "if True:"),
+                (
+                    "the bias correction lacks the root",
+                    'math.sqrt(1 - group["betas"][1] ** t)',
+                    '(1 - group["betas"][1] ** t)',
+                ),
+                (
+                    "is the step counted from 0",
+                    'state["step"] = 0',
+                    'state["step"] = -1',
+                ),
+                ("the first step is counted as the second", 'state["step"] = 0', 'state["step"] = 1'),
+                ("the step stays 1", 'state["step"] += 1', 'state["step"] = 1'),
+                (
+                    "beta1 and beta2 are exchanged; beta1",
+                    "defaults = dict(lr=lr, betas=betas,",
+                    "defaults = dict(lr=lr, betas=betas[::-1],",
+                ),
+                ("beta1 and beta2 are exchanged in the moments", "beta1, beta2 =", "beta2, beta1 ="),
+                (
+                    "the second moment lacks the square",
+                    "addcmul_(v, gradients, gradients, 1 - beta2)",
+                    "add_(v, gradients, alpha=1 - beta2)",
+                ),
+                (
+                    "the second moment lacks the factor 1 - beta2",
+                    "gradients, gradients, 1 - beta2",
+                    "gradients, gradients, 1",
+                ),
+                ("weights move up the gradient", "denominators, -alpha)", "denominators, alpha)"),
+            ]
+        },
+    },
+}
+
+
+def rows() -> list:
+    """(script, file, what the script says, what stands in the file, what is put there) of every mistake."""
+    return [
+        pytest.param(script, file, f"{said}: {more}", old, new, id=f"{script}-{said}: {more}")
+        for script, files in MISTAKES.items()
+        for file, table in files.items()
+        for said, mistakes in table.items()
+        for more, old, new in mistakes
+    ]
+
+
+# ------------------------------------------------------------------------------------- making them, one by one
+
+
+def main(script: str, scratch: Path) -> None:
+    """Print [exit status, what was printed] for every mistake of a script."""
+    results = []
+    for number, (file, old, new) in enumerate(edits(script)):
+        folder = scratch / str(number)
+        folder.mkdir()
+        for name in MODULES:
+            shutil.copy(ROOT / f"{name}.py", folder)
+        (folder / "checkpoints").symlink_to(ROOT / "checkpoints")
+        (folder / file).write_text((folder / file).read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        results.append(run(script, folder))
+    print(json.dumps(results))
+
+
+def edits(script: str) -> list[tuple[str, str, str]]:
+    return [(row.values[1], *row.values[3:]) for row in rows() if row.values[0] == script]
+
+
+def run(script: str, folder: Path) -> tuple[int, str]:
+    """Run a folder's script in this process, with that folder's modules."""
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.path[0], sys.argv = str(folder), [script]
+    os.chdir(folder)
+    program = importlib.import_module(script)
+    if script == "optimizer_test":
+        program.STEPS = 5  # the few steps by hand tell the mistakes apart
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = program.main()
+    return status, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory):
+    """What a script says to each of its mistakes: {(file, old, new): (status, printed)}."""
+    found: dict[str, dict] = {}
+
+    def of(script: str) -> dict:
+        if script not in found:
+            command = [sys.executable, "-B", __file__, script, str(tmp_path_factory.mktemp(script))]
+            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            assert done.returncode == 0, done.stderr
+            found[script] = dict(zip(edits(script), json.loads(done.stdout), strict=True))
+        return found[script]
+
+    return of
+
+
+@pytest.mark.parametrize(("script", "file", "said", "old", "new"), rows())
+def test_a_usual_mistake_is_named(script: str, file: str, said: str, old: str, new: str, outcomes):
+    assert old in (ROOT / file).read_text(encoding="utf-8"), f"{file} has changed: the mistake cannot be made there"
+    status, printed = outcomes(script)[file, old, new]
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert status == 1 and any(said in line for line in lines), printed
+    if script == "sanity_check":
+        assert any(line.startswith(f"Begin with: {said.partition(':')[0]} (") for line in lines), printed
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
