@@ -51,6 +51,7 @@ MAX_PART, MAX_NAME = 255, 1_000
 MAX_MODULE, MAX_CODE = 100_000, MB
 MAX_LINES = 100_000  # of an output file; the largest data set has some 2,000
 MAX_ID = 100  # letters
+MAX_FAULTS = 20  # modules that are named because they are not Python
 MAX_DEPTH = 10  # of a module in packages
 NO_SUBMISSION = (
     "the films data set that comes with this package is for trying things out; the assignment asks for SST and CFIMDB"
@@ -229,7 +230,6 @@ class Rules:
 
 # ------------------------------------------------------------------------------------------- an archive, read once
 
-
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
@@ -278,7 +278,7 @@ class Archive(NamedTuple):
 def _read_archive(payload: bytes) -> Archive:
     """What the directory of a zip holds. Raises `FormatError` unless there is exactly one directory to be found.
 
-    `zipfile` reads one of several meanings that an archive may have to other tools; this function is there to see them.
+    Not by `zipfile`, which takes one of the meanings that an archive may have and passes over the others.
     """
     end = payload.rfind(b"PK\5\6", max(0, len(payload) - _END.size - 0xFFFF))
     if end < 0 or len(payload) < end + _END.size:
@@ -681,7 +681,7 @@ def _check_imports(archive: Archive, files: dict[str, Entry], edition: Edition, 
     others = sorted(name for name in files if "/" not in name and name.endswith(".py"))
     for start, messages in ((named, report.problems), (others, report.warnings)):
         faults, absent = followed.follow(start)
-        messages += faults
+        messages += faults[:MAX_FAULTS]
         if wanted := [f"{name} ({place})" for name, place in absent.items() if name not in edition.required]:
             messages.append(f"imported but not in the submission, which cannot run without: {_few(wanted)}")
     if followed.unread:
