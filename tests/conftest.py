@@ -22,6 +22,7 @@ import torch
 import fast.apply
 from config import LlamaConfig
 from llama import Llama
+from tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 SENTENCES = (
@@ -83,6 +84,11 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         minloglevel=2,
     )
     return folder / "tiny.model"
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
+    return Tokenizer(tokenizer_model=tiny_tokenizer)
 
 
 def save_checkpoint(path: Path, model: Llama, **model_args) -> Path:

@@ -24,11 +24,6 @@ def settings(path: Path, **more) -> SimpleNamespace:
     )
 
 
-@pytest.fixture
-def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return Tokenizer(tokenizer_model=tiny_tokenizer)
-
-
 def test_lengths_count_trailing_padding_only():
     assert sequence_lengths(BATCH, PAD).tolist() == [5, 2, 3]
     assert sequence_lengths(torch.full((1, 4), PAD), PAD).tolist() == [1]

@@ -241,7 +241,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_changes_a_model_is_seen_by_the_next_text(tapes: list, change: str):
-    model = graphed_for_texts(causal(), "bf16")  # which has copies of weights
+    replaces_weights = change in ("assigned", "replaced", "layers swapped")
+    model = graphed_for_texts(causal(), "fp32" if replaces_weights else "bf16")  # which has copies of them
     texts = [model.generate(prompts(2), NEW, temperature=0.0)]
     for _ in range(2):
         CHANGES[change](model)
@@ -271,12 +272,14 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_what_a_graph_may_not_repeat_is_left_to_the_plain_model(tapes: list, change: str):
-    model = graphed(causal())
+    model = graphed(causal(dropout=0.5))
     before = check_text(model, prompts(1))
     UNKNOWN[change](model)
-    text = model.generate(prompts(1), NEW, temperature=0.0)
-    assert torch.equal(text, ungraphed(model).generate(prompts(1), NEW, temperature=0.0))
-    assert len(tapes) == 1 and (change == "a layer that is trained" or not torch.equal(text, before))
+    texts = []
+    for each in (model, ungraphed(model)):
+        torch.manual_seed(0)
+        texts.append(each.generate(prompts(1), NEW, temperature=0.0))
+    assert torch.equal(*texts) and len(tapes) == 1 and not torch.equal(texts[0], before)
 
 
 def test_an_edited_cache_is_not_replaced(tapes: list, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):

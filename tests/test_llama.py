@@ -210,6 +210,10 @@ def test_epsilon_is_compared_after_temperature():
     assert (flat > 0).all()
 
 
+def test_a_nucleus_ends_where_it_holds_what_is_asked():
+    assert (frequencies(torch.zeros(1, 4), top_p=0.5) > 0).tolist() == [True, True, False, False]
+
+
 def test_temperature_zero_is_argmax_and_draws_no_random_number():
     state = torch.get_rng_state()
     assert sample_next(LOGITS, temperature=0.0).tolist() == [[0]]

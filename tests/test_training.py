@@ -31,11 +31,6 @@ CPU = torch.device("cpu")
 SUFFIX = "Is this movie bad or good? This movie is "
 
 
-@pytest.fixture
-def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return Tokenizer(tokenizer_model=tiny_tokenizer)
-
-
 # ------------------------------------------------------------------------------------------------------ data
 
 
