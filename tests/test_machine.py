@@ -75,7 +75,7 @@ def waiting(seconds: float, calls: list) -> Callable[[], None]:
 
 def test_the_faster_way_is_taken_and_kept(cache: Path):
     calls: list[float] = []
-    ways = {"plain": waiting(0.004, calls), "other": waiting(0.001, calls)}
+    ways = {"plain": waiting(0.02, calls), "other": waiting(0.001, calls)}
     name, why = fastest("a question", ways)
     assert name == "other" and "times as fast as plain" in why
     count = len(calls)
@@ -91,7 +91,7 @@ def test_a_damaged_file_of_measurements_is_measured_anew(cache: Path, content: b
     question = f"{measure.processor()} {measure.settings()} a question"
     cache.write_bytes(content.replace(b"QUESTION", question.encode()))
     calls: list[float] = []
-    assert fastest("a question", {"plain": waiting(0.003, calls), "other": waiting(0.001, calls)})[0] == "other"
+    assert fastest("a question", {"plain": waiting(0.02, calls), "other": waiting(0.001, calls)})[0] == "other"
     assert calls and json.loads(cache.read_text())[question].keys() == {"plain", "other"}
 
 
@@ -99,7 +99,7 @@ def test_where_nothing_can_be_kept_the_plain_way_is_taken(tmp_path: Path, monkey
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINLLAMA_CACHE", str(tmp_path / "file/folder"))
     calls: list[float] = []
-    name, why = fastest("a question", {"plain": waiting(0.003, calls), "other": waiting(0.001, calls)})
+    name, why = fastest("a question", {"plain": waiting(0.02, calls), "other": waiting(0.001, calls)})
     assert name == "plain" and "cannot be written" in why
 
 
