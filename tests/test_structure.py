@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -108,7 +109,8 @@ def test_functions_fit_on_a_screen(path: Path):
 
 
 def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
-    fast = [f"fast.{path.stem}" for path in FAST_SOURCES if path.stem != "__init__"]
+    left_out = {"__init__"} if importlib.util.find_spec("numba") else {"__init__", "loops"}
+    fast = [f"fast.{path.stem}" for path in FAST_SOURCES if path.stem not in left_out]
     names = ", ".join(sorted(set(LEVEL) | GRADERS) + fast)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.dont_write_bytecode = True; import {names}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
