@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks import peers
+from benchmarks.apart import Apart
 from benchmarks.ct2 import EOS_ID, CTranslate2
 from benchmarks.llamacpp import LlamaCpp
 from benchmarks.measure import Contender
@@ -31,6 +32,7 @@ class Decoding:
         self.bench, self.prompt, self.new = bench, prompt, new
         self.contenders: list[Contender] = []
         self.ids: dict[str, list[Ids]] = {}
+        self.libraries: list[Apart] = []
 
     def add(self, name: str, generate: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
         def run() -> None:
@@ -64,13 +66,18 @@ class Decoding:
         bench = self.bench
         kind, dtype = (LlamaCpp, LLAMACPP_DTYPES[name]) if name in LLAMACPP_DTYPES else (CTranslate2, CT2_TYPES[name])
         try:
-            self.add(name, kind(bench.folder, bench.peers.state, bench.config, bench.threads, dtype).generate)
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            library = Apart(kind, bench.folder, bench.peers.state, bench.config, bench.threads, dtype)
+        except RuntimeError as error:
             bench.missing[name] = " ".join(str(error).split())
+            return
+        self.add(name, library.generate)
+        self.libraries.append(library)
 
     def lines(self, work: str, contenders: tuple[str, ...], *, task: Task | None, must_agree: bool) -> list[Line]:
-        """Takes turns among all; the first contender is ours."""
+        """Takes turns among all; the first contender is ours. Nobody runs after that."""
         costs = self.bench.race(work, self.contenders)
+        for library in self.libraries:
+            library.close()
         rows = len(self.prompt)
         notes = {name: self._agreement(name) for name in costs}
         same = {name: notes[name].startswith("identical") for name in costs} if must_agree else None

@@ -26,7 +26,9 @@ class Ratio(NamedTuple):
 
 
 class Turns:
-    """Runs contenders in turns, A B C A B C ..., so that whatever changes on the machine meets all of them.
+    """Runs contenders in turns, A B C C B A A B C ..., so that whatever changes on the machine meets all of them.
+
+    Forth and back, since what one leaves behind (files in memory, a warm processor) is always met by the next.
 
     pause: seconds between two turns. synchronize: waits for the device, before every look at the clock.
     """
@@ -50,7 +52,7 @@ class Turns:
         """
         costs: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for round_ in range(warm_up + self.repeats):
-            for contender in contenders:
+            for contender in contenders if round_ % 2 == 0 else reversed(contenders):
                 self.sleep(self.pause)
                 cost = self._cost(contender, least)
                 if round_ >= warm_up:

@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
     batch_size: int = 80
     every: int = 20
     turn: float = 0.5  # seconds of a turn, at least
-    processes: int = 3  # rounds of whole processes that are kept
+    processes: int = 4  # rounds of whole processes that are kept; as many forth as back
     contexts: tuple[int, ...] = (64, 128, 256, 512, 1024)
     lengths: tuple[int, ...] = (15, 45, 135)
     batches: tuple[int, ...] = (1, 8, 64)

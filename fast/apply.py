@@ -11,7 +11,7 @@ from torch import nn
 
 from config import PRECISIONS
 from fast import linear
-from fast.attention import fuse_attention, scores_proof
+from fast.attention import MANY, FusedAttention, attention_by_products, fuse_attention, scores_proof
 from fast.compiled import loaded, was_compiled, why_no_loops
 from fast.decode import DecodingLlama
 from fast.graphs import GraphedLlama
@@ -21,6 +21,7 @@ from fast.measure import fastest
 from fast.memory import keep_freed_memory
 from fast.proof import say
 from llama import FeedForward, Llama, LlamaLayer, RMSNorm
+from utils import causal_mask
 
 LINEAR_KERNELS = {
     "plain": nn.Linear,
@@ -33,6 +34,7 @@ LINEAR_KERNELS = {
 }
 HEADS = ("compute_query", "compute_key", "compute_value", "compute_output")
 GATES = ("w1", "w2", "w3")
+BY_PRODUCTS = "fused, short texts in two products"  # those that are classified in bfloat16
 ROWS, WIDTH, HIDDEN = 512, 512, 1376  # what is measured: a small batch in the feed-forward of stories42M
 
 
@@ -73,7 +75,7 @@ def accelerate(
     choices = [
         choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
         choose_layers(device, trains),
-        choose_attention(device),
+        choose_attention(device, precision, bool(generates)),
         choose_decoder(device, generates, cuda_graphs, precision),
     ]
     _apply(model, device, choices, precision, generates)
@@ -93,7 +95,10 @@ def _apply(
                 _set_linear(module, linears, packs, trains_weights, rounds_inputs=not generates)
         for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
             swap_class(llama, plain, fast, layers != "plain")
-        fuse_attention(llama, attention == "fused")
+        fuse_attention(llama, attention != "plain")
+        for module in llama.modules():
+            if isinstance(module, FusedAttention):
+                module.products_from = {torch.bfloat16: MANY} if attention == BY_PRODUCTS else {}
         _pass_on_bf16(llama, device, generates=bool(generates))
         _set_decoder(llama, decoder, None if generates is True else int(generates))
 
@@ -210,15 +215,29 @@ def _layers() -> tuple[str, str]:
 
 def measure_all() -> None:
     """Ask every question now, so that no later run has to wait for the answer."""
-    for ask in (*((_packs, _in_training) if has_onednn() else ()), _bf16, *((_layers,) if RMS_NORM.holds() else ())):
+    products = (_packs, _in_training) if has_onednn() else ()
+    for ask in (*products, _bf16, _attention_in_bf16, *((_layers,) if RMS_NORM.holds() else ())):
         ask()
 
 
-def choose_attention(device: torch.device) -> Choice:
+def choose_attention(device: torch.device, precision: str = "fp32", generates: bool = True) -> Choice:
     part, found = "attention", scores_proof(device.type).difference()
     if found:
         return Choice(part, "plain", f"the page has changed: {found}")
+    if device.type == "cpu" and precision == "bf16" and not generates and _bf16()[0] == "bfloat16 products":
+        return Choice(part, *_attention_in_bf16())
     return Choice(part, "fused", "PyTorch's own kernel, which keeps no scores")
+
+
+def _attention_in_bf16() -> tuple[str, str]:
+    """Short texts, as classification has them in bfloat16."""
+    texts = torch.ones(3, 10, 8, 48, 64, dtype=torch.bfloat16)
+    mask = causal_mask(48, 48, texts.device)
+    ways = {
+        "fused": lambda: F.scaled_dot_product_attention(*texts, is_causal=True),
+        BY_PRODUCTS: lambda: attention_by_products(*texts, mask),
+    }
+    return fastest("attention in bfloat16", ways)
 
 
 def choose_decoder(

@@ -1,15 +1,17 @@
 """PyTorch's fused attention in the place of the one that llama.py spells out.
 
 It computes the same without keeping the scores (Dao et al. 2022, "FlashAttention", arXiv:2205.14135), in less time, on
-every device.
+every device. Short texts in bfloat16 are an exception on CPUs: there two batched products can be faster, which is
+measured (`fast.apply`).
 
 Shapes:  b batch   s query position   t key position   h query heads   d head dim
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,10 +25,18 @@ from llama import Attention
 from utils import causal_mask
 
 LONG = 1100  # positions: more than most models have
+SHORT = 256  # positions up to which scores may be kept: 128 KB for a head in bfloat16
+MANY = 2**16  # scores in all from which two batched products are worth their calls: four texts of 45 tokens, 8 heads
 
 
 class FusedAttention(StandIn, Attention):
-    """`Attention` whose scores, softmax and weighted sum are one kernel."""
+    """`Attention` whose scores, softmax and weighted sum are one kernel.
+
+    products_from: for a number format how many scores are enough for `attention_by_products`, if texts are short and
+    nothing is trained.
+    """
+
+    products_from: Mapping[torch.dtype, int] = MappingProxyType({})
 
     def compute_query_key_value_scores(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
@@ -45,9 +55,16 @@ class FusedAttention(StandIn, Attention):
         if mask is not None and not is_causal and mask.device.type == "cpu" and not mask.any(-1).all():
             # what sees nothing is NaN on the page, and 0 in the kernel (a GPU would have to wait for this question)
             return super().compute_query_key_value_scores(query, key, value, mask)
+        if self._multiplies(query, key):
+            return attention_by_products(query, key, value, mask)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=None if is_causal else mask, is_causal=is_causal
         )
+
+    def _multiplies(self, query: torch.Tensor, key: torch.Tensor) -> bool:
+        scores = query.shape[:3].numel() * key.shape[2]
+        is_enough = scores >= self.products_from.get(query.dtype, scores + 1)
+        return is_enough and key.shape[2] <= SHORT and not torch.is_grad_enabled()
 
     def _has_plain_dropout(self) -> bool:
         """Whether the dropout of the weights, which the kernel never makes, does nothing."""
@@ -55,6 +72,23 @@ class FusedAttention(StandIn, Attention):
         if type(dropout) is not nn.Dropout or has_hooks(dropout) or own_methods(dropout):
             return False
         return dropout.p == 0.0 or not self.training
+
+
+def attention_by_products(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention that keeps its scores, in the inputs' number format. query: b h s d, key and value: b h t d -> b h s d
+
+    mask: bool, broadcasts to b h s t, True where a query may see a key.
+    """
+    hidden = query.new_zeros(())  # is added to the scores
+    if mask is not None:
+        hidden = hidden.expand(mask.shape).masked_fill(~mask, float("-inf"))  # ... s t
+        if hidden.dim() > 2:
+            hidden = hidden.expand(*query.shape[:3], key.shape[2]).flatten(0, 1)  # bh s t
+    queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))  # bh s d, or t
+    scores = torch.baddbmm(hidden, queries, keys.transpose(1, 2), alpha=query.shape[-1] ** -0.5)  # bh s t
+    return torch.bmm(scores.softmax(-1), values).view_as(query)  # b h s d
 
 
 def is_lower_triangle(mask: torch.Tensor) -> bool:
@@ -78,9 +112,13 @@ def _sides(device: str) -> Sides:
         layers[kind].__class__ = FusedAttention
 
     def ask(cls: type) -> object:
-        def run(kind: str, training: bool, *tensors: torch.Tensor) -> torch.Tensor:
-            layer = layers[kind].train(training)
-            return cls.compute_query_key_value_scores(layer, *(tensor.to(device) for tensor in tensors))
+        def run(kind: str, training: bool, *tensors: torch.Tensor) -> list[torch.Tensor]:
+            layer, answers = layers[kind].train(training), []
+            for layer.products_from in ({},) if training else ({}, {torch.float32: 0}):
+                with torch.set_grad_enabled(training):
+                    given = (tensor.to(device) for tensor in tensors)
+                    answers.append(cls.compute_query_key_value_scores(layer, *given))
+            return answers
 
         return run
 

@@ -24,6 +24,7 @@ from error_helpers import ROOT, check_one_error, snapshot
 import benchmarks.__main__ as benchmarks_main
 from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, table, targets, work
 from benchmarks.__main__ import as_plain, get_args
+from benchmarks.apart import Apart
 from benchmarks.decoding import compare_ids, one_core_busy
 from benchmarks.epoch import FixedBatches, naive_epoch, our_epoch, sampled
 from benchmarks.measure import Contender, Ratio, Turns, ratio
@@ -225,7 +226,7 @@ def test_contenders_take_turns_and_pauses_are_not_counted():
     turns = Turns(3, pause=0.5, clock=time.clock, sleep=time.sleep)
     contenders = [time.worker("a", [9, 1, 2, 3]), time.worker("b", [9, 4, 4, 9]), time.worker("c", [1] * 4, own=7.0)]
     costs = turns.take(contenders)
-    assert time.log == ["a", "b", "c"] * 4
+    assert time.log == [*"abc", *"cba"] * 2
     assert costs == {"a": [1, 2, 3], "b": [4, 4, 9], "c": [7, 7, 7]}
     assert time.now == 100 + 12 * 0.5 + 15 + 26 + 4
     assert ratio(costs["b"], costs["a"]) == Ratio(3.0, 2.0, 4.0)
@@ -438,6 +439,33 @@ def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
     theirs = other_ids(CTranslate2, compute_type, tmp_path, model, prompt)
     assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
     assert compare_ids(ours, theirs, 5, ends=True).startswith("identical") or compute_type != "float32"
+
+
+class Elsewhere:
+    """Answers with the number of its process, and fails where it is told to."""
+
+    def __init__(self, folder: Path, state: dict, config: LlamaConfig, threads: int, dtype: str):
+        if dtype == "absent":
+            raise ImportError("no such library")
+        self.weight = int(state["weight"])
+
+    def generate(self, prompt: torch.Tensor, new: int) -> torch.Tensor:
+        if new == 0:
+            os._exit(3)
+        return torch.tensor([[*prompt[0].tolist(), self.weight, os.getpid()]])
+
+
+def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
+    settings = (tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1)
+    library = Apart(Elsewhere, *settings, "f32")
+    assert library.generate(torch.tensor([[1, 2]]), 5).tolist() == [[1, 2, 7, library.process.pid]]
+    with pytest.raises(RuntimeError, match="status 3"):
+        library.generate(torch.tensor([[1]]), 0)
+    with pytest.raises(RuntimeError, match="ImportError: no such library"):
+        Apart(Elsewhere, *settings, "absent")
+    library = Apart(Elsewhere, *settings, "f32")
+    library.close()
+    assert library.process.exitcode == 0
 
 
 def test_who_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):

@@ -23,14 +23,15 @@ from test_cache import PROMPTS
 from torch import nn
 
 import fast.apply
+import fast.attention
 import fast.decode
 import fast.linear
 import fast.little
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from fast import accelerate, compiled
-from fast.apply import choose_decoder
-from fast.attention import fuse_attention, scores_proof
+from fast.apply import BY_PRODUCTS, choose_attention, choose_decoder
+from fast.attention import FusedAttention, attention_by_products, fuse_attention, scores_proof
 from fast.graphs import GraphedLlama
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import (
@@ -46,7 +47,7 @@ from fast.linear import (
     quantise,
     why_no_onednn,
 )
-from llama import FeedForward, KVCache, Llama, RMSNorm, load_pretrained
+from llama import Attention, FeedForward, KVCache, Llama, RMSNorm, load_pretrained
 from optimizer import AdamW
 from utils import UserError
 
@@ -408,6 +409,61 @@ def test_a_model_that_is_converted_afterwards_computes_in_the_new_format(dtype: 
     assert torch.equal(model.generate(TOKENS, 9, temperature=0.0), plain.generate(TOKENS, 9, temperature=0.0))
     model.float()
     assert_near(outputs(model)[0], outputs(plain.float())[0], 1e-5)
+
+
+@pytest.mark.parametrize("shape", [None, (6, 6), (2, 1, 1, 6), (2, 1, 6, 6)])
+def test_attention_by_two_products_is_attention(shape: tuple[int, ...] | None):
+    query, key, value = torch.randn(3, 2, 4, 6, 8).bfloat16()
+    mask = None if shape is None else torch.rand(shape) < 0.7
+    if mask is not None:
+        mask[..., 0] = True  # every query sees something
+    if shape == (2, 1, 1, 6):
+        query = query[:, :, :1]
+    expected = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), attn_mask=mask)
+    actual = attention_by_products(query, key, value, mask)
+    assert actual.shape == query.shape and actual.dtype == torch.bfloat16
+    assert_near(actual, expected, 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("why", "changes"),
+    [
+        ("it is all as they want it", {}),
+        ("too few scores", {"texts": 1}),
+        ("long texts", {"length": 257}),
+        ("float32", {"dtype": torch.float32}),
+        ("a gradient may be wanted", {"grad": True}),
+        ("measured to be slower", {"way": "fused"}),
+        ("text is generated, in float32", {"generates": True}),
+    ],
+)
+def test_two_products_attend_to_short_texts_in_bfloat16_alone(monkeypatch, why: str, changes: dict):
+    case = {"texts": 81, "length": 30, "dtype": torch.bfloat16, "grad": False, "way": BY_PRODUCTS, "generates": False}
+    case.update(changes)
+    ways = {"products of bfloat16": "bfloat16 products", "attention in bfloat16": case["way"]}
+    monkeypatch.setattr(fast.apply, "fastest", lambda question, _: (ways.get(question, "PyTorch"), "as the test says"))
+    model = random_llama(attention="causal")
+    layer = next(module for module in model.modules() if isinstance(module, Attention))
+    choices = accelerate(model, "bf16", generates=case["generates"], trains=False)
+    assert type(layer) is FusedAttention
+    assert (choices[2].kernel == BY_PRODUCTS) == (case["way"] == BY_PRODUCTS and not case["generates"])
+    asked = []
+    monkeypatch.setattr(fast.attention, "attention_by_products", lambda *args: asked.append(args))
+    texts = torch.randn(3, case["texts"], 2, case["length"], 8, dtype=case["dtype"])
+    with torch.set_grad_enabled(case["grad"]):
+        layer.compute_query_key_value_scores(*texts)
+    assert bool(asked) == (why == "it is all as they want it")
+
+
+def test_an_attention_by_products_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    wrong = lambda query, key, value, mask: 1.01 * attention_by_products(query, key, value, mask)  # noqa: E731
+    monkeypatch.setattr(fast.attention, "attention_by_products", wrong)
+    scores_proof.cache_clear()
+    try:
+        assert "differ" in scores_proof("cpu").difference()
+        assert choose_attention(CPU, "bf16", generates=False).kernel == "plain"
+    finally:
+        scores_proof.cache_clear()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
