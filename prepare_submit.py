@@ -68,7 +68,7 @@ def _any_of(patterns: str) -> re.Pattern:
 
 # Never packed. A zip that holds the first is wrong (large, private or not the student's work); the second is clutter.
 FOREIGN = _any_of(".git .venv venv env pyvenv.cfg conda-meta node_modules *.pt *.pth")
-CLUTTER = _any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* .*.tmp")
+CLUTTER = _any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* *.lock .*.tmp")
 
 
 def _quote(value: object, most: int = 100) -> str:
@@ -674,16 +674,21 @@ def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, rep
 def _check_imports(archive: Archive, files: dict[str, Entry], edition: Edition, report: Report) -> None:
     """The submission must run as it is: modules of this package that its modules import must be in it.
 
-    What the assignment's own modules reach is a problem where it is absent; other scripts earn a warning.
+    What the required modules reach is a problem where it is absent; other scripts, such as graders, earn a warning.
     """
     followed = Imports(archive, files)
-    named = [name for name in (*edition.required, *edition.listed) if name.endswith(".py") and name in files]
+    named = [name for name in edition.required if name.endswith(".py") and name in files]
     others = sorted(name for name in files if "/" not in name and name.endswith(".py"))
-    for start, messages in ((named, report.problems), (others, report.warnings)):
+    told = set(edition.required)
+    for start, messages, what in (
+        (named, report.problems, "imported but not in the submission, which cannot run without"),
+        (others, report.warnings, "imported by other scripts but not in the submission"),
+    ):
         faults, absent = followed.follow(start)
         messages += faults[:MAX_FAULTS]
-        if wanted := [f"{name} ({place})" for name, place in absent.items() if name not in edition.required]:
-            messages.append(f"imported but not in the submission, which cannot run without: {_few(wanted)}")
+        if wanted := [f"{name} ({place})" for name, place in absent.items() if name not in told]:
+            messages.append(f"{what}: {_few(wanted)}")
+        told |= absent.keys()
     if followed.unread:
         report.warnings.append(f"too large to look at what they import: {_few(followed.unread)}")
 
