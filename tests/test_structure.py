@@ -25,8 +25,8 @@ GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
     path
-    for folder in ("", "checkpoints", "benchmarks", "convert", "fast", "tests")
-    for path in (ROOT / folder).glob("*.py")
+    for pattern in ("", "checkpoints/", "benchmarks/", "convert/", "fast/", "tests/", "tests/*/")
+    for path in ROOT.glob(f"{pattern}*.py")
     if path.is_file()
 )
 ROOT_SOURCES = [path for path in SOURCES if path.parent == ROOT]

@@ -22,7 +22,7 @@ from storage import load_tensors
 from tokenizer import Tokenizer
 from utils import UserError
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 SLOW = {"marks": pytest.mark.slow}
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 LIMIT = 300  # seconds after which a run hangs: collectives wait for ten minutes
@@ -49,7 +49,7 @@ def errors(stderr: str) -> list[str]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> dict:
     """What three processes made of every case."""
     folder = tmp_path_factory.mktemp("outcomes")
-    done = start(3, ROOT / "tests/distributed_worker.py", folder, tiny_tokenizer, "train", cwd=folder)
+    done = start(3, ROOT / "tests/fast/distributed_worker.py", folder, tiny_tokenizer, "train", cwd=folder)
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "outcomes.pt", weights_only=True)
 
@@ -188,7 +188,7 @@ def test_other_data_on_another_machine_is_noticed(tmp_path: Path, by_hand: Calla
 
 
 def test_the_error_of_one_process_is_named_and_ends_all(tmp_path: Path, tiny_tokenizer: Path):
-    done = start(2, ROOT / "tests/distributed_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
+    done = start(2, ROOT / "tests/fast/distributed_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
     assert done.returncode == 1 and not os.listdir(tmp_path)
     first, *others = errors(done.stderr)
     assert first == "error: the second process has had enough"

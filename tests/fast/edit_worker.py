@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path[:0] = [sys.argv[1], str(Path(__file__).resolve().parent.parent)]
+sys.path[:0] = [sys.argv[1], str(Path(__file__).resolve().parents[2])]
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402

@@ -127,7 +127,7 @@ def after_edit(folder: Path, *edits: tuple[str, str, str]) -> tuple[dict, str]:
         assert before in text, f"{name} has no {before!r} any more"
         (folder / name).write_text(text.replace(before, after), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/edit_worker.py"), str(folder)],
+        [sys.executable, str(ROOT / "tests/fast/edit_worker.py"), str(folder)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
