@@ -491,7 +491,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], wor
     def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
-    if settings(state["param_groups"]) != settings(optimizer.param_groups):
+    if not isinstance(state, dict) or settings(state["param_groups"]) != settings(optimizer.param_groups):
         raise ValueError("other settings")
     dtypes = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
     saved = [value for values in state["state"].values() for value in values.values()]
