@@ -16,12 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from utils import TEMPORARY, UserError, atomic_write, host_name, is_running, shorten, warn
+from utils import UserError, atomic_write, host_name, is_running, shorten, warn
 
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip's entry: how long its name and its extra field are
 DAMAGED = "it is not a PyTorch checkpoint, or it is truncated or damaged"
 NEWBORN_SECONDS = 60.0  # a lock without an owner that is older was left by a process that died while making it
+TURN_SECONDS = 0.01  # to wait while another process looks at a lock that a dead one left
 
 
 class Damaged(ValueError):
@@ -167,26 +168,37 @@ class NameLock:
             owner = json.loads(content)
             host, process, started = owner["host"], int(owner["process"]), owner["started"]
         except (ValueError, TypeError, KeyError):  # not written yet, or cut short by a full disk
-            with suppress(FileNotFoundError):
-                if time.time() - self.path.stat().st_mtime < NEWBORN_SECONDS:
-                    return "a process that is just starting"
-            return None
+            return "a process that is just starting" if _age(self.path) < NEWBORN_SECONDS else None
         if host != host_name():
             return f"process {process} on {shorten(str(host))}; remove {self.path} if that run is over"
         is_same = is_running(process) and started in (None, _start_of(process))
         return f"process {process} on this machine" if is_same else None
 
     def _clear(self, content: str) -> None:
-        """Remove the lock of a process that is gone, unless another process has just done so and taken it."""
-        aside = self.path.with_name(f"{TEMPORARY}{host_name()}-{os.getpid()}-{id(self)}.tmp")
+        """Remove the lock of a process that is gone.
+
+        One process at a time looks and removes: between the two, another one might have taken the name.
+        """
+        turn = self.path.with_suffix(".turn.lock")
         try:
-            os.rename(self.path, aside)
-        except FileNotFoundError:
+            os.close(os.open(turn, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            if _age(turn) > NEWBORN_SECONDS:  # its process died in its turn
+                turn.unlink(missing_ok=True)
+            time.sleep(TURN_SECONDS)
             return
-        if aside.read_text(encoding="utf-8", errors="replace") != content:
-            with suppress(FileExistsError):
-                os.link(aside, self.path)
-        aside.unlink()
+        try:
+            if self._read() == content:
+                self.path.unlink()
+        finally:
+            turn.unlink()
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was written; none for one that is not there."""
+    with suppress(FileNotFoundError):
+        return time.time() - path.stat().st_mtime
+    return 0.0
 
 
 def _start_of(process: int) -> str | None:

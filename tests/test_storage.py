@@ -195,14 +195,51 @@ def test_a_lock_is_held_by_one_and_taken_from_the_dead(tmp_path: Path):
     assert NameLock(path).acquire() is None
 
 
+def lock_of_a_dead_process(path: Path) -> None:
+    path.write_text(json.dumps({"host": host_name(), "process": a_dead_process(), "started": None}))
+
+
 def test_of_many_that_take_a_dead_ones_lock_one_has_it(tmp_path: Path):
     path = tmp_path / "run.lock"
-    dead = json.dumps({"host": host_name(), "process": a_dead_process(), "started": None})
+    lock_of_a_dead_process(path)
+    dead = path.read_text()
     for _ in range(50):
         path.write_text(dead)
         with ThreadPoolExecutor(4) as pool:
             holders = list(pool.map(lambda _: NameLock(path).acquire(), range(4)))
         assert holders.count(None) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_that_was_taken_while_one_looked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = NameLock(tmp_path / "run.lock"), NameLock(tmp_path / "run.lock")
+    lock_of_a_dead_process(first.path)
+    look = second._holder
+
+    def look_slowly(content: str) -> str | None:
+        monkeypatch.setattr(second, "_holder", look)
+        holder = look(content)
+        assert holder is None and first.acquire() is None
+        return holder
+
+    monkeypatch.setattr(second, "_holder", look_slowly)
+    assert f"process {os.getpid()} on this machine" in second.acquire()
+
+
+def test_a_dead_ones_lock_is_removed_by_one_at_a_time(tmp_path: Path):
+    lock, turn = NameLock(tmp_path / "run.lock"), tmp_path / "run.turn.lock"
+    lock_of_a_dead_process(lock.path)
+    turn.touch()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lock.acquire)
+        time.sleep(0.2)
+        assert not waiting.done()
+        turn.unlink()
+        assert waiting.result() is None
+    lock_of_a_dead_process(lock.path)
+    turn.touch()
+    os.utime(turn, (0, 0))  # its process has died
+    assert lock.acquire() is None and list(tmp_path.iterdir()) == [lock.path]
 
 
 def test_no_module_needs_the_kernels_locks():
