@@ -44,6 +44,7 @@ def test_none_means_derived():
         ("n_layers", True),
         ("vocab_size", 1.5),
         ("n_heads", 7),
+        ("n_heads", 512),  # heads of one number, which cannot be rotated
         ("n_kv_heads", 3),
         ("max_seq_len", None),
         ("hidden_dim", 0),
@@ -57,6 +58,14 @@ def test_none_means_derived():
 def test_an_impossible_value_is_refused_by_name(field: str, value: object):
     with pytest.raises(ValueError, match=field):
         LlamaConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("dropout", 0.0), ("layer_norm_eps", 0.5), ("rope_theta", 0.5), ("rope_theta", 10**20), ("vocab_size", 1)],
+)
+def test_a_possible_value_is_taken(field: str, value: float):
+    assert getattr(LlamaConfig(**{field: value}), field) == value
 
 
 def test_an_unknown_key_of_a_checkpoint_is_named():

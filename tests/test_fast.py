@@ -38,6 +38,7 @@ from fast.linear import (
     Bf16Linear,
     Int8Linear,
     OneDNNLinear,
+    RoundedLinear,
     has_onednn,
     int8_linear,
     onednn_linear,
@@ -367,6 +368,41 @@ def test_frozen_weights_get_no_gradient_and_pass_one_on(products: str):
     assert [*actual] == [*expected] and len(actual) == 10
     for name, gradient in actual.items():
         assert_near(gradient, expected[name], 2e-5)
+
+
+@pytest.mark.parametrize("kind", [OneDNNLinear, Bf16Linear, RoundedLinear])
+@pytest.mark.parametrize(("wants_x", "wants_weight"), [(True, False), (False, True), (True, True)])
+def test_each_gradient_is_there_whoever_else_wants_one(kind: type, wants_x: bool, wants_weight: bool):
+    if not has_onednn():
+        pytest.skip("oneDNN's products do not work here")
+    plain = nn.Linear(96, 160, bias=False)
+    grads = []
+    for layer in (plain, copy.deepcopy(plain)):
+        layer.weight.requires_grad_(wants_weight)
+        layer.__class__ = nn.Linear if layer is plain else kind
+        torch.manual_seed(0)
+        x, direction = torch.randn(120, 96, requires_grad=wants_x), torch.randn(120, 160)
+        layer(x).float().mul(direction).sum().backward()
+        grads.append((x.grad, layer.weight.grad))
+    for mine, its, wanted in zip(*reversed(grads), (wants_x, wants_weight), strict=True):
+        assert (mine is not None) == (its is not None) == wanted
+        if wanted:
+            assert_near(mine, its, 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("packs", "dtype", "rows", "expected"),
+    [(True, torch.float32, 64, True), (False, torch.float32, 64, False), (True, torch.float32, 1, False)],
+)
+def test_onednn_has_the_products_that_it_is_faster_for(monkeypatch, packs: bool, dtype, rows: int, expected: bool):
+    if not has_onednn():
+        pytest.skip("oneDNN's products do not work here")
+    layer, asked = nn.Linear(160, 160, bias=False).requires_grad_(False), []
+    layer.__class__ = RoundedLinear
+    layer.packs = packs
+    monkeypatch.setattr(fast.linear, "onednn_linear", lambda *args: asked.append(args) or onednn_linear(*args))
+    layer(torch.randn(rows, 160, dtype=dtype))
+    assert bool(asked) == expected
 
 
 def test_gradients_of_the_norm_and_the_gate_are_those_of_finite_differences():

@@ -43,6 +43,7 @@ TURN_BOTH = "return rotate(query, *angles), rotate(key, *angles)"
 
 STEP = "_update(*piece, alpha, group)"
 DECAY = "p -= lr * wd * p"
+CORRECTION = 'math.sqrt(1 - group["betas"][1] ** t) / (1 - group["betas"][0] ** t)'
 
 
 def own_step(before: str = "pass", after: str = "pass", root: str = "v.sqrt() + eps") -> str:
@@ -155,6 +156,7 @@ MISTAKES = {
             ],
             "embedding classifier, bidirectional: WRONG": [
                 ("it returns logits", HEAD, "self.classifier_head(self.dropout(last))"),
+                ("it returns probabilities, not log-", HEAD, "self.classifier_head(self.dropout(last)).softmax(-1)"),
                 ("log_softmax runs over the batch", HEAD, HEAD.replace("-1", "0")),
                 ("there is no dropout in training", "self.dropout(last)", "last"),
                 ("there is dropout in evaluation", "self.dropout(last)", "F.dropout(last, self.dropout.p)"),
@@ -222,6 +224,8 @@ MISTAKES = {
                 ("eps is missing", STEP, own_step(after=DECAY, root="v.sqrt()")),
                 ("the root of the second moment is missing", STEP, own_step(after=DECAY, root="v + eps")),
                 ("there is no bias correction", 'if group["correct_bias"]:', "if False:"),
+                ("the bias correction lacks sqrt(1 - beta2^t)", CORRECTION, "1 / (1 - group['betas'][0] ** t)"),
+                ("the bias correction lacks the division by 1 - beta1^t", CORRECTION, CORRECTION.partition(" / ")[0]),
                 ("correct_bias=False is ignored", 'if group["correct_bias"]:', "if True:"),
                 (
                     "the bias correction lacks the root",

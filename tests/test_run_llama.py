@@ -227,6 +227,12 @@ def test_a_seed_makes_the_samples_reproducible(drive: Callable, tiny_checkpoint:
         assert texts[7] != texts[8]
 
 
+def test_a_module_that_fast_lacks_is_no_absent_folder(drive: Callable, tiny_checkpoint: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fast.little", None)
+    with pytest.raises(ModuleNotFoundError, match="fast.little"):
+        drive("--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 1)
+
+
 class Screen(io.StringIO):
     """Notes what can be read on it, and when."""
 

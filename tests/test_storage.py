@@ -45,6 +45,16 @@ def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == ""
 
 
+def test_an_error_while_saving_is_raised_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("for a reason of its own")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="of its own"):
+        save_tensors(tmp_path / "x.pt", CONTENT)
+    assert not list(tmp_path.iterdir())
+
+
 def archive_without(path: Path, names: str) -> None:
     """Write 0 for the checksum of some records, as `torch.serialization.set_crc32_options(False)` has it."""
     raw = bytearray(path.read_bytes())

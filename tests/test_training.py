@@ -85,6 +85,10 @@ def test_max_len_cuts_the_whole_text_as_the_reference_or_the_sentence_alone(tiny
 def test_a_suffix_that_leaves_no_room_is_refused(tokenizer: Tokenizer):
     with pytest.raises(UserError, match="max_seq_len=20"):
         LlamaDataset([Example("a", 0)], tokenizer, EncodingRules(SUFFIX, 20, True))
+    least = len(tokenizer.sp_model.encode(SUFFIX)) + 2  # bos and one token of the sentence
+    assert len(LlamaDataset([Example("abc", 0)], tokenizer, EncodingRules(SUFFIX, least, True)).token_ids[0]) == least
+    with pytest.raises(UserError, match=f"max_seq_len={least - 1}"):
+        LlamaDataset([Example("abc", 0)], tokenizer, EncodingRules(SUFFIX, least - 1, True))
 
 
 # ------------------------------------------------------------------------------------------------- evaluation
