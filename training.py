@@ -22,9 +22,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
-from storage import load_tensors, save_tensors
+from storage import save_tensors
 from tokenizer import Tokenizer
-from utils import UserError, read_text, some, whole_number
+from utils import UserError, load_tensors, read_text, some, whole_number
 
 # ------------------------------------------------------------------------------------------------------ data
 

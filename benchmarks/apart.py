@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from config import LlamaConfig
-from storage import load_tensors, save_tensors
+from storage import save_tensors
+from utils import load_tensors
 
 Generate = Callable[[torch.Tensor, int], torch.Tensor]
 

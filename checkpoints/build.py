@@ -31,10 +31,10 @@ from reference import write_reference  # noqa: E402
 from classifier import LlamaZeroShotClassifier, prompt_suffix  # noqa: E402
 from config import LlamaConfig  # noqa: E402
 from llama import Llama, load_pretrained  # noqa: E402
-from storage import load_tensors, save_tensors  # noqa: E402
+from storage import save_tensors  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 from training import EncodingRules, LlamaDataset, create_data, evaluate  # noqa: E402
-from utils import atomic_write  # noqa: E402
+from utils import atomic_write, load_tensors  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"

@@ -17,9 +17,9 @@ import torch
 
 from config import LlamaConfig
 from llama import load_pretrained
-from storage import load_tensors
 from tokenizer import Tokenizer
 from training import create_data
+from utils import load_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "checkpoints"

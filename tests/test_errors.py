@@ -133,7 +133,7 @@ def test_checkpoint_permission_denied(
     def deny(path: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(storage, "open", deny, raising=False)
+    monkeypatch.setattr(utils, "open", deny, raising=False)
     refused(generate_flags(tiny_checkpoint), tiny_checkpoint, "permission denied")
 
 
@@ -294,7 +294,7 @@ def test_not_a_checkpoint(
 def test_foreign_files_are_not_called_python_objects(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(UserError, match="not a PyTorch checkpoint"):
-        storage.load_tensors(tmp_path / "model.pt")
+        utils.load_tensors(tmp_path / "model.pt")
 
 
 BAD_MODEL_ARGS = {
@@ -1198,7 +1198,7 @@ def test_a_model_that_another_run_replaced_is_not_predicted_with(
     load = training.load_best
 
     def replace(*inputs: object, **named: object) -> None:
-        content = storage.load_tensors(path, mmap=False)
+        content = utils.load_tensors(path, mmap=False)
         storage.save_tensors(path, {**content, "identity": {**content["identity"], "--seed": 8}})
         load(*inputs, **named)
 
@@ -1245,7 +1245,7 @@ def test_a_resume_point_with_a_wrong_field(
     call: Callable, interrupted: list, tmp_path: Path, change: Callable
 ) -> None:
     path = tmp_path / "finetune-3-0.01.resume"
-    point = storage.load_tensors(path, mmap=False)
+    point = utils.load_tensors(path, mmap=False)
     change(point)
     storage.save_tensors(path, point)
     before = snapshot(tmp_path)

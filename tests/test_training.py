@@ -10,7 +10,6 @@ from conftest import random_llama
 
 from classifier import LlamaEmbeddingClassifier
 from optimizer import AdamW
-from storage import load_tensors
 from tokenizer import Tokenizer
 from training import (
     Checkpoints,
@@ -25,7 +24,7 @@ from training import (
     load_best,
     save_tensors,
 )
-from utils import UserError
+from utils import UserError, load_tensors
 
 CPU = torch.device("cpu")
 SUFFIX = "Is this movie bad or good? This movie is "
