@@ -4,10 +4,8 @@ Every process goes through the same batches in the same order, with the same ran
 each. Training is data-parallel: a whole model in each process (`DistributedDataParallel`, Li et al. 2020,
 arXiv:2006.15704), or one that is split over the processes (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277).
 
-What equals one process, up to the rounding of sums that are taken in another order: batches and their padding, loss,
-gradients, predictions, the masks of every `nn.Dropout`. What does not: with `config.dropout` above 0 the fused
-attention kernel draws masks of its own inside, of the rows that it sees. Such a run draws as many, from the same
-distribution, but other ones, and so another order of the sentences after the first epoch.
+Everything equals one process, up to the rounding of sums that are taken in another order: batches and their padding,
+loss, gradients, predictions, the masks of every `nn.Dropout`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -28,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from llama import Attention, LlamaLayer
+from llama import LlamaLayer
 from training import World
 from utils import UserError
 
@@ -154,7 +152,6 @@ class Group(World):
         self.shard = shard
         self.rows = Rows()
         self.trained: nn.Module | None = None  # what computes in training: the model itself, or its DDP wrapper
-        self.draws_inside = False
 
     @property
     def share(self) -> float:
@@ -171,8 +168,6 @@ class Group(World):
                 raise UserError(f"process {rank} of {self.size} has another {', '.join(differing)} than process 0")
 
     def spread(self, model: nn.Module, device: torch.device) -> None:
-        attentions = [module for module in model.modules() if isinstance(module, Attention)]
-        self.draws_inside = any(attention.attn_dropout.p > 0 for attention in attentions)
         _slice_dropout(model, self.rows)
         self.trained = model
         with _meeting():
@@ -195,16 +190,8 @@ class Group(World):
 
     def forward(self, model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
         network = self.trained if model.training else model
-        with _meeting(), self._own_randomness() if model.training and self.draws_inside else nullcontext():
+        with _meeting():
             return network(token_ids)
-
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Random numbers that differ between the processes, and leave the common generator where it was for all."""
-        seed = int(torch.randint(2**48, ())) + self.rank
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            yield
 
     def backward(self, loss: torch.Tensor) -> None:
         with _meeting():

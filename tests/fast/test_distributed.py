@@ -71,10 +71,6 @@ def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path
             torch.testing.assert_close(together["optimizer"]["state"][index][name], state[name], atol=1e-5, rtol=1e-3)
 
 
-def test_dropout_inside_of_attention_leaves_the_generators_in_step(outcomes: dict):
-    assert outcomes["in step"] is True
-
-
 @pytest.mark.parametrize("shard", [["--shard"], pytest.param([], **SLOW)], ids=["sharded", "copied"])
 def test_prompt_prints_and_writes_once_what_one_process_does(
     tmp_path: Path, classify_flags: Callable, shard: list
