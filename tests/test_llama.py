@@ -174,6 +174,15 @@ def frequencies(logits: torch.Tensor, draws: int = 20_000, **settings) -> torch.
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])  # probabilities .464 .171 .063 .023 .281
 
 
+def test_a_text_is_drawn_at_temperature_1_where_nothing_else_is_asked_for():
+    model, idx = random_llama(attention="causal"), torch.tensor([[1, 5, 9]])
+    texts = [
+        model.generate(idx, 20, generator=torch.Generator().manual_seed(3), **asked)
+        for asked in ({}, {"temperature": 1.0}, {"temperature": 2.0})
+    ]
+    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
+
+
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
