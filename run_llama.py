@@ -67,7 +67,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--option", choices=("generate", "prompt", "finetune"), default="generate", help="the task")
     add("--train", default=Default("data/cfimdb-train.txt"), help="training data, lines of 'LABEL ||| sentence'")
-    add("--dev", default="data/cfimdb-dev.txt", help="development data")
+    add("--dev", default=Default("data/cfimdb-dev.txt"), help="development data")
     add("--test", default="data/cfimdb-test.txt", help="test data")
     add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
     add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help="checkpoint to start from")
@@ -196,8 +196,10 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
             raise UserError(f"--{flag} {path}: with --option {args.option} the name must end in {ending}")
         check_writable(path, f"--{flag}")
         outputs[f"--{flag}"] = Path(path)
-    if args.option == "prompt" and isinstance(args.train, Default) and find_asset(args.train) is None:
-        args.train = None  # nothing is trained, so its absence is no mistake
+    if args.option == "prompt" and isinstance(args.train, Default):
+        # nothing is trained: its absence is no mistake, and beside other data it is not what is meant
+        if find_asset(args.train) is None or not isinstance(args.dev, Default):
+            args.train = None
     for flag in ("train", "dev", "test", "label_names"):
         if getattr(args, flag) is not None:
             setattr(args, flag, _find_data(flag.replace("_", "-"), getattr(args, flag)))

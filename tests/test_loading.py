@@ -147,3 +147,24 @@ def test_the_weights_do_not_depend_on_the_file_after_loading(tmp_path: Path):
     model = load_pretrained(path)
     path.write_bytes(b"\0" * path.stat().st_size)
     assert_same_model(model, random_llama())
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"model_config": {}}, "a fine-tuned classifier, not a pretrained model"),
+        ({"optimizer": {}, "history": []}, "the resume point of a fine-tuning"),
+    ],
+)
+def test_what_a_fine_tuning_saves_is_called_by_its_name(tmp_path: Path, more: dict, words: str):
+    path = save_checkpoint(tmp_path / "x.pt", random_llama())
+    torch.save({**torch.load(path), **more}, path)
+    with pytest.raises(UserError, match=words):
+        load_pretrained(path)
+
+
+@pytest.mark.parametrize("name", ["optimizer", "history"])
+def test_a_checkpoint_may_hold_more(tmp_path: Path, name: str):
+    path = save_checkpoint(tmp_path / "x.pt", random_llama())
+    torch.save({**torch.load(path), name: {}}, path)
+    assert load_pretrained(path).config.dim == random_llama().config.dim

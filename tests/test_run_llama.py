@@ -63,7 +63,7 @@ def ahead(seen: dict) -> list[object]:
 FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arrives (calls of functions), and as what
     "--option": ("prompt", ["finetune", *TO_FINETUNE], "accelerate.trains", [True]),
     "--train": ("prompt", ["data/other.txt"], name_of("create_data.path", 0), "other.txt"),
-    "--dev": ("prompt", ["data/other.txt"], name_of("create_data.path", 1), "other.txt"),
+    "--dev": ("prompt", ["data/other.txt"], name_of("create_data.path", 0), "other.txt"),  # and no default --train
     "--test": ("prompt", ["data/other.txt"], name_of("create_data.path", 2), "other.txt"),
     "--label-names": ("prompt", ["data/other.json"], "LlamaZeroShotClassifier.label_names", [["poor", "fine"]]),
     "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_pretrained.path"), "other.pt"),
@@ -231,6 +231,11 @@ def test_a_module_that_fast_lacks_is_no_absent_folder(drive: Callable, tiny_chec
     monkeypatch.setitem(sys.modules, "fast.little", None)
     with pytest.raises(ModuleNotFoundError, match="fast.little"):
         drive("--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 1)
+
+
+def test_training_data_alone_are_shuffled(seen: dict[str, Any], drive: Callable, classify_flags: Callable):
+    drive(*classify_flags("finetune"), "--epochs", 1)
+    assert seen["loader.shuffle"] == [True, False, False, False]  # train, dev; and the predictions on dev and test
 
 
 class Screen(io.StringIO):
