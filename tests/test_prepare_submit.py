@@ -320,6 +320,13 @@ def test_what_does_not_belong_in_a_zip(check, folder):
     assert report.problems == [] and "__pycache__" in report.warnings[0]
 
 
+def test_a_zip_is_called_one(create):
+    """Under another name it would be packed into the next one."""
+    with pytest.raises(UserError, match="must end in .zip"):
+        create(out="alice.txt")
+    assert not Path("alice.txt").exists()
+
+
 def test_creation_leaves_out_what_does_not_belong(create, folder):
     left_out = [".git/config", "__pycache__/x.pyc", ".pytest_cache/x", "venv/x", "other/pyvenv.cfg", "old.zip",
                 "conda/conda-meta/x", "finetune-5-2e-05.pt", ".DS_Store", "x.resume.tmp", "sub/.git/x",

@@ -181,6 +181,8 @@ def test_leftovers_of_dead_processes_alone_are_removed(tmp_path: Path):
         (tmp_path / name).write_text("half")
     with atomic_write(tmp_path / "out.txt") as file:
         file.write("whole")
+        mine = [path for path in tmp_path.iterdir() if f"-{os.getpid()}-" in path.name]
+        assert len(mine) == 1  # beside the file, because a rename works within one disk only
     assert {path.name for path in tmp_path.iterdir()} == {*kept, "out.txt"}
 
 

@@ -298,6 +298,16 @@ def test_a_run_that_is_interrupted_again_and_again_ends_as_an_undisturbed_one(tm
         assert torch.equal(one, other)
 
 
+def test_a_run_whose_epochs_are_all_done_is_taken_up_and_one_with_more_is_not(tmp_path: Path, tokenizer: Tokenizer):
+    train(tmp_path, tokenizer, 2)
+    model, saved = new_model(), checkpoints(tmp_path)
+    saved.args = {"epochs": 2}
+    assert len(saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))) == 2
+    saved.args = {"epochs": 1}
+    with pytest.raises(UserError, match="damaged"):
+        saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
+
+
 def test_a_model_of_another_run_is_not_taken_for_the_best_one(tmp_path: Path, tokenizer: Tokenizer):
     train(tmp_path, tokenizer, 2)
     model, saved = new_model(), checkpoints(tmp_path)
