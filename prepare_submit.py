@@ -40,7 +40,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from utils import ROOT, ArgumentParser, UserError, atomic_write, check_writable, find_asset, read_text, run_main
+from utils import (
+    ROOT,
+    ArgumentParser,
+    UserError,
+    atomic_write,
+    check_writable,
+    decimal_number,
+    find_asset,
+    read_text,
+    run_main,
+)
 
 MB = 1_000_000
 MAX_ENTRIES = 10_000
@@ -1086,9 +1096,8 @@ def check_file(file: str, check_aid: str) -> None:
 def _megabytes(text: str) -> float:
     value = math.nan
     with contextlib.suppress(ValueError):
-        value = float(text)
-    # float() also takes "1_0" and the digits of every script
-    if "_" in text or not text.isascii() or not 0 < value < math.inf:
+        value = decimal_number(text)
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{_quote(text)} is not a positive number of megabytes")
     return value
 

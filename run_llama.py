@@ -583,9 +583,9 @@ def print_epoch(result: EpochResult, model_path: Path) -> None:
 
 
 def print_epoch_table(history: list[EpochResult]) -> None:
-    print("\nepoch  train loss  train acc  dev acc  seconds")
     from training import best_of
 
+    print("\nepoch  train loss  train acc  dev acc  seconds")
     best = best_of(history)
     for result in history:
         mark = "  <- best on dev, used for the predictions" if result is best else ""

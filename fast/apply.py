@@ -11,7 +11,7 @@ from torch import nn
 
 from config import PRECISIONS
 from fast import linear
-from fast.attention import MANY, FusedAttention, attention_by_products, fuse_attention, scores_proof
+from fast.attention import attention_by_products, fuse_attention, scores_proof
 from fast.compiled import loaded, was_compiled, why_no_loops
 from fast.decode import DecodingLlama
 from fast.graphs import GraphedLlama
@@ -95,10 +95,7 @@ def _apply(
                 _set_linear(module, linears, packs, trains_weights, rounds_inputs=not generates)
         for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
             swap_class(llama, plain, fast, layers != "plain")
-        fuse_attention(llama, attention != "plain")
-        for module in llama.modules():
-            if isinstance(module, FusedAttention):
-                module.products_from = {torch.bfloat16: MANY} if attention == BY_PRODUCTS else {}
+        fuse_attention(llama, attention != "plain", multiplies_bf16=attention == BY_PRODUCTS)
         _pass_on_bf16(llama, device, generates=bool(generates))
         _set_decoder(llama, decoder, None if generates is True else int(generates))
 

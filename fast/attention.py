@@ -9,6 +9,7 @@ Shapes:  b batch   s query position   t key position   h query heads   d head di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -63,7 +64,7 @@ class FusedAttention(StandIn, Attention):
 
     def _multiplies(self, query: torch.Tensor, key: torch.Tensor) -> bool:
         scores = query.shape[:3].numel() * key.shape[2]
-        is_enough = scores >= self.products_from.get(query.dtype, scores + 1)
+        is_enough = scores >= self.products_from.get(query.dtype, math.inf)
         return is_enough and key.shape[2] <= SHORT and not torch.is_grad_enabled()
 
     def _has_plain_dropout(self) -> bool:
@@ -159,6 +160,12 @@ def scores_proof(device: str) -> Proof:
     )
 
 
-def fuse_attention(model: nn.Module, fused: bool = True) -> None:
-    """Give every `Attention` in `model` the fused kernel, or take it away."""
+def fuse_attention(model: nn.Module, fused: bool = True, multiplies_bf16: bool = False) -> None:
+    """Give every `Attention` in `model` the fused kernel, or take it away.
+
+    multiplies_bf16: whether short texts in bfloat16 are computed by `attention_by_products`.
+    """
     swap_class(model, Attention, FusedAttention, fused)
+    for module in model.modules():
+        if isinstance(module, FusedAttention):
+            module.products_from = {torch.bfloat16: MANY} if multiplies_bf16 else {}

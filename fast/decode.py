@@ -29,10 +29,8 @@ MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedF
 KERNELS = {FusedAttention, FusedFeedForward, FusedRMSNorm, OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
 PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache)
 PAGE += ((Llama, "hidden_states"), (Llama, "forward"), (Llama, "_next_logits"))
-SET_BY_KERNELS = (
-    *("training", "out_dtype", "read_dtype", "packs", "trains", "trains_weights", "rounds_inputs"),
-    "products_from",
-)
+SET_BY_KERNELS = ("training", "out_dtype", "read_dtype", "packs", "trains", "trains_weights")
+SET_BY_KERNELS += ("rounds_inputs", "products_from")
 
 
 def stranger_in(llama: Llama) -> str | None:

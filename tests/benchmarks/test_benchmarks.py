@@ -407,11 +407,16 @@ def test_ids_are_compared_in_words():
     assert compare_ids([[1, 5, 2, 6]], [[1, 4, 9, 9]], 1, ends=True) == "0 of 3 ids equal"
 
 
-def other_ids(kind: type, dtype: str, folder: Path, model: Llama, prompt: torch.Tensor) -> list[list[int]]:
-    """The second answer: nothing of the first may be left."""
+def both_ids(kind: type, dtype: str, folder: Path, **shape: float) -> tuple[list[list[int]], list[list[int]]]:
+    """Ours and another library's second answer: nothing of the first may be left."""
+    model = random_llama(attention="causal", seed=1, gain=8.0, **shape)
+    prompt = torch.tensor([[1, 259, 270, 281, 292]])
+    ours = model.generate(prompt, 30, temperature=0.0).tolist()
     contender = kind(folder, model.state_dict(), model.config, 1, dtype)
     contender.generate(prompt.flip(1), 5)
-    return contender.generate(prompt, 30).tolist()
+    theirs = contender.generate(prompt, 30).tolist()
+    assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
+    return ours, theirs
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
@@ -420,11 +425,7 @@ def test_llama_cpp_says_the_same_ids(dtype: str, tmp_path: Path):
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     from benchmarks.llamacpp import LlamaCpp
 
-    model = random_llama(attention="causal", seed=1, gain=8.0, max_seq_len=256)
-    prompt = torch.tensor([[1, 259, 270, 281, 292]])
-    ours = model.generate(prompt, 30, temperature=0.0).tolist()
-    theirs = other_ids(LlamaCpp, dtype, tmp_path, model, prompt)
-    assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
+    ours, theirs = both_ids(LlamaCpp, dtype, tmp_path, max_seq_len=256)
     assert theirs == ours or dtype != "f32"
 
 
@@ -433,11 +434,7 @@ def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     from benchmarks.ct2 import CTranslate2
 
-    model = random_llama(attention="causal", seed=1, gain=8.0, rope_theta=500.0)
-    prompt = torch.tensor([[1, 259, 270, 281, 292]])
-    ours = model.generate(prompt, 30, temperature=0.0).tolist()
-    theirs = other_ids(CTranslate2, compute_type, tmp_path, model, prompt)
-    assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
+    ours, theirs = both_ids(CTranslate2, compute_type, tmp_path, rope_theta=500.0)
     assert compare_ids(ours, theirs, 5, ends=True).startswith("identical") or compute_type != "float32"
 
 
