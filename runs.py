@@ -1,0 +1,462 @@
+"""One plan, one run: assembling, fine-tuning, opening what was saved, and predicting with it.
+
+A `Plan` is all that decides what a fine-tuning computes. It is frozen, and its identity is that of the run: of its
+resume point and of the model that it saves. That model is enough by itself: `load_classifier` needs no other file.
+Nothing here parses arguments or prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from batches import EncodingRules, LlamaDataset, TextWindows
+from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
+from config import LlamaConfig
+from course import NO_GOLD_LABEL, Example
+from llama import Llama, load_pretrained
+from optimizer import AdamW
+from saver import KINDS, Saver
+from storage import load_tensors, save_tensors
+from tasks import ALONE, NextToken, World
+from tokenizer import Tokenizer
+from training import Method, evaluate, fit
+from utils import UserError, sha256_of, shown, warn
+
+if TYPE_CHECKING:
+    from advanced import ChosenMethod
+    from training import EpochResult
+
+# ------------------------------------------------------------------------------------------------------ plans
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file that a run reads: it is what its content is, wherever it lies."""
+
+    sha256: str
+    path: str = field(compare=False)
+
+    @classmethod
+    def of(cls, path: str | os.PathLike) -> InputFile:
+        return cls(sha256_of(path), str(path))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides what a fine-tuning computes, but for the machine.
+
+    attention: None for what the checkpoint declares; `assemble` fills it in.
+    """
+
+    checkpoint: InputFile
+    tokenizer: InputFile
+    train: InputFile
+    dev: InputFile
+    label_names: tuple[str, ...]
+    attention: str | None = None
+    seed: int = 1337
+    epochs: int = 5
+    lr: float = 2e-5
+    batch_size: int = 8
+    hidden_dropout_prob: float = 0.3
+    max_sentence_len: int | None = None
+    precision: str = "fp32"
+    option: str = "finetune"  # or "pretrain", which freezes the Llama
+    methods: tuple[ChosenMethod, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values by which two plans are equal: those of files are checksums."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
+        methods = {name: dict(settings) for name, settings in self.methods}
+        return {**plain, "label_names": list(self.label_names), "methods": methods}
+
+    @property
+    def digest(self) -> str:
+        """The identity in 64 hexadecimal digits, the same on every machine."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+class Place(NamedTuple):
+    """Where a run is computed, which changes no more than rounding.
+
+    kernels: "auto" for the fastest that agree with the code, "plain" for the code as it is written. shard: split the
+    model over several processes.
+    """
+
+    device: torch.device = torch.device("cpu")
+    kernels: str = "auto"
+    shard: bool = False
+
+
+# --------------------------------------------------------------------------------------------------- assembly
+
+
+class Run(NamedTuple):
+    """What `assemble` made of a plan: everything that training needs but the data."""
+
+    plan: Plan
+    model: LlamaEmbeddingClassifier
+    tokenizer: Tokenizer
+    methods: list[Method]
+    optimizer: torch.optim.Optimizer
+    place: Place
+    world: World
+
+    @property
+    def config(self) -> LlamaConfig:
+        return self.model.llama.config
+
+
+def assemble(plan: Plan, place: Place | None = None, world: World = ALONE) -> Run:
+    """Load, classifier, methods, kernels, processes, optimizer: in this order, and nowhere else.
+
+    Methods wrap a plain model; kernels replace what they left; several processes share the result; the optimizer is
+    given what is trained in the end.
+    """
+    place = place or Place()
+    llama, tokenizer = load_llama(plan.checkpoint.path, plan.tokenizer.path, plan.attention, plan.max_sentence_len)
+    model = LlamaEmbeddingClassifier(
+        SimpleNamespace(
+            num_labels=len(plan.label_names),
+            hidden_dropout_prob=plan.hidden_dropout_prob,
+            option=plan.option,
+            pad_id=tokenizer.pad_id,
+        ),
+        llama=llama,
+    )
+    methods = create_methods(plan.methods)
+    for method in methods:
+        method.prepare(model)
+    compute_fast(model, plan.precision, place)
+    world.spread(model, place.device)
+    for method in methods:
+        method.start(model)
+    groups = [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}]
+    for method in methods:
+        groups = method.parameter_groups(groups, model)
+    plan = dataclasses.replace(plan, attention=llama.config.attention)
+    return Run(plan, model, tokenizer, methods, AdamW(groups, lr=plan.lr), place, world)
+
+
+def load_llama(
+    checkpoint: str | os.PathLike,
+    tokenizer_model: str | os.PathLike,
+    attention: str | None = None,
+    max_sentence_len: int | None = None,
+) -> tuple[Llama, Tokenizer]:
+    """A pretrained model and its tokenizer. Raises `UserError` if their vocabularies differ."""
+    tokenizer = Tokenizer(max_sentence_len, tokenizer_model)
+    llama = load_pretrained(checkpoint, attention=attention)
+    if tokenizer.n_words != llama.config.vocab_size:
+        raise UserError(
+            f"{checkpoint} has a vocabulary of {llama.config.vocab_size}, "
+            f"but {tokenizer_model} has {tokenizer.n_words} pieces; name the tokenizer that belongs to it"
+        )
+    return llama, tokenizer
+
+
+def create_methods(chosen: Sequence[ChosenMethod]) -> list[Method]:
+    """Raises `UserError` where the folder advanced/ is not here."""
+    if not chosen:
+        return []
+    try:
+        import advanced
+    except ModuleNotFoundError as error:
+        if error.name != "advanced":
+            raise
+        raise UserError("methods need the folder advanced/ of this package beside its modules") from None
+    return [advanced.create(each) for each in chosen]
+
+
+def compute_fast(
+    model: nn.Module, precision: str, place: Place, *, trains: bool = True, generates: bool | int = False
+) -> None:
+    """Put `model` on its device and give it the kernels of this machine.
+
+    Where the root modules stand alone, float32 is computed as it is written. Raises `UserError` for another precision.
+    """
+    if not place.shard:  # a model that is to be split need not fit the device
+        model.to(place.device)
+    if place.kernels != "auto":
+        return
+    try:
+        from fast import accelerate
+    except ModuleNotFoundError as error:
+        if error.name != "fast":
+            raise
+        if precision != "fp32":
+            raise UserError(f"the precision {precision} needs the folder fast/ of this package") from None
+        warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
+        return
+    # splitting a model is there to avoid whole copies of its weights
+    accelerate(model, precision, place.device, generates=generates, trains=trains, keeps_copies=not place.shard)
+
+
+# ------------------------------------------------------------------------------------------------ fine-tuning
+
+
+def encode(
+    examples: Sequence[Example], tokenizer: Tokenizer, config: LlamaConfig, prompt_suffix: str | None = None
+) -> LlamaDataset:
+    """A data set as a model of this config reads it."""
+    return LlamaDataset(examples, tokenizer, EncodingRules(prompt_suffix, config.max_seq_len, config.is_causal))
+
+
+def loader_of(
+    dataset: LlamaDataset, config: LlamaConfig, batch_size: int, device: torch.device, *, shuffle: bool = False
+) -> DataLoader:
+    """Batches as the model and its device want them."""
+    return dataset.loader(batch_size, shuffle=shuffle, bucket=config.is_causal, pin_memory=device.type == "cuda")
+
+
+def saver_for(run: Run, model_path: Path, resume_path: Path) -> Saver:
+    """What saves a run under these names."""
+    plan = run.plan
+    return Saver(
+        model_path=model_path,
+        resume_path=resume_path,
+        record=record_of(run.model, run.tokenizer, plan.label_names, plan.batch_size, plan.precision),
+        identity=plan.identity(),
+        epochs=plan.epochs,
+        methods=run.methods,
+        world=run.world,
+    )
+
+
+def fine_tune(
+    run: Run,
+    train: LlamaDataset,
+    dev: LlamaDataset,
+    saver: Saver,
+    *,
+    history: Iterable[EpochResult] = (),
+    train_eval: bool = True,
+) -> Iterator[EpochResult]:
+    """Train as the plan says; yields what `fit` yields."""
+    batches = run.config, run.plan.batch_size, run.place.device
+    return fit(
+        run.model,
+        run.optimizer,
+        loader_of(train, *batches, shuffle=True),
+        loader_of(dev, *batches),
+        methods=run.methods,
+        epochs=run.plan.epochs,
+        saver=saver,
+        history=history,
+        train_eval=train_eval,
+        world=run.world,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- saved runs
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What a prediction needs besides the model, and what is known of how it came about.
+
+    batch_size, precision: those that it was judged with. prompt_suffix: what follows every sentence, if anything does.
+    identity: of the run, see `Plan.identity`; epoch, dev_score: of the model. None or empty where nobody trained it.
+    """
+
+    label_names: tuple[str, ...]
+    tokenizer: Tokenizer
+    prompt_suffix: str | None
+    batch_size: int
+    precision: str
+    config: LlamaConfig
+    identity: dict[str, Any]
+    epoch: int | None
+    dev_score: float | None
+
+
+HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassifier}
+
+
+def record_of(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    label_names: Sequence[str],
+    batch_size: int,
+    precision: str = "fp32",
+    prompt_suffix: str | None = None,
+) -> dict[str, Any]:
+    """What is saved beside the weights of a classifier, so that they are enough by themselves."""
+    is_linear = isinstance(model, LlamaEmbeddingClassifier)
+    return {
+        "model_config": {
+            "head": "linear" if is_linear else "label words",
+            "num_labels": model.num_labels,
+            "hidden_dropout_prob": model.dropout.p if is_linear else 0.0,
+            "model_args": dataclasses.asdict(model.llama.config),
+        },
+        "label_names": list(label_names),
+        "tokenizer": torch.frombuffer(bytearray(tokenizer.to_bytes()), dtype=torch.uint8),
+        "max_sentence_len": tokenizer.max_len,
+        "prompt_suffix": prompt_suffix,
+        "batch_size": batch_size,
+        "precision": precision,
+    }
+
+
+def save_classifier(path: str | os.PathLike, model: nn.Module, record: dict[str, Any]) -> None:
+    """Save a classifier that no run has trained, so that `load_classifier` opens it. record: see `record_of`."""
+    save_tensors(path, {"kind": KINDS["model"], "model": model.state_dict(), "methods": {}, **record})
+
+
+def load_classifier(path: str | os.PathLike, world: World = ALONE) -> tuple[nn.Module, SavedRun]:
+    """A saved classifier: token ids b s -> log-probabilities b c, on the CPU, in evaluation mode; and what it needs.
+
+    Raises `UserError` if the file is missing, damaged, or not such a file.
+    """
+    saved = world.from_first(lambda: load_tensors(path))
+    if not isinstance(saved, dict) or saved.get("kind") != KINDS["model"]:
+        raise UserError(f"{path} is not a saved classifier")
+    try:
+        model, about = _open(saved, str(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except Exception as error:  # whatever a foreign file holds in the places of these values
+        raise UserError(f"{path} holds another kind of model ({type(error).__name__})") from None
+    return model, about
+
+
+def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
+    settings, state = saved["model_config"], saved["model"]
+    config = LlamaConfig.from_checkpoint(settings["model_args"])
+    embeddings = (config.vocab_size, config.dim)
+    if config.n_layers > len(state) or state["llama.tok_embeddings.weight"].shape != embeddings:
+        raise ValueError("not of this shape")  # before one of that shape is made
+    tokenizer = Tokenizer.from_bytes(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
+    names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
+    if len(names) != settings["num_labels"] or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError("labels or batches that cannot be")
+    with torch.random.fork_rng():  # the weights that are drawn here are replaced at once
+        model = _make(settings, Llama(config), tokenizer, names)
+        methods = _methods_of(saved["methods"])
+        for method, _ in methods:
+            method.prepare(model)
+    model.load_state_dict({**model.state_dict(), **state} if methods else state)
+    for method, tensors in methods:
+        method.restore(model, tensors)
+    if damaged := [name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]:
+        raise UserError(f"not all numbers are finite in {damaged[0]}")
+    about = SavedRun(
+        tuple(names), tokenizer, suffix, batch_size, saved["precision"], config,
+        saved.get("identity", {}), saved.get("epoch"), saved.get("dev_score"),
+    )  # fmt: skip
+    return model.requires_grad_(False).eval(), about
+
+
+def _make(settings: dict[str, Any], llama: Llama, tokenizer: Tokenizer, label_names: list[str]) -> nn.Module:
+    """A classifier of the kind that was saved."""
+    labels = SimpleNamespace(num_labels=settings["num_labels"])
+    if settings["head"] == "label words":
+        return LlamaZeroShotClassifier(labels, tokenizer, label_names, llama=llama)
+    if settings["head"] != "linear":
+        raise UserError(f"there is no head {shown(settings['head'])}")
+    dropout = settings["hidden_dropout_prob"]
+    more = SimpleNamespace(**vars(labels), hidden_dropout_prob=dropout, option="finetune", pad_id=tokenizer.pad_id)
+    return LlamaEmbeddingClassifier(more, llama=llama)
+
+
+def _methods_of(own: dict[str, Any]) -> list[tuple[Method, dict[str, torch.Tensor]]]:
+    """The methods that could not be merged into the plain model, and their tensors."""
+    if not own:
+        return []
+    from advanced import ChosenMethod
+
+    chosen = [ChosenMethod(name, tuple(each["settings"].items())) for name, each in reversed(own.items())]
+    return [(method, own[method.name]["tensors"]) for method in create_methods(chosen)]
+
+
+# ------------------------------------------------------------------------------------------------- prediction
+
+
+class Prediction(NamedTuple):
+    """What a classifier says of one sentence. probabilities: one for each label, in their order."""
+
+    sentence: str
+    label: int
+    probabilities: list[float]
+
+
+BUCKETED = 50  # batches of a causal model among which sentences of like length are put together
+
+
+def predict(
+    model: nn.Module, about: SavedRun, sentences: Iterable[str | None], *, batch_size: int | None = None
+) -> Iterator[Prediction]:
+    """Classify sentences one after the other, however many: what is kept is a few batches.
+
+    model, about: what `load_classifier` gave, on any device. sentences: a None among them says that no more are at hand
+    for the moment. A bidirectional model, whose predictions depend on the batch, gets full batches of the size that it
+    was judged with, in the order of the sentences; only the last is short. A causal one gets what is at hand.
+    """
+    size = batch_size or about.batch_size
+    waiting: list[str] = []
+    for sentence in sentences:
+        if sentence is not None:
+            waiting.append(sentence)
+            if len(waiting) < BUCKETED * size:
+                continue
+        ready = len(waiting) if about.config.is_causal else len(waiting) // size * size
+        yield from _predict(model, about, waiting[:ready], size)
+        del waiting[:ready]
+    yield from _predict(model, about, waiting, size)
+
+
+@torch.inference_mode()
+def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size: int) -> list[Prediction]:
+    device = next(model.parameters()).device
+    examples = [Example(sentence, NO_GOLD_LABEL) for sentence in sentences]
+    dataset = encode(examples, about.tokenizer, about.config, about.prompt_suffix)
+    predictions: list[Any] = [None] * len(sentences)
+    for batch in loader_of(dataset, about.config, batch_size, device) if sentences else ():
+        log_probs = model(batch["token_ids"].to(device))  # b c
+        # scores of label words are log-probabilities of a word among all words: they are compared with one another
+        probabilities = log_probs.float().softmax(dim=-1).tolist()
+        for index, label, row in zip(batch["indices"], log_probs.argmax(-1).tolist(), probabilities, strict=True):
+            predictions[index] = Prediction(sentences[index], label, row)
+    return predictions
+
+
+class Perplexity(NamedTuple):
+    """How well a language model predicts a text."""
+
+    nats_per_token: float
+    bits_per_byte: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats_per_token)
+
+
+def perplexity(llama: Llama, tokenizer: Tokenizer, text: str, batch_size: int = 8) -> Perplexity:
+    """Of every token of a text, in windows of `max_seq_len` that begin with bos.
+
+    Raises `UserError` for a bidirectional model, which has seen what it would predict, and for an empty text.
+    """
+    if not llama.config.is_causal:
+        raise UserError("a bidirectional model sees the tokens that it would predict; use attention causal")
+    ids = tokenizer.encode(text, bos=False, eos=False)
+    if not ids:
+        raise UserError("there is no text")
+    windows = TextWindows(ids, tokenizer.bos_id, llama.config.max_seq_len)
+    result = evaluate(llama, windows.loader(batch_size), task=NextToken(), desc="perplexity")
+    return Perplexity(result.loss, result.nats / math.log(2) / len(text.encode()), result.tokens)

@@ -1,0 +1,217 @@
+"""What a run saves: its best model, which is enough by itself, and the resume point that it can go on from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from storage import load_tensors, save_tensors
+from tasks import ALONE, World
+from training import EpochResult, Method
+from utils import UserError, some
+
+KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # what the files that a run saves say they are
+
+
+@dataclass
+class Saver:
+    """Where a run saves its best model and its resume point, and what identifies the run.
+
+    model_path: the best epoch's model, None where nobody wants it; resume_path: everything needed to go on after the
+    last finished epoch. record: plain values and tensors, saved beside the weights. identity: what must be equal for a
+    resume point to be used, for example the seed and the data. epochs: how many the run has, if that is known.
+    """
+
+    model_path: Path | None
+    resume_path: Path
+    record: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
+    epochs: int | None = None
+    methods: Sequence[Method] = ()
+    world: World = ALONE
+
+    def save_model(self, model: nn.Module, result: EpochResult) -> None:
+        """Save the plain model that `model` exports, and what its methods could not merge into it."""
+        if self.model_path is None:
+            return
+        state = self.world.model_state(model)
+        if not self.world.is_first:
+            return
+        own = {}
+        for method in reversed(self.methods):
+            state, tensors = method.export(state)
+            if tensors:
+                own[method.name] = {"settings": method.settings, "tensors": tensors}
+        about = {"identity": self.identity, "epoch": result.epoch, "dev_score": result.dev_score}
+        content = {"kind": KINDS["model"], "model": state, "methods": own, **self.record, **about}
+        save_tensors(self.model_path, content)
+
+    def save_resume_point(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[EpochResult]
+    ) -> None:
+        point = {
+            "kind": KINDS["resume"],
+            "identity": self.identity,
+            "history": [asdict(result) for result in history],
+            "model": self.world.model_state(model),
+            "optimizer": self.world.whole(optimizer.state_dict()),
+            "methods": {method.name: self.world.whole(method.state()) for method in self.methods},
+            "rng": _rng_state(),
+        }
+        if self.world.is_first:
+            save_tensors(self.resume_path, point)
+
+    def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
+        """Put model, optimizer, methods and random generators where they were, and return the epochs that are done.
+
+        Raises `UserError` if the resume point is damaged or belongs to another run, naming what differs.
+        """
+        point = self.world.from_first(self._read_resume_point)
+        try:
+            history = checked_history(point["history"], self.epochs)
+            best_epoch = best_of(history).epoch
+            load_model(model, point["model"], self.world)
+            _load_optimizer(optimizer, point["optimizer"], self.world)
+            if point["methods"].keys() != {method.name for method in self.methods}:
+                raise ValueError("other methods")
+            for method in self.methods:
+                method.load_state(point["methods"][method.name], self.world.piece)
+            _set_rng_state(point["rng"])
+        except Exception:  # whatever each of them meets in a damaged file
+            raise UserError(f"{self.resume_path} is damaged; remove it to start anew") from None
+        if self.model_path is not None:
+            self.world.from_first(lambda: self._check_best_model(best_epoch))
+        return history
+
+    def _read_resume_point(self) -> dict[str, Any]:
+        try:
+            point = load_tensors(self.resume_path, mmap=False)  # the optimizer keeps these tensors
+        except UserError as error:
+            raise UserError(f"{error}; remove it to start anew") from None
+        if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
+            raise UserError(f"{self.resume_path} is not a resume point; remove it to start anew")
+        if differing := differences(self.identity, point["identity"]):
+            raise UserError(
+                f"{self.resume_path} belongs to a run with another {some(differing)}; "
+                "use the same settings, or remove it to start anew"
+            )
+        return point
+
+    def _check_best_model(self, best_epoch: int) -> None:
+        """Raise `UserError` unless the saved model is this run's, of its best epoch so far or a later one.
+
+        Later: a run may have been stopped after saving its model and before its resume point; that epoch is run again.
+        """
+        try:
+            saved = load_tensors(self.model_path)
+            fits = saved["identity"] == self.identity and saved["epoch"] >= best_epoch
+        except UserError as error:
+            raise UserError(f"{error}; without it nobody can go on from {self.resume_path}") from None
+        except Exception:  # whatever a foreign file holds in their places
+            fits = False
+        if not fits:
+            raise UserError(f"{self.model_path} is not of the run that {self.resume_path} belongs to; start anew")
+
+
+def differences(identity: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What is not equal in the identity of another run, which may come from a damaged file."""
+    return [
+        key
+        for key, value in identity.items()
+        if not isinstance(other.get(key), type(value)) or other[key] != value
+    ]
+
+
+def identity_of(path: Path) -> dict[str, Any]:
+    """What a saved model or resume point says of its run; nothing if the file is not one of ours, or is damaged."""
+    try:
+        saved = load_tensors(path, warns=False)
+    except UserError:
+        return {}
+    identity = saved.get("identity") if isinstance(saved, dict) else None
+    return identity if isinstance(identity, dict) else {}
+
+
+def best_of(history: list[EpochResult]) -> EpochResult:
+    """The epoch whose model is kept."""
+    return [result for result in history if result.improved][-1]
+
+
+def checked_history(entries: list[dict[str, Any]], epochs: int | None) -> list[EpochResult]:
+    """The results of epochs 0, 1, ... Raises an error of some kind unless a run can have written them."""
+    history: list[EpochResult] = []
+    numbers = dict.fromkeys(("train_loss", "train_score", "dev_score", "seconds"), float)
+    types = {"epoch": int, **numbers, "improved": bool, "is_finish": bool}
+    for number, entry in enumerate(entries):
+        if {name: type(value) for name, value in entry.items()} != types or entry["epoch"] != number:
+            raise ValueError("not an epoch's result")
+        if not entry["dev_score"] <= 1.0 or not math.isfinite(entry["train_loss"]):
+            raise ValueError("not an epoch's figures")
+        if entry["improved"] != all(entry["dev_score"] > earlier.dev_score for earlier in history):
+            raise ValueError("not the best epoch")
+        if history and history[-1].is_finish:
+            raise ValueError("an epoch after the last one")
+        history.append(EpochResult(**entry))
+    trained = [result for result in history if not result.is_finish]
+    if not trained or (epochs is not None and len(trained) > epochs):
+        raise ValueError("not so many epochs")
+    return history
+
+
+def load_model(model: nn.Module, state: dict[str, Any], world: World = ALONE) -> None:
+    """Give a model the tensors of a whole one. Raises an error of some kind where they do not fit."""
+    own = model.state_dict()
+    if not isinstance(state, dict) or state.keys() != own.keys():
+        raise ValueError("other tensors")
+    model.load_state_dict({name: world.piece(tensor, own[name]) for name, tensor in state.items()})
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], world: World) -> None:
+    """Raises `ValueError` for other settings, and for what cannot be a parameter's state."""
+
+    def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    if not isinstance(state, dict) or settings(state["param_groups"]) != settings(optimizer.param_groups):
+        raise ValueError("other settings")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    dtypes = {parameter.dtype for parameter in parameters}
+    saved = [value for values in state["state"].values() for value in values.values()]
+    if any(isinstance(value, torch.Tensor) and value.dtype not in dtypes for value in saved):
+        raise ValueError("other number formats")  # which loading would round to these
+    pieces = {
+        index: {
+            name: world.piece(value, parameters[index]) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        for index, values in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": pieces})
+    for parameter, values in optimizer.state.items():
+        for value in values.values():
+            is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if not is_moment and not (isinstance(value, int) and value >= 1):
+                raise ValueError("another parameter's state")
+
+
+def _rng_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()  # of the one device in use, whose number may differ on resuming
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])

@@ -1,0 +1,227 @@
+"""What is asked of a model, and of the processes that compute it together.
+
+A `Task` says what is computed from a batch, the loss of that, and how good it is. A `World` is where: one process, or
+several that share every batch.
+
+Shapes: b batch, s position, c classes, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from course import NO_GOLD_LABEL, has_gold_labels, majority_accuracy
+from utils import UserError
+
+Batch = dict[str, Any]  # token_ids b s, and what else a task needs of it
+
+# ----------------------------------------------------------------------------------------------- processes
+
+
+class Part(NamedTuple):
+    """The rows of a batch that one process computes, padded as the whole batch is: `start` to `end` of `total`."""
+
+    batch: Batch
+    start: int
+    end: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return (self.end - self.start) / self.total
+
+
+class World:
+    """The processes that share a run. This one is alone; `parallel.Group` is one of several.
+
+    All go through the same batches in the same order, compute their part of each, and meet in the other methods, which
+    all of them must therefore call alike.
+    """
+
+    is_first = True  # who prints, and writes files
+
+    def spread(self, model: nn.Module, device: torch.device) -> None:
+        """Put `model` where it computes; the copies of several processes become one. Before its optimizer is made."""
+        model.to(device)
+
+    def network(self, model: nn.Module) -> Callable[..., Any]:
+        """What to call in the place of `model`, which was spread."""
+        return model
+
+    def parts(self, loader: Iterable[Batch]) -> Iterator[Part]:
+        """This process's part of every batch."""
+        for batch in loader:
+            yield Part(batch, 0, len(batch["token_ids"]), len(batch["token_ids"]))
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of the sum of all processes' losses."""
+        loss.backward()
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of all processes' values."""
+        return value
+
+    def merge(self, predictions: list[int]) -> list[int]:
+        """All processes' predictions, from lists that hold `NO_GOLD_LABEL` where another process predicts."""
+        return predictions
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on the first process, where alone it is called. For what only its disk holds."""
+        return make()
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """The state dict of the whole model; of use on the first process alone."""
+        return model.state_dict()
+
+    def whole(self, state: Any) -> Any:
+        """Nested values with every tensor in it whole; of use on the first process alone."""
+        return state
+
+    def piece(self, whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Of a whole tensor, what this process holds of `like`. Raises `ValueError` if their shapes differ."""
+        if whole.shape != like.shape:
+            raise ValueError(f"{list(whole.shape)} is not {list(like.shape)}")
+        return whole
+
+
+ALONE = World()
+
+
+# ----------------------------------------------------------------------------------------------------- tasks
+
+
+@dataclass
+class Evaluation:
+    """Predictions beside the gold labels, in the order of the data, whatever that of the batches was."""
+
+    predictions: list[int]
+    labels: list[int]
+
+    @property
+    def accuracy(self) -> float:
+        return sum(map(int.__eq__, self.predictions, self.labels)) / len(self.labels)
+
+    @property
+    def score(self) -> float:
+        return self.accuracy
+
+    @property
+    def majority_accuracy(self) -> float:
+        """The accuracy of always answering the most frequent gold label."""
+        return majority_accuracy(self.labels)
+
+    @property
+    def has_gold_labels(self) -> bool:
+        """Whether the labels can be gold: placeholders are all the same."""
+        return has_gold_labels(self.labels)
+
+    def add(self, log_probs: torch.Tensor, batch: Batch) -> None:
+        """Note what a part of a batch is classified as. log_probs: b c"""
+        for index, prediction in zip(batch["indices"], log_probs.argmax(dim=-1).tolist(), strict=False):
+            self.predictions[index] = prediction
+
+    def finish(self, world: World) -> None:
+        self.predictions = world.merge(self.predictions)
+
+
+@dataclass
+class LanguageEvaluation:
+    """How well a language model predicts the tokens of a text: their cross-entropy, in nats."""
+
+    nats: float = 0.0
+    tokens: int = 0
+
+    @property
+    def loss(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def score(self) -> float:
+        """The higher, the better."""
+        return -self.loss
+
+    def add(self, logits: torch.Tensor, batch: Batch) -> None:
+        """logits: b s v"""
+        self.nats += next_token_losses(logits, batch["targets"]).double().sum().item()
+        self.tokens += int((batch["targets"] != NO_TARGET).sum())
+
+    def finish(self, world: World) -> None:
+        both = world.total(torch.tensor([self.nats, self.tokens], dtype=torch.float64))
+        self.nats, self.tokens = both[0].item(), int(both[1])
+
+
+class Task:
+    """What is asked of a model: what it computes from a batch, the loss of that, and how good it is."""
+
+    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
+        """What the loss and the evaluation read. changed: further arguments of the model."""
+        raise NotImplementedError
+
+    def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
+        """The loss of some rows of a batch: a sum over them, so that the parts of a batch add up."""
+        raise NotImplementedError
+
+    def check(self, outputs: torch.Tensor) -> None:
+        """Raise `UserError` if the outputs cannot be what the loss is of. Asked once an epoch."""
+
+    def evaluation(self, dataset: Any) -> Any:
+        """An object that is shown every batch (`add`) and has a `score` at the end: the higher, the better."""
+        raise NotImplementedError
+
+
+LARGEST_LOG_PROBABILITY = 1e-3  # of probability 1, give or take what half precision rounds
+
+
+class Classification(Task):
+    """One label for each text. The model: token ids b s -> log-probabilities b c."""
+
+    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
+        return network(batch["token_ids"], **changed)  # b c
+
+    def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
+        # divided by the nominal batch size even in a short last batch: the reference numbers rest on it
+        return F.nll_loss(outputs, batch["labels"], reduction="sum") / batch_size
+
+    def check(self, outputs: torch.Tensor) -> None:
+        if bool((outputs > LARGEST_LOG_PROBABILITY).any()):
+            raise UserError("the classifier's outputs are not log-probabilities (log_softmax), so the loss is none")
+
+    def evaluation(self, dataset: Any) -> Evaluation:
+        return Evaluation([NO_GOLD_LABEL] * len(dataset.labels), list(dataset.labels))
+
+
+class NextToken(Task):
+    """Every token from those before it. The model: a causal `Llama`.
+
+    A batch has `targets` b s and may have `weights` b s, which sum to 1 over the whole batch, for the loss.
+    """
+
+    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
+        return network(batch["token_ids"], batch["targets"], **changed)[0]  # b s v
+
+    def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
+        losses = next_token_losses(outputs, batch["targets"])  # b s
+        if "weights" in batch:
+            return (losses * batch["weights"]).sum()
+        return losses.sum() / (batch_size * losses.shape[1])
+
+    def evaluation(self, dataset: Any) -> LanguageEvaluation:
+        return LanguageEvaluation()
+
+
+CLASSIFICATION = Classification()
+
+
+NO_TARGET = -100  # the label that PyTorch's loss functions leave out
+
+
+def next_token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropies in nats, 0 where the target is `NO_TARGET`. logits: b s v, targets: b s -> b s"""
+    losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view_as(targets)
