@@ -1,4 +1,4 @@
-"""Data, batches, the one evaluation loop, the one training loop, the hooks of training methods, and saved runs.
+"""Encoded data, batches, the one evaluation loop, the one training loop, the hooks of training methods, and saved runs.
 
 Every task goes through here: `prompt`, `finetune`, and every method added later. Two independent choices make an
 experiment: *what is predicted* (a module from token ids to log-probabilities over classes) and *how the weights move*
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,53 +21,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
+from course import NO_GOLD_LABEL, Example, has_gold_labels, majority_accuracy
 from storage import save_tensors
 from tokenizer import Tokenizer
-from utils import UserError, load_tensors, read_text, some, whole_number
+from utils import UserError, load_tensors, some
 
 # ------------------------------------------------------------------------------------------------------ data
-
-NO_GOLD_LABEL = -1
-
-
-class Example(NamedTuple):
-    """One line of a data file."""
-
-    sentence: str
-    label: int
-
-
-def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[Example]:
-    """The examples of a data file, one `LABEL ||| sentence` a line, UTF-8.
-
-    num_labels: labels must lie in 0 ... num_labels - 1; None accepts every label from 0 up. A test file without gold
-    labels may have -1 on every line. Raises `UserError`, naming file and line, for anything else.
-    """
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
-        raise UserError(f"{path} holds no data; expected lines of the form 'LABEL ||| sentence'")
-    has_gold_labels = not is_test or any(line.partition(" ||| ")[0].strip() != str(NO_GOLD_LABEL) for line in lines)
-    lowest = 0 if has_gold_labels else NO_GOLD_LABEL
-    return [_parse_line(line, f"{path} line {number}", lowest, num_labels) for number, line in enumerate(lines, 1)]
-
-
-def _parse_line(line: str, where: str, lowest: int, num_labels: int | None) -> Example:
-    label_text, separator, sentence = line.partition(" ||| ")
-    sentence = sentence.strip()
-    if not separator:
-        raise UserError(f"{where}: no ' ||| ' between label and sentence")
-    if not sentence:
-        raise UserError(f"{where}: the sentence is empty")
-    try:
-        label = whole_number(label_text.strip())
-    except ValueError:
-        raise UserError(f"{where}: the label {label_text[:40]!r} is not a whole number") from None
-    if label < lowest or (num_labels is not None and label >= num_labels):
-        allowed = "0 or more" if num_labels is None else f"from 0 to {num_labels - 1}, as the label mapping says"
-        raise UserError(f"{where}: the label {label} is not {allowed}")
-    return Example(sentence, label)
 
 
 class EncodingRules(NamedTuple):
@@ -261,12 +219,12 @@ class Evaluation:
     @property
     def majority_accuracy(self) -> float:
         """The accuracy of always answering the most frequent gold label."""
-        return Counter(self.labels).most_common(1)[0][1] / len(self.labels)
+        return majority_accuracy(self.labels)
 
     @property
     def has_gold_labels(self) -> bool:
         """Whether the labels can be gold: placeholders are all the same."""
-        return len(set(self.labels)) > 1
+        return has_gold_labels(self.labels)
 
 
 @torch.inference_mode()
