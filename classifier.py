@@ -34,15 +34,6 @@ def _load_llama(config: Any) -> Llama:
     return load_pretrained(config.pretrained_model_path, attention=getattr(config, "attention", None))
 
 
-def prompt_suffix(label_names: list[str]) -> str:
-    """`Is this movie a, b, or c? This movie is `; the space at the end is part of the reference."""
-    if len(label_names) == 2:
-        choices = " or ".join(label_names)
-    else:
-        choices = f"{', '.join(label_names[:-1])}, or {label_names[-1]}"
-    return f"Is this movie {choices}? This movie is "
-
-
 class LlamaZeroShotClassifier(nn.Module):
     """Asks the language model which label name comes next; nothing is trained.
 

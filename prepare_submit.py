@@ -6,7 +6,7 @@
 A zip must mean the same to every tool that may unpack it, and the modules that it imports must be in it.
 
 Exit status: 0 the submission is fine; 1 it was checked and is wrong (one line for each problem); 2 it could not be
-checked (bad usage, a missing file). Needs the standard library and `utils.py` alone, so it answers at once.
+checked (bad usage, a missing file). Needs the standard library, `course.py` and `utils.py` alone: it answers at once.
 
 For scripts: `check_zip` and `create_zip` return a `Report`; `assert_zip`, and the course's own `check_file` and
 `main`, raise `FormatError`, an `AssertionError`, on a wrong format.
@@ -21,7 +21,6 @@ import contextlib
 import fnmatch
 import io
 import itertools
-import json
 import math
 import os
 import re
@@ -40,6 +39,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from course import (
+    LABEL_NAMES,
+    Example,
+    create_data,
+    has_gold_labels,
+    majority_accuracy,
+    parse_line,
+    prompt_suffix,
+    read_label_names,
+)
 from utils import (
     ROOT,
     ArgumentParser,
@@ -48,7 +57,6 @@ from utils import (
     check_writable,
     decimal_number,
     find_asset,
-    read_text,
     run_main,
 )
 
@@ -66,7 +74,6 @@ MAX_DEPTH = 10  # of a module in packages
 NO_SUBMISSION = (
     "the films data set that comes with this package is for trying things out; the assignment asks for SST and CFIMDB"
 )
-LABEL_NAMES = {"sst": ("awful", "bad", "average", "good", "excellent"), "cfimdb": ("bad", "good")}
 _KIND_WORDS = {"prompt", "finetu", "lora", "advanc"}  # see _words
 OUTPUT = re.compile(r"(sst|cfimdb)-(dev|test)-(prompting|finetuning|lora|advanced)-output\.txt")
 
@@ -226,16 +233,7 @@ class Rules:
     def label_names(self, dataset: str) -> Sequence[str]:
         """The names in the data set's mapping file, or the published ones. Raises `UserError` on a broken mapping."""
         path = self.find(f"{dataset}-label-mapping.json")
-        if path is None:
-            return LABEL_NAMES[dataset]
-        text = read_text(path)
-        try:
-            names = json.loads(text)
-        except (ValueError, RecursionError):
-            names = None
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{_quote(path)} is not a JSON list of label names")
-        return names
+        return LABEL_NAMES[dataset] if path is None else read_label_names(path)
 
 
 # ------------------------------------------------------------------------------------------- an archive, read once
@@ -842,27 +840,6 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
 # ------------------------------------------------------------------------------------------------ output files
 
 
-class Example(NamedTuple):
-    label: int
-    sentence: str
-
-
-def _parse(line: str) -> Example | None:
-    """`LABEL ||| sentence`, or None. Space around the sentence is dropped, as the course does."""
-    label, bar, sentence = line.partition(" ||| ")
-    if not bar or not sentence.strip() or not re.fullmatch("-?[0-9]{1,9}", label.strip()):
-        return None
-    return Example(int(label), sentence.strip())
-
-
-def _load_data(path: Path) -> list[Example]:
-    """The examples of a data file. Raises `UserError` naming the first line that is not one."""
-    rows = [_parse(line) for line in read_text(path).rstrip("\n").split("\n")]
-    if None in rows:
-        raise UserError(f"{_quote(path)} line {rows.index(None) + 1}: not 'LABEL ||| sentence'")
-    return rows
-
-
 def _check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
     """A generated text must be UTF-8 and not blank; an output file is checked line by line."""
     try:
@@ -879,11 +856,23 @@ def _check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
         _check_output(name, *match.groups(), text.removesuffix("\n").split("\n"), rules, report)
 
 
+def _read_line(line: str) -> Example | None:
+    """What a line of an output file says, or None: what is no such line is a student's mistake, which is counted."""
+    with contextlib.suppress(ValueError):
+        return parse_line(line)
+    return None
+
+
+def _read_data(path: Path) -> list[Example]:
+    """A data file of the caller's. Its labels may be withheld in every split; sentences are compared all the same."""
+    return create_data(path, is_test=True)
+
+
 def _check_output(
     name: str, dataset: str, split: str, kind: str, lines: list[str], rules: Rules, report: Report
 ) -> None:
     """Line format and labels, then lines, sentences and accuracy against the data if it is there."""
-    rows = [_parse(line) for line in lines]
+    rows = [_read_line(line) for line in lines]
     if _are_of_films(rows, split):
         report.problems.append(f"{name}: its sentences are those of films-{split}.txt: {NO_SUBMISSION}")
         return
@@ -894,7 +883,7 @@ def _check_output(
     _flag(report.problems, name, f"label outside 0..{len(labels) - 1}", outside)
     if len(rows) > 1 and len({row and row.label for row in rows}) == 1:
         report.warnings.append(f"{name}: every line has the same label")
-    prompt = _prompt(label_names)
+    prompt = f" {prompt_suffix(label_names)}".rstrip()  # its last space goes with the line's end
     is_prompted = all(row and row.sentence.endswith(prompt) for row in rows)
     if is_prompted and kind in ("finetuning", "lora"):
         report.problems.append(f"{name}: every sentence ends in the course's prompt: a prompting output, misnamed")
@@ -904,7 +893,7 @@ def _check_output(
         note = f"no {dataset}-{split}.txt here: its outputs are not compared with the data (give --data DIR)"
         report.notes += [note] if note not in report.notes else []
         return
-    data = _load_data(path)
+    data = _read_data(path)
     if len(rows) != len(data):
         report.problems.append(f"{name}: {len(rows)} lines, but {path.name} has {len(data)}")
     _compare(name, kind, rows, data, prompt, report)
@@ -912,16 +901,10 @@ def _check_output(
         report.scores[name] = _score(rows, data)
 
 
-def _prompt(label_names: Sequence[str]) -> str:
-    """What the course puts after a sentence to ask for its label. Its last space goes with the line's end."""
-    comma = "," * (len(label_names) > 2)
-    return f" Is this movie {', '.join(label_names[:-1])}{comma} or {label_names[-1]}? This movie is"
-
-
 def _are_of_films(rows: list[Example | None], split: str) -> bool:
     """Whether they are outputs on the data set that comes with this package, whatever their file is called."""
     path = find_asset(Path("data", f"films-{split}.txt"))
-    pairs = list(zip(rows, _load_data(path), strict=False)) if path else []
+    pairs = list(zip(rows, _read_data(path), strict=False)) if path else []
     return 2 * sum(row is not None and row.sentence.startswith(film.sentence) for row, film in pairs) > len(pairs)
 
 
@@ -949,12 +932,12 @@ def _compare(
 
 
 def _score(rows: list[Example], data: list[Example]) -> Score:
-    """Accuracy and that of the most frequent class. Labels that are all equal are placeholders (CFIMDB's test file)."""
-    counts = Counter(gold.label for gold in data)
-    if len(counts) == 1:
+    """Accuracy, and that of always answering the most frequent class; neither without gold labels."""
+    labels = [gold.label for gold in data]
+    if not has_gold_labels(labels):
         return Score(len(rows), None, None)
-    right = sum(row.label == gold.label for row, gold in zip(rows, data, strict=True))
-    return Score(len(rows), right / len(data), max(counts.values()) / len(data))
+    right = sum(row.label == label for row, label in zip(rows, labels, strict=True))
+    return Score(len(rows), right / len(data), majority_accuracy(labels))
 
 
 # ----------------------------------------------------------------------------------------------- check and create

@@ -10,7 +10,6 @@ All argument handling and all printing live here. PyTorch is imported after the 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from course import Example, create_data, format_line, prompt_suffix, read_label_names
 from utils import (
     ArgumentParser,
     Default,
@@ -29,7 +29,6 @@ from utils import (
     check_writable,
     choose_device,
     find_asset,
-    read_text,
     run_main,
     seed_everything,
     sha256_of,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from llama import Llama
     from tokenizer import Tokenizer
-    from training import Checkpoints, EpochResult, Evaluation, Example, LlamaDataset, World
+    from training import Checkpoints, EpochResult, Evaluation, LlamaDataset, World
 
 DEFAULT_CHECKPOINT = "stories42M.pt"
 BUNDLED_CHECKPOINT = "checkpoints/minllama1M.pt"
@@ -337,8 +336,6 @@ def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> Non
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     """The three splits and the label names, everything checked. Prints a line a file."""
-    from training import create_data
-
     label_names = read_label_names(args.label_names)
     if args.derive_labels:
         # the reference takes the number of classes from the training data, so a bare default must not be in the way
@@ -354,21 +351,6 @@ def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
         splits[split] = create_data(path, len(label_names), is_test=split == "test")
         print(f"load {len(splits[split])} data from {path}")
     return splits, label_names
-
-
-def read_label_names(path: str) -> list[str]:
-    """The label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
-    text = read_text(path)
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    is_list = isinstance(names, list) and all(
-        isinstance(name, str) and name.strip() and name.isprintable() for name in names
-    )
-    if not is_list or len(names) < 2 or len(set(names)) < len(names):
-        raise UserError(f'{path} must be a JSON list of two or more distinct names, such as ["bad", "good"]')
-    return names
 
 
 def make_dataset(
@@ -397,7 +379,7 @@ def write_predictions(path: str, sentences: list[str], result: Evaluation) -> No
     """The output file: one `PREDICTED ||| sentence` a line."""
     with atomic_write(path) as file:
         for prediction, sentence in zip(result.predictions, sentences, strict=True):
-            file.write(f"{prediction} ||| {sentence}\n")
+            file.write(f"{format_line(prediction, sentence)}\n")
 
 
 def print_accuracy(split: str, path: str, result: Evaluation) -> None:
@@ -506,7 +488,7 @@ class TextStream:
 
 def prompt(args: Namespace, world: World) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
-    from classifier import LlamaZeroShotClassifier, prompt_suffix
+    from classifier import LlamaZeroShotClassifier
 
     splits, label_names = read_data(args)
     llama, tokenizer, device = load_llama(args)

@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 
 import rope_test
+from course import create_data
 from rope_test import Answer, Tensors, Wrong, alike, ask, rotate_by_hand, student
 from utils import ROOT, ArgumentParser, Default, UserError, choose_device, find_asset, load_tensors, read_text, run_main
 
@@ -974,10 +975,7 @@ def label_row(name: str, output: Path, gold: Path, accepted: tuple[PublishedLabe
     "close": no accepted hash, but counts within 1 % of the lines and accuracy within 0.01 of an accepted one, which is
     what ties that fall differently on another machine look like.
     """
-    predictions, labels = (
-        [int(line.partition(" ||| ")[0]) for line in read_text(path).removesuffix("\n").split("\n")]
-        for path in (output, gold)
-    )
+    predictions, labels = ([one.label for one in create_data(path, is_test=True)] for path in (output, gold))
     digest = hashlib.sha256("".join(f"{label}\n" for label in predictions).encode()).hexdigest()
     counts = tuple(Counter(predictions)[label] for label in range(len(accepted[0].counts)))
     accuracy = sum(map(int.__eq__, predictions, labels)) / len(labels)

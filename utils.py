@@ -126,7 +126,8 @@ def some(names: Iterable[str]) -> str:
 # --------------------------------------------------------------------------------------------------- programs
 
 INTERRUPTED = 130  # what a shell says of a program that an interrupt has ended: 128 and the signal's number
-HERE = ("base_llama", "classifier", "config", "llama", "optimizer", "rope", "storage", "tokenizer", "training")
+# what run_llama.py needs beside it
+HERE = "base_llama classifier config course llama optimizer rope storage tokenizer training".split()
 
 
 def run_main(main: Callable[[], int | None]) -> int:

@@ -24,9 +24,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from config import LlamaConfig
+from course import Example
 from optimizer import AdamW as PackageAdamW
 from tokenizer import Tokenizer
-from training import Example
 
 
 class RMSNorm(nn.Module):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from classifier import PAD_ID
+from course import Example, create_data
 from tokenizer import TOKENIZER_MODEL, Tokenizer
-from training import Example, create_data
 from utils import ROOT
 
 # Tokens of an SST sentence, bos included, measured with Llama 2's tokenizer on the training data (the dev data's differ

@@ -28,23 +28,21 @@ import torch.nn.functional as F  # noqa: E402
 from generate_text import LABEL_NAMES, SEED, data_set, documents  # noqa: E402
 from reference import write_reference  # noqa: E402
 
-from classifier import LlamaZeroShotClassifier, prompt_suffix  # noqa: E402
+from classifier import LlamaZeroShotClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
+from course import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
+from course import create_data, format_line, prompt_suffix  # noqa: E402
 from llama import Llama, load_pretrained  # noqa: E402
 from storage import save_tensors  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
-from training import EncodingRules, LlamaDataset, create_data, evaluate  # noqa: E402
+from training import EncodingRules, LlamaDataset, evaluate  # noqa: E402
 from utils import atomic_write, load_tensors  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"
 RESUME = HERE / "minllama1M.resume"
 FIGURES = HERE / "figures.json"
-MAPPINGS = {
-    "films": list(LABEL_NAMES),
-    "sst": ["awful", "bad", "average", "good", "excellent"],
-    "cfimdb": ["bad", "good"],
-}
+MAPPINGS = {"films": LABEL_NAMES, **COURSE_LABEL_NAMES}
 SHAPE = dict(vocab_size=2048, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, max_seq_len=256, attention="causal")
 
 STEPS, BATCH, LENGTH = 1900, 16, 256
@@ -59,7 +57,7 @@ def write_data(folder: Path) -> None:
     """The three splits and the label mappings."""
     for split, rows in data_set().items():
         with atomic_write(folder / f"films-{split}.txt") as file:
-            file.writelines(f"{level} ||| {sentence}\n" for level, sentence in rows)
+            file.writelines(f"{format_line(level, sentence)}\n" for level, sentence in rows)
     for name, labels in MAPPINGS.items():
         with atomic_write(folder / f"{name}-label-mapping.json") as file:
             file.write(json.dumps(labels) + "\n")

@@ -12,14 +12,19 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import film_words
-import story_words
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import film_words  # noqa: E402
+import story_words  # noqa: E402
+
+from course import format_line  # noqa: E402
 
 SEED = 20261120
 LABEL_NAMES = tuple(names[0] for names in film_words.LEVEL_NAMES)
@@ -376,7 +381,7 @@ def main() -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     for split, rows in data_set(args.seed).items():
-        text = "".join(f"{level} ||| {sentence}\n" for level, sentence in rows)
+        text = "".join(f"{format_line(level, sentence)}\n" for level, sentence in rows)
         (args.out / f"films-{split}.txt").write_text(text, encoding="utf-8", newline="\n")
         print(split, dict(sorted(Counter(level for level, _ in rows).items())))
     text = "".join(f"{document}\n" for document in documents(args.seed))

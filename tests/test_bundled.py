@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from config import LlamaConfig
+from course import create_data
 from llama import load_pretrained
 from tokenizer import Tokenizer
-from training import create_data
 from utils import load_tensors
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import random_llama
 
-from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, prompt_suffix, read_last
+from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
 from llama import load_pretrained
 from tokenizer import Tokenizer
 from utils import sequence_lengths
@@ -87,8 +87,3 @@ def test_a_loaded_llama_can_be_handed_over(tokenizer: Tokenizer):
     llama = random_llama()
     assert LlamaEmbeddingClassifier(settings(Path("nowhere.pt")), llama=llama).llama is llama
     assert LlamaZeroShotClassifier(SimpleNamespace(num_labels=3), tokenizer, NAMES, llama=llama).llama is llama
-
-
-def test_the_question_joins_the_names_as_the_course_does():
-    assert prompt_suffix(["bad", "good"]) == "Is this movie bad or good? This movie is "
-    assert prompt_suffix(["a", "b", "c"]) == "Is this movie a, b, or c? This movie is "

@@ -28,8 +28,9 @@ import storage
 import training
 import utils
 from config import LlamaConfig
+from course import Example
 from tokenizer import Tokenizer
-from training import EncodingRules, Example, LlamaDataset, create_data
+from training import EncodingRules, LlamaDataset
 from utils import UserError, run_main
 
 driver = load_program("run_llama")
@@ -213,13 +214,6 @@ def test_a_huge_label_under_the_default_mapping(refused: Callable, classify_flag
     flags = [*classify_flags("finetune"), "--train", "train.txt"]
     flags[flags.index("--label-names") + 1] = "data/cfimdb-label-mapping.json"
     refused(flags, "train.txt line 3", "30000")
-
-
-def test_line_ends_and_byte_order_mark_are_no_mistake(tmp_path: Path) -> None:
-    expected = [Example("a film", 0), Example("another film", 1)]
-    for content in (GOOD, GOOD.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + GOOD, GOOD.rstrip(b"\n")):
-        (tmp_path / "data.txt").write_bytes(content)
-        assert create_data(tmp_path / "data.txt", 2) == expected
 
 
 # -------------------------------------------------------------------------------------------------- label mapping

@@ -18,12 +18,13 @@ from error_helpers import MarkerWriter, PickledEval, executes_when_unpickled, lo
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from classifier import LlamaEmbeddingClassifier, prompt_suffix
+from classifier import LlamaEmbeddingClassifier
+from course import create_data, prompt_suffix, read_label_names
 from llama import Llama, load_pretrained
 from optimizer import AdamW
 from storage import save_tensors
 from tokenizer import Tokenizer
-from training import Checkpoints, EpochResult, create_data, identity_of, load_best
+from training import Checkpoints, EpochResult, identity_of, load_best
 from utils import UserError
 
 driver = load_program("run_llama")
@@ -157,7 +158,7 @@ def check_mapping(folder: Path, content: bytes) -> None:
     path = folder / "names.json"
     path.write_bytes(content)
     try:
-        names = driver.read_label_names(str(path))
+        names = read_label_names(path)
     except UserError as error:
         assert str(path) in str(error)
         return

@@ -196,7 +196,7 @@ def test_same_input_same_bytes(create, folder):
 
 def test_works_from_any_folder_with_the_root_modules_alone(folder, data_dir, tmp_path):
     (tmp_path / "alone").mkdir()
-    for name in ("prepare_submit.py", "utils.py"):
+    for name in ("prepare_submit.py", "course.py", "utils.py"):
         shutil.copy(ROOT / name, tmp_path / "alone")
     shutil.copytree(data_dir, tmp_path / "alone" / "data")
     command = [sys.executable, "-S", tmp_path / "alone" / "prepare_submit.py", folder, "alice"]
@@ -490,9 +490,10 @@ def test_what_is_fine_runs(folder, data_dir, tmp_path, tiny_checkpoint):
         if (folder / path.name).exists():
             shutil.copy(path, folder)
     report = create_zip(folder, "alice", data_dir=data_dir)
-    only_problem(report, "not in the submission", "storage.py (run_llama.py", "training.py (run_llama.py")
+    absent = ("course.py", "storage.py", "training.py")
+    only_problem(report, "not in the submission", *(f"{name} (run_llama.py" for name in absent))
     assert len(report.warnings) == 1 and "rope_test.py (sanity_check.py" in report.warnings[0]
-    for name in ("storage.py", "training.py"):
+    for name in absent:
         shutil.copy(ROOT / name, folder)
     assert create_zip(folder, "alice", data_dir=data_dir).problems == []
     zipfile.ZipFile("alice.zip").extractall(tmp_path)

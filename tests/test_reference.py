@@ -19,10 +19,11 @@ from conftest import asset
 
 import sanity_check
 from classifier import LlamaZeroShotClassifier
+from course import create_data
 from llama import Llama, load_pretrained
 from sanity_check import PublishedLabels
 from tokenizer import Tokenizer
-from training import EncodingRules, LlamaDataset, create_data
+from training import EncodingRules, LlamaDataset
 
 ATTENTION = ["bidirectional", "causal"]
 

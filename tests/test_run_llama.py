@@ -24,6 +24,7 @@ from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from error_helpers import check_one_error
 
 import classifier
+import course
 import fast.apply
 import fast.distributed
 import llama
@@ -125,7 +126,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             monkeypatch.setattr(place, name, noting)
 
     for owner, name in (
-        (training, "create_data"), (training, "fit"), (training.LlamaDataset, "loader"), (llama, "load_pretrained"),
+        (course, "create_data"), (training, "fit"), (training.LlamaDataset, "loader"), (llama, "load_pretrained"),
         (utils, "seed_everything"), (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
         (classifier.LlamaZeroShotClassifier, "__init__"),
     ):  # fmt: skip

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NEED_NUMBA = {"loops", "engine", "head"}  # the others import without it
 LEVELS = (
     {"utils"},
-    {"config", "rope", "tokenizer", "optimizer", "storage"},
+    {"storage", "course"},
+    {"config", "rope", "tokenizer", "optimizer"},
     {"base_llama"},
     {"llama"},
     {"classifier", "training"},
@@ -77,7 +78,8 @@ def test_the_root_imports_fast_only_inside_of_functions(path: Path):
 
 
 @pytest.mark.parametrize(
-    ("module", "banned"), [("config", {"torch"}), ("tokenizer", {"torch"}), ("training", {"argparse"})]
+    ("module", "banned"),
+    [("config", {"torch"}), ("course", {"torch"}), ("tokenizer", {"torch"}), ("training", {"argparse"})],
 )
 def test_what_a_module_must_not_import(module: str, banned: set[str]):
     assert not imports(ROOT / f"{module}.py") & banned

@@ -9,16 +9,15 @@ import torch
 from conftest import random_llama
 
 from classifier import LlamaEmbeddingClassifier
+from course import Example
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from training import (
     Checkpoints,
     EncodingRules,
     Evaluation,
-    Example,
     LlamaDataset,
     Method,
-    create_data,
     evaluate,
     fit,
     load_best,
@@ -28,19 +27,6 @@ from utils import UserError, load_tensors
 
 CPU = torch.device("cpu")
 SUFFIX = "Is this movie bad or good? This movie is "
-
-
-# ------------------------------------------------------------------------------------------------------ data
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_bytes(text.encode())
-    return path
-
-
-def test_a_line_is_label_and_stripped_sentence(tmp_path: Path):
-    path = write(tmp_path / "data.txt", "1 |||  a naïve film \r\n0 ||| one ||| two\n 1  ||| no newline")
-    assert create_data(path, 2) == [Example("a naïve film", 1), Example("one ||| two", 0), Example("no newline", 1)]
 
 
 # --------------------------------------------------------------------------------------------------- encoding

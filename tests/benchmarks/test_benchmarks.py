@@ -35,10 +35,11 @@ from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_se
 from benchmarks.table import Line, Task, missing_contenders
 from benchmarks.work import Pass, Rates
 from config import LlamaConfig
+from course import create_data
 from fast.attention import FusedAttention
 from llama import Attention, KVCache, Llama
 from optimizer import AdamW
-from training import AS_IT_IS, create_data
+from training import AS_IT_IS
 from utils import UserError, causal_mask
 
 CPU = torch.device("cpu")

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from conftest import random_llama
 
 from classifier import LlamaEmbeddingClassifier
+from course import Example
 from fast.distributed import Group, join
 from optimizer import AdamW
 from tokenizer import Tokenizer
-from training import ALONE, Checkpoints, Example, LlamaDataset, Method, World, evaluate, fit, load_best
+from training import ALONE, Checkpoints, LlamaDataset, Method, World, evaluate, fit, load_best
 from utils import UserError, run_main
 
 CPU = torch.device("cpu")
