@@ -1,19 +1,16 @@
 """One plan, one run: assembling, fine-tuning, opening what was saved, and predicting with it.
 
-A `Plan` is all that decides what a fine-tuning computes. It is frozen, and its identity is that of the run: of its
-resume point and of the model that it saves. That model is enough by itself: `load_classifier` needs no other file.
-Nothing here parses arguments or prints.
+The model that a run saves is enough by itself: `load_classifier` needs no other file. Nothing here parses arguments or
+prints.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,67 +25,17 @@ from config import LlamaConfig
 from course import NO_GOLD_LABEL, Example
 from llama import Llama, load_pretrained
 from optimizer import AdamW
+from plan import Plan
 from saver import KINDS, Saver
 from storage import load_tensors, save_tensors
 from tasks import ALONE, NextToken, World
 from tokenizer import Tokenizer
 from training import Method, evaluate, fit
-from utils import UserError, sha256_of, shown, warn
+from utils import UserError, shown, warn
 
 if TYPE_CHECKING:
     from advanced import ChosenMethod
     from training import EpochResult
-
-# ------------------------------------------------------------------------------------------------------ plans
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file that a run reads: it is what its content is, wherever it lies."""
-
-    sha256: str
-    path: str = field(compare=False)
-
-    @classmethod
-    def of(cls, path: str | os.PathLike) -> InputFile:
-        return cls(sha256_of(path), str(path))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that decides what a fine-tuning computes, but for the machine.
-
-    attention: None for what the checkpoint declares; `assemble` fills it in.
-    """
-
-    checkpoint: InputFile
-    tokenizer: InputFile
-    train: InputFile
-    dev: InputFile
-    label_names: tuple[str, ...]
-    attention: str | None = None
-    seed: int = 1337
-    epochs: int = 5
-    lr: float = 2e-5
-    batch_size: int = 8
-    hidden_dropout_prob: float = 0.3
-    max_sentence_len: int | None = None
-    precision: str = "fp32"
-    option: str = "finetune"  # or "pretrain", which freezes the Llama
-    methods: tuple[ChosenMethod, ...] = ()
-
-    def identity(self) -> dict[str, Any]:
-        """Plain values by which two plans are equal: those of files are checksums."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
-        methods = {name: dict(settings) for name, settings in self.methods}
-        return {**plain, "label_names": list(self.label_names), "methods": methods}
-
-    @property
-    def digest(self) -> str:
-        """The identity in 64 hexadecimal digits, the same on every machine."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
-
 
 class Place(NamedTuple):
     """Where a run is computed, which changes no more than rounding.
@@ -388,11 +335,15 @@ def _methods_of(own: dict[str, Any]) -> list[tuple[Method, dict[str, torch.Tenso
 
 
 class Prediction(NamedTuple):
-    """What a classifier says of one sentence. probabilities: one for each label, in their order."""
+    """What a classifier says of one sentence. probabilities: one for each label, in their order.
+
+    is_too_long: the sentence has more tokens than the model has positions.
+    """
 
     sentence: str
     label: int
     probabilities: list[float]
+    is_too_long: bool
 
 
 BUCKETED = 50  # batches of a causal model among which sentences of like length are put together

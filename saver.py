@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from storage import load_tensors, save_tensors
+from storage import NameLock, load_tensors, save_tensors
 from tasks import ALONE, World
 from training import EpochResult, Method
 from utils import UserError, some
@@ -136,6 +137,37 @@ def identity_of(path: Path) -> dict[str, Any]:
         return {}
     identity = saved.get("identity") if isinstance(saved, dict) else None
     return identity if isinstance(identity, dict) else {}
+
+
+def choose_model_path(
+    candidates: Sequence[Path], identity: dict[str, Any], is_resumed: bool, held: ExitStack
+) -> tuple[Path, list[str]]:
+    """The first of these names that no other run uses and that holds no model of other training data.
+
+    Such a model would be lost without a word otherwise. is_resumed: the name whose resume point is this run's comes
+    before all others. held: keeps the lock on the name. Returns it, and why each name before it was not taken. Raises
+    `UserError` if none is left.
+    """
+    own = [path for path in candidates if is_resumed and identity_of(path.with_suffix(".resume")) == identity]
+    reasons = []
+    for candidate in own or candidates:
+        lock = NameLock(candidate.with_suffix(".lock"))
+        if holder := lock.acquire():
+            reasons.append(f"{candidate} is in use by {holder}")
+            continue
+        is_ours = bool(own) or identity_of(candidate).get("train") == identity["train"]
+        if is_ours or not candidate.exists():
+            held.callback(lock.release)
+            return candidate, reasons
+        lock.release()
+        reasons.append(f"{candidate} belongs to something else and is kept")
+    raise UserError(f"{'; '.join(reasons)}; run in another folder")
+
+
+def other_resume_points(pattern: str, identity: dict[str, Any]) -> list[tuple[Path, list[str]]]:
+    """The resume points in this folder that are of another run, and in what it differs."""
+    found = [(path, identity_of(path)) for path in sorted(Path().glob(f"{pattern}.resume"))]
+    return [(path, differences(identity, other)) for path, other in found if other]
 
 
 def best_of(history: list[EpochResult]) -> EpochResult:

@@ -24,11 +24,21 @@ class Tokenizer:
         path = find_asset(tokenizer_model or TOKENIZER_MODEL)
         if path is None:
             raise UserError(f"tokenizer {tokenizer_model or TOKENIZER_MODEL} does not exist; run setup.sh to fetch it")
+        self._load(path.read_bytes(), max_len, str(path))
+
+    @classmethod
+    def from_bytes(cls, model: bytes, max_len: int | None = None, path: str = "tokenizer") -> Tokenizer:
+        """The tokenizer of a SentencePiece model that somebody has read. path: what errors call it."""
+        tokenizer = cls.__new__(cls)
+        tokenizer._load(model, max_len, path)
+        return tokenizer
+
+    def _load(self, model: bytes, max_len: int | None, path: str) -> None:
         try:
-            self.sp_model = SentencePieceProcessor(model_file=str(path))
+            self.sp_model = SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError, UnicodeDecodeError):  # SentencePiece quotes a damaged piece's bytes
             raise UserError(f"{path} is not a SentencePiece model, or it is damaged") from None
-        self.model_path = str(path)
+        self.model_path = path
         self.max_len = max_len
         self.n_words: int = self.sp_model.vocab_size()
         self.bos_id: int = self.sp_model.bos_id()
@@ -37,6 +47,10 @@ class Tokenizer:
             raise UserError(f"{path} has no bos or no eos token, so it is not a tokenizer of the Llama kind")
         # SentencePiece's own pad id is -1, which no embedding table can look up; the byte 0 never occurs in text
         self.pad_id: int = self.sp_model.piece_to_id("<0x00>")
+
+    def to_bytes(self) -> bytes:
+        """The SentencePiece model, which `from_bytes` reads."""
+        return self.sp_model.serialized_model_proto()
 
     def encode(self, s: str, bos: bool, eos: bool) -> list[int]:
         """Token ids of `s`, cut to `max_len`, then framed by the special tokens asked for."""

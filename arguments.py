@@ -1,0 +1,368 @@
+"""The flags of run_llama.py, and everything that can be wrong with them, found before PyTorch is imported."""
+
+from __future__ import annotations
+
+import math
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from course import SEPARATOR, STANDARD_INPUT
+from utils import ArgumentParser, Default, UserError, check_writable, find_asset, sha256_of
+
+DEFAULT_CHECKPOINT = "stories42M.pt"
+BUNDLED_CHECKPOINT = "checkpoints/minllama1M.pt"
+DEFAULT_LABEL_NAMES = "data/cfimdb-label-mapping.json"
+PREFIX = (
+    "I have wanted to see this thriller for a while, and it didn't disappoint. "
+    "Keanu Reeves, playing the hero John Wick, is"
+)
+OPTIONS = ("generate", "prompt", "finetune", "predict", "perplexity")
+OUTPUT_KINDS = {"prompt": "prompting", "finetune": "finetuning"}
+
+
+# ------------------------------------------------------------------------------------------------------ flags
+
+
+def get_args(argv: list[str] | None = None) -> Namespace:
+    """Parse the command line. Raises `UserError` for an unknown flag or a value of the wrong type."""
+    from config import ATTENTION_KINDS, PRECISIONS
+
+    parser = ArgumentParser(description="Llama 2: generate text, classify zero-shot, fine-tune a classifier.")
+    add = parser.add_argument
+    add("--option", choices=OPTIONS, default="generate", help="the task")
+    add("--train", default=Default("data/cfimdb-train.txt"), help=f"training data, lines of 'LABEL{SEPARATOR}sentence'")
+    add("--dev", default=Default("data/cfimdb-dev.txt"), help="development data")
+    add("--test", default="data/cfimdb-test.txt", help="test data")
+    add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
+    add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help="checkpoint to start from")
+    add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
+    add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
+    add("--max_sentence_len", type=int, help="cut sentences to this many tokens")
+    add("--seed", type=int, default=1337, help="seed of everything random")
+    add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
+    add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
+    add("--precision", choices=PRECISIONS, default=Default("fp32"), help="of the products; int8 is not for finetune")
+    add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest here, or everything as it is written")
+    add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
+
+    _add_generate_flags(parser)
+    _add_classify_flags(parser)
+    return parser.parse_args(argv)
+
+
+def _add_generate_flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("generate").add_argument
+    add("--prompt", default=PREFIX, metavar="TEXT", help="the text to continue")
+    add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
+    add("--cuda_graphs", action="store_true", help="decode on CUDA through recorded graphs (untested on a GPU)")
+    add("--num_samples", type=int, default=1, help="how many texts to sample at temperature 1, decoded together")
+    add("--top_k", type=int, help="sample among the K most likely tokens only")
+    add("--top_p", type=float, help="sample among the most likely tokens that hold this probability together")
+    add("--epsilon", type=float, help="never sample a token less likely than this")
+    add("--generated_sentence_low_temp_out", default="generated-sentence-temp-0.txt", help="text at temperature 0")
+    add("--generated_sentence_high_temp_out", default="generated-sentence-temp-1.txt", help="text at temperature 1")
+
+
+def _add_classify_flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("prompt and finetune").add_argument
+    ending = "the name ends in {0}-prompting-output.txt, in {0}-finetuning-output.txt where it is fine-tuned, in "
+    ending += "{0}-advanced-output.txt where a method is used"
+    for split in ("dev", "test"):
+        add(f"--{split}_out", default=f"cfimdb-{split}-prompting-output.txt", help=ending.format(split))
+    add("--batch_size", type=int, default=8, help="sentences in a batch")
+
+    add = parser.add_argument_group("finetune").add_argument
+    add("--epochs", type=int, default=5, help="passes over the training data")
+    add("--lr", type=float, default=2e-5, help="learning rate")
+    add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
+    add("--method", metavar="NAME[,NAME...]", help="ways to train beyond the base: lora, ema (folder advanced/)")
+    add("--method-args", nargs="+", default=[], metavar="KEY=VALUE", help="of the methods; or METHOD.KEY=VALUE")
+    add("--model_out", metavar="FILE", help="where the model is saved; else a name made of epochs and learning rate")
+    add("--no_train_eval", action="store_true", help="do not measure the accuracy on the training data (prints nan)")
+    add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
+
+    add = parser.add_argument_group("predict and perplexity").add_argument
+    add("--model", metavar="FILE", help="predict: what finetune has saved; it needs no other file")
+    add("--input", metavar="FILE", help="predict: a sentence (or a data line) a line; perplexity: a text; - reads on")
+    add("--output", metavar="FILE", help=f"predict: lines of 'LABEL{SEPARATOR}sentence'; else standard output")
+    add("--probabilities", action="store_true", help="predict: label, probability of each label, sentence; with tabs")
+
+
+# ----------------------------------------------------------------------------------------------------- checks
+
+
+def check_args(args: Namespace) -> None:
+    """Find every mistake in the arguments before anything is loaded, and resolve input files to where they lie.
+
+    Adds `methods`, `derive_labels`, and `is_bundled`: whether the bundled checkpoint stands in for an absent default.
+    Raises `UserError` naming the flag.
+    """
+    _check_numbers(args)
+    _check_option(args)
+    _check_precision(args)
+    _check_processes(args)
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError("--prompt is not UTF-8 text") from None
+    args.methods = _choose_methods(args)
+    args.derive_labels = args.option == "finetune" and isinstance(args.label_names, Default)
+    args.is_bundled = False
+    outputs = _check_files(args)
+    if args.option != "predict":
+        args.is_bundled = _resolve_checkpoint(args)
+        args.tokenizer = _resolve_tokenizer(args)
+    check_overlaps(args, outputs)
+
+
+def _check_numbers(args: Namespace) -> None:
+    def require(flag: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise UserError(f"--{flag} {getattr(args, flag)}: must be {wanted}")
+
+    require("seed", 0 <= args.seed < 2**32, "from 0 to 2^32 - 1")
+    require("batch_size", 1 <= args.batch_size < 2**31, "from 1 to 2^31 - 1")
+    require("epochs", args.epochs >= 1, "at least 1")
+    require("lr", 0.0 < args.lr < math.inf, "above 0 and finite")
+    require("hidden_dropout_prob", 0.0 <= args.hidden_dropout_prob < 1.0, "from 0 to below 1")
+    require("max_sentence_len", args.max_sentence_len is None or args.max_sentence_len >= 1, "at least 1")
+    require("max_new_tokens", args.max_new_tokens >= 1, "at least 1")
+    require("num_samples", 1 <= args.num_samples < 2**16, "from 1 to 2^16 - 1")
+    require("top_k", args.top_k is None or args.top_k >= 1, "at least 1")
+    require("top_p", args.top_p is None or 0.0 < args.top_p <= 1.0, "above 0 and at most 1")
+    require("epsilon", args.epsilon is None or 0.0 <= args.epsilon < 1.0, "from 0 to below 1")
+
+
+OF_OPTIONS = {  # what makes no sense elsewhere, and would be ignored without a word
+    "method": ("finetune",),
+    "method_args": ("finetune",),
+    "model_out": ("finetune",),
+    "model": ("predict",),
+    "input": ("predict", "perplexity"),
+    "output": ("predict",),
+    "probabilities": ("predict",),
+}
+NEEDED = {"predict": ("model", "input"), "perplexity": ("input",)}
+
+
+def _check_option(args: Namespace) -> None:
+    for name, options in OF_OPTIONS.items():
+        if getattr(args, name) and args.option not in options:
+            raise UserError(f"{_flag(name)} is for --option {' and '.join(options)}, not for {args.option}")
+    for name in NEEDED.get(args.option, ()):
+        if getattr(args, name) is None:
+            raise UserError(f"--option {args.option} needs --{name} FILE")
+
+
+def _flag(name: str) -> str:
+    return "--" + (name.replace("_", "-") if name in ("method_args", "label_names", "pretrained_model_path") else name)
+
+
+def _check_precision(args: Namespace) -> None:
+    if args.precision == "int8" and args.option == "finetune":
+        raise UserError("--precision int8 rounds the weights, which cannot be trained then; use bf16 or fp32")
+    if args.precision != "fp32" and args.kernels == "plain":
+        raise UserError(f"--kernels plain is fp32 alone; leave it out for --precision {args.precision}")
+
+
+def is_one_of_several() -> bool:
+    """Whether torchrun, or what stands for it, has started this process beside others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _check_processes(args: Namespace) -> None:
+    if is_one_of_several() and args.option not in ("prompt", "finetune"):
+        raise UserError(f"--option {args.option} runs in one process; start it without torchrun")
+    if args.shard and not is_one_of_several():
+        raise UserError(
+            "--shard splits the model over several processes; start them with torchrun --nproc_per_node N run_llama.py"
+        )
+
+
+def _choose_methods(args: Namespace) -> tuple:
+    if args.method is None:
+        if args.method_args:
+            raise UserError("--method-args are for the methods that --method names")
+        return ()
+    try:
+        from advanced import choose
+    except ModuleNotFoundError as error:
+        if error.name != "advanced":
+            raise
+        raise UserError("--method needs the folder advanced/ of this package beside run_llama.py") from None
+    return choose(args.method, args.method_args)
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def _check_files(args: Namespace) -> dict[str, Path]:
+    """What the run will write, by what the user calls it."""
+    if args.option == "generate":
+        return _check_generate_files(args)
+    if args.option in OUTPUT_KINDS:
+        return _check_classify_files(args)
+    for name in NEEDED[args.option]:
+        if (path := getattr(args, name)) != STANDARD_INPUT or name == "model":
+            setattr(args, name, _find_input(name, path))
+    if args.output is None:
+        return {}
+    check_writable(args.output, "--output")
+    return {"--output": Path(args.output)}
+
+
+def _find_input(name: str, path: str) -> str:
+    found = find_asset(path)
+    if found is None and name == "input" and os.path.exists(path) and not os.path.isdir(path):
+        return path  # a pipe, which is read once
+    if found is None:
+        _refuse_what_is_no_file(name, path)
+        raise UserError(f"--{name} {path} does not exist")
+    return str(found)
+
+
+def _check_generate_files(args: Namespace) -> dict[str, Path]:
+    outputs = {"--generated_sentence_low_temp_out": Path(args.generated_sentence_low_temp_out)}
+    samples = sample_paths(args)
+    outputs["--generated_sentence_high_temp_out"] = samples[0]
+    outputs |= {f"sample {number} of --num_samples": path for number, path in enumerate(samples[1:], 2)}
+    for name, path in outputs.items():
+        check_writable(path, name)
+    return outputs
+
+
+def sample_paths(args: Namespace) -> list[Path]:
+    """The files of the sampled texts: the contract's name, then the same with -2, -3, ... before the ending."""
+    first = Path(args.generated_sentence_high_temp_out)
+    return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, args.num_samples + 1))]
+
+
+def _check_classify_files(args: Namespace) -> dict[str, Path]:
+    """Turns the names of the data files into paths."""
+    kind, outputs = "advanced" if args.methods else OUTPUT_KINDS[args.option], {}
+    for flag, split in (("dev_out", "dev"), ("test_out", "test")):
+        path = getattr(args, flag)
+        ending = f"{split}-{kind}-output.txt"
+        if not path.endswith(ending):
+            how = f"--method {args.method}" if args.methods else f"--option {args.option}"
+            raise UserError(f"--{flag} {path}: with {how} the name must end in {ending}")
+        check_writable(path, f"--{flag}")
+        outputs[f"--{flag}"] = Path(path)
+    if args.option == "prompt" and isinstance(args.train, Default):
+        # nothing is trained: its absence is no mistake, and beside other data it is not what is meant
+        if find_asset(args.train) is None or not isinstance(args.dev, Default):
+            args.train = None
+    for flag in ("train", "dev", "test", "label_names"):
+        if getattr(args, flag) is not None:
+            setattr(args, flag, _find_data(flag.replace("_", "-"), getattr(args, flag)))
+    if args.option == "finetune":
+        candidates = model_candidates(args)
+        check_writable(candidates[0], "--model_out" if args.model_out else "the fine-tuned model")
+        for path in candidates:
+            outputs |= files_of_model(path)
+    return outputs
+
+
+def contract_model_path(args: Namespace) -> Path:
+    return Path(f"{args.option}-{args.epochs}-{args.lr}.pt")
+
+
+def model_candidates(args: Namespace, digest: str = "") -> list[Path]:
+    """Where the fine-tuned model may go: the contract's name, and two that tell the data as well.
+
+    digest: of the plan; part of the name where methods are used, which are many.
+    """
+    if args.model_out is not None:
+        return [Path(args.model_out)]
+    path = contract_model_path(args)
+    if args.methods:
+        parts = path.stem, *(method.name for method in args.methods), digest[:8]
+        return [path.with_stem("-".join(filter(None, parts)))]
+    suffixes = Path(args.train).stem, sha256_of(args.train)[:12]
+    return [path, *(path.with_stem(f"{path.stem}-{suffix}") for suffix in suffixes)]
+
+
+def files_of_model(path: Path) -> dict[str, Path]:
+    """What lies under the name of a fine-tuned model while it is trained."""
+    return {
+        f"the fine-tuned model, {path}": path,
+        f"the resume point, {path.with_suffix('.resume')}": path.with_suffix(".resume"),
+        f"the lock of the run, {path.with_suffix('.lock')}": path.with_suffix(".lock"),
+    }
+
+
+def _find_data(flag: str, name: str) -> str:
+    path = find_asset(name)
+    if path is None:
+        _refuse_what_is_no_file(flag, name)
+        hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
+        raise UserError(f"--{flag} {name} does not exist; setup.sh fetches the course's data{hint}")
+    return str(path)
+
+
+def _refuse_what_is_no_file(flag: str, name: str) -> None:
+    """Say what it is, where something of that name is there."""
+    if name and os.path.isdir(name):
+        raise UserError(f"--{flag} {name} is a folder; name a file")
+    if name and os.path.lexists(name):
+        what = "a link that leads nowhere" if os.path.islink(name) else "a pipe or device, which can be read only once"
+        raise UserError(f"--{flag} {name} is {what}; name a file")
+
+
+def _resolve_checkpoint(args: Namespace) -> bool:
+    """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
+    path = find_asset(args.pretrained_model_path)
+    is_bundled = path is None and isinstance(args.pretrained_model_path, Default)
+    if is_bundled:
+        path = find_asset(BUNDLED_CHECKPOINT)
+    if path is None:
+        _refuse_what_is_no_file("pretrained-model-path", args.pretrained_model_path)
+        raise UserError(
+            f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
+            f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
+        )
+    args.pretrained_model_path = str(path)
+    return is_bundled
+
+
+def _resolve_tokenizer(args: Namespace) -> str:
+    """--tokenizer, else the .model file of the checkpoint's own name beside it, else tokenizer.model."""
+    beside = Path(args.pretrained_model_path).with_suffix(".model")
+    name = args.tokenizer or (beside if beside.is_file() else "tokenizer.model")
+    path = find_asset(name)
+    if path is None:
+        _refuse_what_is_no_file("tokenizer", str(name))
+        flag = "--tokenizer " if args.tokenizer else ""
+        raise UserError(f"{flag}{name} does not exist; setup.sh fetches tokenizer.model, or name one with --tokenizer")
+    return str(path)
+
+
+INPUTS = {
+    "generate": ("pretrained_model_path", "tokenizer"),
+    "prompt": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),
+    "finetune": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),
+    "predict": ("model", "input"),
+    "perplexity": ("pretrained_model_path", "tokenizer", "input"),
+}
+
+
+def check_overlaps(args: Namespace, outputs: dict[str, Path]) -> None:
+    """No output may overwrite another output or an input, under whatever name."""
+    taken = {}
+    for name in INPUTS[args.option]:
+        if getattr(args, name) not in (None, STANDARD_INPUT):
+            taken |= dict.fromkeys(_identities(Path(getattr(args, name))), f"--{name.replace('_', '-')}")
+    for name, path in outputs.items():
+        identities = _identities(path)
+        if other := next((taken[identity] for identity in identities if identity in taken), None):
+            raise UserError(f"{name}: {path} is also {other}; one of them needs another name")
+        taken |= dict.fromkeys(identities, name)
+
+
+def _identities(path: Path) -> list[object]:
+    """What makes two paths one file: where they lead, and the file that is there, which can have several names."""
+    identities: list[object] = [path.resolve()]
+    if path.exists():
+        identities.append((path.stat().st_dev, path.stat().st_ino))
+    return identities

@@ -1,0 +1,63 @@
+"""What a run is to compute: frozen values, without PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from utils import sha256_of
+
+if TYPE_CHECKING:
+    from advanced import ChosenMethod
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file that a run reads: it is what its content is, wherever it lies."""
+
+    sha256: str
+    path: str = field(compare=False)
+
+    @classmethod
+    def of(cls, path: str | os.PathLike) -> InputFile:
+        return cls(sha256_of(path), str(path))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides what a fine-tuning computes, but for the machine.
+
+    attention: None for what the checkpoint declares; `assemble` fills it in.
+    """
+
+    checkpoint: InputFile
+    tokenizer: InputFile
+    train: InputFile
+    dev: InputFile
+    label_names: tuple[str, ...]
+    attention: str | None = None
+    seed: int = 1337
+    epochs: int = 5
+    lr: float = 2e-5
+    batch_size: int = 8
+    hidden_dropout_prob: float = 0.3
+    max_sentence_len: int | None = None
+    precision: str = "fp32"
+    option: str = "finetune"  # or "pretrain", which freezes the Llama
+    methods: tuple[ChosenMethod, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values by which two plans are equal: those of files are checksums."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
+        methods = {name: dict(settings) for name, settings in self.methods}
+        return {**plain, "label_names": list(self.label_names), "methods": methods}
+
+    @property
+    def digest(self) -> str:
+        """The identity in 64 hexadecimal digits, the same on every machine."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
