@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from course import Example, create_data, format_line, prompt_suffix, read_label_names
 from utils import (
     ArgumentParser,
     Default,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+    from course import Example
     from llama import Llama
     from tokenizer import Tokenizer
     from training import Checkpoints, EpochResult, Evaluation, LlamaDataset, World
@@ -336,6 +336,8 @@ def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> Non
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     """The three splits and the label names, everything checked. Prints a line a file."""
+    from course import create_data, read_label_names
+
     label_names = read_label_names(args.label_names)
     if args.derive_labels:
         # the reference takes the number of classes from the training data, so a bare default must not be in the way
@@ -377,6 +379,8 @@ def make_loader(
 
 def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
     """The output file: one `PREDICTED ||| sentence` a line."""
+    from course import format_line
+
     with atomic_write(path) as file:
         for prediction, sentence in zip(result.predictions, sentences, strict=True):
             file.write(f"{format_line(prediction, sentence)}\n")
@@ -489,6 +493,7 @@ class TextStream:
 def prompt(args: Namespace, world: World) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
     from classifier import LlamaZeroShotClassifier
+    from course import prompt_suffix
 
     splits, label_names = read_data(args)
     llama, tokenizer, device = load_llama(args)

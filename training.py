@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
 from course import NO_GOLD_LABEL, Example, has_gold_labels, majority_accuracy
-from storage import save_tensors
+from storage import load_tensors, save_tensors
 from tokenizer import Tokenizer
-from utils import UserError, load_tensors, some
+from utils import UserError, some
 
 # ------------------------------------------------------------------------------------------------------ data
 

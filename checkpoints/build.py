@@ -33,10 +33,10 @@ from config import LlamaConfig  # noqa: E402
 from course import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
 from course import create_data, format_line, prompt_suffix  # noqa: E402
 from llama import Llama, load_pretrained  # noqa: E402
-from storage import save_tensors  # noqa: E402
+from storage import load_tensors, save_tensors  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 from training import EncodingRules, LlamaDataset, evaluate  # noqa: E402
-from utils import atomic_write, load_tensors  # noqa: E402
+from utils import atomic_write  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"

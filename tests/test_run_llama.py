@@ -32,7 +32,7 @@ import optimizer
 import tokenizer
 import training
 import utils
-from utils import load_tensors
+from storage import load_tensors
 
 PREFIX = (
     "I have wanted to see this thriller for a while, and it didn't disappoint. "

@@ -11,6 +11,7 @@ from conftest import random_llama
 from classifier import LlamaEmbeddingClassifier
 from course import Example
 from optimizer import AdamW
+from storage import load_tensors, save_tensors
 from tokenizer import Tokenizer
 from training import (
     Checkpoints,
@@ -21,9 +22,8 @@ from training import (
     evaluate,
     fit,
     load_best,
-    save_tensors,
 )
-from utils import UserError, load_tensors
+from utils import UserError
 
 CPU = torch.device("cpu")
 SUFFIX = "Is this movie bad or good? This movie is "
