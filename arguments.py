@@ -84,7 +84,7 @@ def _add_classify_flags(parser: ArgumentParser) -> None:
 
     add = parser.add_argument_group("predict and perplexity").add_argument
     add("--model", metavar="FILE", help="predict: what finetune has saved; it needs no other file")
-    add("--input", metavar="FILE", help="predict: a sentence (or a data line) a line; perplexity: a text; - reads on")
+    add("--input", metavar="FILE", help="predict: a sentence a line, - for standard input; perplexity: a text")
     add("--output", metavar="FILE", help=f"predict: lines of 'LABEL{SEPARATOR}sentence'; else standard output")
     add("--probabilities", action="store_true", help="predict: label, probability of each label, sentence; with tabs")
 
@@ -204,7 +204,8 @@ def _check_files(args: Namespace) -> dict[str, Path]:
     if args.option in OUTPUT_KINDS:
         return _check_classify_files(args)
     for name in NEEDED[args.option]:
-        if (path := getattr(args, name)) != STANDARD_INPUT or name == "model":
+        path = getattr(args, name)
+        if (args.option, name, path) != ("predict", "input", STANDARD_INPUT):
             setattr(args, name, _find_input(name, path))
     if args.output is None:
         return {}
@@ -215,7 +216,7 @@ def _check_files(args: Namespace) -> dict[str, Path]:
 def _find_input(name: str, path: str) -> str:
     found = find_asset(path)
     if found is None and name == "input" and os.path.exists(path) and not os.path.isdir(path):
-        return path  # a pipe, which is read once
+        return path  # a pipe: it is read once
     if found is None:
         _refuse_what_is_no_file(name, path)
         raise UserError(f"--{name} {path} does not exist")

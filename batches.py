@@ -27,9 +27,9 @@ class EncodingRules(NamedTuple):
 class LlamaDataset(Dataset):
     """Examples with their token ids, encoded once: bos, sentence, prompt suffix; no eos.
 
-    `sentences` are what is written to the output file (with the suffix). `too_long` counts the examples beyond
-    `max_seq_len`: the bidirectional reference uses them whole; in causal mode the sentence, never the suffix, is cut.
-    Raises `UserError` if the suffix alone leaves no room for a sentence.
+    `sentences` are what is written to the output file (with the suffix). `is_too_long` tells which examples are beyond
+    `max_seq_len`, `too_long` how many: the bidirectional reference uses them whole; in causal mode the sentence, never
+    the suffix, is cut. Raises `UserError` if the suffix alone leaves no room for a sentence.
     """
 
     def __init__(self, examples: Sequence[Example], tokenizer: Tokenizer, rules: EncodingRules | None = None):
@@ -46,7 +46,8 @@ class LlamaDataset(Dataset):
             sentence_ids = tokenizer.encode_batch(self.sentences, bos=True, eos=False)
             suffix_ids = []
         limit = float("inf") if rules.max_seq_len is None else rules.max_seq_len - len(suffix_ids)
-        self.too_long = sum(len(ids) > limit for ids in sentence_ids)
+        self.is_too_long = [len(ids) > limit for ids in sentence_ids]
+        self.too_long = sum(self.is_too_long)
         cut = int(limit) if rules.is_causal and rules.max_seq_len is not None else None
         self.token_ids = [ids[:cut] + suffix_ids for ids in sentence_ids]
 

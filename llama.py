@@ -25,7 +25,8 @@ from torch import nn
 from base_llama import LlamaPreTrainedModel
 from config import LlamaConfig, swiglu_hidden_dim
 from rope import Start, rotate
-from utils import UserError, causal_mask, causal_mask_at, load_tensors, padded_causal_mask, shorten, some
+from storage import load_tensors
+from utils import UserError, causal_mask, causal_mask_at, padded_causal_mask, shorten, some
 
 
 class RMSNorm(nn.Module):

@@ -418,8 +418,9 @@ def shown_before_waiting(sentences: Iterable[str | None]) -> Iterator[str | None
 def line_of(prediction: Prediction, with_probabilities: bool) -> str:
     if not with_probabilities:
         return f"{format_line(prediction.label, prediction.sentence)}\n"
-    columns = *(f"{probability:.6f}" for probability in prediction.probabilities), prediction.sentence.replace("\t", " ")
-    return "\t".join((str(prediction.label), *columns)) + "\n"
+    probabilities = [f"{probability:.6f}" for probability in prediction.probabilities]
+    sentence = prediction.sentence.replace("\t", " ")  # a tab stands between two columns
+    return "\t".join((str(prediction.label), *probabilities, sentence)) + "\n"
 
 
 def perplexity(args: Namespace) -> None:

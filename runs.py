@@ -382,7 +382,7 @@ def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size
         # scores of label words are log-probabilities of a word among all words: they are compared with one another
         probabilities = log_probs.float().softmax(dim=-1).tolist()
         for index, label, row in zip(batch["indices"], log_probs.argmax(-1).tolist(), probabilities, strict=True):
-            predictions[index] = Prediction(sentences[index], label, row)
+            predictions[index] = Prediction(sentences[index], label, row, dataset.is_too_long[index])
     return predictions
 
 

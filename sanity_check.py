@@ -35,7 +35,8 @@ import torch.nn.functional as F
 import rope_test
 from course import create_data
 from rope_test import Answer, Tensors, Wrong, alike, ask, rotate_by_hand, student
-from utils import ROOT, ArgumentParser, Default, UserError, choose_device, find_asset, load_tensors, read_text, run_main
+from storage import load_tensors
+from utils import ROOT, ArgumentParser, Default, UserError, choose_device, find_asset, read_text, run_main
 
 ATOL, RTOL = 1e-5, 1e-3
 KINDS = ("bidirectional", "causal")

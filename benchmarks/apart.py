@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from config import LlamaConfig
-from storage import save_tensors
-from utils import load_tensors
+from storage import load_tensors, save_tensors
 
 Generate = Callable[[torch.Tensor, int], torch.Tensor]
 

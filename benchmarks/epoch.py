@@ -17,9 +17,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
+from batches import EncodingRules, LlamaDataset
 from benchmarks import naive
 from benchmarks.sentences import Sentences
-from training import Checkpoints, EncodingRules, LlamaDataset, fit
+from saver import Checkpoints
+from training import fit
 
 
 class FixedBatches(Sampler[list[int]]):

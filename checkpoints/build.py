@@ -28,15 +28,16 @@ import torch.nn.functional as F  # noqa: E402
 from generate_text import LABEL_NAMES, SEED, data_set, documents  # noqa: E402
 from reference import write_reference  # noqa: E402
 
+from batches import EncodingRules, LlamaDataset
 from classifier import LlamaZeroShotClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
 from course import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
 from course import create_data, format_line, prompt_suffix  # noqa: E402
 from llama import Llama, load_pretrained  # noqa: E402
-from storage import save_tensors  # noqa: E402
+from storage import load_tensors, save_tensors  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
-from training import EncodingRules, LlamaDataset, evaluate  # noqa: E402
-from utils import atomic_write, load_tensors  # noqa: E402
+from training import evaluate
+from utils import atomic_write  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"

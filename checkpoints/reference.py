@@ -16,8 +16,7 @@ from transformers import LlamaConfig as HFConfig  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
 from config import LlamaConfig  # noqa: E402
-from storage import save_tensors  # noqa: E402
-from utils import load_tensors  # noqa: E402
+from storage import load_tensors, save_tensors  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 REFERENCE = HERE / "minllama1M-reference.pt"

@@ -18,8 +18,8 @@ import torch
 from config import LlamaConfig
 from course import create_data
 from llama import load_pretrained
+from storage import load_tensors
 from tokenizer import Tokenizer
-from utils import load_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "checkpoints"

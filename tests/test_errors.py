@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import resource
@@ -27,10 +28,10 @@ import optimizer
 import storage
 import training
 import utils
+from batches import EncodingRules, LlamaDataset
 from config import LlamaConfig
 from course import Example
 from tokenizer import Tokenizer
-from training import EncodingRules, LlamaDataset
 from utils import UserError, run_main
 
 driver = load_program("run_llama")
@@ -134,7 +135,7 @@ def test_checkpoint_permission_denied(
     def deny(path: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(utils, "open", deny, raising=False)
+    monkeypatch.setattr(storage, "open", deny, raising=False)
     refused(generate_flags(tiny_checkpoint), tiny_checkpoint, "permission denied")
 
 
@@ -288,7 +289,7 @@ def test_not_a_checkpoint(
 def test_foreign_files_are_not_called_python_objects(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(UserError, match="not a PyTorch checkpoint"):
-        utils.load_tensors(tmp_path / "model.pt")
+        storage.load_tensors(tmp_path / "model.pt")
 
 
 BAD_MODEL_ARGS = {
@@ -987,10 +988,18 @@ def out_of_memory() -> None:
 
 
 def absent_module() -> None:
+    importlib.import_module("no_such_module")
+
+
+def absent_name() -> None:
     raise ModuleNotFoundError("No module named 'training'", name="training")
 
 
-FAILURES = {out_of_memory: "memory is used up", absent_module: "training.py is not here"}
+FAILURES = {
+    out_of_memory: "memory is used up",
+    absent_module: "no_such_module.py is not here",
+    absent_name: "training.py is not here",
+}
 
 
 @pytest.mark.parametrize("fails", FAILURES)
@@ -1192,7 +1201,7 @@ def test_a_model_that_another_run_replaced_is_not_predicted_with(
     load = training.load_best
 
     def replace(*inputs: object, **named: object) -> None:
-        content = utils.load_tensors(path, mmap=False)
+        content = storage.load_tensors(path, mmap=False)
         storage.save_tensors(path, {**content, "identity": {**content["identity"], "--seed": 8}})
         load(*inputs, **named)
 
@@ -1239,7 +1248,7 @@ def test_a_resume_point_with_a_wrong_field(
     call: Callable, interrupted: list, tmp_path: Path, change: Callable
 ) -> None:
     path = tmp_path / "finetune-3-0.01.resume"
-    point = utils.load_tensors(path, mmap=False)
+    point = storage.load_tensors(path, mmap=False)
     change(point)
     storage.save_tensors(path, point)
     before = snapshot(tmp_path)

@@ -22,9 +22,10 @@ from classifier import LlamaEmbeddingClassifier
 from course import create_data, prompt_suffix, read_label_names
 from llama import Llama, load_pretrained
 from optimizer import AdamW
+from saver import Checkpoints, identity_of
 from storage import save_tensors
 from tokenizer import Tokenizer
-from training import Checkpoints, EpochResult, identity_of, load_best
+from training import EpochResult, load_best
 from utils import UserError
 
 driver = load_program("run_llama")

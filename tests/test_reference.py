@@ -18,12 +18,12 @@ import torch
 from conftest import asset
 
 import sanity_check
+from batches import EncodingRules, LlamaDataset
 from classifier import LlamaZeroShotClassifier
 from course import create_data
 from llama import Llama, load_pretrained
 from sanity_check import PublishedLabels
 from tokenizer import Tokenizer
-from training import EncodingRules, LlamaDataset
 
 ATTENTION = ["bidirectional", "causal"]
 

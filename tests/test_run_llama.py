@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import fast.distributed
 import pytest
 import torch
 from conftest import FIGURES, ROOT, drive_in, outputs, succeed
@@ -26,13 +27,12 @@ from error_helpers import check_one_error
 import classifier
 import course
 import fast.apply
-import fast.distributed
 import llama
 import optimizer
 import tokenizer
 import training
 import utils
-from utils import load_tensors
+from storage import load_tensors
 
 PREFIX = (
     "I have wanted to see this thriller for a while, and it didn't disappoint. "

@@ -17,8 +17,8 @@ from conftest import ROOT, random_llama, save_checkpoint
 
 import utils
 from llama import load_pretrained
-from storage import NameLock, save_tensors
-from utils import UserError, atomic_write, host_name, load_tensors
+from storage import NameLock, load_tensors, save_tensors
+from utils import UserError, atomic_write, host_name
 
 CONTENT = {"model": {"a": torch.arange(3000.0), "b": torch.ones(7)}, "empty": torch.ones(0), "epoch": 3}
 

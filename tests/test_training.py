@@ -8,22 +8,16 @@ import pytest
 import torch
 from conftest import random_llama
 
+from batches import EncodingRules, LlamaDataset
 from classifier import LlamaEmbeddingClassifier
 from course import Example
 from optimizer import AdamW
+from saver import Checkpoints
+from storage import load_tensors, save_tensors
+from tasks import Evaluation
 from tokenizer import Tokenizer
-from training import (
-    Checkpoints,
-    EncodingRules,
-    Evaluation,
-    LlamaDataset,
-    Method,
-    evaluate,
-    fit,
-    load_best,
-    save_tensors,
-)
-from utils import UserError, load_tensors
+from training import Method, evaluate, fit, load_best
+from utils import UserError
 
 CPU = torch.device("cpu")
 SUFFIX = "Is this movie bad or good? This movie is "

@@ -18,8 +18,9 @@ from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from distributed_worker import CASES, Case, Decay, train_case
 from error_helpers import stderr_lines
 
+from storage import load_tensors
 from tokenizer import Tokenizer
-from utils import UserError, load_tensors
+from utils import UserError
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 SLOW = {"marks": pytest.mark.slow}

@@ -14,7 +14,7 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -27,10 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from llama import LlamaLayer
-from training import World
+from tasks import NO_TARGET, Batch, Part, World
 from utils import UserError
 
-NO_LOSS = -100  # the label that PyTorch's loss functions leave out
 TIMEOUT = timedelta(minutes=10)  # for a machine that vanishes; a process that ends is noticed at once
 
 
@@ -150,12 +149,8 @@ class Group(World):
         self.is_first = self.rank == 0
         self.device = device
         self.shard = shard
-        self.rows = Rows()
+        self.rows = Rows()  # of the batch that is computed, which dropout must know
         self.trained: nn.Module | None = None  # what computes in training: the model itself, or its DDP wrapper
-
-    @property
-    def share(self) -> float:
-        return (self.rows.end - self.rows.start) / self.rows.total
 
     def require_alike(self, facts: dict[str, Any]) -> None:
         """Raise `UserError`, on every process, if these differ between the processes: other files, other flags."""
@@ -179,19 +174,19 @@ class Group(World):
                 device_ids = [device] if device.type == "cuda" else None
                 self.trained = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
-    def part(self, batch: dict[str, Any]) -> dict[str, Any]:
-        rows, total = self.rows, len(batch["labels"])
-        rows.start, rows.end, rows.total = total * self.rank // self.size, total * (self.rank + 1) // self.size, total
-        if rows.start < rows.end:
-            return {name: column[rows.start : rows.end] for name, column in batch.items()}
-        # one without rows computes something all the same: the others wait for its gradients, or its shards
-        spare = {name: column[:1] for name, column in batch.items()}
-        return {**spare, "labels": torch.full_like(spare["labels"], NO_LOSS), "indices": []}
+    def network(self, model: nn.Module) -> Callable[..., Any]:
+        def call(*inputs: Any, **named: Any) -> Any:
+            with _meeting():
+                return (self.trained if model.training else model)(*inputs, **named)
 
-    def forward(self, model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-        network = self.trained if model.training else model
-        with _meeting():
-            return network(token_ids)
+        return call
+
+    def parts(self, loader: Iterable[Batch]) -> Iterator[Part]:
+        for batch in loader:
+            total = len(batch["token_ids"])
+            start, end = total * self.rank // self.size, total * (self.rank + 1) // self.size
+            self.rows.start, self.rows.end, self.rows.total = start, end, total
+            yield Part(_rows_of(batch, start, end), start, end, total)
 
     def backward(self, loss: torch.Tensor) -> None:
         with _meeting():
@@ -228,8 +223,8 @@ class Group(World):
             return model.state_dict()
         return self._gather(model.state_dict(keep_vars=True))
 
-    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return self._gather(optimizer.state_dict()) if self.shard else optimizer.state_dict()
+    def whole(self, state: Any) -> Any:
+        return self._gather(state) if self.shard else state
 
     def _gather(self, state: dict[str, Any]) -> dict[str, Any]:
         """Every sharded tensor whole and on the CPU; on the first process alone, None elsewhere."""
@@ -246,24 +241,29 @@ class Group(World):
         with _meeting():
             return tree_map(gather, state)
 
-    def load_model(self, model: nn.Module, state: dict[str, Any]) -> None:
-        if self.shard:
-            own = model.state_dict()
-            state = {name: _own_piece(whole, own[name]) if name in own else whole for name, whole in state.items()}
-        model.load_state_dict(state)
+    def piece(self, whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        whole = super().piece(whole, like)
+        if not _is_sharded(like):
+            return whole
+        piece = torch.zeros_like(like, requires_grad=False)
+        local = piece.to_local()
+        most = -(-len(whole) // like.device_mesh.size())  # rows of every process but the last ones
+        start = min(like.device_mesh.get_local_rank() * most, len(whole))
+        local.copy_(whole[start : start + len(local)])
+        return piece
 
-    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        if self.shard:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            pieces = {
-                index: {
-                    name: _own_piece(value, parameters[index]) if isinstance(value, torch.Tensor) else value
-                    for name, value in entry.items()
-                }
-                for index, entry in state["state"].items()
-            }
-            state = {**state, "state": pieces}
-        optimizer.load_state_dict(state)
+
+def _rows_of(batch: Batch, start: int, end: int) -> Batch:
+    """Some rows of a batch; where there are none, one that counts for nothing.
+
+    The other processes wait for its gradients, or for its shards. It has no index, and labels that no loss counts.
+    """
+    if start < end:
+        return {name: column[start:end] for name, column in batch.items()}
+    spare = {name: column[:1] for name, column in batch.items()}
+    for name in spare.keys() & {"labels", "targets"}:
+        spare[name] = torch.full_like(spare[name], NO_TARGET)
+    return {**spare, "indices": []}
 
 
 def _shard(model: nn.Module, device: torch.device, size: int) -> None:
@@ -284,20 +284,6 @@ def _shard(model: nn.Module, device: torch.device, size: int) -> None:
 def _is_sharded(value: Any) -> bool:
     """Whether this is a `DTensor`, of which a piece lies here."""
     return hasattr(value, "to_local")
-
-
-def _own_piece(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Of a whole tensor, what this process holds of `like`. Raises `ValueError` if their shapes differ."""
-    if whole.shape != like.shape:
-        raise ValueError(f"{list(whole.shape)} is not {list(like.shape)}")
-    if not _is_sharded(like):
-        return whole
-    piece = torch.zeros_like(like, requires_grad=False)
-    local = piece.to_local()
-    most = -(-len(whole) // like.device_mesh.size())  # rows of every process but the last ones
-    start = min(like.device_mesh.get_local_rank() * most, len(whole))
-    local.copy_(whole[start : start + len(local)])
-    return piece
 
 
 # ------------------------------------------------------------------------------------------------------- dropout

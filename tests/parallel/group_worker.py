@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from conftest import random_llama
+from fast.distributed import Group, join
 
+from batches import LlamaDataset
 from classifier import LlamaEmbeddingClassifier
 from course import Example
-from fast.distributed import Group, join
 from optimizer import AdamW
+from saver import Checkpoints
+from tasks import ALONE, World
 from tokenizer import Tokenizer
-from training import ALONE, Checkpoints, LlamaDataset, Method, World, evaluate, fit, load_best
+from training import Method, evaluate, fit, load_best
 from utils import UserError, run_main
 
 CPU = torch.device("cpu")
