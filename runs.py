@@ -129,10 +129,8 @@ def create_methods(chosen: Sequence[ChosenMethod]) -> list[Method]:
     return [advanced.create(each) for each in chosen]
 
 
-def compute_fast(
-    model: nn.Module, precision: str, place: Place, *, trains: bool = True, generates: bool | int = False
-) -> None:
-    """Put `model` on its device and give it the kernels of this machine.
+def compute_fast(model: nn.Module, precision: str, place: Place, *, trains: bool = True, generates: int = 0) -> None:
+    """Put `model` on its device and give it the kernels of this machine. generates: how many tokens are wanted of it.
 
     Where the root modules stand alone, float32 is computed as it is written. Raises `UserError` for another precision.
     """
@@ -141,7 +139,7 @@ def compute_fast(
     if place.kernels != "auto":
         return
     try:
-        from fast import accelerate
+        from fast.little import is_little
     except ModuleNotFoundError as error:
         if error.name != "fast":
             raise
@@ -149,8 +147,18 @@ def compute_fast(
             raise UserError(f"the precision {precision} needs the folder fast/ of this package") from None
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
         return
+    if generates and precision == "fp32" and place.device.type == "cpu" and is_little(model, generates):
+        return
+    from fast import accelerate
+
     # splitting a model is there to avoid whole copies of its weights
     accelerate(model, precision, place.device, generates=generates, trains=trains, keeps_copies=not place.shard)
+
+
+def generator_of(llama: Llama, precision: str, place: Place, tokens: int, cuda_graphs: bool = False) -> Any:
+    """What generates so many tokens in the model's place, by the same method `generate`: a decoder, or itself."""
+    compute_fast(llama, precision, place, trains=False, generates=tokens)
+    return llama
 
 
 # ------------------------------------------------------------------------------------------------ fine-tuning
