@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 from argparse import Namespace
@@ -164,6 +165,8 @@ def _check_precision(args: Namespace) -> None:
         raise UserError("--precision int8 rounds the weights, which cannot be trained then; use bf16 or fp32")
     if args.precision != "fp32" and args.kernels == "plain":
         raise UserError(f"--kernels plain is fp32 alone; leave it out for --precision {args.precision}")
+    if args.precision != "fp32" and importlib.util.find_spec("fast") is None:
+        raise UserError(f"--precision {args.precision} needs the folder fast/ beside run_llama.py")
 
 
 def is_one_of_several() -> bool:

@@ -72,9 +72,20 @@ def place_of(args: Namespace) -> Place:
 def load_llama(args: Namespace) -> tuple[Llama, Tokenizer]:
     from runs import load_llama
 
-    llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, args.attention, args.max_sentence_len)
+    with naming_the_tokenizers_flag():
+        llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, args.attention, args.max_sentence_len)
     print_model(args, llama)
     return llama, tokenizer
+
+
+@contextmanager
+def naming_the_tokenizers_flag() -> Iterator[None]:
+    from runs import OtherVocabulary
+
+    try:
+        yield
+    except OtherVocabulary as error:
+        raise UserError(f"{error}; name the right one with --tokenizer") from None
 
 
 def print_model(args: Namespace, llama: Llama) -> None:
@@ -263,7 +274,8 @@ def finetune(args: Namespace, world: World) -> None:
 
     place = place_of(args)
     splits, label_names = read_data(args)
-    run = runs.assemble(plan_of(args, label_names), place, world)
+    with naming_the_tokenizers_flag():
+        run = runs.assemble(plan_of(args, label_names), place, world)
     print_model(args, run.model.llama)
     datasets = encode(args, splits, run.tokenizer, run.config)
     with ExitStack() as held:  # the lock on the run's name
@@ -323,28 +335,46 @@ def open_saver(args: Namespace, run: Run, held: ExitStack) -> Saver:
 
 def resume(args: Namespace, run: Run, saver: Saver) -> list[EpochResult]:
     """Go back to the last finished epoch. Returns the epochs that are done."""
-    from saver import other_resume_points
+    from saver import BadResumePoint, OtherRun, other_resume_points
 
     if not run.world.from_first(saver.resume_path.is_file):
         print(f"there is no resume point {saver.resume_path}; starting from the beginning")
         for path, differing in run.world.from_first(lambda: other_resume_points(f"{args.option}-*", saver.identity)):
-            print(f"{path} is of a run with another {some(differing)}")
+            print(f"{path} is of a run with another {some(map(name_of, differing))}")
         return []
-    history = saver.load_resume_point(run.model, run.optimizer)
+    try:
+        history = saver.load_resume_point(run.model, run.optimizer)
+    except OtherRun as error:
+        other = f"{saver.resume_path} belongs to a run with another {some(map(name_of, error.differing))}"
+        raise UserError(f"{other}; use the same arguments, or leave out --resume to start anew") from None
+    except BadResumePoint as error:
+        raise UserError(f"{error}, or leave out --resume to start anew") from None
     print(f"resuming from {saver.resume_path}")
     for result in history:
         print_epoch(result, saver.model_path)
     return history
 
 
+def name_of(entry: str) -> str:
+    """What the user calls an entry of a run's identity: a file, or a flag."""
+    files = ("train", "dev", "checkpoint", "tokenizer", "label_names", "attention", "option")
+    return entry.replace("_", " ") if entry in files else "--method" if entry == "methods" else f"--{entry}"
+
+
 def run_epochs(epochs: Iterator[EpochResult], history: list[EpochResult], saver: Saver) -> None:
     """Train to the end, adding to `history` and printing; what stops it earlier says what is kept."""
+    from training import Diverged
+
     try:
         for result in epochs:
             history.append(result)
             print_epoch(result, saver.model_path)
-    except (UserError, KeyboardInterrupt) as error:
-        raise type(error)(f"{str(error) or 'interrupted'}; {what_is_kept(history, saver)}") from None
+    except Diverged as error:
+        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(history, saver)}") from None
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(history, saver)}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {what_is_kept(history, saver)}") from None
 
 
 def print_epoch(result: EpochResult, model_path: Path) -> None:

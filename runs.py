@@ -52,6 +52,10 @@ class Place(NamedTuple):
 # --------------------------------------------------------------------------------------------------- assembly
 
 
+class OtherVocabulary(UserError):
+    """A tokenizer that is not that of the model."""
+
+
 class Run(NamedTuple):
     """What `assemble` made of a plan: everything that training needs but the data."""
 
@@ -105,13 +109,13 @@ def load_llama(
     attention: str | None = None,
     max_sentence_len: int | None = None,
 ) -> tuple[Llama, Tokenizer]:
-    """A pretrained model and its tokenizer. Raises `UserError` if their vocabularies differ."""
+    """A pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together."""
     tokenizer = Tokenizer(max_sentence_len, tokenizer_model)
     llama = load_pretrained(checkpoint, attention=attention)
     if tokenizer.n_words != llama.config.vocab_size:
-        raise UserError(
+        raise OtherVocabulary(
             f"{checkpoint} has a vocabulary of {llama.config.vocab_size}, "
-            f"but {tokenizer_model} has {tokenizer.n_words} pieces; name the tokenizer that belongs to it"
+            f"but {tokenizer_model} has {tokenizer.n_words} pieces"
         )
     return llama, tokenizer
 

@@ -20,6 +20,18 @@ from utils import UserError, some
 KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # what the files that a run saves say they are
 
 
+class BadResumePoint(UserError):
+    """A resume point that nobody can go on from."""
+
+
+class OtherRun(UserError):
+    """A resume point that belongs to another run. differing: the entries of the identity that are not equal."""
+
+    def __init__(self, message: str, differing: list[str]):
+        super().__init__(message)
+        self.differing = differing
+
+
 @dataclass
 class Saver:
     """Where a run saves its best model and its resume point, and what identifies the run.
@@ -71,7 +83,8 @@ class Saver:
     def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
         """Put model, optimizer, methods and random generators where they were, and return the epochs that are done.
 
-        Raises `UserError` if the resume point is damaged or belongs to another run, naming what differs.
+        Raises `BadResumePoint` if it is damaged, `OtherRun` if it belongs to another run, and `UserError` if the best
+        model is not there.
         """
         point = self.world.from_first(self._read_resume_point)
         try:
@@ -85,7 +98,7 @@ class Saver:
                 method.load_state(point["methods"][method.name], self.world.piece)
             _set_rng_state(point["rng"])
         except Exception:  # whatever each of them meets in a damaged file
-            raise UserError(f"{self.resume_path} is damaged; remove it to start anew") from None
+            raise BadResumePoint(f"{self.resume_path} is damaged; remove it") from None
         if self.model_path is not None:
             self.world.from_first(lambda: self._check_best_model(best_epoch))
         return history
@@ -94,14 +107,11 @@ class Saver:
         try:
             point = load_tensors(self.resume_path, mmap=False)  # the optimizer keeps these tensors
         except UserError as error:
-            raise UserError(f"{error}; remove it to start anew") from None
+            raise BadResumePoint(f"{error}; remove it") from None
         if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
-            raise UserError(f"{self.resume_path} is not a resume point; remove it to start anew")
+            raise BadResumePoint(f"{self.resume_path} is not a resume point; remove it")
         if differing := differences(self.identity, point["identity"]):
-            raise UserError(
-                f"{self.resume_path} belongs to a run with another {some(differing)}; "
-                "use the same settings, or remove it to start anew"
-            )
+            raise OtherRun(f"{self.resume_path} belongs to a run with another {some(differing)}", differing)
         return point
 
     def _check_best_model(self, best_epoch: int) -> None:

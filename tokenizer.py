@@ -36,11 +36,13 @@ class Tokenizer:
     def _load(self, model: bytes, max_len: int | None, path: str) -> None:
         try:
             self.sp_model = SentencePieceProcessor(model_proto=model)
+            self.n_words: int = self.sp_model.vocab_size()
         except (RuntimeError, OSError, UnicodeDecodeError):  # SentencePiece quotes a damaged piece's bytes
-            raise UserError(f"{path} is not a SentencePiece model, or it is damaged") from None
+            self.n_words = 0
+        if self.n_words == 0:  # which is also what it makes of no bytes
+            raise UserError(f"{path} is not a SentencePiece model, or it is damaged")
         self.model_path = path
         self.max_len = max_len
-        self.n_words: int = self.sp_model.vocab_size()
         self.bos_id: int = self.sp_model.bos_id()
         self.eos_id: int = self.sp_model.eos_id()
         if min(self.bos_id, self.eos_id) < 0:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
+class Diverged(UserError):
+    """Training has led to numbers that are none. A smaller learning rate is what helps."""
+
+
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
@@ -40,7 +44,7 @@ def evaluate(
 ) -> Any:
     """What `task` makes of every batch of `loader` with dropout off. Leaves the model in evaluation mode.
 
-    Raises `UserError` where the outputs are not numbers.
+    Raises `Diverged` where the outputs are not numbers.
     """
     model.eval()
     network, device = world.network(model), device_of(model)
@@ -50,10 +54,7 @@ def evaluate(
             batch = on_device(part.batch, device)
             outputs = task.forward(network, batch)
             if world.total(outputs.isnan().sum()) > 0:
-                raise UserError(
-                    f"{desc}: the predictions are not finite; training diverged (try a smaller learning rate), or the "
-                    "model computes them wrongly"
-                )
+                raise Diverged(f"{desc}: the predictions are not finite; training diverged, or the model is wrong")
             result.add(outputs, batch)
             bar.update(part.total)
     result.finish(world)
@@ -262,7 +263,7 @@ def fit(
     learning rates at that step. clip: the largest norm of all gradients together. stop: of the results so far, whether
     to train no further. history: the epochs that a resumed run has already done. train_eval: measure the score on the
     training data as the reference does. A loader whose batch sampler has `set_epoch` is told each epoch's number.
-    Raises `UserError` when the loss is not finite; what earlier epochs saved stays.
+    Raises `Diverged` when the loss is not finite; what earlier epochs saved stays.
     """
     run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world)
     run.history = list(history)
@@ -331,10 +332,7 @@ class _Run:
                     loss = loss + part.share * method.penalty(step)
                 value = self.world.total(loss.detach()).item()
                 if not math.isfinite(value):
-                    raise UserError(
-                        f"epoch {epoch}, batch {index + 1}: the loss is {value}, training stops; "
-                        "try a smaller learning rate"
-                    )
+                    raise Diverged(f"epoch {epoch}, batch {index + 1}: the loss is {value}, training stops")
                 self.world.backward(loss)
                 pace.step(self.optimizer, step.number)
                 for method in self.methods:

@@ -25,6 +25,7 @@ from error_helpers import ROOT, check_one_error, load_program, snapshot, stderr_
 
 import classifier
 import optimizer
+import runs
 import storage
 import training
 import utils
@@ -836,7 +837,7 @@ def test_disk_fills_up_at_any_point_of_a_saved_model(tmp_path: Path, size: int) 
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         with pytest.raises(OSError) as caught:
-            training.save_tensors(path, content)
+            storage.save_tensors(path, content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG
@@ -916,7 +917,7 @@ def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_fl
     saved = torch.load(model, weights_only=True)
     history = torch.load(resume, weights_only=True)["history"]
     assert len(history) >= 2
-    assert saved["dev_acc"] == max(result["dev_acc"] for result in history)
+    assert saved["dev_score"] == max(result["dev_score"] for result in history)
 
 
 def test_interrupted_and_resumed_equals_uninterrupted(
@@ -1130,6 +1131,7 @@ def test_a_foreign_file_under_the_model_name_is_kept(
     "content",
     [
         {"model": {}},
+        {"kind": "fine-tuned classifier"},
         {"model": {3: torch.zeros(1)}},
         {"model": {"classifier_head.weight": torch.zeros(1)}},
         {"model": {"classifier_head.weight": "text"}},
@@ -1141,7 +1143,7 @@ def test_a_foreign_file_under_the_model_name_is_kept(
 def test_saved_classifier_of_another_kind(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "saved.pt")
     with pytest.raises(UserError, match="saved.pt"):
-        training.load_best(random_llama(), tmp_path / "saved.pt")
+        runs.load_classifier(tmp_path / "saved.pt")
 
 
 # ------------------------------------------------------------------------------------------ the grading script
@@ -1198,14 +1200,14 @@ def test_a_model_that_another_run_replaced_is_not_predicted_with(
     call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "finetune-1-2e-05.pt"
-    load = training.load_best
+    load = runs.load_classifier
 
-    def replace(*inputs: object, **named: object) -> None:
+    def replace(*inputs: object) -> object:
         content = storage.load_tensors(path, mmap=False)
-        storage.save_tensors(path, {**content, "identity": {**content["identity"], "--seed": 8}})
-        load(*inputs, **named)
+        storage.save_tensors(path, {**content, "identity": {**content["identity"], "seed": 8}})
+        return load(*inputs)
 
-    monkeypatch.setattr(training, "load_best", replace)
+    monkeypatch.setattr(runs, "load_classifier", replace)
     status, _, err = call(*classify_flags("finetune"), "--epochs", 1)
     check_one_error(status, err, path.name, "another process has replaced it")
     assert not list(tmp_path.glob("*output.txt"))
@@ -1235,8 +1237,8 @@ FIELDS = {
     "a moment's shape": lambda point: point["optimizer"]["state"][0].update(m=torch.zeros(3)),
     "a moment's type": lambda point: point["optimizer"]["state"][0].update(v=torch.zeros(300, 32).half()),
     "a count": lambda point: point["optimizer"]["state"][0].update(step=-4),
-    "a figure's type": lambda point: point["history"][0].update(dev_acc="0.5"),
-    "a figure": lambda point: point["history"][0].update(dev_acc=50.0),
+    "a figure's type": lambda point: point["history"][0].update(dev_score="0.5"),
+    "a figure": lambda point: point["history"][0].update(dev_score=50.0),
     "an epoch": lambda point: point["history"][1].update(epoch=7),
     "a long history": lambda point: point.update(history=point["history"] * 100),
     "no best epoch": lambda point: point["history"][0].update(improved=False),

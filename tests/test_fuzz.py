@@ -22,10 +22,11 @@ from classifier import LlamaEmbeddingClassifier
 from course import create_data, prompt_suffix, read_label_names
 from llama import Llama, load_pretrained
 from optimizer import AdamW
-from saver import Checkpoints, identity_of
+from runs import load_classifier, record_of
+from saver import Saver, identity_of
 from storage import save_tensors
 from tokenizer import Tokenizer
-from training import EpochResult, load_best
+from training import EpochResult
 from utils import UserError
 
 driver = load_program("run_llama")
@@ -318,7 +319,7 @@ WRITERS = {
 }
 READERS = {
     "load_pretrained": load_pretrained,
-    "load_best": lambda path: load_best(random_llama(), path),
+    "load_classifier": load_classifier,
     "load_resume_point": lambda path: resume(path, *classifier_and_optimizer()),
     "the owner of a model file": identity_of,
 }
@@ -357,25 +358,29 @@ def classifier_and_optimizer() -> tuple[LlamaEmbeddingClassifier, AdamW]:
     return model, AdamW(model.parameters(), lr=0.001)
 
 
-def checkpoints_at(folder: Path) -> Checkpoints:
-    return Checkpoints(folder / "saved.pt", folder / "model.pt", {"num_labels": 2}, {"seed": 1}, {"--seed": 1})
+def saver_at(folder: Path, tokenizer_model: Path | None = None) -> Saver:
+    record = {}
+    if tokenizer_model is not None:
+        tokenizer = Tokenizer(tokenizer_model=tokenizer_model)
+        record = record_of(classifier_and_optimizer()[0], tokenizer, ["bad", "good"], 8)
+    return Saver(folder / "saved.pt", folder / "model.pt", record, {"seed": 1})
 
 
 def resume(path: Path, model: LlamaEmbeddingClassifier, optimizer: AdamW) -> list[EpochResult]:
-    return checkpoints_at(path.parent).load_resume_point(model, optimizer)
+    return saver_at(path.parent).load_resume_point(model, optimizer)
 
 
 @pytest.fixture(scope="module")
-def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_run(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
     """A folder with what one epoch leaves behind: the best model and the resume point."""
     folder = tmp_path_factory.mktemp("run")
     model, optimizer = classifier_and_optimizer()
     model(torch.tensor([[1, 5, 6]])).sum().backward()
     optimizer.step()
     result = EpochResult(0, 0.7, 0.5, 0.5, 1.0, True)
-    checkpoints = checkpoints_at(folder)
-    checkpoints.save_model(model, result)
-    checkpoints.save_resume_point(model, optimizer, [result])
+    saver = saver_at(folder, tiny_tokenizer)
+    saver.save_model(model, result)
+    saver.save_resume_point(model, optimizer, [result])
     return folder
 
 
@@ -414,9 +419,8 @@ def test_mutated_resume_point(saved_run: Path, tmp_path: Path) -> None:
 def test_mutated_classifier(saved_run: Path, tmp_path: Path) -> None:
     whole, path, refused = (saved_run / "saved.pt").read_bytes(), tmp_path / "saved.pt", []
     spans = zip_spans(whole)
-    model, _ = classifier_and_optimizer()
     shutil.copy(saved_run / "saved.pt", path)
-    load_best(model, path)
+    load_classifier(path)
 
     @fuzz(250)
     @given(changes=mutations())
@@ -424,7 +428,7 @@ def test_mutated_classifier(saved_run: Path, tmp_path: Path) -> None:
         path.unlink()
         path.write_bytes(mutate(whole, changes, spans))
         try:
-            load_best(model, path)
+            load_classifier(path)
             refused.append(False)
         except UserError as error:
             assert "saved.pt" in str(error)

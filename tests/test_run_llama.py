@@ -18,17 +18,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import fast.distributed
 import pytest
 import torch
 from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from error_helpers import check_one_error
 
+import batches
 import classifier
 import course
 import fast.apply
 import llama
 import optimizer
+import parallel
+import runs
+import saver
+import tasks
 import tokenizer
 import training
 import utils
@@ -41,11 +45,13 @@ PREFIX = (
 
 # --------------------------------------------------------------------------------------------------- every flag
 
+ADVANCED = ["--dev_out", "a-dev-advanced-output.txt", "--test_out", "a-test-advanced-output.txt"]
 TO_FINETUNE = ["--dev_out", "a-dev-finetuning-output.txt", "--test_out", "a-test-finetuning-output.txt"]
 COMMANDS = {
     "generate": ["--precision", "bf16"],  # in float32 no kernels are chosen for so short a text
     "prompt": ["--option", "prompt"],
     "finetune": ["--option", "finetune", "--epochs", 1, *TO_FINETUNE],
+    "predict": ["--option", "predict", "--model", "finetune-1-2e-05.pt", "--input", "data/cfimdb-dev.txt"],
 }
 
 
@@ -62,14 +68,14 @@ def ahead(seen: dict) -> list[object]:
 
 
 FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arrives (calls of functions), and as what
-    "--option": ("prompt", ["finetune", *TO_FINETUNE], "accelerate.trains", [True]),
+    "--option": ("prompt", ["finetune", *TO_FINETUNE], "accelerate.trains", [True, True]),
     "--train": ("prompt", ["data/other.txt"], name_of("create_data.path", 0), "other.txt"),
     "--dev": ("prompt", ["data/other.txt"], name_of("create_data.path", 0), "other.txt"),  # and no default --train
     "--test": ("prompt", ["data/other.txt"], name_of("create_data.path", 2), "other.txt"),
     "--label-names": ("prompt", ["data/other.json"], "LlamaZeroShotClassifier.label_names", [["poor", "fine"]]),
     "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_pretrained.path"), "other.pt"),
     "--tokenizer": ("generate", ["data/other.model"], name_of("Tokenizer.tokenizer_model"), "other.model"),
-    "--attention": ("prompt", ["causal"], lambda seen: seen["accelerate.model"][0].config.attention, "causal"),
+    "--attention": ("prompt", ["causal"], lambda seen: seen["accelerate.model"][0].llama.config.attention, "causal"),
     "--max_sentence_len": ("prompt", [5], "Tokenizer.max_len", [5]),
     "--seed": ("prompt", [7], "seed_everything.seed", [7]),
     "--device": ("prompt", ["mps"], "choose_device.name", ["mps"]),
@@ -92,12 +98,22 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--epochs": ("finetune", [2], "fit.epochs", [2]),
     "--lr": ("finetune", [0.25], "AdamW.lr", [0.25]),
     "--hidden_dropout_prob": ("finetune", [0.125], lambda seen: seen["fit.model"][0].dropout.p, 0.125),
+    "--method": ("finetune", ["ema", *ADVANCED], lambda seen: [each.name for each in seen["fit.methods"][0]], ["ema"]),
+    "--method-args": (
+        "finetune", ["decay=0.5", "--method", "ema", *ADVANCED],
+        lambda seen: [each.settings for each in seen["fit.methods"][0]], [{"decay": 0.5}],
+    ),
+    "--model_out": ("finetune", ["best.pt"], lambda seen: seen["fit.saver"][0].model_path.name, "best.pt"),
     "--no_train_eval": ("finetune", [], "fit.train_eval", [False]),
     "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
-}
+    "--model": ("predict", ["other-saved.pt"], name_of("load_classifier.path"), "other-saved.pt"),
+    "--input": ("predict", ["data/other.txt"], name_of("read_sentences.path"), "other.txt"),
+    "--output": ("predict", ["labels.txt"], files, ["labels.txt"]),
+    "--probabilities": ("predict", [], lambda seen: seen["stdout"].count("\t"), 30),
+}  # fmt: skip
 
 
-class Alone(training.World):
+class Alone(tasks.World):
     """A group of one process."""
 
     def require_alike(self, facts: dict[str, Any]) -> None:
@@ -126,16 +142,17 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             monkeypatch.setattr(place, name, noting)
 
     for owner, name in (
-        (course, "create_data"), (training, "fit"), (training.LlamaDataset, "loader"), (llama, "load_pretrained"),
-        (utils, "seed_everything"), (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
+        (course, "create_data"), (training, "fit"), (batches.LlamaDataset, "loader"), (llama, "load_pretrained"),
+        (course, "read_sentences"), (runs, "load_classifier"), (utils, "seed_everything"),
+        (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
         (classifier.LlamaZeroShotClassifier, "__init__"),
     ):  # fmt: skip
         note(owner, name)
-    note(training.Checkpoints, "load_resume_point", lambda *args: [])
+    note(saver.Saver, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))
     note(fast.apply, "accelerate", lambda *args, **purpose: [])
     note(llama.Llama, "generate", lambda model, idx, *args, **settings: idx)
-    note(fast.distributed, "join", lambda *args, **settings: nullcontext(Alone()))
+    note(parallel, "join", lambda *args, **settings: nullcontext(Alone()))
     return noted
 
 
@@ -156,13 +173,15 @@ def test_every_flag_arrives_where_it_acts(
         seen.clear()
         (course_folder / "finetune-1-2e-05.resume").touch()
         monkeypatch.setenv("WORLD_SIZE", "2" if "--shard" in flags else "1")
-        drive(*flags)
+        seen["stdout"] = drive(*flags)
         seen["files"] = {path.name: path.read_text() for path in sorted(course_folder.glob("*.txt"))}
         for name in seen["files"]:
             (course_folder / name).unlink()
         assert all(device == torch.device("cpu:0") for device in seen["accelerate.device"])  # as `choose_device` said
         return dict(seen)
 
+    drive(*COMMANDS["finetune"])
+    shutil.copy(course_folder / "finetune-1-2e-05.pt", course_folder / "other-saved.pt")
     usual = {command: observe(*flags) for command, flags in COMMANDS.items()}
     for flag, (command, given, where, expected) in FLAGS.items():
         arrives = where if callable(where) else lambda calls, where=where: calls.get(where, [])
@@ -304,8 +323,8 @@ def test_finetune_prints_the_contract_and_saves_plain_data(tmp_path: Path, drive
     assert "save the model to finetune-3-0.01.pt\n" in out
     assert re.search(r"epoch +train loss +train acc +dev acc +seconds\n( +\d.*\n){3}", out)
     saved = load_tensors(tmp_path / "finetune-3-0.01.pt")
-    assert saved["args"]["epochs"] == 3 and saved["model_config"]["model_args"]["dim"] == 32
-    assert f"{saved['dev_acc']:.3f}" == best
+    assert saved["identity"]["epochs"] == 3 and saved["model_config"]["model_args"]["dim"] == 32
+    assert f"{saved['dev_score']:.3f}" == best
     assert set(os.listdir(tmp_path)) == {"finetune-3-0.01.pt", *outputs(tmp_path)} and len(outputs(tmp_path)) == 2
 
     drive_in(tmp_path / "again", *classify_flags("finetune"), "--epochs", 3, "--lr", "0.01")
@@ -404,7 +423,7 @@ def test_the_root_modules_alone_run_the_three_commands(course_folder: Path, run:
     torchrun = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for flags, environment, words in (
         (["--precision", "bf16"], {}, ["--precision bf16", "fast/"]),
-        (["--option", "prompt"], torchrun, ["several processes need the folder fast/"]),
+        (["--option", "prompt"], torchrun, ["several processes need the folder parallel/"]),
     ):
         done = run(course_folder / "run_llama.py", *flags, cwd=course_folder, env=environment)
         check_one_error(done.returncode, done.stderr, *words)

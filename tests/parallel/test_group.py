@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import FIGURES, ROOT, drive_in, outputs, succeed
-from distributed_worker import CASES, Case, Decay, train_case
 from error_helpers import stderr_lines
+from group_worker import CASES, Case, Decay, train_case
 
 from storage import load_tensors
 from tokenizer import Tokenizer
@@ -49,7 +49,7 @@ def errors(stderr: str) -> list[str]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> dict:
     """What three processes made of every case."""
     folder = tmp_path_factory.mktemp("outcomes")
-    done = start(3, ROOT / "tests/fast/distributed_worker.py", folder, tiny_tokenizer, "train", cwd=folder)
+    done = start(3, ROOT / "tests/parallel/group_worker.py", folder, tiny_tokenizer, "train", cwd=folder)
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "outcomes.pt", weights_only=True)
 
@@ -184,7 +184,7 @@ def test_other_data_on_another_machine_is_noticed(tmp_path: Path, by_hand: Calla
 
 
 def test_the_error_of_one_process_is_named_and_ends_all(tmp_path: Path, tiny_tokenizer: Path):
-    done = start(2, ROOT / "tests/fast/distributed_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
+    done = start(2, ROOT / "tests/parallel/group_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
     assert done.returncode == 1 and not os.listdir(tmp_path)
     first, *others = errors(done.stderr)
     assert first == "error: the second process has had enough"
