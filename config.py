@@ -18,12 +18,13 @@ PRESETS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class LlamaConfig:
     """Hyper-parameters of a Llama 2 (Touvron et al. 2023, arXiv:2307.09288); the defaults are those of `stories42M.pt`.
 
     Left as None, `n_kv_heads` becomes `n_heads` and `hidden_dim` follows the SwiGLU rule. Raises `ValueError`,
-    naming the field, for a value that no model can have.
+    naming the field, for a value that no model can have. A model is made for one config, whose fields therefore cannot
+    be set; another config is `dataclasses.replace(config, attention="causal")`.
 
     attention: "bidirectional" lets every position attend to every other, padding included (the assignment's reference);
     "causal" lets a position attend to itself and to what stands before it (what Llama is).
@@ -44,18 +45,18 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         if self.n_kv_heads is None:
-            self.n_kv_heads = self.n_heads
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
         for name in ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "max_seq_len", "multiple_of"):
             self._require_positive_int(name)
         if self.hidden_dim is None:
-            self.hidden_dim = swiglu_hidden_dim(self.dim, self.multiple_of)
+            object.__setattr__(self, "hidden_dim", swiglu_hidden_dim(self.dim, self.multiple_of))
         self._require_positive_int("hidden_dim")
         if self.max_seq_len > MAX_POSITIONS:
             raise ValueError(f"max_seq_len={self.max_seq_len} must be at most {MAX_POSITIONS}")
         self._require_number("dropout", lambda p: 0.0 <= p < 1.0, "from 0 to below 1")
         self._require_number("layer_norm_eps", lambda eps: 0.0 < eps < 1.0, "above 0 and below 1")
         self._require_number("rope_theta", lambda theta: 0.0 < theta < 1e30, "above 0 and below 1e30")
-        self.rope_theta = float(self.rope_theta)  # of whole numbers PyTorch takes 64 bits at most
+        object.__setattr__(self, "rope_theta", float(self.rope_theta))  # of whole ones PyTorch takes 64 bits at most
         if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim} into heads of an even size")
         if self.n_heads % self.n_kv_heads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,7 +147,7 @@ class Peers:
         return self._with_head(lambda: HFClassifier(base, self.config.dim)).to(dtype)
 
     def _config(self, attention: str) -> LlamaConfig:
-        return LlamaConfig(**{**vars(self.config), "attention": attention})
+        return replace(self.config, attention=attention)
 
     def _filled(self, kind: type, attention: str) -> Any:
         with torch.device("meta"):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
@@ -79,6 +81,17 @@ def test_a_checkpoint_declares_its_attention_and_a_change_wins():
     declared = {**PRESETS["tiny"], "attention": "causal"}
     assert LlamaConfig.from_checkpoint(declared).is_causal
     assert not LlamaConfig.from_checkpoint(declared, attention="bidirectional").is_causal
+
+
+@pytest.mark.parametrize("field", ["attention", "n_kv_heads", "hidden_dim", "rope_theta", "use_cache"])
+def test_a_config_that_a_model_was_made_for_is_not_changed(field: str):
+    config = LlamaConfig.from_preset("tiny")
+    with pytest.raises(FrozenInstanceError, match=field):
+        setattr(config, field, "causal")
+    assert replace(config, attention="causal").is_causal and not config.is_causal
+    assert replace(config) == config == pickle.loads(pickle.dumps(config)) and hash(replace(config)) == hash(config)
+    with pytest.raises(ValueError, match="attention='sideways'"):
+        replace(config, attention="sideways")
 
 
 def test_an_unknown_preset_is_refused():

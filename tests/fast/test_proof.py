@@ -416,7 +416,7 @@ def test_a_model_that_cannot_be_compared_with_its_config_generates_as_it_is_writ
     plain, fast_model = both()
     text = plain.generate(TOKENS[:1], 9, temperature=0.0)
     for change in (
-        lambda model: setattr(model.config, "use_cache", True),
+        lambda model: object.__setattr__(model.config, "use_cache", True),
         lambda model: setattr(model.layers[0].attention, "slopes", torch.ones(4)),
         lambda model: setattr(model.layers[0].attention, "attn_dropout", nn.Identity()),
     ):
