@@ -23,6 +23,7 @@ import torch
 from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import ROOT, check_one_error, load_program, snapshot, stderr_lines
 
+import arguments
 import classifier
 import optimizer
 import runs
@@ -724,7 +725,7 @@ def test_bare_finetune_names_the_flag(refused: Callable) -> None:
 def without_course_files(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path, tmp_path: Path) -> None:
     """A repository that holds nothing but a bundled checkpoint (the tiny one)."""
     monkeypatch.setattr(utils, "ROOT", tmp_path)
-    monkeypatch.setattr(driver, "BUNDLED_CHECKPOINT", str(tiny_checkpoint))
+    monkeypatch.setattr(arguments, "BUNDLED_CHECKPOINT", str(tiny_checkpoint))
 
 
 @pytest.mark.usefixtures("without_course_files")
@@ -746,7 +747,7 @@ def test_absent_named_checkpoint_is_an_error(refused: Callable, name: str) -> No
 
 @pytest.mark.usefixtures("without_course_files")
 def test_no_checkpoint_at_all(refused: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "BUNDLED_CHECKPOINT", "checkpoints/none.pt")
+    monkeypatch.setattr(arguments, "BUNDLED_CHECKPOINT", "checkpoints/none.pt")
     refused(["--max_new_tokens", 2], "stories42M.pt", "setup.sh")
 
 

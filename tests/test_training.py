@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,18 +10,17 @@ import pytest
 import torch
 from conftest import random_llama
 
-from batches import EncodingRules, LlamaDataset
+from batches import EncodingRules, LlamaDataset, TextWindows
 from classifier import LlamaEmbeddingClassifier
 from course import Example
 from optimizer import AdamW
-from saver import Checkpoints
+from saver import Saver
 from storage import load_tensors, save_tensors
-from tasks import Evaluation
+from tasks import Evaluation, NextToken
 from tokenizer import Tokenizer
-from training import Method, evaluate, fit, load_best
+from training import Method, Step, evaluate, fit
 from utils import UserError
 
-CPU = torch.device("cpu")
 SUFFIX = "Is this movie bad or good? This movie is "
 
 
@@ -94,7 +95,7 @@ def new_model(seed: int = 0, dropout: float = 0.3, num_labels: int = 2, **change
 def test_evaluate_keeps_the_order_and_draws_no_dropout(tokenizer: Tokenizer):
     dataset, model = small_dataset(tokenizer), new_model()
     model.train()
-    result = evaluate(model, dataset.loader(4), CPU, progress=False)
+    result = evaluate(model, dataset.loader(4), progress=False)
     assert result.labels == dataset.labels
     expected = []
     for batch in dataset.loader(4):
@@ -141,7 +142,7 @@ def test_buckets_come_in_random_order_with_new_neighbours_each_epoch(tokenizer: 
 def test_a_causal_model_predicts_the_same_with_and_without_buckets(tokenizer: Tokenizer):
     dataset, model = varied_dataset(tokenizer, 60), new_model(attention="causal")
     plain, bucketed = (
-        evaluate(model, dataset.loader(8, bucket=bucket), CPU, progress=False) for bucket in (False, True)
+        evaluate(model, dataset.loader(8, bucket=bucket), progress=False) for bucket in (False, True)
     )
     assert plain.predictions == bucketed.predictions and plain.labels == bucketed.labels == dataset.labels
     assert len(set(plain.predictions)) == 2
@@ -150,20 +151,22 @@ def test_a_causal_model_predicts_the_same_with_and_without_buckets(tokenizer: To
 # --------------------------------------------------------------------------------------------------- training
 
 
-def checkpoints(folder: Path, **identity) -> Checkpoints:
-    return Checkpoints(folder / "model.pt", folder / "model.resume", {"num_labels": 2}, {"lr": 0.01}, identity)
+def saver_in(folder: Path, **more) -> Saver:
+    record, identity = {"model_config": {"num_labels": 2}}, {"seed": 1}
+    return Saver(folder / "model.pt", folder / "model.resume", record, identity, **more)
 
 
-def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float = 1e-2, seed: int = 0):
+def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float = 1e-2, seed: int = 0, **more):
     """A whole small run; returns its model and results."""
     dataset, model = small_dataset(tokenizer), new_model(seed)
-    saved = checkpoints(folder)
-    saved.methods = methods
     for method in methods:
         method.prepare(model)
-    optimizer = AdamW(model.parameters(), lr=lr)
+    for method in methods:
+        method.start(model)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     loaders = dataset.loader(8, shuffle=True), dataset.loader(8)
-    results = list(fit(model, optimizer, *loaders, epochs=epochs, device=CPU, checkpoints=saved, progress=False))
+    settings = dict(methods=methods, saver=saver_in(folder, methods=methods), progress=False, **more)
+    results = list(fit(model, optimizer, *loaders, epochs=epochs, **settings))
     return model, results
 
 
@@ -198,10 +201,11 @@ class Shrink(Method):
     """A penalty of the head, large or none at all."""
 
     def __init__(self, factor: float):
+        super().__init__(factor=factor)
         self.factor = factor
 
-    def penalty(self, model: torch.nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
-        return self.factor * model.classifier_head.weight.square().sum()
+    def penalty(self, step: Step) -> torch.Tensor | float:
+        return self.factor * step.model.classifier_head.weight.square().sum()
 
 
 @pytest.mark.parametrize("methods", [(), (Method(),), (Shrink(3.0), Method(), Shrink(2.0))], ids=len)
@@ -210,23 +214,23 @@ def test_fit_equals_the_loop_spelled_out(tmp_path: Path, tokenizer: Tokenizer, m
     _, results = train(tmp_path, tokenizer, 2, methods)
     torch.manual_seed(3)
     expected = slow_train(tokenizer, 2, 5.0 * (len(methods) == 3))
-    assert [result.dev_acc for result in results] == [accuracy for _, accuracy in expected]
+    assert [result.dev_score for result in results] == [accuracy for _, accuracy in expected]
     assert [result.train_loss for result in results] == pytest.approx([loss for loss, _ in expected], abs=1e-6)
 
 
 def test_the_saved_model_is_that_of_the_best_epoch_and_plain_data(tmp_path: Path, tokenizer: Tokenizer):
     _, results = train(tmp_path, tokenizer, 6)
-    best = max(results, key=lambda result: (result.dev_acc, -result.epoch))
+    best = max(results, key=lambda result: (result.dev_score, -result.epoch))
     assert [result.improved for result in results] == [
-        all(result.dev_acc > earlier.dev_acc for earlier in results[: result.epoch]) for result in results
+        all(result.dev_score > earlier.dev_score for earlier in results[: result.epoch]) for result in results
     ]
     saved = load_tensors(tmp_path / "model.pt")  # weights_only=True
-    assert (saved["epoch"], saved["dev_acc"]) == (best.epoch, best.dev_acc)
-    assert isinstance(saved["args"], dict) and isinstance(saved["model_config"], dict)
+    assert (saved["epoch"], saved["dev_score"]) == (best.epoch, best.dev_score)
+    assert saved["identity"] == {"seed": 1} and saved["model_config"] == {"num_labels": 2} and saved["methods"] == {}
     model = new_model(seed=9)
-    load_best(model, tmp_path / "model.pt")
-    dev = evaluate(model, small_dataset(tokenizer).loader(8), CPU, progress=False)
-    assert dev.accuracy == best.dev_acc
+    model.load_state_dict(saved["model"])
+    dev = evaluate(model, small_dataset(tokenizer).loader(8), progress=False)
+    assert dev.accuracy == best.dev_score
 
 
 def test_no_epoch_at_zero_accuracy_goes_unsaved(tmp_path: Path, tokenizer: Tokenizer):
@@ -236,12 +240,12 @@ def test_no_epoch_at_zero_accuracy_goes_unsaved(tmp_path: Path, tokenizer: Token
         model.classifier_head.bias.copy_(torch.tensor([1e3, -1e3]))  # always answers 0
     optimizer = AdamW(model.parameters(), lr=1e-9)
     loaders = dataset.loader(8), wrong.loader(1)
-    saved = checkpoints(tmp_path)
-    (result,) = fit(model, optimizer, *loaders, epochs=1, device=CPU, checkpoints=saved, progress=False)
-    assert result.dev_acc == 0.0 and result.improved and saved.model_path.is_file()
+    saved = saver_in(tmp_path)
+    (result,) = fit(model, optimizer, *loaders, epochs=1, saver=saved, progress=False)
+    assert result.dev_score == 0.0 and result.improved and saved.model_path.is_file()
 
 
-class Interrupted(Checkpoints):
+class Interrupted(Saver):
     """Stops each run of an epoch right after its resume point, or right before it: the model is saved then."""
 
     stops_before = False
@@ -260,7 +264,7 @@ def test_a_run_that_is_interrupted_again_and_again_ends_as_an_undisturbed_one(tm
 
     torch.manual_seed(5)
     (parts := tmp_path / "parts").mkdir()
-    dataset, saved = small_dataset(tokenizer), Interrupted(**vars(checkpoints(parts)))
+    dataset, saved = small_dataset(tokenizer), Interrupted(**vars(saver_in(parts)))
     loaders = dataset.loader(8, shuffle=True), dataset.loader(8)
     for saved.stops_before in (False, True, False, False, False):  # a new process each, so to speak
         model, history = new_model(), []
@@ -268,31 +272,32 @@ def test_a_run_that_is_interrupted_again_and_again_ends_as_an_undisturbed_one(tm
         if saved.resume_path.exists():
             torch.manual_seed(999)
             history = saved.load_resume_point(model, optimizer)
-        settings = dict(epochs=4, device=CPU, checkpoints=saved, history=history, progress=False)
+        settings = dict(epochs=4, saver=saved, history=history, progress=False)
         with pytest.raises(KeyboardInterrupt):
             next(fit(model, optimizer, *loaders, **settings))
     history = saved.load_resume_point(model, optimizer)
     for one, other in zip(history, expected, strict=True):
-        assert (one.train_loss, one.train_acc, one.dev_acc) == (other.train_loss, other.train_acc, other.dev_acc)
+        assert one.train_loss == other.train_loss
+        assert (one.train_score, one.dev_score) == (other.train_score, other.dev_score)
     for one, other in zip(model.state_dict().values(), undisturbed.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_run_whose_epochs_are_all_done_is_taken_up_and_one_with_more_is_not(tmp_path: Path, tokenizer: Tokenizer):
     train(tmp_path, tokenizer, 2)
-    model, saved = new_model(), checkpoints(tmp_path)
-    saved.args = {"epochs": 2}
+    model, saved = new_model(), saver_in(tmp_path)
+    saved.epochs = 2
     assert len(saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))) == 2
-    saved.args = {"epochs": 1}
+    saved.epochs = 1
     with pytest.raises(UserError, match="damaged"):
         saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
 
 
 def test_a_model_of_another_run_is_not_taken_for_the_best_one(tmp_path: Path, tokenizer: Tokenizer):
     train(tmp_path, tokenizer, 2)
-    model, saved = new_model(), checkpoints(tmp_path)
+    model, saved = new_model(), saver_in(tmp_path)
     content = load_tensors(saved.model_path, mmap=False)
-    for change in ({"identity": {"--seed": 2}}, {"epoch": -1}, {"identity": None}):
+    for change in ({"identity": {"seed": 2}}, {"epoch": -1}, {"identity": None}):
         save_tensors(saved.model_path, {**content, **change})
         with pytest.raises(UserError, match=r"model\.pt is not of the run"):
             saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
@@ -302,28 +307,223 @@ def test_a_model_of_another_run_is_not_taken_for_the_best_one(tmp_path: Path, to
 
 
 class Recorder(Method):
-    """Counts its hooks, adds nothing."""
+    """Notes its hooks and what they see; what it exports is zero."""
+
+    name = "recorder"
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[str] = []
+        self.steps: list[Step] = []
 
     def prepare(self, model: torch.nn.Module) -> None:
         self.calls.append("prepare")
 
-    def penalty(self, model: torch.nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
+    def start(self, model: torch.nn.Module) -> None:
+        self.calls.append("start")
+
+    def penalty(self, step: Step) -> torch.Tensor | float:
         self.calls.append("penalty")
+        self.steps.append(step)
         return 0.0
 
-    def after_step(self, model: torch.nn.Module) -> None:
+    def after_step(self, step: Step) -> None:
+        assert step is self.steps[-1]
         self.calls.append("after_step")
 
-    def export(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    @contextmanager
+    def judged(self, model: torch.nn.Module) -> Iterator[None]:
+        self.calls.append("judged")
+        yield
+        self.calls.append("as before")
+
+    def finish(self, model: torch.nn.Module, evaluate: Callable[[], float]) -> bool:
+        self.calls.append("finish")
+        return False
+
+    def export(self, state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         self.calls.append("export")
-        return {name: tensor * 0 for name, tensor in state.items()}
+        return {name: tensor * 0 for name, tensor in state.items()}, {"own": torch.ones(1)}
+
+    def state(self) -> dict[str, Any]:
+        return {"calls": len(self.calls)}
 
 
 def test_methods_are_called_around_each_step_and_shape_what_is_saved(tmp_path: Path, tokenizer: Tokenizer):
     recorder = Recorder()
-    train(tmp_path, tokenizer, 1, methods=[Method(), recorder])
-    assert recorder.calls == ["prepare", *["penalty", "after_step"] * 3, "export"]  # 22 sentences in batches of 8
-    assert all((tensor == 0).all() for tensor in load_tensors(tmp_path / "model.pt")["model"].values())
+    _, (result,) = train(tmp_path, tokenizer, 1, methods=[Method(), recorder])
+    steps = ["penalty", "after_step"] * 3  # 22 sentences in batches of 8
+    assert recorder.calls == ["prepare", "start", *steps, "judged", "export", "as before", "finish"]
+    assert [(step.epoch, step.number, step.total) for step in recorder.steps] == [(0, 0, 3), (0, 1, 3), (0, 2, 3)]
+    saved, point = load_tensors(tmp_path / "model.pt"), load_tensors(tmp_path / "model.resume")
+    assert all((tensor == 0).all() for tensor in saved["model"].values())
+    assert saved["methods"] == {"recorder": {"settings": {}, "tensors": {"own": torch.ones(1)}}}
+    assert point["methods"] == {"plain": {}, "recorder": {"calls": 11}}
+    assert result.improved and not result.is_finish
+
+
+def test_a_second_pass_has_the_masks_of_the_first_or_new_ones(tmp_path: Path, tokenizer: Tokenizer):
+    class TwoPasses(Method):
+        def penalty(self, step: Step) -> torch.Tensor | float:
+            before = torch.get_rng_state()
+            same, other = step.forward(), step.forward(same_masks=False)
+            assert torch.equal(same, step.outputs) and not torch.equal(other, step.outputs)
+            assert not torch.equal(before, torch.get_rng_state())
+            shifted = step.forward(token_ids=step.batch["token_ids"].clamp(min=9))
+            assert not torch.equal(shifted, step.outputs)
+            seen.append(step.normal(2, 3))
+            assert torch.equal(torch.randn(len(step.outputs), 2, 3, generator=fresh(step)), seen[-1])
+            return 0.0
+
+    def fresh(step: Step) -> torch.Generator:
+        return torch.Generator().manual_seed(step.generator.initial_seed())
+
+    seen: list[torch.Tensor] = []
+    torch.manual_seed(3)
+    train(tmp_path, tokenizer, 1, methods=[TwoPasses()])
+    assert [len(each) for each in seen] == [8, 8, 6] and not torch.equal(seen[0], seen[1])
+
+
+def test_second_passes_with_the_same_masks_move_no_random_number(tmp_path: Path, tokenizer: Tokenizer):
+    class SamePass(Method):
+        def penalty(self, step: Step) -> torch.Tensor | float:
+            return 0.0 * step.forward().sum()
+
+    results = []
+    for methods in ((), [SamePass()]):
+        torch.manual_seed(3)
+        results.append([result.train_loss for result in train(tmp_path, tokenizer, 2, methods)[1]])
+    assert results[0] == results[1]
+
+
+def test_the_weights_that_are_judged_are_those_that_are_saved_and_not_those_that_are_trained(
+    tmp_path: Path, tokenizer: Tokenizer
+):
+    class Negated(Method):
+        @contextmanager
+        def judged(self, model: torch.nn.Module) -> Iterator[None]:
+            for sign in (-1, 1):
+                with torch.no_grad():
+                    model.classifier_head.weight.mul_(-1)
+                    model.classifier_head.bias.mul_(-1)
+                if sign == -1:
+                    yield
+
+    torch.manual_seed(3)
+    plain_model, plain = train(tmp_path, tokenizer, 1)
+    torch.manual_seed(3)
+    model, judged = train(tmp_path, tokenizer, 1, methods=[Negated()])
+    assert plain[0].train_loss == judged[0].train_loss and plain[0].dev_score != judged[0].dev_score
+    assert all(map(torch.equal, model.state_dict().values(), plain_model.state_dict().values()))
+    saved = load_tensors(tmp_path / "model.pt")
+    assert torch.equal(saved["model"]["classifier_head.weight"], -model.classifier_head.weight)
+    other = new_model(seed=9)
+    other.load_state_dict(saved["model"])
+    assert evaluate(other, small_dataset(tokenizer).loader(8), progress=False).accuracy == saved["dev_score"]
+
+
+class Finishing(Method):
+    """Doubles the head's bias after the last epoch."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.scores = factor, []
+
+    def finish(self, model: torch.nn.Module, evaluate: Callable[[], float]) -> bool:
+        self.scores.append(evaluate())
+        with torch.no_grad():
+            model.classifier_head.bias.add_(self.factor)
+            model.classifier_head.weight.mul_(self.factor)
+        return True
+
+
+def test_what_methods_make_of_the_model_after_the_last_epoch_is_judged_as_an_epoch_is(
+    tmp_path: Path, tokenizer: Tokenizer
+):
+    method = Finishing(-1.0)
+    _, results = train(tmp_path, tokenizer, 2, methods=[method])
+    assert [result.is_finish for result in results] == [False, False, True] and results[2].epoch == 2
+    assert method.scores == [results[1].dev_score] != [results[2].dev_score]
+    assert results[2].improved == (results[2].dev_score > max(result.dev_score for result in results[:2]))
+    model, saved = new_model(), saver_in(tmp_path, methods=[method])
+    history = saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
+    assert str(history) == str(results)  # NaN equals nothing
+    again = train(tmp_path / "..", tokenizer, 2, methods=[method], history=history)[1]
+    assert again == []
+
+
+def test_the_schedule_scales_each_step_and_leaves_the_rate_alone(tmp_path: Path, tokenizer: Tokenizer):
+    asked = []
+
+    def schedule(number: int, total: int) -> float:
+        asked.append((number, total))
+        return 0.0 if number < 3 else 1.0
+
+    torch.manual_seed(3)
+    model, results = train(tmp_path, tokenizer, 1, schedule=schedule)
+    assert asked == [(0, 3), (1, 3), (2, 3)]
+    torch.manual_seed(3)
+    assert all(map(torch.equal, model.state_dict().values(), new_model().state_dict().values()))
+    assert load_tensors(tmp_path / "model.resume")["optimizer"]["param_groups"][0]["lr"] == 1e-2
+    _, longer = train(tmp_path, tokenizer, 2, schedule=schedule)
+    assert longer[1].train_loss != longer[0].train_loss == pytest.approx(results[0].train_loss, 0.2)
+
+
+def test_gradients_are_clipped_to_a_norm(tmp_path: Path, tokenizer: Tokenizer):
+    class Norms(Method):
+        def after_step(self, step: Step) -> None:
+            gradients = [p.grad for p in step.model.parameters() if p.grad is not None]
+            norms.append(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients])).item())
+
+    norms: list[float] = []
+    train(tmp_path, tokenizer, 1, methods=[Norms()])
+    unclipped, norms = norms, []
+    train(tmp_path, tokenizer, 1, methods=[Norms()], clip=min(unclipped) / 2)
+    assert norms == pytest.approx([min(unclipped) / 2] * 3, rel=1e-3)
+
+
+def test_training_stops_where_asked_to(tmp_path: Path, tokenizer: Tokenizer):
+    _, results = train(tmp_path, tokenizer, 9, stop=lambda history: len(history) == 3)
+    assert len(results) == 3
+
+
+class SetEpoch(list):
+    """Batches that know the epoch."""
+
+    batch_size, epochs = 8, ()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs = (*self.epochs, epoch)
+
+
+def test_batches_are_told_the_epoch(tokenizer: Tokenizer, tmp_path: Path):
+    dataset, model, batches = small_dataset(tokenizer), new_model(), SetEpoch([[0, 1], [2]])
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate_fn)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    list(fit(model, optimizer, loader, dataset.loader(8), epochs=3, saver=saver_in(tmp_path), progress=False))
+    assert batches.epochs == (0, 1, 2)
+
+
+def test_next_tokens_are_a_task_like_any_other(tmp_path: Path):
+    """A causal model on windows of a text, against the loss written out."""
+    torch.manual_seed(0)
+    text, model = torch.randint(4, 300, (70,)).tolist(), random_llama(attention="causal")
+    windows = TextWindows(text, 1, 16)
+    rows = [torch.tensor([[1, *text[i : i + 16]]]) for i in range(0, 70, 16)]
+    logits = [model(row[:, :-1], row[:, 1:])[0] for row in rows]
+    pairs = zip(logits, rows, strict=True)
+    nats = [-each.log_softmax(-1).gather(-1, row[:, 1:, None]).sum().item() for each, row in pairs]
+    result = evaluate(model, windows.loader(2), task=NextToken(), progress=False)
+    assert result.tokens == 70 and result.nats == pytest.approx(sum(nats), rel=1e-5)
+    assert result.score == -result.loss == pytest.approx(-sum(nats) / 70, rel=1e-5)
+
+    class Windows(list):
+        batch_size = 2
+
+    batches = Windows([[0, 1], [2, 3]])
+    loader = torch.utils.data.DataLoader(windows, batch_sampler=batches, collate_fn=windows.collate_fn)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    saver = Saver(None, tmp_path / "text.resume")
+    results = list(fit(model, optimizer, loader, loader, task=NextToken(), epochs=3, saver=saver, progress=False))
+    assert results[0].train_loss > results[2].train_loss and results[2].dev_score > results[0].dev_score
+    assert results[0].dev_score < 0 and saver.load_resume_point(model, optimizer) == results

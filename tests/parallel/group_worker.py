@@ -1,4 +1,4 @@
-"""What test_distributed.py runs under torchrun: `distributed_worker.py FOLDER TOKENIZER MODE`.
+"""What test_group.py runs under torchrun: `group_worker.py FOLDER TOKENIZER MODE`.
 
 MODE "train": every case of `CASES`, the first process saving what came of it. MODE "raise": one process meets an error
 of its own in the middle of training, while the others wait for it.
@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from conftest import random_llama
-from fast.distributed import Group, join
 
+from advanced import choose, create
 from batches import LlamaDataset
 from classifier import LlamaEmbeddingClassifier
 from course import Example
 from optimizer import AdamW
-from saver import Checkpoints
+from parallel import Group, join
+from saver import Saver, load_model
+from storage import load_tensors
 from tasks import ALONE, World
 from tokenizer import Tokenizer
-from training import Method, evaluate, fit, load_best
+from training import Method, Step, evaluate, fit
 from utils import UserError, run_main
 
 CPU = torch.device("cpu")
@@ -35,6 +37,7 @@ class Case(NamedTuple):
     batch_size: int
     shard: bool = False
     dropout: float = 0.0  # in the Llama; the head always has some
+    methods: str = ""
 
 
 CASES = (
@@ -43,21 +46,29 @@ CASES = (
     Case("causal", 8),
     Case("causal", 7, dropout=0.2),
     Case("causal", 2, shard=True),  # a process without sentences in every batch
+    Case("bidirectional", 7, methods="lora,ema"),
+    Case("causal", 5, shard=True, methods="lora,ema"),
 )
 
 
 class Decay(Method):
     """A penalty of the weights and one that is a mean over the batch."""
 
-    def penalty(self, model: torch.nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
-        mean = log_probs.exp().square().sum(-1).mean()
-        return 0.1 * model.classifier_head.weight.square().sum() + 0.1 * mean
+    name = "decay"
+
+    def penalty(self, step: Step) -> torch.Tensor | float:
+        mean = step.outputs.exp().square().sum(-1).mean()
+        again, drawn = step.forward(), step.normal(2)  # b c and b c: those of one process
+        mean = mean + (again * drawn).sum(-1).mean()
+        return 0.1 * step.model.classifier_head.weight.square().sum() + 0.1 * mean
 
 
 class Refusal(Method):
     """An error that one process alone meets."""
 
-    def penalty(self, model: torch.nn.Module, batch: dict[str, Any], log_probs: torch.Tensor) -> torch.Tensor | float:
+    name = "refusal"
+
+    def penalty(self, step: Step) -> torch.Tensor | float:
         if dist.get_rank() == 1:
             raise UserError("the second process has had enough")
         return 0.0
@@ -68,26 +79,39 @@ def small_dataset(tokenizer: Tokenizer, size: int = 22) -> LlamaDataset:
     return LlamaDataset([Example(text, int("film" in text)) for text in texts], tokenizer)
 
 
+def methods_of(case: Case) -> list[Method]:
+    chosen = choose(case.methods, ["rank=2", "alpha=4", "dropout=0.2", "decay=0.6"]) if case.methods else ()
+    return [Decay(), *map(create, chosen)]
+
+
 def train_case(case: Case, tokenizer: Tokenizer, folder: Path, world: World = ALONE, methods: Any = ()) -> dict:
     """Two epochs and a prediction with the best model: losses, accuracies, predictions, weights, random state."""
     torch.manual_seed(4)
     settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.3, option="finetune")
     llama = random_llama(attention=case.attention, dropout=case.dropout, max_seq_len=256)
     model = LlamaEmbeddingClassifier(settings, llama=llama)
+    for method in methods:
+        method.prepare(model)
     world.spread(model, CPU)
-    optimizer = AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    for method in methods:
+        method.start(model)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
     dataset, bucket = small_dataset(tokenizer), case.attention == "causal"
     loaders = [dataset.loader(case.batch_size, shuffle=shuffle, bucket=bucket) for shuffle in (True, False)]
-    saved = Checkpoints(folder / "model.pt", folder / "model.resume", {}, {}, {}, methods)
-    shared = dict(device=CPU, progress=False, world=world)
-    results = list(fit(model, optimizer, *loaders, epochs=2, checkpoints=saved, **shared))
+    saver = Saver(folder / "model.pt", folder / "model.resume", methods=methods, world=world)
+    shared = dict(progress=False, world=world)
+    results = list(fit(model, optimizer, *loaders, methods=methods, epochs=2, saver=saver, **shared))
     rng = torch.get_rng_state()
-    load_best(model, saved.model_path, world)
+    best = world.from_first(lambda: load_tensors(saver.model_path))["model"]
+    model = LlamaEmbeddingClassifier(settings, llama=random_llama(attention=case.attention, max_seq_len=256))
+    load_model(model.requires_grad_(False), best)
+    world.spread(model, CPU)
     return {
-        "figures": [(result.train_loss, result.train_acc, result.dev_acc) for result in results],
+        "figures": [(result.train_loss, result.train_score, result.dev_score) for result in results],
         "predictions": evaluate(model, loaders[1], **shared).predictions,
         "rng": rng,
-        **{name: torch.load(saved.resume_path, weights_only=True)[name] for name in ("model", "optimizer")},
+        **{name: torch.load(saver.resume_path, weights_only=True)[name] for name in ("model", "optimizer", "methods")},
+        "best": best,
     }
 
 
@@ -95,7 +119,7 @@ def train_all(folder: Path, tokenizer: Tokenizer) -> None:
     with join(CPU) as group:
         outcomes = {}
         for case in CASES:
-            outcomes[tuple(case)] = train_case(case, tokenizer, folder, Group(CPU, case.shard), [Decay()])
+            outcomes[tuple(case)] = train_case(case, tokenizer, folder, Group(CPU, case.shard), methods_of(case))
         if group.is_first:
             torch.save(outcomes, folder / "outcomes.pt")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from error_helpers import stderr_lines
-from group_worker import CASES, Case, Decay, train_case
+from group_worker import CASES, Case, methods_of, train_case
 
 from storage import load_tensors
 from tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path, tiny_tokenizer: Path, case: Case):
-    alone = train_case(case, Tokenizer(tokenizer_model=tiny_tokenizer), tmp_path, methods=[Decay()])
+    alone = train_case(case, Tokenizer(tokenizer_model=tiny_tokenizer), tmp_path, methods=methods_of(case))
     together = outcomes[tuple(case)]
     for mine, theirs in zip(alone["figures"], together["figures"], strict=True):
         assert theirs == pytest.approx(mine, abs=1e-5)
@@ -65,6 +65,10 @@ def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path
     assert list(together["model"]) == list(alone["model"])
     for name, tensor in alone["model"].items():
         torch.testing.assert_close(together["model"][name], tensor, atol=2e-5, rtol=1e-4)
+    assert str(together["methods"].keys()) == str(alone["methods"].keys())
+    for name, tensor in {**alone["best"], **alone["methods"].get("ema", {}).get("average", {})}.items():
+        other = together["best"].get(name, together["methods"].get("ema", {}).get("average", {}).get(name))
+        torch.testing.assert_close(other, tensor, atol=2e-5, rtol=1e-4)
     assert together["optimizer"]["param_groups"] == alone["optimizer"]["param_groups"]
     for index, state in alone["optimizer"]["state"].items():
         assert together["optimizer"]["state"][index]["step"] == state["step"]

@@ -1,0 +1,423 @@
+"""Methods: what they must be like (they begin as the base, do something, and are saved so that the file is enough),
+and that LoRA and the average compute what their papers say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import FIGURES, ROOT, drive_in, outputs, random_llama
+from torch import nn
+
+import advanced
+import runs
+from advanced import METHODS, ChosenMethod, MethodEntry, choose, create
+from advanced.ema import EMA
+from advanced.lora import LoRA
+from classifier import LlamaEmbeddingClassifier
+from fast import accelerate
+from llama import load_pretrained
+from optimizer import AdamW
+from storage import load_tensors
+from tasks import CLASSIFICATION, Part
+from training import Method, Step
+from utils import UserError
+
+TOKENS = torch.tensor([[1, 5, 6, 99, 42], [1, 80, 7, 3, 3], [1, 260, 14, 88, 3]])
+LABELS = torch.tensor([0, 1, 1])
+ADVANCED = ["--dev_out", "films-dev-advanced-output.txt", "--test_out", "films-test-advanced-output.txt"]
+
+
+class Settings:
+    num_labels, hidden_dropout_prob, option, pad_id = 2, 0.0, "finetune", 3
+
+
+def classifier(seed: int = 0, **changes) -> LlamaEmbeddingClassifier:
+    return LlamaEmbeddingClassifier(Settings, llama=random_llama(seed, **changes)).eval()
+
+
+class Bottleneck(Method):
+    """A method that cannot be merged: a bottleneck beside every feed-forward (Houlsby et al. 2019)."""
+
+    name = "bottleneck"
+
+    def __init__(self, width: int = 4):
+        super().__init__(width=width)
+
+    def prepare(self, model: nn.Module) -> None:
+        model.llama.requires_grad_(False)
+        for layer in model.llama.layers:
+            dim, width = model.llama.config.dim, self.settings["width"]
+            layer.feed_forward.adapter = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Linear(width, dim))
+            nn.init.zeros_(layer.feed_forward.adapter[2].weight), nn.init.zeros_(layer.feed_forward.adapter[2].bias)
+            layer.feed_forward.register_forward_hook(lambda module, inputs, output: output + module.adapter(output))
+
+    def export(self, state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        own = {name: tensor for name, tensor in state.items() if ".adapter." in name}
+        return {name: tensor for name, tensor in state.items() if name not in own}, own
+
+
+@pytest.fixture
+def bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the bottleneck into the table of methods."""
+    entry = MethodEntry("test_methods", "Bottleneck", "", "", {"width": advanced.Argument(4, "")})
+    monkeypatch.setitem(METHODS, "bottleneck", entry)
+    monkeypatch.setitem(sys.modules, "test_methods", sys.modules[__name__])
+
+
+def train(model: nn.Module, methods: list[Method], steps: int = 3, lr: float = 0.02) -> None:
+    """Some steps on one batch, as `fit` makes them."""
+    for method in methods:
+        method.prepare(model)
+    for method in methods:
+        method.start(model)
+    optimizer = AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr)
+    for number in range(steps):
+        optimizer.zero_grad()
+        outputs = model.train()(TOKENS)
+        batch = {"token_ids": TOKENS, "labels": LABELS}
+        step = Step(model, CLASSIFICATION, Part(batch, 0, 3, 3), batch, outputs, 0, number, steps, model)
+        (CLASSIFICATION.loss(outputs, batch, 3) + sum(method.penalty(step) for method in methods)).backward()
+        optimizer.step()
+        for method in methods:
+            method.after_step(step)
+    model.eval()
+
+
+def exported(model: nn.Module, methods: list[Method]) -> dict[str, torch.Tensor]:
+    """What would be saved."""
+    if not methods:
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    *others, last = methods
+    with last.judged(model):
+        state = exported(model, others)
+    return last.export(state)[0]
+
+
+# --------------------------------------------------------------------------------- what every method must be like
+
+
+def all_methods() -> list[str]:
+    return [*METHODS]
+
+
+@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_a_method_begins_as_the_base(name: str, attention: str):
+    (method,), model = map(create, choose(name)), classifier(attention=attention)
+    expected = model(TOKENS)
+    method.prepare(model)
+    method.start(model)
+    assert torch.equal(model(TOKENS), expected)
+    with method.judged(model):
+        assert torch.equal(model(TOKENS), expected)
+
+
+@pytest.mark.parametrize("names", [*all_methods(), "lora,ema"])
+def test_what_is_exported_is_a_plain_model_that_computes_what_was_judged(names: str):
+    methods, model = [*map(create, choose(names))], classifier()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    train(model, methods)
+    state, plain = exported(model, methods), classifier(seed=5)
+    plain.load_state_dict(state, strict=True)
+    assert any(not torch.equal(state[name], before[name]) for name in before)
+    with judged(model, methods):
+        assert torch.equal(model(TOKENS), plain(TOKENS))
+    torch.testing.assert_close(model(TOKENS), train_and_read(names, judges=False))  # and goes on as if nobody had
+
+
+class judged:
+    """The methods' own contexts, the last one's first."""
+
+    def __init__(self, model: nn.Module, methods: list[Method]):
+        self.contexts = [method.judged(model) for method in reversed(methods)]
+
+    def __enter__(self) -> None:
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(None, None, None)
+
+
+def train_and_read(names: str, judges: bool) -> torch.Tensor:
+    methods, model = [*map(create, choose(names))], classifier()
+    train(model, methods)
+    if judges:
+        exported(model, methods)
+    return model(TOKENS)
+
+
+@pytest.mark.parametrize("names", [*all_methods(), "lora,ema"])
+def test_a_method_does_something(names: str):
+    """A plain run ends elsewhere: a method that is a no-op fails here."""
+    methods, model, plain = [*map(create, choose(names))], classifier(), classifier()
+    train(model, methods)
+    train(plain, [])
+    others = exported(plain, [])
+    state = exported(model, methods)
+    assert any(not torch.allclose(state[name], others[name], atol=1e-4) for name in others)
+
+
+# ---------------------------------------------------------------------------------------------------------- LoRA
+
+
+def test_lora_computes_the_formula_and_trains_its_factors_and_the_head_alone():
+    model, lora = classifier(), LoRA(rank=3, alpha=6.0, targets="compute_query+w2")
+    plain = copy.deepcopy(model)
+    train(model, [lora])
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    layers = [f"llama.layers.{i}.{each}" for i in range(2) for each in ("attention.compute_query", "feed_forward.w2")]
+    factors = {f"{layer}.lora_{each}" for layer in layers for each in "AB"}
+    assert names == factors | {"classifier_head.weight", "classifier_head.bias"}
+    state = plain.state_dict()
+    for name, parameter in model.named_parameters():
+        if name in state and "classifier_head" not in name:
+            assert torch.equal(parameter, state[name])
+    x = torch.randn(2, 5, 32)
+    for layer in layers[:1]:
+        module, w0 = model.get_submodule(layer), state[f"{layer}.weight"]
+        assert module.lora_A.shape == (3, 32) and module.lora_B.shape == (32, 3) and module.lora_B.abs().sum() > 0
+        expected = x @ (w0 + 2.0 * module.lora_B @ module.lora_A).T  # alpha / r = 2
+        torch.testing.assert_close(module(x), expected)
+    merged = exported(model, [lora])
+    for layer in layers:
+        module = model.get_submodule(layer)
+        expected = state[f"{layer}.weight"] + 2.0 * module.lora_B @ module.lora_A
+        torch.testing.assert_close(merged[f"{layer}.weight"], expected)
+    assert merged["llama.output.weight"] is not None and merged.keys() == state.keys()
+
+
+def test_lora_drops_what_its_update_reads_in_training_alone():
+    model, lora = classifier(), LoRA(dropout=0.5, targets="w1")
+    train(model, [lora])
+    layer, x = model.llama.layers[0].feed_forward.w1, torch.randn(64, 32)
+    assert torch.equal(layer(x), layer(x))
+    layer.train()
+    assert not torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_lora_computes_with_kernels_what_it_computes_without(precision: str):
+    plain, fast = classifier(), classifier()
+    for model in (plain, fast):
+        torch.manual_seed(1)
+        lora = LoRA(rank=4, targets="compute_query+compute_key+compute_value+compute_output+w1+w2+w3")
+        lora.prepare(model)
+        for layer in lora.layers(model):
+            nn.init.normal_(layer.lora_B, std=0.1)
+    accelerate(fast, precision, generates=False)
+    tolerance = dict(atol=2e-5, rtol=1e-4) if precision == "fp32" else dict(atol=0.15, rtol=0.1)
+    gradients = []
+    for model in (plain, fast):
+        model.train()
+        (model(TOKENS) * torch.tensor([1.0, -1.0])).sum().backward()
+        gradients.append(model.llama.layers[0].attention.compute_query.lora_B.grad)
+        model.eval()
+    torch.testing.assert_close(fast(TOKENS), plain(TOKENS), **tolerance)
+    assert torch.cosine_similarity(*map(torch.flatten, gradients), dim=0) > (0.9999 if precision == "fp32" else 0.98)
+    with torch.no_grad():
+        assert not torch.allclose(fast(TOKENS), classifier()(TOKENS), atol=1e-2)
+
+
+# ----------------------------------------------------------------------------------------------------------- EMA
+
+
+def test_the_average_is_that_of_the_paper():
+    model, ema = classifier(), EMA(decay=0.7)
+    weights = [model.classifier_head.weight.detach().clone()]
+
+    class Watch(Method):
+        def after_step(self, step: Step) -> None:
+            weights.append(step.model.classifier_head.weight.detach().clone())
+
+    train(model, [ema, Watch()], steps=6)
+    expected = weights[0]
+    for number, weight in enumerate(weights[1:], 1):
+        stays = min(0.7, 1 - 1 / (number + 1))
+        expected = stays * expected + (1 - stays) * weight
+    torch.testing.assert_close(exported(model, [ema])["classifier_head.weight"], expected)
+    torch.testing.assert_close(model.classifier_head.weight, weights[-1], rtol=0, atol=0)
+    first_three = sum(weights[:4]) / 4  # 1 - 1 / (t + 1) up to t = 3 is 0.75
+    slow = EMA(decay=0.999)
+    train(other := classifier(), [slow], steps=3)
+    torch.testing.assert_close(exported(other, [slow])["classifier_head.weight"], first_three)
+
+
+def test_no_decay_is_no_average():
+    model, ema = classifier(), EMA(decay=0.0)
+    train(model, [ema])
+    assert all(map(torch.equal, exported(model, [ema]).values(), model.state_dict().values()))
+
+
+# ------------------------------------------------------------------------------------------------- names, arguments
+
+
+def test_methods_and_their_arguments_are_chosen_by_name():
+    assert choose("ema") == (ChosenMethod("ema", (("decay", 0.99),)),)
+    both = choose("ema,lora", ["rank=4", "ema.decay=0.5", "alpha=8"])
+    assert both == choose("lora,ema", ["lora.rank=4", "lora.alpha=8", "decay=0.5"])
+    assert [name for name, _ in both] == ["lora", "ema"] and dict(both[0].settings)["rank"] == 4
+    assert isinstance(hash(both), int) and json.dumps(both)
+
+
+@pytest.mark.parametrize(
+    ("names", "assignments", "words"),
+    [
+        ("nothing", [], "no method 'nothing'; there are lora, ema"),
+        ("lora,lora", [], "named twice"),
+        ("", [], "no method ''"),
+        ("lora", ["rank"], "key=value"),
+        ("lora", ["=4"], "key=value"),
+        ("lora", ["rank=x"], "rank=x: must be a whole number"),
+        ("lora", ["rank=0"], "rank=0: must be at least 1"),
+        ("lora", ["rank=4", "lora.rank=5"], "given twice"),
+        ("lora", ["decay=0.5"], "no argument of that name; there are lora.rank"),
+        ("lora", ["ema.decay=0.5"], "'ema' is none of the methods lora"),
+        ("lora", ["targets=w9"], "names of matrices"),
+        ("ema", ["decay=1"], "from 0 to below 1"),
+        ("ema", ["decay=nan"], "from 0 to below 1"),
+    ],
+)
+def test_a_wrong_name_or_argument_is_refused_in_one_line(names: str, assignments: list[str], words: str):
+    with pytest.raises(UserError) as error:
+        choose(names, assignments)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_key_of_two_methods_must_name_one_and_conflicts_are_refused(monkeypatch: pytest.MonkeyPatch):
+    entry = METHODS["ema"]
+    monkeypatch.setitem(METHODS, "other", MethodEntry("", "", "", "", entry.arguments))
+    with pytest.raises(UserError, match="ema and other have an argument decay; write ema.decay="):
+        choose("ema,other", ["decay=0.5"])
+    assert dict(choose("ema,other", ["other.decay=0.5"])[1].settings) == {"decay": 0.5}
+    monkeypatch.setitem(METHODS, "third", MethodEntry("", "", "", "", {}, conflicts=("ema",)))
+    with pytest.raises(UserError, match="third and ema cannot be combined"):
+        choose("third,ema")
+
+
+def test_nothing_is_loaded_for_a_wrong_argument(tmp_path: Path, classify_flags: Callable):
+    flags = [*classify_flags("finetune"), *ADVANCED, "--method", "lora", "--method-args", "r=1"]
+    code = f"import sys; sys.argv = {['x', *flags]}\n"
+    code += f"sys.path.insert(0, {str(ROOT)!r})\nimport run_llama, utils\nstatus = utils.run_main(run_llama.main)\n"
+    code += "assert status == 2 and 'torch' not in sys.modules and 'sklearn' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "r=1: no argument of that name" in done.stderr, done.stderr
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--method", "lora", "--dev_out", "films-dev-finetuning-output.txt"], "dev-advanced-output.txt"),
+        (["--method-args", "rank=4"], "--method names"),
+        (["--option", "prompt", "--method", "lora"], "--method is for --option finetune"),
+    ],
+)
+def test_flags_that_do_not_fit_a_method_are_refused(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, flags: list[str], words: str
+):
+    with pytest.raises(UserError, match=words):
+        drive(*classify_flags("finetune"), *ADVANCED, *flags)
+    assert not os.listdir(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("names", ["lora", "ema", "lora,ema"])
+def test_a_run_with_methods_saves_one_plain_model_that_predicts_as_it_was_judged(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, tiny_checkpoint: Path, names: str, precision: str
+):
+    flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 3, "--lr", 0.01, "--precision", precision]
+    flags += ["--method", names]
+    out = drive(*flags)
+    (path,) = tmp_path.glob("*.pt")
+    digest = load_tensors(path)["identity"]
+    assert path.name.startswith(f"finetune-3-0.01-{names.replace(',', '-')}-") and digest["methods"].keys() == {
+        *names.split(",")
+    }
+    best = max(line.rpartition(":: ")[2] for line in FIGURES.findall(out) if line.startswith("epoch"))
+    assert f"\ndev acc :: {best}\n" in out  # after the model was made anew from the file
+    saved = load_tensors(path)
+    plain = load_pretrained(tiny_checkpoint).state_dict()
+    assert saved["model"].keys() - {"classifier_head.weight", "classifier_head.bias"} == {f"llama.{n}" for n in plain}
+    assert saved["methods"] == {}
+    drive(*flags, "--method-args", f"{names.split(',')[0]}.{'rank=2' if 'lora' in names else 'decay=0.5'}")
+    assert len(list(tmp_path.glob("*.pt"))) == 2  # another plan, another file
+
+
+def test_killed_and_resumed_ends_as_undisturbed(tmp_path: Path, classify_flags: Callable):
+    flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 8, "--lr", 0.01, "--batch_size", 2, "--resume"]
+    flags += ["--method", "lora,ema", "--method-args", "rank=2", "dropout=0.1", "decay=0.9"]
+    command = [sys.executable, str(ROOT / "run_llama.py"), *map(str, flags)]
+    settings = dict(cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **settings) as process:
+        assert any(line.startswith("epoch 2:") for line in process.stdout)
+        process.send_signal(signal.SIGKILL)
+    assert not list(tmp_path.glob("*-output.txt"))
+    resumed, undisturbed = drive_in(tmp_path, *flags), drive_in(tmp_path / "undisturbed", *flags)
+    assert "resuming from finetune-8-0.01-lora-ema-" in resumed
+    assert FIGURES.findall(resumed) == FIGURES.findall(undisturbed)
+    assert outputs(tmp_path) == outputs(tmp_path / "undisturbed") and len(outputs(tmp_path)) == 2
+    (one,), (other,) = tmp_path.glob("*.pt"), (tmp_path / "undisturbed").glob("*.pt")
+    states = load_tensors(one)["model"], load_tensors(other)["model"]
+    assert all(map(torch.equal, states[0].values(), states[1].values()))
+
+
+def test_what_cannot_be_merged_is_saved_beside_the_plain_model(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path], bottleneck: None
+):
+    flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 4, "--lr", 0.01, "--batch_size", 4]
+    flags += ["--method", "bottleneck,ema", "--method-args", "width=3", "--model_out", "adapted.pt"]
+    undisturbed = drive_in(tmp_path / "undisturbed", *flags)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "fine_tune", stopping(runs.fine_tune))
+        with pytest.raises(KeyboardInterrupt):
+            drive(*flags)
+    assert FIGURES.findall(drive(*flags, "--resume")) == FIGURES.findall(undisturbed)
+    assert outputs(tmp_path) == outputs(tmp_path / "undisturbed")
+
+    saved = load_tensors(tmp_path / "adapted.pt")
+    assert not any("adapter" in name for name in saved["model"])
+    own = saved["methods"]["bottleneck"]
+    assert own["settings"] == {"width": 3} and len(own["tensors"]) == 8 and saved["methods"].keys() == {"bottleneck"}
+    model, about = runs.load_classifier(tmp_path / "adapted.pt")
+    assert model.llama.layers[0].feed_forward.adapter[2].weight.abs().sum() > 0
+    lines = films["dev"].read_text().splitlines()
+    predicted = [prediction.label for prediction in runs.predict(model, about, [line[6:] for line in lines])]
+    written = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
+    assert predicted == [int(line[0]) for line in written] and len(set(predicted)) == 2
+    with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier"):
+        load_pretrained(tmp_path / "adapted.pt")
+    del METHODS["bottleneck"]
+    with pytest.raises(UserError, match=r"adapted\.pt: there is no method 'bottleneck' here"):
+        runs.load_classifier(tmp_path / "adapted.pt")
+
+
+def stopping(fine_tune: Callable) -> Callable:
+    def stopped(*inputs, **named):
+        epochs = fine_tune(*inputs, **named)
+        yield next(epochs)
+        yield next(epochs)
+        raise KeyboardInterrupt
+
+    return stopped
+
+
+def test_no_folder_of_methods_is_said_in_one_line(tmp_path: Path, classify_flags: Callable):
+    for path in ROOT.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    command = [sys.executable, "run_llama.py", *classify_flags("finetune"), *ADVANCED, "--method", "lora"]
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "error: --method needs the folder advanced/" in done.stderr
