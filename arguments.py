@@ -8,7 +8,8 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from course import SEPARATOR, STANDARD_INPUT
+from course import SEPARATOR
+from sentences import STANDARD_INPUT
 from utils import ArgumentParser, Default, UserError, check_writable, find_asset, sha256_of
 
 DEFAULT_CHECKPOINT = "stories42M.pt"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from course import ATTENTION_KINDS, DEFAULT_EDITION, EDITIONS
 from utils import shown, some
 
-ATTENTION_KINDS = ("bidirectional", "causal")
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each: keeps a damaged config from asking for terabytes
 
@@ -40,7 +40,7 @@ class LlamaConfig:
     layer_norm_eps: float = 1e-5
     multiple_of: int = 32
     hidden_dim: int | None = None
-    attention: str = "bidirectional"
+    attention: str = EDITIONS[DEFAULT_EDITION].attention
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the assignment fixes: data lines, label mappings, the prompt, what counts as a gold label.
+"""What the assignment fixes: data lines, label mappings, the prompt, what counts as a gold label, the editions.
 
 Every program that reads or writes the course's files does it through here, so that they agree on every line. Needs
 the standard library and `utils.py` alone.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from utils import UserError, read_text, whole_number
 
@@ -81,85 +79,6 @@ def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_te
     return examples
 
 
-# ------------------------------------------------------------------------------------- sentences, as they come
-
-STANDARD_INPUT = "-"
-PATIENCE = 0.2  # seconds without a new line, after which what has come is worked on
-
-
-def read_sentences(path: str) -> Iterator[str | None]:
-    """The sentences of a file, one a line, or of standard input (-), however many; None where no more are at hand yet.
-
-    A data file is read as well: where its first line is `LABEL ||| sentence`, all are, and the labels are dropped.
-    Raises `UserError`, naming the line, for one that is empty or not UTF-8, and for an input without sentences.
-    """
-    name, number, is_data = "standard input" if path == STANDARD_INPUT else path, 0, False
-    for line in _lines_of(path):
-        if line is None:
-            yield None
-            continue
-        number += 1
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{name} line {number}: not UTF-8 text") from None
-        if number == 1:
-            is_data = _is_data_line(text)
-        try:
-            sentence = parse_line(text).sentence if is_data else text.strip()
-        except ValueError as error:
-            raise UserError(f"{name} line {number}: {error}, as the first line has it") from None
-        if not sentence:
-            raise UserError(f"{name} line {number}: the sentence is empty")
-        yield sentence
-    if number == 0:
-        raise UserError(f"{name} holds no sentences")
-
-
-def _is_data_line(text: str) -> bool:
-    try:
-        parse_line(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _lines_of(path: str) -> Iterator[bytes | None]:
-    """The lines of an input, without waiting longer than `PATIENCE` without a word (None)."""
-    if path != STANDARD_INPUT and os.path.isfile(path):
-        with open(path, "rb") as file:
-            yield from file
-        return
-    pieces: queue.Queue[bytes | OSError] = queue.Queue(maxsize=64)
-    source = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")
-    threading.Thread(target=_read_pieces, args=(source, pieces), daemon=True).start()
-    rest, is_waiting = b"", False
-    while True:
-        try:
-            piece = pieces.get(timeout=None if is_waiting else PATIENCE)
-        except queue.Empty:
-            is_waiting = True
-            yield None
-            continue
-        is_waiting = False
-        if isinstance(piece, OSError):
-            raise piece
-        *lines, rest = (rest + piece).split(b"\n") if piece else (*([rest] if rest else []), b"")
-        yield from lines
-        if not piece:
-            return
-
-
-def _read_pieces(source: BinaryIO, pieces: queue.Queue[bytes | OSError]) -> None:
-    """Hand over what arrives, and nothing at the end."""
-    try:
-        while piece := source.read1(1 << 16):
-            pieces.put(piece)
-        pieces.put(b"")
-    except OSError as error:
-        pieces.put(error)
-
-
 # ---------------------------------------------------------------------------------------------- labels, prompt
 
 
@@ -195,3 +114,88 @@ def has_gold_labels(labels: Sequence[int]) -> bool:
 def majority_accuracy(labels: Sequence[int]) -> float:
     """The accuracy of always answering the most frequent gold label."""
     return Counter(labels).most_common(1)[0][1] / len(labels)
+
+
+# ---------------------------------------------------------------------------------------------------- editions
+
+ATTENTION_KINDS = ("bidirectional", "causal")
+NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}  # llama.py has the first
+OUTPUT_KINDS = ("prompting", "finetuning", "lora", "advanced")
+
+
+def output_names(*kinds: str) -> tuple[str, ...]:
+    """The output files of some kinds, one for each data set and split."""
+    pairs = [(data, split) for data in LABEL_NAMES for split in ("dev", "test")]
+    return tuple(f"{data}-{split}-{kind}-output.txt" for kind in kinds for data, split in pairs)
+
+
+class Accuracy(NamedTuple):
+    """A published accuracy: its mean over seeds, and their standard deviation where that is known."""
+
+    mean: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Edition:
+    """What one edition of the course hands out, asks for and publishes; what is not known of it is left empty.
+
+    norm: a key of `NORMS`, with which the reference tensors and numbers were computed from the same `stories42M.pt`.
+    required: without these files a submission is wrong. listed: in the course's own list, but its checker does not
+    demand them. size_limit: of the zip, in millions of bytes. references: by output file, without "-output.txt".
+    """
+
+    norm: str
+    attention: str
+    id_name: str = "ID"
+    required: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    size_limit: float = 10.0
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=lambda: LABEL_NAMES)
+    references: Mapping[str, Accuracy] = field(default_factory=dict)
+
+
+CODE = ("run_llama.py", "llama.py", "optimizer.py", "classifier.py", "rope.py")
+TEXTS = ("generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt")
+ADVANCED = output_names("advanced")  # all of these or none
+REQUIRED = (*CODE, *TEXTS, *output_names("prompting", "finetuning"))
+LISTED = ("base_llama.py", "config.py", "sanity_check.py", "tokenizer.py", "utils.py", "README.md", "structure.md",
+          "sanity_check.data", "setup.sh")  # fmt: skip
+REFERENCES_2024 = {
+    "sst-dev-prompting": Accuracy(0.213, 0.0), "sst-test-prompting": Accuracy(0.224, 0.0),
+    "cfimdb-dev-prompting": Accuracy(0.498, 0.0),
+    "sst-dev-finetuning": Accuracy(0.414, 0.014), "sst-test-finetuning": Accuracy(0.418, 0.017),
+    "cfimdb-dev-finetuning": Accuracy(0.800, 0.115),
+}  # fmt: skip
+REFERENCES_2025 = {
+    "sst-dev-prompting": Accuracy(0.237), "sst-test-prompting": Accuracy(0.250),
+    "cfimdb-dev-prompting": Accuracy(0.490),
+    "sst-dev-lora": Accuracy(0.275), "sst-test-lora": Accuracy(0.269), "cfimdb-dev-lora": Accuracy(0.510),
+}  # fmt: skip
+REFERENCES_2026 = {
+    "sst-dev-prompting": Accuracy(0.197), "sst-test-prompting": Accuracy(0.176),
+    "cfimdb-dev-prompting": Accuracy(0.514),
+}  # fmt: skip
+
+# Sources. cmu2024: neubig/minllama-assignment. ucsc: the fork of it that UC Santa Cruz hands out in NLP 244, as seen in
+# the public copy iamsorenl/minllama-assignment: the same checker and tree, only the ID is a CruzID. cmu2025:
+# cmu-l3/anlp-fall2025-hw1, where LoRA outputs and feedback.txt are new. Its checker counts feedback.txt among the
+# advanced outputs and so accepts one of the four alone; here the rule is "all four or none" in every edition. cmu2026:
+# ialdarmaki/anlp-spring2026-hw1, which has pre-training in place of fine-tuning; its list of files is not known.
+# The limit of 10 MB is that of fall 2025; the earlier ones name none.
+EDITIONS = {
+    "ucsc": Edition("rms", "bidirectional", "CruzID", REQUIRED, LISTED, references=REFERENCES_2024),
+    "cmu2024": Edition("rms", "bidirectional", "AndrewID", REQUIRED, LISTED, references=REFERENCES_2024),
+    "cmu2025": Edition(
+        "layer",
+        "bidirectional",
+        "AndrewID",
+        REQUIRED + output_names("lora"),
+        (*LISTED, "lora.py", "checklist.md"),
+        ("feedback.txt",),
+        references=REFERENCES_2025,
+    ),
+    "cmu2026": Edition("layer", "causal", size_limit=15.0, references=REFERENCES_2026),
+}
+DEFAULT_EDITION = "ucsc"

@@ -40,7 +40,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from course import (
+    ADVANCED,
+    DEFAULT_EDITION,
     LABEL_NAMES,
+    OUTPUT_KINDS,
+    TEXTS,
+    Edition,
     Example,
     create_data,
     has_gold_labels,
@@ -49,6 +54,7 @@ from course import (
     prompt_suffix,
     read_label_names,
 )
+from course import EDITIONS as ALL_EDITIONS
 from utils import (
     ROOT,
     ArgumentParser,
@@ -74,8 +80,9 @@ MAX_DEPTH = 10  # of a module in packages
 NO_SUBMISSION = (
     "the films data set that comes with this package is for trying things out; the assignment asks for SST and CFIMDB"
 )
-_KIND_WORDS = {"prompt", "finetu", "lora", "advanc"}  # see _words
-OUTPUT = re.compile(r"(sst|cfimdb)-(dev|test)-(prompting|finetuning|lora|advanced)-output\.txt")
+_KIND_WORDS = {kind[:6] for kind in OUTPUT_KINDS}  # see _words
+OUTPUT = re.compile(rf"({'|'.join(LABEL_NAMES)})-(dev|test)-({'|'.join(OUTPUT_KINDS)})-output\.txt")
+EDITIONS = {name: edition for name, edition in ALL_EDITIONS.items() if edition.required}  # whose files are known
 
 
 def _any_of(patterns: str) -> re.Pattern:
@@ -99,40 +106,6 @@ def _few(names: Iterable[str], most: int = 5) -> str:
     """The first names, safe to print; the rest are counted."""
     names = sorted(names)
     return ", ".join(map(_quote, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _outputs(*kinds: str) -> tuple[str, ...]:
-    """The output files of some kinds, one for each data set and split."""
-    pairs = [(data, split) for data in LABEL_NAMES for split in ("dev", "test")]
-    return tuple(f"{data}-{split}-{kind}-output.txt" for kind in kinds for data, split in pairs)
-
-
-@dataclass(frozen=True)
-class Edition:
-    """What one edition of the course asks for."""
-
-    id_name: str
-    required: tuple[str, ...]
-    listed: tuple[str, ...]  # in the README's tree, but not demanded by its checker: a warning when absent
-    optional: tuple[str, ...] = ()
-
-
-_CODE = ("run_llama.py", "llama.py", "optimizer.py", "classifier.py", "rope.py")
-_TEXTS = ("generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt")
-_REQUIRED = (*_CODE, *_TEXTS, *_outputs("prompting", "finetuning"))
-_LISTED = ("base_llama.py", "config.py", "sanity_check.py", "tokenizer.py", "utils.py", "README.md", "structure.md",
-           "sanity_check.data", "setup.sh")  # fmt: skip
-ADVANCED = _outputs("advanced")
-# Sources. cmu2024: neubig/minllama-assignment. ucsc: the fork of it that UC Santa Cruz hands out in NLP 244, as seen in
-# the public copy iamsorenl/minllama-assignment: the same checker and tree, only the ID is a CruzID. cmu2025:
-# cmu-l3/anlp-fall2025-hw1, where LoRA outputs and feedback.txt are new. Its checker counts feedback.txt among the
-# advanced outputs and so accepts one of the four alone; here the rule is "all four or none" in every edition.
-_LISTED_2025 = (*_LISTED, "lora.py", "checklist.md")
-EDITIONS = {
-    "ucsc": Edition("CruzID", _REQUIRED, _LISTED),
-    "cmu2024": Edition("AndrewID", _REQUIRED, _LISTED),
-    "cmu2025": Edition("AndrewID", _REQUIRED + _outputs("lora"), _LISTED_2025, ("feedback.txt",)),
-}
 
 
 class FormatError(AssertionError):
@@ -184,12 +157,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Rules:
-    """What to check by; sizes in MB (1,000,000 bytes). Without `data_dir`, data is looked for in the usual places."""
+    """What to check by; sizes in MB (1,000,000 bytes). Without `data_dir`, data is looked for in the usual places.
 
-    edition: str = "ucsc"
+    Left as None, `size_limit` is the edition's, and `max_unpacked` 20 times that.
+    """
+
+    edition: str = DEFAULT_EDITION
     data_dir: str | os.PathLike | None = None
-    size_limit: float = 10.0
-    max_unpacked: float | None = None  # None: 20 times the size limit
+    size_limit: float | None = None
+    max_unpacked: float | None = None
     id_pattern: str = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
     def __post_init__(self) -> None:
@@ -197,6 +173,8 @@ class Rules:
             raise UserError(f"no edition {_quote(repr(self.edition))}; there are {', '.join(EDITIONS)}")
         if self.data_dir is not None and not Path(self.data_dir).is_dir():
             raise UserError(f"the data folder {_quote(self.data_dir)} does not exist")
+        if self.size_limit is None:
+            object.__setattr__(self, "size_limit", EDITIONS[self.edition].size_limit)
 
     @property
     def max_bytes(self) -> float:
@@ -233,7 +211,7 @@ class Rules:
     def label_names(self, dataset: str) -> Sequence[str]:
         """The names in the data set's mapping file, or the published ones. Raises `UserError` on a broken mapping."""
         path = self.find(f"{dataset}-label-mapping.json")
-        return LABEL_NAMES[dataset] if path is None else read_label_names(path)
+        return EDITIONS[self.edition].label_names[dataset] if path is None else read_label_names(path)
 
 
 # ------------------------------------------------------------------------------------------- an archive, read once
@@ -662,7 +640,7 @@ def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, rep
     damaged, judged = defaultdict(list), {entry.name for entry in files.values()}
     others = [(entry.name, entry) for entry in archive.entries if entry.name not in judged]
     for name, entry in [*sorted(files.items()), *others]:
-        is_text = entry.name in judged and (bool(OUTPUT.fullmatch(name)) or name in _TEXTS)
+        is_text = entry.name in judged and (bool(OUTPUT.fullmatch(name)) or name in TEXTS)
         if is_text and entry.central.size > rules.max_bytes:
             report.problems.append(f"{name}: {entry.central.size / MB:.1f} MB is too large for an output file")
             continue
@@ -703,8 +681,8 @@ def _check_imports(archive: Archive, files: dict[str, Entry], edition: Edition, 
 
 def _modules_of_this_package() -> dict[str, str]:
     """What lies beside this file, and what the course hands out: the file, or folder, of each module."""
-    course = [Path(name) for edition in EDITIONS.values() for name in edition.required + edition.listed]
-    flat = [path.name for path in (*course, *ROOT.glob("*.py")) if path.suffix == ".py"]
+    handed_out = [Path(name) for edition in EDITIONS.values() for name in edition.required + edition.listed]
+    flat = [path.name for path in (*handed_out, *ROOT.glob("*.py")) if path.suffix == ".py"]
     inner = [path.relative_to(ROOT) for path in ROOT.glob("*/*.py")]
     files = {name.removesuffix(".py"): name for name in flat}
     return files | {path.parts[0]: f"{path.parts[0]}/" for path in inner} | {
@@ -1097,8 +1075,8 @@ def get_args() -> argparse.Namespace:
     add("--edition", choices=EDITIONS, default=default.edition, help="whose file list (default: %(default)s)")
     add("--data", dest="data_dir", metavar="DIR", help="the data sets (default: data/ here, data/ beside this script, "
         "data/ in the folder MINLLAMA_ASSETS)")  # fmt: skip
-    add("--size_limit", metavar="MB", type=_megabytes, default=default.size_limit,
-        help="largest zip, in millions of bytes (default: %(default)g)")  # fmt: skip
+    add("--size_limit", metavar="MB", type=_megabytes,
+        help=f"largest zip, in millions of bytes (default: the edition's, {default.size_limit:g})")  # fmt: skip
     add("--max_unpacked", metavar="MB", type=_megabytes,
         help="largest sum of the unpacked files (default: 20 times the size limit)")  # fmt: skip
     add("--id_pattern", metavar="REGEX", default=default.id_pattern, help="what an ID is (default: %(default)s)")

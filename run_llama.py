@@ -32,7 +32,8 @@ from arguments import (
     model_candidates,
     sample_paths,
 )
-from course import Example, create_data, format_line, prompt_suffix, read_label_names, read_sentences
+from course import Example, create_data, format_line, prompt_suffix, read_label_names
+from sentences import read_sentences
 from utils import (
     Default,
     UserError,

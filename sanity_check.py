@@ -33,15 +33,16 @@ import torch
 import torch.nn.functional as F
 
 import rope_test
-from course import create_data
+from course import ATTENTION_KINDS, DEFAULT_EDITION, EDITIONS, NORMS, create_data
 from rope_test import Answer, Tensors, Wrong, alike, ask, rotate_by_hand, student
 from storage import load_tensors
 from utils import ROOT, ArgumentParser, Default, UserError, choose_device, find_asset, read_text, run_main
 
 ATOL, RTOL = 1e-5, 1e-3
-KINDS = ("bidirectional", "causal")
+KINDS = ATTENTION_KINDS
 COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
 BUNDLED_CHECKPOINT, BUNDLED_REFERENCE = "checkpoints/minllama1M.pt", "checkpoints/minllama1M-reference.pt"
+BUNDLED_NORM = "rms"  # of these, of the parts' numbers, and of what public repositories share
 # the two sequences behind the course's sanity_check.data (github.com/neubig/minllama-assignment, commit 2951cdd)
 COURSE_TOKENS = ((101, 7592, 2088, 102, 0, 0, 0, 0), (101, 7592, 15756, 2897, 2005, 17953, 2361, 102))
 
@@ -59,7 +60,7 @@ class Reference:
     attention: str
 
 
-def course_reference(path: Path, attention: str | None = None) -> Reference:
+def course_reference(path: Path, attention: str) -> Reference:
     data = load_tensors(path)
     try:
         logits, hidden_states = data["logits"], data["hidden_states"]
@@ -67,7 +68,7 @@ def course_reference(path: Path, attention: str | None = None) -> Reference:
         logits = hidden_states = None
     if not isinstance(logits, torch.Tensor) or not isinstance(hidden_states, torch.Tensor):
         raise UserError(f"{path} does not hold the tensors 'logits' and 'hidden_states'")
-    return Reference(torch.tensor(COURSE_TOKENS), logits, hidden_states, attention or "bidirectional")
+    return Reference(torch.tensor(COURSE_TOKENS), logits, hidden_states, attention)
 
 
 def bundled_references(path: Path) -> list[Reference]:
@@ -161,14 +162,17 @@ def kinds_to_check(wanted: str | None) -> tuple[str, ...]:
 
 def check_sanity(args: Namespace) -> bool:
     """The course's reference if both of its files are here, the bundled one if not; says which."""
+    edition = EDITIONS[args.edition]
     checkpoint, reference = find_asset(args.pretrained_model_path), find_asset(args.data)
     if checkpoint and reference:
         print(f"Checking against the course's reference tensors ({reference}).")
-        return check_model(checkpoint, [course_reference(reference, args.attention)], args.device)
+        return check_model(checkpoint, [course_reference(reference, args.attention or edition.attention)], args.device)
     wanted = {args.pretrained_model_path: checkpoint, args.data: reference}
     missing = ", ".join(name for name, found in wanted.items() if not found)
     if not (isinstance(args.pretrained_model_path, Default) and isinstance(args.data, Default)):
         raise UserError(f"{missing} does not exist; a checkpoint that you name is checked against the course's tensors")
+    if edition.norm != BUNDLED_NORM:
+        raise UserError(f"{missing} does not exist; {args.edition} needs it, as no bundled tensors are of that edition")
     checkpoint, reference = find_asset(BUNDLED_CHECKPOINT), find_asset(BUNDLED_REFERENCE)
     if not checkpoint or not reference:
         raise UserError(f"not here: {missing}, nor the bundled checkpoint; setup.sh fetches the course's files")
@@ -176,6 +180,33 @@ def check_sanity(args: Namespace) -> bool:
     kinds = kinds_to_check(args.attention)
     references = [reference for reference in bundled_references(reference) if reference.attention in kinds]
     return check_model(checkpoint, references, args.device)
+
+
+def norm_kind() -> str | None:
+    """How the student's layers normalise; None where they cannot be asked. LayerNorm does not see what is added."""
+
+    def call() -> Tensors:
+        norm = student("llama", "LlamaLayer")(0, small_config("bidirectional")).eval().attention_norm
+        return norm(states()), norm(states() + 1)
+
+    answer = ask(call)
+    if answer.trouble:
+        return None
+    plain, shifted = answer.tensors
+    return "layer" if alike((plain,), (shifted,)) else "rms"
+
+
+def check_another_norm(args: Namespace) -> bool:
+    """Of an edition with another norm than the bundled model's, the course's tensors alone can be checked."""
+    norm, found = EDITIONS[args.edition].norm, norm_kind()
+    name = NORMS[norm]
+    if args.parts or args.published:
+        raise UserError(f"--parts and --published know {NORMS[BUNDLED_NORM]} alone, and {args.edition} has {name}")
+    if found not in (None, norm):
+        print(f"{args.edition} has {name}, and llama.py computes {NORMS[found]}: its numbers cannot be the same.")
+        return False
+    print(f"note: neither the parts nor classifier.py are checked for {name}", file=sys.stderr)
+    return check_sanity(args)
 
 
 # ------------------------------------------------------------------------------------------------ part by part
@@ -1011,6 +1042,7 @@ def get_args() -> Namespace:
     parser.add_argument("--pretrained-model-path", default=Default(COURSE_CHECKPOINT), help="the checkpoint to check")
     parser.add_argument("--data", default=Default(COURSE_REFERENCE), help="the course's reference tensors")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
+    parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="whose reference tensors")
     parser.add_argument("--attention", choices=KINDS, help="check this kind alone (default: all that llama.py has)")
     parser.add_argument("--parts", action="store_true", help="ask every part by itself, even if the whole is right")
     parser.add_argument("--published", action="store_true", help="compare text and zero-shot labels with public ones")
@@ -1021,7 +1053,9 @@ def get_args() -> Namespace:
 
 def main() -> int:
     args = get_args()
-    if args.published:
+    if EDITIONS[args.edition].norm != BUNDLED_NORM:
+        passed = check_another_norm(args)
+    elif args.published:
         passed = check_published(args, PUBLISHED_TEXTS, PUBLISHED_LABELS)
     else:
         passed = check_sanity(args)

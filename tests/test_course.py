@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,14 @@ from conftest import ROOT
 
 import prepare_submit
 import sanity_check
+from config import LlamaConfig
 from course import (
+    ATTENTION_KINDS,
+    DEFAULT_EDITION,
+    EDITIONS,
     LABEL_NAMES,
     NO_GOLD_LABEL,
+    NORMS,
     Example,
     create_data,
     format_line,
@@ -28,6 +34,7 @@ from course import (
 )
 from utils import UserError
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 GOOD = b"0 ||| a film\n1 ||| another film\n"
 
 
@@ -160,6 +167,49 @@ def test_a_mapping_is_two_or_more_distinct_names(tmp_path: Path):
 def test_labels_that_are_all_the_same_are_no_gold_labels():
     assert has_gold_labels([0, 0, 1]) and majority_accuracy([0, 0, 1]) == pytest.approx(2 / 3)
     assert not has_gold_labels([0, 0, 0]) and not has_gold_labels([NO_GOLD_LABEL] * 3)
+
+
+# ---------------------------------------------------------------------------------------------------- editions
+
+
+def test_the_editions_are_what_is_known_of_them():
+    facts = {name: (one.norm, one.attention, one.id_name, one.size_limit) for name, one in EDITIONS.items()}
+    assert facts == {
+        "ucsc": ("rms", "bidirectional", "CruzID", 10),
+        "cmu2024": ("rms", "bidirectional", "AndrewID", 10),
+        "cmu2025": ("layer", "bidirectional", "AndrewID", 10),
+        "cmu2026": ("layer", "causal", "ID", 15),
+    }
+    assert {kind for one in EDITIONS.values() for kind in (one.norm, one.attention)} == {*NORMS, *ATTENTION_KINDS}
+    assert LlamaConfig().attention == EDITIONS[DEFAULT_EDITION].attention
+    for one in EDITIONS.values():
+        named = [*one.required, *one.listed, *one.optional]
+        assert len(set(named)) == len(named) and set(one.label_names) == set(LABEL_NAMES)
+        assert all(prepare_submit.OUTPUT.fullmatch(f"{name}-output.txt") for name in one.references)
+        asked_for = {name.removesuffix("-output.txt") for name in one.required}
+        assert set(one.references) <= asked_for or not one.required
+
+
+def test_the_checker_knows_the_editions_whose_files_are_known():
+    assert list(prepare_submit.EDITIONS) == ["ucsc", "cmu2024", "cmu2025"]
+    assert [prepare_submit.Rules(name).size_limit for name in prepare_submit.EDITIONS] == [10, 10, 10]
+    assert prepare_submit.Rules(size_limit=3).max_bytes == 3_000_000
+    with pytest.raises(UserError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
+        prepare_submit.Rules("cmu2026")
+
+
+def test_the_reference_numbers_are_those_of_the_readme_and_of_the_published_files():
+    references, found = EDITIONS["cmu2024"].references, {}
+    assert references == EDITIONS["ucsc"].references
+    for data, task, dev, test in re.findall(r"^\| (SST|CFIMDB) (zero|fine).*?\|(.*?)\|(.*?)\|$", README, re.MULTILINE):
+        kind = {"zero": "prompting", "fine": "finetuning"}[task]
+        for split, cell in (("dev", dev), ("test", test)):
+            if numbers := re.match(r" (\d\.\d+) \((\d\.\d+)\)", cell):
+                found[f"{data.lower()}-{split}-{kind}"] = tuple(map(float, numbers.groups()))
+    assert found == references
+    for name, accepted in sanity_check.PUBLISHED_LABELS.items():
+        means = {round(one.accuracy, 3) for one in accepted if one.accuracy is not None}
+        assert references[f"{name}-prompting"].mean in means if means else f"{name}-prompting" not in references
 
 
 def test_nothing_heavy_is_imported():

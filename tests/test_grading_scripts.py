@@ -217,8 +217,8 @@ def test_the_stored_numbers_are_what_transformers_computes_now():
     assert all(rope_test.alike(stored[name], computed[name], 2e-6) for name in stored)
 
 
-def sanity(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["sanity_check.py", *flags])
+def sanity(monkeypatch: pytest.MonkeyPatch, *flags: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["sanity_check.py", *map(str, flags)])
     return run_main(sanity_check.main)
 
 
@@ -237,6 +237,31 @@ def test_a_load_pretrained_without_attention_is_the_hand_outs_and_has_one_kind(m
         assert sanity(monkeypatch, *(["--attention", "causal"] if kind == "causal" else [])) == 0
         assert other not in capsys.readouterr().out
     assert sanity(monkeypatch) == 1  # it is causal, and nobody said that it should be
+
+
+def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeypatch, capsys, tmp_path: Path):
+    """Of LayerNorm, which this package lacks, without bias: its checkpoint has the same names."""
+    flags = ["--pretrained-model-path", tmp_path / "model.pt", "--data", tmp_path / "sanity_check.data"]
+    with monkeypatch.context() as patch:
+        patch.setattr(llama, "RMSNorm", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
+        for edition, attention in (("cmu2026", "causal"), ("cmu2025", "bidirectional")):
+            model = random_llama(vocab_size=32000, attention=attention)
+            save_checkpoint(tmp_path / "model.pt", model, **{**vars(model.config), "attention": "bidirectional"})
+            with torch.no_grad():
+                logits, hidden_states = model(torch.tensor(sanity_check.COURSE_TOKENS))
+            torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
+            assert sanity(patch, *flags, "--edition", edition) == 0
+            captured = capsys.readouterr()
+            assert f"{attention} attention" in captured.out and "parts" in captured.err
+        assert sanity(patch, *flags, "--edition", "cmu2026") == 1  # has a mask
+        assert sanity(patch, *flags) == 1 and "LayerNorm" in capsys.readouterr().out
+        assert sanity(patch, "--edition", "cmu2025", "--parts") == 2 and "--parts" in capsys.readouterr().err
+        patch.setattr(sanity_check, "COURSE_CHECKPOINT", "absent.pt")
+        assert sanity(patch, "--edition", "cmu2025") == 2 and "cmu2025 needs it" in capsys.readouterr().err
+    assert sanity(monkeypatch, *flags, "--edition", "cmu2025") == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "cmu2025 has LayerNorm, and llama.py computes RMSNorm: its numbers cannot be the same."
+    assert last.startswith("Sanity check FAILED")
 
 
 def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch, capsys, tmp_path: Path):

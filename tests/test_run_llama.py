@@ -32,6 +32,7 @@ import optimizer
 import parallel
 import runs
 import saver
+import sentences
 import tasks
 import tokenizer
 import training
@@ -143,7 +144,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for owner, name in (
         (course, "create_data"), (training, "fit"), (batches.LlamaDataset, "loader"), (llama, "load_pretrained"),
-        (course, "read_sentences"), (runs, "load_classifier"), (utils, "seed_everything"),
+        (sentences, "read_sentences"), (runs, "load_classifier"), (utils, "seed_everything"),
         (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
         (classifier.LlamaZeroShotClassifier, "__init__"),
     ):  # fmt: skip
