@@ -7,11 +7,13 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils import sha256_of
 
 if TYPE_CHECKING:
+    import torch
+
     from advanced import ChosenMethod
 
 
@@ -61,3 +63,15 @@ class Plan:
     def digest(self) -> str:
         """The identity in 64 hexadecimal digits, the same on every machine."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+class Place(NamedTuple):
+    """Where a run is computed, which changes no more than rounding.
+
+    kernels: "auto" for the fastest that agree with the code, "plain" for the code as it is written. shard: split the
+    model over several processes.
+    """
+
+    device: torch.device
+    kernels: str = "auto"
+    shard: bool = False

@@ -25,7 +25,7 @@ from config import LlamaConfig
 from course import NO_GOLD_LABEL, Example
 from llama import Llama, load_pretrained
 from optimizer import AdamW
-from plan import Plan
+from plan import Place, Plan
 from saver import KINDS, Saver
 from storage import load_tensors, save_tensors
 from tasks import ALONE, NextToken, World
@@ -36,18 +36,6 @@ from utils import UserError, shown, warn
 if TYPE_CHECKING:
     from advanced import ChosenMethod
     from training import EpochResult
-
-class Place(NamedTuple):
-    """Where a run is computed, which changes no more than rounding.
-
-    kernels: "auto" for the fastest that agree with the code, "plain" for the code as it is written. shard: split the
-    model over several processes.
-    """
-
-    device: torch.device = torch.device("cpu")
-    kernels: str = "auto"
-    shard: bool = False
-
 
 # --------------------------------------------------------------------------------------------------- assembly
 
@@ -78,7 +66,7 @@ def assemble(plan: Plan, place: Place | None = None, world: World = ALONE) -> Ru
     Methods wrap a plain model; kernels replace what they left; several processes share the result; the optimizer is
     given what is trained in the end.
     """
-    place = place or Place()
+    place = place or Place(torch.device("cpu"))
     llama, tokenizer = load_llama(plan.checkpoint.path, plan.tokenizer.path, plan.attention, plan.max_sentence_len)
     model = LlamaEmbeddingClassifier(
         SimpleNamespace(

@@ -24,6 +24,7 @@ from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import ROOT, check_one_error, load_program, snapshot, stderr_lines
 
 import arguments
+import finetuning
 import classifier
 import optimizer
 import runs
@@ -926,7 +927,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 ) -> None:
     flags = [*classify_flags("finetune"), "--epochs", 3, "--lr", 0.01]
     outputs = output_flags("finetune")[1::2]
-    print_epoch = driver.print_epoch
+    print_epoch = finetuning.print_epoch
 
     def interrupt(result: training.EpochResult, model_path: Path) -> None:
         print_epoch(result, model_path)
@@ -934,7 +935,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "print_epoch", interrupt)
+        patch.setattr(finetuning, "print_epoch", interrupt)
         status, _, err = call(*flags)
     assert status == 130
     assert stderr_lines(err)[-1].startswith("error: interrupted; the best of 2 finished epochs stays in ")
@@ -1071,7 +1072,7 @@ def resume_point(call: Callable, classify_flags: Callable, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "print_epoch", interrupt)
+        patch.setattr(finetuning, "print_epoch", interrupt)
         call(*classify_flags("finetune"), "--epochs", 2)
     return tmp_path / "finetune-2-2e-05.resume"
 

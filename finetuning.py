@@ -1,0 +1,145 @@
+"""`--option finetune`: the plan that the flags make, the files of the run, a line for each epoch, predictions."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from arguments import check_overlaps, files_of_model, model_candidates
+from reports import (
+    encode,
+    naming_the_tokenizers_flag,
+    predict_and_report,
+    print_epoch,
+    print_epoch_table,
+    print_model,
+    read_data,
+)
+from utils import UserError, some
+
+if TYPE_CHECKING:
+    from plan import Plan
+    from plan import Place, Run
+    from saver import Saver
+    from tasks import World
+    from training import EpochResult
+
+
+def finetune(args: Namespace, place: Place, world: World) -> None:
+    """Train a head and the Llama below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
+    import runs
+    from saver import best_of
+
+    splits, label_names = read_data(args)
+    with naming_the_tokenizers_flag():
+        run = runs.assemble(plan_of(args, label_names), place, world)
+    print_model(args, run.model.llama)
+    datasets = encode(args, splits, run.tokenizer, run.config)
+    with ExitStack() as held:  # the lock on the run's name
+        saver = open_saver(args, run, held)
+        history = resume(args, run, saver) if args.resume else []
+        train, dev = datasets["train"], datasets["dev"]
+        epochs = runs.fine_tune(run, train, dev, saver, history=history, train_eval=not args.no_train_eval)
+        run_epochs(epochs, history, saver)
+        del run, epochs  # the model is made anew from what was saved
+        model, saved = runs.load_classifier(saver.model_path, world)
+        if (saved.identity, saved.epoch) != (saver.identity, best_of(history).epoch):
+            raise UserError(f"{saver.model_path} is not what this run saved: another process has replaced it")
+        runs.compute_fast(model, args.precision, place)
+        world.spread(model, place.device)
+        print(f"load model from {saver.model_path}")
+        predict_and_report(args, model, datasets, label_names, place.device, world)
+        print_epoch_table(history)
+        if world.is_first:
+            saver.resume_path.unlink(missing_ok=True)
+
+
+def plan_of(args: Namespace, label_names: list[str]) -> Plan:
+    from plan import InputFile, Plan
+
+    names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
+    return Plan(
+        checkpoint=InputFile.of(args.pretrained_model_path),
+        tokenizer=InputFile.of(args.tokenizer),
+        train=InputFile.of(args.train),
+        dev=InputFile.of(args.dev),
+        label_names=tuple(label_names),
+        precision=str(args.precision),
+        **{name: getattr(args, name) for name in names},
+    )
+
+
+def open_saver(args: Namespace, run: Run, held: ExitStack) -> Saver:
+    """Choose the files of this run, and say what will be overwritten. held: keeps the lock on their name."""
+    import runs
+    from saver import choose_model_path
+
+    candidates, identity = model_candidates(args, run.plan.digest), run.plan.identity()
+    if args.methods:  # their name is known only now
+        check_overlaps(args, files_of_model(candidates[0]))
+    path, kept = run.world.from_first(lambda: choose_model_path(candidates, identity, args.resume, held))
+    if kept:
+        print(f"{'; '.join(kept)}; this run saves to {path}")
+    saver = runs.saver_for(run, path, path.with_suffix(".resume"))
+    if not args.resume:
+        if saver.resume_path.exists():
+            print(f"{saver.resume_path} is the resume point of an interrupted run; the first epoch will overwrite it")
+            print("(to go on with that run instead, stop this one now and add --resume)", flush=True)
+        if path.exists():
+            print(f"{path} holds an earlier model of the same training data; the first epoch will overwrite it")
+    return saver
+
+
+def resume(args: Namespace, run: Run, saver: Saver) -> list[EpochResult]:
+    """Go back to the last finished epoch. Returns the epochs that are done."""
+    from saver import BadResumePoint, OtherRun, other_resume_points
+
+    if not run.world.from_first(saver.resume_path.is_file):
+        print(f"there is no resume point {saver.resume_path}; starting from the beginning")
+        for path, differing in run.world.from_first(lambda: other_resume_points(f"{args.option}-*", saver.identity)):
+            print(f"{path} is of a run with another {some(map(name_of, differing))}")
+        return []
+    try:
+        history = saver.load_resume_point(run.model, run.optimizer)
+    except OtherRun as error:
+        other = f"{saver.resume_path} belongs to a run with another {some(map(name_of, error.differing))}"
+        raise UserError(f"{other}; use the same arguments, or leave out --resume to start anew") from None
+    except BadResumePoint as error:
+        raise UserError(f"{error}, or leave out --resume to start anew") from None
+    print(f"resuming from {saver.resume_path}")
+    for result in history:
+        print_epoch(result, saver.model_path)
+    return history
+
+
+def name_of(entry: str) -> str:
+    """What the user calls an entry of a run's identity: a file, or a flag."""
+    files = ("train", "dev", "checkpoint", "tokenizer", "label_names", "attention", "option")
+    return entry.replace("_", " ") if entry in files else "--method" if entry == "methods" else f"--{entry}"
+
+
+def run_epochs(epochs: Iterator[EpochResult], history: list[EpochResult], saver: Saver) -> None:
+    """Train to the end, adding to `history` and printing; what stops it earlier says what is kept."""
+    from training import Diverged
+
+    try:
+        for result in epochs:
+            history.append(result)
+            print_epoch(result, saver.model_path)
+    except Diverged as error:
+        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(history, saver)}") from None
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(history, saver)}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {what_is_kept(history, saver)}") from None
+
+
+def what_is_kept(history: list[EpochResult], saver: Saver) -> str:
+    if not history:
+        return "no epoch was finished, nothing was saved"
+    return (
+        f"the best of {len(history)} finished epochs stays in {saver.model_path}, "
+        f"and --resume goes on from {saver.resume_path}"
+    )

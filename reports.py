@@ -1,0 +1,205 @@
+"""What the commands have in common that people see: data read, accuracies, tables, output files, a text that grows."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from course import Example, create_data, format_line, read_label_names
+from utils import UserError, atomic_write, shown, warn
+
+if TYPE_CHECKING:
+    import torch
+
+    from batches import LlamaDataset
+    from config import LlamaConfig
+    from llama import Llama
+    from runs import Prediction
+    from tasks import Evaluation, World
+    from tokenizer import Tokenizer
+    from training import EpochResult
+
+# -------------------------------------------------------------------------------------------- models and data
+
+
+@contextmanager
+def naming_the_tokenizers_flag() -> Iterator[None]:
+    from runs import OtherVocabulary
+
+    try:
+        yield
+    except OtherVocabulary as error:
+        raise UserError(f"{error}; name the right one with --tokenizer") from None
+
+
+def print_model(args: Namespace, llama: Llama) -> None:
+    print(f"load model from {args.pretrained_model_path} (attention: {llama.config.attention})")
+
+
+def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
+    """The three splits and the label names, everything checked. Prints a line a file."""
+    label_names = read_label_names(args.label_names)
+    if args.derive_labels:
+        # the reference takes the number of classes from the training data, so a bare default must not be in the way
+        examples = create_data(args.train)
+        highest = max(example.label for example in examples)
+        if len(label_names) <= highest < len(examples):  # more classes than examples is a slip in the data
+            label_names = [str(label) for label in range(highest + 1)]
+    splits = {}
+    for split in ("train", "dev", "test"):
+        path = getattr(args, split)
+        if path is None:
+            continue
+        splits[split] = create_data(path, len(label_names), is_test=split == "test")
+        print(f"load {len(splits[split])} data from {path}")
+    return splits, label_names
+
+
+def encode(
+    args: Namespace,
+    splits: dict[str, list[Example]],
+    tokenizer: Tokenizer,
+    config: LlamaConfig,
+    prompt_suffix: str | None = None,
+) -> dict[str, LlamaDataset]:
+    """Encode the splits, and warn of sentences beyond the model's length."""
+    import runs
+
+    datasets = {}
+    for split, examples in splits.items():
+        datasets[split] = dataset = runs.encode(examples, tokenizer, config, prompt_suffix)
+        warn_of_long_sentences(dataset.too_long, config, getattr(args, split))
+    return datasets
+
+
+# ------------------------------------------------------------------------------------------------ predictions
+
+
+def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
+    """The output file: one `PREDICTED ||| sentence` a line."""
+    with atomic_write(path) as file:
+        for prediction, sentence in zip(result.predictions, sentences, strict=True):
+            file.write(f"{format_line(prediction, sentence)}\n")
+
+
+def print_accuracy(split: str, path: str, result: Evaluation) -> None:
+    """The contract's line, or a line that says why there is no accuracy."""
+    if split == "test" and not result.has_gold_labels:
+        print(f"test: {path} has no gold labels (every label is {result.labels[0]}), so there is no accuracy")
+    else:
+        print(f"{split} acc :: {result.accuracy:.3f}")
+
+
+def print_report(split: str, result: Evaluation, label_names: list[str]) -> None:
+    """Precision, recall, F1 and support of each class, macro-F1, and the majority-class accuracy."""
+    from sklearn.metrics import classification_report, f1_score
+
+    if split == "test" and not result.has_gold_labels:
+        return
+    classes = list(range(len(label_names)))
+    scoring = dict(y_true=result.labels, y_pred=result.predictions, labels=classes, zero_division=0)
+    print(f"\n{split}, per class:")
+    print(classification_report(**scoring, target_names=label_names, digits=3).rstrip())
+    print(f"{split} macro-F1 :: {f1_score(**scoring, average='macro'):.3f}")
+    print(f"{split} majority-class acc :: {result.majority_accuracy:.3f}")
+
+
+def line_of(prediction: Prediction, with_probabilities: bool) -> str:
+    if not with_probabilities:
+        return f"{format_line(prediction.label, prediction.sentence)}\n"
+    probabilities = [f"{probability:.6f}" for probability in prediction.probabilities]
+    sentence = prediction.sentence.replace("\t", " ")  # a tab stands between two columns
+    return "\t".join((str(prediction.label), *probabilities, sentence)) + "\n"
+
+
+def warn_of_long_sentences(count: int, config: LlamaConfig, path: str = "") -> None:
+    """Say how many sentences are beyond the model's length, and what becomes of them."""
+    if count:
+        what = "cut" if config.is_causal else "used whole, as the reference does"
+        where = f"{path}: " if path else ""
+        warn(f"{where}{count} sentences are longer than max_seq_len={config.max_seq_len} tokens; {what}")
+
+
+def predict_and_report(
+    args: Namespace,
+    model: torch.nn.Module,
+    datasets: dict[str, LlamaDataset],
+    label_names: list[str],
+    device: torch.device,
+    world: World,
+) -> None:
+    """Predict dev and test, write both files, print the accuracies, then the tables."""
+    from runs import loader_of
+    from training import evaluate
+
+    results = {}
+    for split in ("dev", "test"):
+        dataset = datasets[split]
+        loader = loader_of(dataset, model.llama.config, args.batch_size, device)
+        results[split] = evaluate(model, loader, desc=split, world=world)
+        if world.is_first:
+            write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
+        print_accuracy(split, getattr(args, split), results[split])
+    for split, result in results.items():
+        print_report(split, result, label_names)
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+
+def print_epoch(result: EpochResult, model_path: Path) -> None:
+    if result.improved:
+        print(f"save the model to {model_path}")
+    if result.is_finish:
+        print(f"after the last epoch: dev acc :: {result.dev_score:.3f}", flush=True)
+        return
+    print(
+        f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, "
+        f"train acc :: {result.train_score:.3f}, dev acc :: {result.dev_score:.3f}",
+        flush=True,
+    )
+
+
+def print_epoch_table(history: list[EpochResult]) -> None:
+    from saver import best_of
+
+    print("\nepoch  train loss  train acc  dev acc  seconds")
+    best = best_of(history)
+    for result in history:
+        mark = "  <- best on dev, used for the predictions" if result is best else ""
+        print(
+            f"{result.epoch:5d}  {result.train_loss:10.3f}  {result.train_score:9.3f}  {result.dev_score:7.3f}  "
+            f"{result.seconds:7.1f}{mark}"
+        )
+
+
+# -------------------------------------------------------------------------------------------------------- texts
+
+
+def warn_of_changes(prompt: str, ids: list[int], tokenizer: Tokenizer, limit: int) -> None:
+    """Say where the text that is continued is not the one that was given."""
+    if len(ids) > limit:
+        warn(f"--prompt is {len(ids)} tokens long, of which the model sees the last {limit} (max_seq_len)")
+    if tokenizer.max_len is None and (text := tokenizer.decode(ids)) != prompt:
+        warn(f"the tokenizer changes --prompt, white space for instance; the text begins {shown(text)}")
+
+
+class TextStream:
+    """Prints a text while its tokens arrive. `shown` is what stands on the screen: a beginning of the final text."""
+
+    def __init__(self, tokenizer: Tokenizer, ids: list[int]):
+        self.tokenizer = tokenizer
+        self.ids = ids
+        self.shown = ""
+
+    def __call__(self, new_ids: torch.Tensor) -> None:
+        """new_ids: 1 1"""
+        self.ids.append(int(new_ids))
+        text = self.tokenizer.decode(self.ids)
+        # a letter of several byte tokens is not a letter before its last byte: wait for it
+        if text.startswith(self.shown) and not text.endswith("\ufffd"):
+            print(text[len(self.shown) :], end="", flush=True)
+            self.shown = text

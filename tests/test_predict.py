@@ -1,0 +1,350 @@
+"""Saved runs: enough by themselves, opened by one function, and predicted with, line by line, however many come."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, drive_in, random_llama
+from error_helpers import check_one_error, stderr_lines
+
+import runs
+import sentences
+from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
+from course import create_data, prompt_suffix
+from plan import InputFile, Plan
+from runs import load_classifier, predict, record_of, save_classifier
+from storage import load_tensors, save_tensors
+from tokenizer import Tokenizer
+from utils import UserError
+
+SOME = ["A warm little film", "the plot wanders off", "I laughed twice, by accident", "nothing happens", "cardboard"]
+
+
+@pytest.fixture(scope="module", params=["bidirectional", "causal"])
+def saved(request, tmp_path_factory: pytest.TempPathFactory, classify_flags: Callable) -> Path:
+    """A folder with what a fine-tuning leaves behind: its model, its predictions."""
+    folder = tmp_path_factory.mktemp(request.param)
+    flags = ["--epochs", 2, "--lr", 0.01, "--batch_size", 4, "--attention", request.param, "--model_out", "best.pt"]
+    drive_in(folder, *classify_flags("finetune"), *flags)
+    assert sorted(os.listdir(folder)) == [
+        "best.pt", "films-dev-finetuning-output.txt", "films-test-finetuning-output.txt"
+    ]  # fmt: skip
+    return folder
+
+
+def predicted(folder: Path, *flags: object, text: str | None = None) -> str:
+    """What `--option predict` prints, run in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        if text is not None:
+            patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text.encode()))))
+        return drive_in(folder, "--option", "predict", "--model", "best.pt", *flags)
+
+
+# ------------------------------------------------------------------------------------------------------ saved runs
+
+
+def test_a_saved_run_needs_no_other_file(saved: Path, tmp_path: Path, films: dict[str, Path]):
+    """On another machine: nothing but the code and the file."""
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(saved / "best.pt", tmp_path / "elsewhere.pt")
+    shutil.copy(films["dev"], tmp_path / "dev.txt")
+    command = "run_llama.py --option predict --model elsewhere.pt --input dev.txt --output labels.txt --kernels plain"
+    done = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "wrote 10 predictions to labels.txt\n", done.stderr
+    assert (tmp_path / "labels.txt").read_bytes() == (saved / "films-dev-finetuning-output.txt").read_bytes()
+
+
+def test_predictions_of_the_dev_file_are_the_runs_own(saved: Path, films: dict[str, Path], tmp_path: Path):
+    own = (saved / "films-dev-finetuning-output.txt").read_text()
+    assert predicted(saved, "--input", films["dev"]) == own
+    bare = tmp_path / "bare.txt"
+    bare.write_text("".join(f"{example.sentence}\n" for example in create_data(films["dev"])))
+    assert predicted(saved, "--input", bare) == own
+    assert predicted(saved, "--input", "-", text=bare.read_text()) == own
+    assert predicted(saved, "--input", bare, "--kernels", "plain") == own
+
+
+def test_what_is_known_of_a_run_is_in_its_file(saved: Path, films: dict[str, Path], tiny_checkpoint: Path):
+    model, about = load_classifier(saved / "best.pt")
+    content = load_tensors(saved / "best.pt")
+    assert about.label_names == ("bad", "good") and about.batch_size == 4 and about.prompt_suffix is None
+    assert about.precision == "fp32" and about.config.attention == saved.name[: len(about.config.attention)]
+    assert about.tokenizer.encode("a film", bos=True, eos=False) == Tokenizer(
+        tokenizer_model=tiny_checkpoint.with_suffix(".model")
+    ).encode("a film", bos=True, eos=False)
+    plan = Plan(
+        checkpoint=InputFile.of(tiny_checkpoint),
+        tokenizer=InputFile.of(tiny_checkpoint.with_suffix(".model")),
+        train=InputFile.of(films["train"]),
+        dev=InputFile.of(films["dev"]),
+        label_names=("bad", "good"),
+        attention=about.config.attention,
+        epochs=2,
+        lr=0.01,
+        batch_size=4,
+    )
+    assert about.identity == content["identity"] == plan.identity()
+    assert about.dev_score == content["dev_score"] and not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_plan_is_its_content():
+    file = InputFile("0" * 64, "here/train.txt")
+    plan = Plan(file, file, file, file, ("bad", "good"))
+    moved = Plan(file, file, InputFile("0" * 64, "there/train.txt"), file, ("bad", "good"))
+    assert plan == moved and hash(plan) == hash(moved) and plan.digest == moved.digest
+    other = Plan(file, file, InputFile("1" * 64, "here/train.txt"), file, ("bad", "good"))
+    assert plan != other and plan.digest != other.digest and re.fullmatch("[0-9a-f]{64}", plan.digest)
+    with pytest.raises(AttributeError):
+        plan.lr = 1.0
+
+
+def test_a_label_word_classifier_is_saved_and_opened_as_well(tmp_path: Path, tokenizer: Tokenizer):
+    names = ["bad", "warm little", "film"]
+    for attention in ("bidirectional", "causal"):
+        llama = random_llama(attention=attention)
+        model = LlamaZeroShotClassifier(SimpleNamespace(num_labels=3), tokenizer, names, llama=llama)
+        record = record_of(model, tokenizer, names, 2, prompt_suffix=prompt_suffix(names))
+        save_classifier(tmp_path / "x.pt", model, record)
+        opened, about = load_classifier(tmp_path / "x.pt")
+        tokens = torch.tensor([[1, 5, 9], [1, 80, 3]])
+        assert type(opened) is LlamaZeroShotClassifier and torch.equal(opened(tokens), model(tokens))
+        (prediction,) = predict(opened, about, ["a film"])
+        ids = tokenizer.encode(f"a film {prompt_suffix(names)}", bos=True, eos=False)
+        assert prediction.label == model(torch.tensor([ids])).argmax().item()
+
+
+def test_settings_of_the_text_are_kept(tmp_path: Path, classify_flags: Callable, films: dict[str, Path]):
+    """--max_sentence_len, --precision and the batch size are those of the run, whatever the flags of predict are."""
+    flags = ["--epochs", 1, "--max_sentence_len", 3, "--precision", "bf16", "--batch_size", 3, "--model_out", "best.pt"]
+    drive_in(tmp_path, *classify_flags("finetune"), *flags)
+    _, about = load_classifier(tmp_path / "best.pt")
+    assert (about.tokenizer.max_len, about.precision, about.batch_size) == (3, "bf16", 3)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        compute_fast = runs.compute_fast
+        patch.setattr(runs, "compute_fast", lambda *args: seen.append(args[1]) or compute_fast(*args))
+        own = (tmp_path / "films-dev-finetuning-output.txt").read_text()
+        assert predicted(tmp_path, "--input", films["dev"]) == own
+    assert seen == ["bf16"]
+
+
+# ------------------------------------------------------------------------------------------------------- streaming
+
+
+class Slowly:
+    """Sentences, with a pause (None) after each."""
+
+    def __init__(self, texts: list[str]):
+        self.texts, self.asked = texts, 0
+
+    def __iter__(self) -> Iterator[str | None]:
+        for text in self.texts:
+            self.asked += 1
+            yield text
+            yield None
+
+
+def test_batches_are_full_and_in_order_where_they_matter(tokenizer: Tokenizer):
+    """A bidirectional model meets the same batches however slowly the sentences come; a causal one does not wait."""
+    for attention, expected in (("bidirectional", [2, 2, 1]), ("causal", [1] * 5)):
+        model = LlamaEmbeddingClassifier(Settings, llama=random_llama(attention=attention)).eval()
+        about = runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
+        at_once, sizes, slowly = list(predict(model, about, SOME)), [], Slowly(SOME)
+        model.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        behind = [slowly.asked - index for index, _ in enumerate(predict(model, about, slowly), 1)]
+        assert sizes == expected and max(behind) == (1 if attention == "bidirectional" else 0)
+        slow = list(predict(model, about, Slowly(SOME)))
+        assert [each.sentence for each in slow] == SOME == [each.sentence for each in at_once]
+        for one, other in zip(slow, at_once, strict=True):
+            assert one.label == other.label and one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+
+
+class Settings:
+    num_labels, hidden_dropout_prob, option, pad_id = 2, 0.3, "finetune", 3
+
+
+def test_memory_does_not_grow_with_the_lines(tokenizer: Tokenizer):
+    """No more sentences are asked for than fit some batches before the first prediction comes out."""
+    model = LlamaEmbeddingClassifier(Settings, llama=random_llama(attention="causal")).eval()
+    about = runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
+    asked = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            asked.append(1)
+            yield "a film"
+
+    predictions = predict(model, about, endless())
+    for count in range(1, 500):
+        next(predictions)
+        assert len(asked) <= count + 2 * runs.BUCKETED
+
+
+def test_lines_are_answered_while_the_input_is_still_being_written(saved: Path):
+    """As a pipe of one's own: what was written is answered before more is."""
+    command = [sys.executable, "-u", str(ROOT / "run_llama.py"), "--option", "predict", "--model", "best.pt"]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=saved)
+    with subprocess.Popen([*command[:1], *command[2:], "--input", "-"], **pipes) as process:
+        for batch in range(3):
+            for number in range(4):  # the run's batch size
+                process.stdin.write(f"a film {batch} {number}\n")
+            process.stdin.flush()
+            for number in range(4):
+                assert re.fullmatch(rf"[01] \|\|\| a film {batch} {number}\n", process.stdout.readline())
+        process.stdin.write("the last one, without a line end")
+        process.stdin.close()
+        assert process.stdout.readline().endswith("the last one, without a line end\n")
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sentences, "PATIENCE", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+
+    def write() -> None:
+        with open(tmp_path / "pipe", "wb", buffering=0) as file:
+            for piece in (b"first\nsec", "ond é".encode()[:-1], "é".encode()[1:] + b"\r\n", b"third"):
+                file.write(piece)
+                time.sleep(0.2)
+
+    threading.Thread(target=write, daemon=True).start()
+    read = list(sentences.read_sentences(str(tmp_path / "pipe")))
+    assert [each for each in read if each] == ["first", "second é", "third"] and None in read
+
+
+# --------------------------------------------------------------------------------------------------- what is written
+
+
+def test_probabilities_come_with_tabs_between_them(saved: Path, tmp_path: Path):
+    text = "a film\nwith a\ttab\n"
+    lines = predicted(saved, "--input", "-", "--probabilities", text=text).splitlines()
+    for line, sentence in zip(lines, ("a film", "with a tab"), strict=True):
+        label, *probabilities, shown = line.split("\t")
+        numbers = [float(each) for each in probabilities]
+        assert shown == sentence and sum(numbers) == pytest.approx(1, abs=1e-5) and len(numbers) == 2
+        assert int(label) == numbers.index(max(numbers))
+    assert "with a\ttab" in predicted(saved, "--input", "-", text=text)
+
+
+BAD = {
+    "an empty line": ("good\n\nbad\n", "line 2: the sentence is empty"),
+    "not UTF-8": (b"good\nbad\nb\xe9d\n", "line 3: not UTF-8 text"),
+    "nothing": ("", "holds no sentences"),
+    "a data file with a line that is none": ("1 ||| good\nbad\n", "line 2: no ' ||| ' between label and sentence"),
+    "a label that is none": ("1 ||| good\nx ||| bad\n", "line 2: the label 'x' is not a whole number"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), BAD.values(), ids=BAD)
+def test_a_bad_line_is_named_and_nothing_is_half_written(saved: Path, tmp_path: Path, content: str | bytes, words: str):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    out = tmp_path / "labels.txt"
+    out.write_text("earlier work")
+    with pytest.raises(UserError, match=re.escape(f"bad.txt {words}")):
+        predicted(saved, "--input", path, "--output", out)
+    assert out.read_text() == "earlier work" and sorted(os.listdir(tmp_path)) == ["bad.txt", "labels.txt"]
+
+
+def test_long_sentences_are_counted_in_one_warning(saved: Path, capfd: pytest.CaptureFixture):
+    predicted(saved, "--input", "-", text="slow " * 200 + "\na film\n" + "film " * 200 + "\n")
+    (warning,) = [line for line in stderr_lines(capfd.readouterr().err) if line.startswith("warning")]
+    what = "cut" if saved.name.startswith("causal") else "used whole, as the reference does"
+    assert warning == f"warning: 2 sentences are longer than max_seq_len=64 tokens; {what}"
+
+
+FLAGS = {
+    "no model": (["--input", "-"], "--option predict needs --model FILE"),
+    "no input": (["--model", "best.pt"], "--option predict needs --input FILE"),
+    "absent model": (["--model", "absent.pt", "--input", "-"], "--model absent.pt does not exist"),
+    "absent input": (["--model", "best.pt", "--input", "absent"], "--input absent does not exist"),
+    "a folder": (["--model", "best.pt", "--input", "."], "--input . is a folder"),
+    "output is the model": (["--model", "best.pt", "--input", "-", "--output", "best.pt"], "best.pt is also --model"),
+    "another option's flag": (["--option", "prompt", "--input", "-"], "--input is for --option predict and perplexity"),
+    "no saved run": (["--model", "films-dev-finetuning-output.txt", "--input", "-"], "not a PyTorch checkpoint"),
+}
+
+
+@pytest.mark.parametrize(("flags", "words"), FLAGS.values(), ids=FLAGS)
+def test_mistakes_are_one_line(saved: Path, flags: list[str], words: str):
+    before = sorted(os.listdir(saved))
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        drive_in(saved, "--option", "predict", *flags)
+    assert "\n" not in str(error.value) and sorted(os.listdir(saved)) == before
+
+
+CHANGES = {
+    "a pretrained checkpoint": lambda saved: {"model": saved["model"], "model_args": {}},
+    "a resume point": lambda saved: {**saved, "kind": "resume point"},
+    "no tokenizer": lambda saved: {**saved, "tokenizer": None},
+    "another tokenizer": lambda saved: {**saved, "tokenizer": torch.zeros(9, dtype=torch.uint8)},
+    "more labels": lambda saved: {**saved, "label_names": ["a", "b", "c"]},
+    "no batch": lambda saved: {**saved, "batch_size": 0},
+    "no head of that name": lambda saved: {**saved, "model_config": {**saved["model_config"], "head": "none"}},
+    "another shape": lambda saved: changed_args(saved, dim=64),
+    "a million layers": lambda saved: changed_args(saved, n_layers=10**6),
+    "a huge vocabulary": lambda saved: changed_args(saved, vocab_size=2**30),
+    "a missing weight": lambda saved: {**saved, "model": dict(list(saved["model"].items())[:-1])},
+    "numbers that are none": lambda saved: with_nan(saved),
+    "a method that is not here": lambda saved: {**saved, "methods": {"x": {"settings": {}, "tensors": {}}}},
+}
+
+
+def changed_args(saved: dict, **changes: int) -> dict:
+    config = saved["model_config"]
+    return {**saved, "model_config": {**config, "model_args": {**config["model_args"], **changes}}}
+
+
+def with_nan(saved: dict) -> dict:
+    return {**saved, "model": {**saved["model"], "classifier_head.bias": torch.tensor([0.0, float("nan")])}}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_is_no_saved_run_is_refused_in_one_line(saved: Path, tmp_path: Path, change: Callable):
+    content = load_tensors(saved / "best.pt", mmap=False)
+    save_tensors(tmp_path / "odd.pt", change(content))
+    start = time.perf_counter()
+    with pytest.raises(UserError, match=r"odd\.pt") as error:
+        load_classifier(tmp_path / "odd.pt")
+    assert "\n" not in str(error.value) and time.perf_counter() - start < 5
+
+
+def test_it_runs_in_one_process(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="--option predict runs in one process"):
+        predicted(saved, "--input", "-")
+
+
+def test_a_model_name_that_is_chosen_holds_model_and_resume_point(tmp_path: Path, classify_flags: Callable):
+    flags = [*classify_flags("finetune"), "--epochs", 2, "--model_out", "mine.pt"]
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        fine_tune = runs.fine_tune
+
+        def stopped(*inputs, **named):
+            yield next(fine_tune(*inputs, **named))
+            raise KeyboardInterrupt
+
+        patch.setattr(runs, "fine_tune", stopped)
+        drive_in(tmp_path, *flags)
+    assert sorted(os.listdir(tmp_path)) == ["mine.pt", "mine.resume"]
+    assert "resuming from mine.resume" in drive_in(tmp_path, *flags, "--resume")
+    done = subprocess.run(
+        [sys.executable, ROOT / "run_llama.py", *map(str, flags), "--model_out", "a-dev-finetuning-output.txt/x.pt"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    check_one_error(done.returncode, done.stderr, "--model_out", "does not exist")
