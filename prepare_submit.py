@@ -63,7 +63,9 @@ from utils import (
     check_writable,
     decimal_number,
     find_asset,
+    printable,
     run_main,
+    some,
 )
 
 MB = 1_000_000
@@ -95,17 +97,8 @@ FOREIGN = _any_of(".git .venv venv env pyvenv.cfg conda-meta node_modules *.pt *
 CLUTTER = _any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* *.lock .*.tmp")
 
 
-def _quote(value: object, most: int = 100) -> str:
-    """A value in a message: unprintable characters escaped, and cut where it is long."""
-    text = str(value)
-    text = text if text[: most + 1].isprintable() else ascii(text[: most + 1])
-    return text if len(text) <= most else text[:most] + "..."
-
-
 def _few(names: Iterable[str], most: int = 5) -> str:
-    """The first names, safe to print; the rest are counted."""
-    names = sorted(names)
-    return ", ".join(map(_quote, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return some(sorted(names), most)
 
 
 class FormatError(AssertionError):
@@ -170,9 +163,9 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.edition not in EDITIONS:
-            raise UserError(f"no edition {_quote(repr(self.edition))}; there are {', '.join(EDITIONS)}")
+            raise UserError(f"no edition {printable(repr(self.edition))}; there are {', '.join(EDITIONS)}")
         if self.data_dir is not None and not Path(self.data_dir).is_dir():
-            raise UserError(f"the data folder {_quote(self.data_dir)} does not exist")
+            raise UserError(f"the data folder {printable(self.data_dir)} does not exist")
         if self.size_limit is None:
             object.__setattr__(self, "size_limit", EDITIONS[self.edition].size_limit)
 
@@ -193,11 +186,11 @@ class Rules:
         try:
             fits = re.fullmatch(self.id_pattern, student_id, re.ASCII) and len(student_id) <= MAX_ID
         except (re.error, OverflowError, RecursionError) as error:
-            raise UserError(f"the ID pattern {_quote(self.id_pattern)} is no regular expression: {error}") from None
+            raise UserError(f"the ID pattern {printable(self.id_pattern)} is no regular expression: {error}") from None
         # A top name with a leading underscore would be ignored by the check, as the course does for __MACOSX.
         if not fits or "/" in student_id or student_id.startswith("_") or _name_fault(student_id):
-            wanted = f"at most {MAX_ID} letters, pattern {_quote(self.id_pattern)}"
-            raise UserError(f"{_quote(repr(student_id))} is not a valid ID ({wanted})")
+            wanted = f"at most {MAX_ID} letters, pattern {printable(self.id_pattern)}"
+            raise UserError(f"{printable(repr(student_id))} is not a valid ID ({wanted})")
         return student_id
 
     def find(self, name: str) -> Path | None:
@@ -331,7 +324,7 @@ def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> Header |
     paths = tuple(content[5:] for number, content in extra if number == 0x7075)
     for path in (name, *paths):
         if len(path) > MAX_NAME or max(map(len, path.split(b"/"))) > MAX_PART:
-            shown = _quote(path[:MAX_PART].decode("utf-8", "replace"), 40)
+            shown = printable(path[:MAX_PART].decode("utf-8", "replace"), 40)
             raise FormatError(f"a name of {len(path)} bytes, {shown}: {MAX_PART} a part and {MAX_NAME} in all is most")
     numbers = [size, packed] if is_local else [size, packed, values[-1]]
     for number, content in extra:
@@ -494,11 +487,12 @@ def _stray_bytes(archive: Archive) -> list[str]:
     for entry, end in zip(entries, ends, strict=True):
         data_end = entry.local.end + entry.central.packed
         if entry.central.offset != at or data_end > end or archive.payload[data_end:end] not in _descriptors(entry):
-            return [f"bytes around {_quote(entry.name)} belong to no entry or to two: other tools may find other files"]
+            name = printable(entry.name)
+            return [f"bytes around {name} belong to no entry or to two: other tools may find other files"]
         # Read from the start, what is stored before its size is known ends where a descriptor seems to follow.
         is_open = entry.local.flags & _HAS_DESCRIPTOR and entry.central.method == zipfile.ZIP_STORED
         if is_open and b"PK\7\x08" in archive.payload[entry.local.end : data_end]:
-            return [f"{_quote(entry.name)} holds what looks like its own end: other tools may find other files"]
+            return [f"{printable(entry.name)} holds what looks like its own end: other tools may find other files"]
         at = end
     return [] if at == archive.directory else ["bytes before the directory: other tools may find other files there"]
 
@@ -550,8 +544,8 @@ def _enter_deeper_folder(files: dict[str, Entry], report: Report, edition: Editi
     inside = {name.removeprefix(folder): entry for name, entry in files.items() if name.startswith(folder)}
     example = next(name for name in edition.required if name in inside)
     report.problems.append(
-        f"files must lie directly in the top folder: there is {_quote(folder + example)}; "
-        f"move all that is in {_quote(folder)} up into {report.student_id}/"
+        f"files must lie directly in the top folder: there is {printable(folder + example)}; "
+        f"move all that is in {printable(folder)} up into {report.student_id}/"
     )
     return inside
 
@@ -587,7 +581,7 @@ def _with_hints(missing: Iterable[str], files: Iterable[str]) -> str:
         words = _words(name)
         # sst-dev-output.txt: nobody can tell of which kind it is
         found = [near[wanted] for wanted in (words, words - _KIND_WORDS, words - {"output"}) if wanted in near]
-        hinted.append(f"{name} (there is {_quote(found[0])})" if found else name)
+        hinted.append(f"{name} (there is {printable(found[0])})" if found else name)
     trials = [name for name in files if re.search(r"(?i)\bfilms-.*output", name)]
     return ", ".join(hinted) + (f"; {_few(trials, 1)}: {NO_SUBMISSION}" if trials else "")
 
@@ -711,7 +705,7 @@ class Imports:
             try:
                 tree = self._parse(file)
             except FormatError as error:
-                faults.append(f"{_quote(file)} {error}")
+                faults.append(f"{printable(file)} {error}")
                 continue
             imported = list(_imported(tree, file.split("/")[:-1]))
             # Whoever has found once that a package is absent need not ask again.
@@ -740,7 +734,7 @@ class Imports:
         try:
             return _parse_python(source)
         except SyntaxError as error:
-            raise FormatError(f"line {error.lineno or 1}: not Python ({_quote(error.msg)})") from None
+            raise FormatError(f"line {error.lineno or 1}: not Python ({printable(error.msg)})") from None
         except (ValueError, LookupError, MemoryError, RecursionError):
             raise FormatError("line 1: not Python, or too deeply nested") from None
 
@@ -949,7 +943,7 @@ def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
     checked = Rules(**rules)
     student_id = checked.clean_id(student_id)
     if not Path(path).is_file():
-        raise UserError(f"{_quote(path)} does not exist, or is neither a folder nor a plain file")
+        raise UserError(f"{printable(path)} does not exist, or is neither a folder nor a plain file")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > checked.max_bytes:
@@ -1009,15 +1003,15 @@ def create_zip(
     student_id = checked.clean_id(student_id)
     out = Path(out or f"{student_id}.zip")
     if out.suffix != ".zip":  # another name inside `folder` would be packed into the next zip
-        raise UserError(f"--out {_quote(out)}: the name must end in .zip")
+        raise UserError(f"--out {printable(out)}: the name must end in .zip")
     check_writable(out, "--out")
     if not Path(folder).is_dir():
-        raise UserError(f"{_quote(folder)} is not a folder")
+        raise UserError(f"{printable(folder)} is not a folder")
     left_out: list[str] = []
     files = dict(_walk(Path(folder), left_out))
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if len(files) > MAX_ENTRIES or sum(sizes.values()) > checked.max_unpacked_bytes:
-        what = f"{_quote(folder)} holds {len(files)} files of {sum(sizes.values()) / MB:.1f} MB"
+        what = f"{printable(folder)} holds {len(files)} files of {sum(sizes.values()) / MB:.1f} MB"
         return Report(student_id, [f"{what}, too much for a submission; the largest: {_largest(sizes)}"])
     payload = _pack(files, student_id)
     report = _check_bytes(payload, student_id, checked)
@@ -1028,9 +1022,9 @@ def create_zip(
     if force or not report.problems:
         with atomic_write(out, "wb") as file:
             file.write(payload)
-        report.notes.append(f"wrote {_quote(out)} ({len(payload) / MB:.2f} MB)")
+        report.notes.append(f"wrote {printable(out)} ({len(payload) / MB:.2f} MB)")
     else:
-        report.notes.append(f"{_quote(out)} was not written")
+        report.notes.append(f"{printable(out)} was not written")
     return report
 
 
@@ -1059,7 +1053,7 @@ def _megabytes(text: str) -> float:
     with contextlib.suppress(ValueError):
         value = decimal_number(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a positive number of megabytes")
+        raise argparse.ArgumentTypeError(f"{printable(text)} is not a positive number of megabytes")
     return value
 
 

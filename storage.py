@@ -18,8 +18,8 @@ from typing import Any
 
 from utils import UserError, atomic_write, host_name, is_running, shorten, warn
 
-NEWBORN_SECONDS = 60.0  # a lock without an owner that is older was left by a process that died while making it
-TURN_SECONDS = 0.01  # to wait while another process looks at a lock that a dead one left
+STALE_SECONDS = 60.0  # a lock without an owner that is older was left by a process that died while making it
+RETRY_SECONDS = 0.01  # while another process looks at a lock that a dead one left
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
@@ -169,7 +169,7 @@ class NameLock:
             owner = json.loads(content)
             host, process, started = owner["host"], int(owner["process"]), owner["started"]
         except (ValueError, TypeError, KeyError):  # not written yet, or cut short by a full disk
-            return "a process that is just starting" if _age(self.path) < NEWBORN_SECONDS else None
+            return "a process that is just starting" if _age(self.path) < STALE_SECONDS else None
         if host != host_name():
             return f"process {process} on {shorten(str(host))}; remove {self.path} if that run is over"
         is_same = is_running(process) and started in (None, _start_of(process))
@@ -184,9 +184,9 @@ class NameLock:
         try:
             os.close(os.open(turn, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
-            if _age(turn) > NEWBORN_SECONDS:  # its process died in its turn
+            if _age(turn) > STALE_SECONDS:  # its process died in its turn
                 turn.unlink(missing_ok=True)
-            time.sleep(TURN_SECONDS)
+            time.sleep(RETRY_SECONDS)
             return
         try:
             if self._read() == content:

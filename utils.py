@@ -112,11 +112,17 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
-def some(names: Iterable[str]) -> str:
+def printable(value: object, most: int = 100) -> str:
+    """`str` of a value of bounded length, escaped where a terminal would not show all of it, or act on it."""
+    text = shorten(str(value), most)
+    return text if text.isprintable() else shorten(ascii(text), most)
+
+
+def some(names: Iterable[str], most: int = MAX_NAMES) -> str:
     """The first names of a list, and how many more there are."""
-    names = [shorten(str(name), 200) for name in names]
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(printable(name, 200) for name in names[:most]) + more
 
 
 # --------------------------------------------------------------------------------------------------- programs

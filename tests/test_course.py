@@ -1,54 +1,30 @@
-"""The formats of the course: what a line says is the same to whoever reads it."""
+"""The formats and editions of the course: what a line says is the same to whoever reads it."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+import course
 import prepare_submit
 import sanity_check
 from config import LlamaConfig
-from course import (
-    ATTENTION_KINDS,
-    DEFAULT_EDITION,
-    EDITIONS,
-    LABEL_NAMES,
-    NO_GOLD_LABEL,
-    NORMS,
-    Example,
-    create_data,
-    format_line,
-    has_gold_labels,
-    majority_accuracy,
-    parse_line,
-    prompt_suffix,
-    read_label_names,
-)
+from course import EDITIONS, NO_GOLD_LABEL, Example, create_data, has_gold_labels, majority_accuracy, prompt_suffix
 from utils import UserError
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GOOD = b"0 ||| a film\n1 ||| another film\n"
 
 
-# ------------------------------------------------------------------------------------------------------ lines
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_bytes(text.encode())
-    return path
-
-
 def test_a_line_is_label_and_stripped_sentence(tmp_path: Path):
-    path = write(tmp_path / "data.txt", "1 |||  a naïve film \r\n0 ||| one ||| two\n 1  ||| no newline")
-    assert create_data(path, 2) == [Example("a naïve film", 1), Example("one ||| two", 0), Example("no newline", 1)]
+    (tmp_path / "data.txt").write_bytes("1 |||  a naïve film \r\n0 ||| one ||| two\n 1  ||| no newline".encode())
+    expected = [Example("a naïve film", 1), Example("one ||| two", 0), Example("no newline", 1)]
+    assert create_data(tmp_path / "data.txt", 2) == expected
 
 
 def test_line_ends_and_byte_order_mark_are_no_mistake(tmp_path: Path) -> None:
@@ -60,33 +36,25 @@ def test_line_ends_and_byte_order_mark_are_no_mistake(tmp_path: Path) -> None:
 
 def test_what_is_written_is_what_is_read():
     for example in (Example("a ||| b", 0), Example("naïve", NO_GOLD_LABEL)):
-        assert parse_line(format_line(example.label, example.sentence)) == example
-    assert format_line(3, "with a prompt ") == "3 ||| with a prompt "
+        assert course.parse_line(course.format_line(example.label, example.sentence)) == example
+    assert course.format_line(3, "with a prompt ") == "3 ||| with a prompt "
 
 
-@pytest.mark.parametrize("line, words", [
-    ("1|||a film", "no ' ||| '"), ("1 |||  ", "empty"), ("good ||| a film", "'good' is not a whole number"),
-])  # fmt: skip
-def test_what_is_no_line_says_why(line: str, words: str):
-    with pytest.raises(ValueError, match=words):
-        parse_line(line)
+def read_by_checker(path: Path) -> list[Example]:
+    """The data, which are checked as if they were a student's predictions, too; what is not read alike is a problem."""
+    report, name = prepare_submit.Report("alice"), "cfimdb-test-finetuning-output.txt"
+    prepare_submit._check_text(name, path.read_bytes(), prepare_submit.Rules(data_dir=path.parent), report)
+    data = prepare_submit._read_data(path)
+    labels = [row.label for row in data]
+    assert [("outside 0..1" in problem) for problem in report.problems] == [True] * (min(labels) < 0)
+    gold = (1.0, majority_accuracy(labels)) if has_gold_labels(labels) else (None, None)
+    assert report.scores[name] == (len(data), *gold)
+    return data
 
 
-# ODD: content, and what it holds; None where it is refused
-ODD = {
-    "label with spaces": (b"  1   ||| a film\n0\t ||| another\n", [("a film", 1), ("another", 0)]),
-    "two separators": (b"1 ||| a ||| b\n0 ||| ||| c\n", [("a ||| b", 1), ("||| c", 0)]),
-    "CRLF": (b"1 ||| a film\r\n0 ||| another\r\n", [("a film", 1), ("another", 0)]),
-    "byte-order mark": (b"\xef\xbb\xbf1 ||| a film\n0 ||| another\n", [("a film", 1), ("another", 0)]),
-    "signs and zeros": (b"+1 ||| a film\n00 ||| another\n", [("a film", 1), ("another", 0)]),
-    "other line ends": ("1 ||| a\u2028b\x85c\x0cd\n0 ||| e\n".encode(), [("a\u2028b\x85c\x0cd", 1), ("e", 0)]),
-    "withheld, -1": (b"-1 ||| a film\n -1 ||| another\n", [("a film", -1), ("another", -1)]),
-    "withheld, all 0": (b"0 ||| a film\n0 ||| another\n", [("a film", 0), ("another", 0)]),
-    "withheld in part": (b"1 ||| a film\n-1 ||| another\n", None),
-    "no spaces": (b"1|||a film\n0 ||| another\n", None),
-    "other digits": ("\u0661 ||| a film\n0 ||| another\n".encode(), None),
-    "a blank line": (b"1 ||| a film\n\n", None),
-}
+def read_by_sanity_check(path: Path) -> str:
+    """The beginning of the hash of its labels."""
+    return sanity_check.label_row("x", path, path, (sanity_check.PublishedLabels("", (0, 0), None),))[2][:8]
 
 
 def told(read: Callable, *arguments: object) -> object:
@@ -97,23 +65,19 @@ def told(read: Callable, *arguments: object) -> object:
         return str(error)
 
 
-def read_by_checker(path: Path, folder: Path) -> list[tuple[str, int]]:
-    """From outputs that are the data themselves; whatever is not read alike is a problem."""
-    report = prepare_submit.Report("alice")
-    name = "cfimdb-test-finetuning-output.txt"
-    prepare_submit._check_text(name, path.read_bytes(), prepare_submit.Rules(data_dir=folder), report)
-    data = prepare_submit._read_data(path)
-    outside = [message for message in report.problems if "outside 0..1" in message]
-    assert report.problems == outside and bool(outside) == any(row.label < 0 for row in data)
-    labels = [row.label for row in data]
-    gold = (1.0, majority_accuracy(labels)) if has_gold_labels(labels) else (None, None)
-    assert report.scores[name] == (len(data), *gold)
-    return data
-
-
-def read_by_sanity_check(path: Path) -> str:
-    accepted = sanity_check.PublishedLabels("", (0, 0), None)
-    return sanity_check.label_row("cfimdb-test", path, path, (accepted,))[2][:8]
+ODD = {  # content, and what it says; None where it is refused
+    "label with spaces": (b"  1   ||| a film\n0\t ||| another\n", [("a film", 1), ("another", 0)]),
+    "two separators": (b"1 ||| a ||| b\n0 ||| ||| c\n", [("a ||| b", 1), ("||| c", 0)]),
+    "CRLF": (b"1 ||| a film\r\n0 ||| another\r\n", [("a film", 1), ("another", 0)]),
+    "byte-order mark": (b"\xef\xbb\xbf1 ||| a film\n0 ||| another\n", [("a film", 1), ("another", 0)]),
+    "signs and zeros": (b"+1 ||| a film\n00 ||| another\n", [("a film", 1), ("another", 0)]),
+    "other line ends": ("1 ||| a\u2028b\x85c\x0cd\n0 ||| e\n".encode(), [("a\u2028b\x85c\x0cd", 1), ("e", 0)]),
+    "withheld, -1": (b"-1 ||| a film\n -1 ||| another\n", [("a film", -1), ("another", -1)]),
+    "withheld, all 0": (b"0 ||| a film\n0 ||| another\n", [("a film", 0), ("another", 0)]),
+    "withheld in part": (b"1 ||| a film\n-1 ||| another\n", None),
+    "no spaces": (b"1|||a film\n0 ||| another\n", None),
+    "a blank line": (b"1 ||| a film\n\n", None),
+}
 
 
 @pytest.mark.parametrize("content, rows", ODD.values(), ids=ODD)
@@ -122,46 +86,25 @@ def test_all_programs_read_a_line_alike(
 ):
     path = tmp_path / "cfimdb-test.txt"
     path.write_bytes(content)
-    flags = [*classify_flags("prompt"), "--test", path]
-    checked, hashed = told(read_by_checker, path, tmp_path), told(read_by_sanity_check, path)
-    printed = told(drive, *flags)
-    if rows is None:
-        # the driver alone knows how many labels there are
+    checked, hashed = told(read_by_checker, path), told(read_by_sanity_check, path)
+    printed = told(drive, *classify_flags("prompt"), "--test", path)
+    if rows is None:  # the driver alone knows how many labels there are
         assert checked == hashed and checked.partition(" is not ")[0] == printed.partition(" is not ")[0]
         assert printed.startswith(f"{path} line ")
         return
     assert checked == rows
     assert hashed == hashlib.sha256("".join(f"{label}\n" for _, label in rows).encode()).hexdigest()[:8]
     assert f"load {len(rows)} data from {path}\n" in printed
-    labels = {label for _, label in rows}
-    assert ("no gold labels" in printed) == (len(labels) == 1) == ("test acc ::" not in printed)
+    is_gold = len({label for _, label in rows}) > 1
+    assert ("test acc ::" in printed) == is_gold == ("no gold labels" not in printed)
     written = (tmp_path / "films-test-prompting-output.txt").read_bytes().decode().removesuffix("\n").split("\n")
     suffix = " Is this movie bad or good? This movie is "
     assert [line.partition(" ||| ")[2] for line in written] == [f"{sentence}{suffix}" for sentence, _ in rows]
 
 
-# --------------------------------------------------------------------------------------------- labels, prompt
-
-
 def test_the_question_joins_the_names_as_the_course_does():
     assert prompt_suffix(["bad", "good"]) == "Is this movie bad or good? This movie is "
     assert prompt_suffix(["a", "b", "c"]) == "Is this movie a, b, or c? This movie is "
-
-
-def test_the_mappings_in_the_data_folder_are_the_published_ones():
-    for dataset, names in LABEL_NAMES.items():
-        assert read_label_names(ROOT / f"data/{dataset}-label-mapping.json") == list(names)
-
-
-def test_a_mapping_is_two_or_more_distinct_names(tmp_path: Path):
-    path = tmp_path / "names.json"
-    for names in (["bad", "good"], ["a b", "ç", "-"]):
-        path.write_text(json.dumps(names))
-        assert read_label_names(path) == names
-    for wrong in (["bad"], ["bad", "bad"], ["bad", 1], ["bad", " "], {"bad": 0, "good": 1}, "bad"):
-        path.write_text(json.dumps(wrong))
-        with pytest.raises(UserError, match="names.json must be a JSON list"):
-            read_label_names(path)
 
 
 def test_labels_that_are_all_the_same_are_no_gold_labels():
@@ -180,20 +123,20 @@ def test_the_editions_are_what_is_known_of_them():
         "cmu2025": ("layer", "bidirectional", "AndrewID", 10),
         "cmu2026": ("layer", "causal", "ID", 15),
     }
-    assert {kind for one in EDITIONS.values() for kind in (one.norm, one.attention)} == {*NORMS, *ATTENTION_KINDS}
-    assert LlamaConfig().attention == EDITIONS[DEFAULT_EDITION].attention
+    assert LlamaConfig().attention == EDITIONS[course.DEFAULT_EDITION].attention
     for one in EDITIONS.values():
         named = [*one.required, *one.listed, *one.optional]
-        assert len(set(named)) == len(named) and set(one.label_names) == set(LABEL_NAMES)
+        assert len(set(named)) == len(named)
         assert all(prepare_submit.OUTPUT.fullmatch(f"{name}-output.txt") for name in one.references)
-        asked_for = {name.removesuffix("-output.txt") for name in one.required}
-        assert set(one.references) <= asked_for or not one.required
+        assert not one.required or {f"{name}-output.txt" for name in one.references} <= set(one.required)
+    for dataset, names in course.LABEL_NAMES.items():
+        assert course.read_label_names(ROOT / f"data/{dataset}-label-mapping.json") == list(names)
 
 
-def test_the_checker_knows_the_editions_whose_files_are_known():
+def test_the_checker_takes_the_editions_whose_files_are_known():
     assert list(prepare_submit.EDITIONS) == ["ucsc", "cmu2024", "cmu2025"]
-    assert [prepare_submit.Rules(name).size_limit for name in prepare_submit.EDITIONS] == [10, 10, 10]
-    assert prepare_submit.Rules(size_limit=3).max_bytes == 3_000_000
+    rules = prepare_submit.Rules("cmu2025"), prepare_submit.Rules(size_limit=3)
+    assert [one.max_bytes for one in rules] == [10_000_000, 3_000_000]
     with pytest.raises(UserError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
         prepare_submit.Rules("cmu2026")
 
@@ -202,16 +145,11 @@ def test_the_reference_numbers_are_those_of_the_readme_and_of_the_published_file
     references, found = EDITIONS["cmu2024"].references, {}
     assert references == EDITIONS["ucsc"].references
     for data, task, dev, test in re.findall(r"^\| (SST|CFIMDB) (zero|fine).*?\|(.*?)\|(.*?)\|$", README, re.MULTILINE):
-        kind = {"zero": "prompting", "fine": "finetuning"}[task]
         for split, cell in (("dev", dev), ("test", test)):
             if numbers := re.match(r" (\d\.\d+) \((\d\.\d+)\)", cell):
+                kind = {"zero": "prompting", "fine": "finetuning"}[task]
                 found[f"{data.lower()}-{split}-{kind}"] = tuple(map(float, numbers.groups()))
     assert found == references
     for name, accepted in sanity_check.PUBLISHED_LABELS.items():
         means = {round(one.accuracy, 3) for one in accepted if one.accuracy is not None}
         assert references[f"{name}-prompting"].mean in means if means else f"{name}-prompting" not in references
-
-
-def test_nothing_heavy_is_imported():
-    code = "import sys, course; sys.exit(bool({'torch', 'numpy', 'sklearn', 'tqdm'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
