@@ -243,12 +243,11 @@ def record_of(
     prompt_suffix: str | None = None,
 ) -> dict[str, Any]:
     """What is saved beside the weights of a classifier, so that they are enough by themselves."""
-    is_linear = isinstance(model, LlamaEmbeddingClassifier)
     return {
         "model_config": {
-            "head": "linear" if is_linear else "label words",
+            "head": next(name for name, kind in HEADS.items() if isinstance(model, kind)),
             "num_labels": model.num_labels,
-            "hidden_dropout_prob": model.dropout.p if is_linear else 0.0,
+            "hidden_dropout_prob": model.dropout.p if isinstance(model, LlamaEmbeddingClassifier) else 0.0,
             "model_args": dataclasses.asdict(model.llama.config),
         },
         "label_names": list(label_names),
@@ -311,14 +310,16 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
 
 def _make(settings: dict[str, Any], llama: Llama, tokenizer: Tokenizer, label_names: list[str]) -> nn.Module:
     """A classifier of the kind that was saved."""
-    labels = SimpleNamespace(num_labels=settings["num_labels"])
-    if settings["head"] == "label words":
-        return LlamaZeroShotClassifier(labels, tokenizer, label_names, llama=llama)
-    if settings["head"] != "linear":
+    kind = HEADS.get(settings["head"])
+    if kind is None:
         raise UserError(f"there is no head {shown(settings['head'])}")
-    dropout = settings["hidden_dropout_prob"]
-    more = SimpleNamespace(**vars(labels), hidden_dropout_prob=dropout, option="finetune", pad_id=tokenizer.pad_id)
-    return LlamaEmbeddingClassifier(more, llama=llama)
+    config = SimpleNamespace(
+        num_labels=settings["num_labels"],
+        hidden_dropout_prob=settings["hidden_dropout_prob"],
+        option="finetune",
+        pad_id=tokenizer.pad_id,
+    )
+    return kind(config, *((tokenizer, label_names) if kind is LlamaZeroShotClassifier else ()), llama=llama)
 
 
 def _methods_of(own: dict[str, Any]) -> list[tuple[Method, dict[str, torch.Tensor]]]:
