@@ -14,7 +14,8 @@ import pytest
 import torch
 from conftest import ROOT, random_llama, save_checkpoint
 
-MODULES = ("base_llama", "classifier", "config", "llama", "optimizer", "rope", "tokenizer", "utils")
+MODULES = ("base_llama", "cache", "classifier", "config", "llama", "optimizer", "rope", "sampling", "tokenizer")
+MODULES += ("utils", "weights")
 COURSE_SCRIPTS = ("run_llama.py", "sanity_check.py", "rope_test.py", "optimizer_test.py")
 COURSE_DATA = ("rotary_embedding_actual.data", "optimizer_test.npy")
 # the course's driver pickles its arguments, which torch 2.6 and newer refuse to load unless told otherwise
