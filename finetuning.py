@@ -20,8 +20,7 @@ from reports import (
 from utils import UserError, some
 
 if TYPE_CHECKING:
-    from plan import Plan
-    from plan import Place, Run
+    from plan import Place, Plan, Run
     from saver import Saver
     from tasks import World
     from training import EpochResult

@@ -11,10 +11,6 @@ from functools import lru_cache
 
 import torch
 
-# Where a tensor's first position stands in its text: one number for all rows; or b of them, one for each row; or the
-# cosines and sines of the angles themselves, (b) s d/2 each, where somebody has them already
-Start = int | torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
 
 @lru_cache(maxsize=16)
 def rope_table(
@@ -56,15 +52,13 @@ def apply_rotary_emb(
 
 
 def rotate(
-    x: torch.Tensor, head_dim: int, max_seq_len: int, theta: float = 10000.0, start_pos: Start = 0
+    x: torch.Tensor, head_dim: int, max_seq_len: int, theta: float = 10000.0, start_pos: int | torch.Tensor = 0
 ) -> torch.Tensor:
     """`apply_rotary_emb` for queries or keys alone. x: b s h d -> b s h d"""
     length = x.shape[1]
     if isinstance(start_pos, int):
         cos, sin = rope_table(head_dim, max(max_seq_len, start_pos + length), theta, x.device)
         cos, sin = cos[start_pos : start_pos + length], sin[start_pos : start_pos + length]  # s d/2
-    elif isinstance(start_pos, tuple):
-        cos, sin = start_pos
     else:  # no table: asking a tensor of positions for its largest would make a GPU wait
         positions = (start_pos[:, None] + torch.arange(length, device=x.device)).clamp(min=0)  # b s
         angles = _angles(positions, head_dim, theta)  # b s d/2

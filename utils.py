@@ -1,4 +1,4 @@
-"""Errors, safe files, asset look-up, seeds, devices and masks: the small things that every other module may use.
+"""Errors, safe files, asset look-up, seeds and devices: the small things that every other module may use.
 
 Importing this module costs nothing. PyTorch and NumPy are imported inside the functions that need them, so that
 `--help` and argument errors answer at once.
@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -403,54 +402,3 @@ def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         return torch.device(name, int(os.environ["LOCAL_RANK"]))
     return torch.device(name)
-
-
-# ----------------------------------------------------------------------------------------------------- masks
-
-
-@lru_cache(maxsize=16)
-def causal_mask(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
-    """Which keys a query may see in a causal model: True where it may. The last query sees every key.
-
-    Returns a bool tensor of shape (query_len, key_len), the same one for all layers: nobody may write to it.
-    """
-    import torch
-
-    with torch.inference_mode(False):  # as the tables of rope.py
-        mask = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
-        return mask.tril(diagonal=key_len - query_len)
-
-
-def causal_mask_at(positions: torch.Tensor, key_len: int) -> torch.Tensor:
-    """`causal_mask` for one query a row, at a position of its own. positions: b. Returns bool b 1 1 t."""
-    import torch
-
-    keys = torch.arange(key_len, device=positions.device)
-    return (keys <= positions[:, None])[:, None, None]
-
-
-def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
-    """`causal_mask` for rows that begin with padding: nobody sees it, but a padding position sees itself.
-
-    (A query that sees nothing at all would come out of the softmax as NaN, and spread.)
-    pad: b, how many padding tokens each row begins with. Returns bool b 1 s t.
-    """
-    import torch
-
-    keys = torch.arange(key_len, device=pad.device)
-    queries = keys[key_len - query_len :]
-    is_real = keys >= pad[:, None]  # b t
-    sees_itself = queries[:, None] == keys  # s t
-    visible = causal_mask(query_len, key_len, pad.device) & is_real[:, None, :] | sees_itself  # b s t
-    return visible[:, None]
-
-
-def sequence_lengths(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
-    """The number of tokens before the right padding of each row.
-
-    token_ids: b s. Returns b, at least 1. Only *trailing* `pad_id`s count as padding.
-    """
-    import torch
-
-    positions = torch.arange(1, token_ids.shape[1] + 1, device=token_ids.device)
-    return ((token_ids != pad_id) * positions).amax(dim=1).clamp(min=1)  # b

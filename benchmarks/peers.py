@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import naive
+from cache import sequence_lengths
 from classifier import PAD_ID, LlamaEmbeddingClassifier
 from config import LlamaConfig
 from llama import Llama
 from optimizer import AdamW
-from utils import ROOT, UserError, sequence_lengths
+from utils import ROOT, UserError
 
 NUM_LABELS = 5
 DROPOUT = 0.3

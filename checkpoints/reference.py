@@ -17,47 +17,13 @@ from transformers import LlamaForCausalLM  # noqa: E402
 
 from config import LlamaConfig  # noqa: E402
 from storage import load_tensors, save_tensors  # noqa: E402
+from weights import hugging_face_state  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 REFERENCE = HERE / "minllama1M-reference.pt"
 # The first two tokens are shared, and the first row ends in two zeros: a causal model gives positions 0 and 1 of both
 # rows the same hidden states, the bidirectional one does not.
 TOKENS = ((1, 300, 412, 975, 1203, 640, 0, 0), (1, 300, 1508, 277, 860, 1999, 523, 344))
-HF_NAMES = {
-    "attention.compute_query": "self_attn.q_proj",
-    "attention.compute_key": "self_attn.k_proj",
-    "attention.compute_value": "self_attn.v_proj",
-    "attention.compute_output": "self_attn.o_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-
-
-def half_rotation_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Reorder the rows of a query or key matrix from interleaved pairs to half-vectors. weight: (h d) D -> (h d) D"""
-    return weight.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def hf_state(state: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
-    """Our state dict under Hugging Face's names, with its order of rows."""
-    renamed = {
-        "model.embed_tokens.weight": state["tok_embeddings.weight"],
-        "model.norm.weight": state["norm.weight"],
-        "lm_head.weight": state["output.weight"],
-    }
-    for layer in range(config.n_layers):
-        for ours, theirs in HF_NAMES.items():
-            weight = state[f"layers.{layer}.{ours}.weight"]
-            if ours == "attention.compute_query":
-                weight = half_rotation_rows(weight, config.n_heads)
-            elif ours == "attention.compute_key":
-                weight = half_rotation_rows(weight, config.n_kv_heads)
-            renamed[f"model.layers.{layer}.{theirs}.weight"] = weight
-    return renamed
-
 
 def to_hf(state: dict[str, torch.Tensor], config: LlamaConfig) -> LlamaForCausalLM:
     """Hugging Face's model with our weights."""
@@ -76,7 +42,7 @@ def to_hf(state: dict[str, torch.Tensor], config: LlamaConfig) -> LlamaForCausal
             attn_implementation="eager",
         )
     )
-    model.load_state_dict(hf_state(state, config))
+    model.load_state_dict(hugging_face_state(state, config))
     return model.eval()
 
 

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("f32", "f16", "q8_0")
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces, SentencePiece's numbers as well
-NAMES = {
-    "attention.compute_query": "attn_q",
-    "attention.compute_key": "attn_k",
-    "attention.compute_value": "attn_v",
-    "attention.compute_output": "attn_output",
-    "attention_norm": "attn_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.w3": "ffn_up",
-    "ffn_norm": "ffn_norm",
-}
 
 
 class Vocabulary(NamedTuple):
@@ -72,11 +61,11 @@ def _type_of(model: SentencePieceProcessor, token: int) -> int:
 
 def renamed(state: dict[str, torch.Tensor], config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """llama.cpp's name of every tensor of a file, and the tensor."""
-    yield "token_embd.weight", state["tok_embeddings.weight"]
-    yield "output_norm.weight", state["norm.weight"]
-    for layer in range(config.n_layers):
-        for ours, theirs in NAMES.items():
-            yield f"blk.{layer}.{theirs}.weight", state[f"layers.{layer}.{ours}.weight"]
+    from weights import all_names  # after the arguments are read: it imports PyTorch
+
+    for names in all_names(config):
+        if names.ours != "output.weight":
+            yield names.llama_cpp, state[names.ours]
 
 
 def write(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cache import causal_mask
 from config import PRECISIONS
 from fast import linear
 from fast.attention import attention_by_products, fuse_attention, scores_proof
@@ -21,7 +22,6 @@ from fast.measure import fastest
 from fast.memory import keep_freed_memory
 from fast.proof import say
 from llama import FeedForward, Llama, LlamaLayer, RMSNorm
-from utils import causal_mask
 
 LINEAR_KERNELS = {
     "plain": nn.Linear,

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cache import causal_mask
 from config import LlamaConfig
 from fast.layers import StandIn, has_hooks, has_more, own_methods, swap_class
 from fast.proof import Case, Proof, Sides
 from llama import Attention
-from utils import causal_mask
 
 LONG = 1100  # positions: more than most models have
 SHORT = 256  # positions up to which scores may be kept: 128 KB for a head in bfloat16

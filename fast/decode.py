@@ -11,24 +11,25 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from cache import KVCache
 from config import LlamaConfig
 from fast import compiled
 from fast.attention import FusedAttention, scores_proof
 from fast.compiled import LOAD_SECONDS, NotReady
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_hooks, has_more, own_methods
+from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_hooks, own_methods
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, state_of
 from fast.proof import Proof, say
-from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
+from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
+from weights import blueprint
 
 if TYPE_CHECKING:
     from fast.engine import DecodeEngine
 
 MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, RMSNorm, nn.Linear}
 KERNELS = {FusedAttention, FusedFeedForward, FusedRMSNorm, OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
-PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache)
-PAGE += ((Llama, "hidden_states"), (Llama, "forward"), (Llama, "_next_logits"))
+PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # of `Llama`
+PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
 SET_BY_KERNELS = ("training", "out_dtype", "read_dtype", "packs", "trains", "trains_weights")
 SET_BY_KERNELS += ("rounds_inputs", "products_from")
 
@@ -56,18 +57,7 @@ def _stranger_in(llama: Llama) -> str | None:
 
 @lru_cache(maxsize=8)
 def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str, Any]]:
-    with torch.device("meta"), _Unfilled():
-        model = Llama(LlamaConfig(**dict(config)))
-    return {name: _settings(module) for name, module in model.named_modules()}
-
-
-class _Unfilled(TorchFunctionMode):
-    """Draws no weights: on device "meta" there is nothing to fill, and PyTorch would import much to do so."""
-
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if getattr(function, "__name__", "") in ("normal_", "uniform_", "fill_", "zero_"):
-            return args[0] if args else kwargs["tensor"]
-        return function(*args, **(kwargs or {}))
+    return {name: _settings(module) for name, module in blueprint(LlamaConfig(**dict(config))).named_modules()}
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
@@ -117,20 +107,20 @@ class DecodingLlama(Llama):
             self.drop_decoder()
         return super().hidden_states(*inputs, **named)
 
-    def _next_logits(
+    def next_logits(
         self, idx: torch.Tensor, cache: KVCache | None = None, *settings: Any, **named: Any
     ) -> torch.Tensor:
         """As in `Llama`, whose arguments may have been changed. idx: b s -> b v"""
         is_step = cache is not None and len(idx) == 1 and 0 < cache.length == idx.shape[1] - 1 < self.config.max_seq_len
         if not is_step or self.training or torch.is_autocast_enabled("cpu"):
-            return super()._next_logits(idx, cache, *settings, **named)
+            return super().next_logits(idx, cache, *settings, **named)
         texts = vars(self).setdefault("_texts", WeakKeyDictionary())
         if cache not in texts:  # the weights cannot change before a text ends
             texts[cache] = self._engine_for(cache)
         engine = texts[cache]
-        if engine is None or has_more("only_largest", settings, named):
-            return super()._next_logits(idx, cache, *settings, **named)
-        return engine.next_logits(idx[:, -1:], cache, *settings, **named)
+        if engine is None or settings or named:
+            return super().next_logits(idx, cache, *settings, **named)
+        return engine.next_logits(idx[:, -1:], cache)
 
     def _engine_for(self, cache: KVCache) -> DecodeEngine | None:
         """The engine that will continue a text; None if PyTorch will."""

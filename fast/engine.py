@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from cache import KVCache
 from config import LlamaConfig
 from fast import loops
 from fast.head import ScreenedHead
 from fast.linear import Bf16Linear, Int8Linear, RoundedLinear
 from fast.loops import LayerWeights, Matrix, Norm
 from fast.proof import Case, Sides
-from llama import KVCache, Llama, LlamaLayer, RMSNorm
+from llama import Llama, LlamaLayer, RMSNorm
 from rope import rope_table, rotate
 
 
@@ -49,7 +50,8 @@ class DecodeEngine:
         only_largest: all but the largest may be approximate, and are smaller.
         Raises `RuntimeError` where the cache is full: the loops check no bounds.
         """
-        cache.check_room(1)
+        if cache.length >= cache.shape[3]:
+            raise RuntimeError(f"the cache is for {cache.shape[3]} tokens, not {cache.length + 1}")
         with self._lock, self._threads.timed() as threads:
             use_threads(threads)
             x = self.embeddings[int(tokens)].numpy().copy()  # D
@@ -59,7 +61,7 @@ class DecodeEngine:
             keys, values = cache.keys.numpy(), cache.values.numpy()  # L 1 g t d
             for layer, weights in enumerate(self.layers):
                 loops.layer_step_row(x, weights, angle, keys[layer, 0], values[layer, 0], (first, position + 1))
-            cache.length += 1  # not begin() and end(): they make masks, which the loops have no use for
+            cache.length += 1  # not extend(): it makes masks, which the loops have no use for
             return torch.from_numpy(self._head(loops.norm_row(x, self.norm), only_largest))[None]
 
     def angle(self, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -238,24 +240,33 @@ def _rotation(pair: Pair, is_page: bool) -> list[torch.Tensor]:
     x = torch.randn(1, 1, config.n_heads, config.head_dim)  # b s h d
     angle = pair.engine.angle(position)
     if is_page:
-        starts = position, torch.tensor([position]), tuple(torch.from_numpy(part)[None] for part in angle)
+        starts = position, torch.tensor([position])
         settings = config.head_dim, config.max_seq_len, config.rope_theta
         return [rotate(x, *settings, start).flatten() for start in starts]
     row = x.flatten().numpy()
     loops.rotate_row(row, *angle)
-    return [torch.from_numpy(row)] * 3
+    return [torch.from_numpy(row)] * 2
 
 
 def _layer(pair: Pair, is_page: bool) -> list[torch.Tensor]:
+    """A layer at the last of four positions, beside a cache, what is kept there, and at all four without one."""
+    config, layer = pair.page.config, pair.page.layers[0]
+    x = torch.randn(1, 4, config.dim)
     cache = _filled_cache(pair.page, torch.tensor([[1, 7, 4]]))
-    x = torch.randn(1, 1, pair.page.config.dim)
     if is_page:
-        cache.begin(1)
-        return [pair.page.layers[0](x, cache)[0, 0], cache.keys[0], cache.values[0]]
-    row = x[0, 0].numpy().copy()
-    keys, values = cache.keys.numpy(), cache.values.numpy()
-    loops.layer_step_row(row, pair.engine.layers[0], pair.engine.angle(3), keys[0, 0], values[0, 0], (0, 4))
-    return [torch.from_numpy(row), cache.keys[0], cache.values[0]]
+        return [layer(x[:, 3:], cache.extend(1))[0], cache.keys[0], cache.values[0], layer(x)[0]]
+    last, empty = x[0, 3:].clone(), torch.zeros(2, *cache.shape[2:])
+    _layer_steps(pair, last, 3, cache.keys[0, 0], cache.values[0, 0])
+    _layer_steps(pair, x[0], 0, *empty)
+    return [last, cache.keys[0], cache.values[0], x[0]]
+
+
+def _layer_steps(pair: Pair, x: torch.Tensor, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """The first layer in compiled loops, one position after another, in place. x: s D; keys, values: g t d"""
+    for position, row in enumerate(x.numpy(), start):
+        seen = (0, position + 1)
+        angle = pair.engine.angle(position)
+        loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), seen)
 
 
 def _next_tokens(pair: Pair, is_page: bool, length: int, pad: int, only_largest: bool) -> list[torch.Tensor]:
@@ -266,7 +277,7 @@ def _next_tokens(pair: Pair, is_page: bool, length: int, pad: int, only_largest:
     answers = []
     for end in (length + 1, length + 2):
         if is_page or end > limit:  # where the window slides, the page computes for everybody
-            logits = page._next_logits(idx[:, :end], cache, only_largest)
+            logits = page.next_logits(idx[:, :end], cache)
         else:
             logits = pair.engine.next_logits(idx[:, end - 1 : end], cache, only_largest)
         answers += [logits.max(-1).values, logits.argmax(-1)] if only_largest else [logits]
@@ -277,7 +288,7 @@ def _uncached(pair: Pair, is_page: bool, length: int) -> list[torch.Tensor]:
     """The logits after a text, twice: the page has two ways to compute them."""
     page, idx = pair.page, torch.randint(0, pair.page.config.vocab_size, (1, length))
     if is_page:
-        return [page._next_logits(idx, None), page.output(page.hidden_state_at(idx, torch.tensor([length - 1])))]
+        return [page.next_logits(idx, None), page.output(page.hidden_state_at(idx, torch.tensor([length - 1])))]
     return [pair.engine.next_logits(idx[:, -1:], _filled_cache(page, idx[:, :-1]))] * 2
 
 
@@ -286,9 +297,7 @@ def _filled_cache(model: Llama, tokens: torch.Tensor, pad: int = 0) -> KVCache:
     config, length = model.config, tokens.shape[1]
     cache = KVCache(model, 1, config.max_seq_len, torch.tensor([pad]) if pad else None)
     if length > 16:
-        cache.allocate(torch.float32, torch.device("cpu"))
-        cache.keys.normal_()
-        cache.values.normal_()
+        cache.keys, cache.values = torch.randn(2, *cache.shape)
         cache.length = length
     else:
         model.hidden_states(tokens, cache)

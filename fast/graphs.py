@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 
+from cache import KVCache, View
 from config import LlamaConfig
-from fast.decode import stranger_in
-from fast.layers import has_more
+from fast.decode import PASSES, stranger_in
 from fast.linear import KernelLinear
 from fast.proof import Case, Proof, Sides
-from llama import Attention, KVCache, Llama
-from rope import rope_table, rotate
+from llama import Attention, Llama
 
 MIN_STEPS = 32  # tokens: recording for fewer is not worth it, an estimate: it costs four steps and the graph's making
 MIN_POSITIONS = 256  # of the buffers; their length is a power of two, so that texts of like length share a graph
@@ -82,25 +81,18 @@ class FixedCache(KVCache):
     """
 
     def __init__(self, model: Llama, like: KVCache):
-        shape, config, device = fixed_shape(like), model.config, like.keys.device
+        shape, device = fixed_shape(like), like.keys.device
         super().__init__(model, shape[1], shape[3])
-        self.allocate(like.keys.dtype, device)
+        self.keys, self.values = (torch.zeros(shape, dtype=like.keys.dtype, device=device) for _ in range(2))
         self.position = torch.zeros(1, dtype=torch.int64, device=device)  # of the new token
         self.pad = torch.zeros(shape[1], dtype=torch.int64, device=device)  # b
         self.places = torch.arange(shape[3], device=device)  # t
-        self.tables = rope_table(config.head_dim, config.max_seq_len, config.rope_theta, device)
 
-    def begin(self, new: int) -> None:
-        # `new` is not kept: attention asks for it only where there is no mask
+    def extend(self, new: int) -> View:
+        """The position is set from outside, so that a step can be repeated; `new` is 1."""
         first = torch.minimum(self.pad, self.position)  # b: padding sees itself, or its softmax would be NaN
-        # looked up once for all layers: fewer kernels than computing them, and the angles of a step without a graph
-        in_text = self.position - first  # b
-        self.start_pos = tuple(table.index_select(0, in_text)[:, None] for table in self.tables)  # b 1 d/2 each
         is_hidden = (self.places > self.position) | (self.places < first[:, None])  # b t
-        self.mask = is_hidden.logical_not()[:, None, None]  # b 1 1 t
-
-    def end(self) -> None:
-        """The position is set from outside, so that a step can be repeated."""
+        return View(self.position - first, is_hidden.logical_not()[:, None, None], cache=self)  # mask: b 1 1 t
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put one layer's new key and value, each b g 1 d, in their place; returns those of all places, b g t d."""
@@ -192,26 +184,24 @@ def _sides() -> Sides:
 def _next_logits(model: Llama, is_page: bool, tokens: torch.Tensor, length: int, pad: torch.Tensor | None) -> list:
     """After each token from the `length`-th on; where the window slides, and without a cache, the page's for both."""
     cache = KVCache(model, len(tokens), model.config.max_seq_len, pad)
-    answers = [model._next_logits(tokens[:, :length], cache)]
+    answers = [model.next_logits(tokens[:, :length], cache)]
     fixed = FixedCache(model, cache)
     fixed.take_over(cache)
     for end in range(length + 1, tokens.shape[1] + 1):
         if is_page or end > model.config.max_seq_len:
-            answers.append(model._next_logits(tokens[:, :end], cache))
+            answers.append(model.next_logits(tokens[:, :end], cache))
         else:
             fixed.position.fill_(cache.length)
             answers.append(model.output(model.hidden_states(tokens[:, end - 1 : end], fixed)[:, 0]))
             cache.length += 1
     last = torch.full_like(tokens[:, 0], 3)
-    config = model.config  # angles that are looked up, as a `FixedCache` gives them
-    angles = tuple(table[2:3] for table in rope_table(config.head_dim, 8, config.rope_theta))
-    answers.append(rotate(torch.ones(1, 1, 2, config.head_dim), config.head_dim, 8, config.rope_theta, angles))
-    return [*answers, model._next_logits(tokens[:, :4], None), model.hidden_state_at(tokens[:, :4], last)]
+    whole = model.next_logits(tokens[:, :4], None), model.hidden_state_at(tokens[:, :4], last)
+    return [*answers, *whole, model.layers[0](model.embed(tokens))]  # what else there is on the page
 
 
 STEPS = Proof(
     "KVCache",
-    (KVCache, (Attention, "forward"), *((Llama, name) for name in ("hidden_states", "forward", "_next_logits"))),
+    (KVCache, (Attention, "forward"), *((Llama, name) for name in PASSES)),
     _sides,
 )
 
@@ -229,18 +219,17 @@ class GraphedLlama(Llama):
     def drop_decoder(self) -> None:
         self._step = None
 
-    def _next_logits(
+    def next_logits(
         self, idx: torch.Tensor, cache: KVCache | None = None, *settings: Any, **named: Any
     ) -> torch.Tensor:
         """As in `Llama`, which reads the beginning of a text and continues what no graph was recorded for."""
         # beyond its own length a cache raises, though the graph's buffers are longer
         is_step = cache is not None and idx.shape[1] == cache.length + 1 <= min(self.config.max_seq_len, cache.shape[3])
         step = self._step  # which another thread may replace
-        is_known = not has_more("only_largest", settings, named)
-        if is_step and is_known and step is not None and step.serves(cache):
+        if is_step and not settings and not named and step is not None and step.serves(cache):
             return step.next_logits(idx[:, -1:], cache)
         begins = cache is not None and cache.length == 0
-        logits = super()._next_logits(idx, cache, *settings, **named)
+        logits = super().next_logits(idx, cache, *settings, **named)
         if begins and cache.length > 0:
             self._prepare(cache)
         return logits

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import random_llama
 
-from llama import KVCache
+from cache import KVCache
 
 PROMPTS = [[1, 45, 299, 7, 7, 120, 33], [1, 9], [1, 260, 14, 3, 88], [1]]
 
@@ -71,6 +71,18 @@ def test_padding_before_a_text_changes_no_logits():
     for row, prompt in enumerate(PROMPTS):
         alone, _ = model(torch.tensor([prompt]), targets=idx)
         torch.testing.assert_close(logits[row, pad[row] :], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_one_position_may_ask_beside_a_cache():
+    model = causal()
+    idx, pad = left_padded(PROMPTS)
+    for padding in (pad, None):
+        whole, beside = (KVCache(model, len(idx), idx.shape[1], padding) for _ in range(2))
+        expected = model.hidden_states(idx, whole)[:, 3:]  # b 4 D
+        model.hidden_states(idx[:, :3], beside)
+        at = torch.tensor([3, 0, 2, 3])
+        found = model.hidden_states(idx[:, 3:], beside, at)
+        torch.testing.assert_close(found[:, 0], expected[torch.arange(4), at], atol=1e-5, rtol=1e-5)
 
 
 def test_only_a_causal_model_can_have_one():

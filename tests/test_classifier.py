@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import random_llama
 
+from cache import sequence_lengths
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
 from llama import load_pretrained
 from tokenizer import Tokenizer
-from utils import sequence_lengths
 
 PAD = 3
 NAMES = ["bad", "warm little", "film"]

@@ -23,8 +23,8 @@ from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import ROOT, check_one_error, load_program, snapshot, stderr_lines
 
 import arguments
-import finetuning
 import classifier
+import finetuning
 import optimizer
 import runs
 import storage

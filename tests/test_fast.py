@@ -27,6 +27,7 @@ import fast.attention
 import fast.decode
 import fast.linear
 import fast.little
+from cache import KVCache
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from fast import accelerate, compiled
@@ -48,7 +49,7 @@ from fast.linear import (
     quantise,
     why_no_onednn,
 )
-from llama import Attention, FeedForward, KVCache, Llama, RMSNorm, load_pretrained
+from llama import Attention, FeedForward, Llama, RMSNorm, load_pretrained
 from optimizer import AdamW
 from utils import UserError
 
@@ -793,7 +794,7 @@ def test_every_logit_of_the_loops_is_the_pages_with_any_number_of_threads(
 
     idx = random_prompts(1, 20, config.vocab_size)
     for pad in (None, torch.tensor([2]), torch.tensor([4])):  # the last has read nothing but padding
-        expected, of_threads = decoded(page, page._next_logits, idx, pad), []
+        expected, of_threads = decoded(page, page.next_logits, idx, pad), []
         for threads in (1, 2, 3):
             of_threads.append(decoded(page, step, idx, pad))
             assert numba.get_num_threads() == threads
@@ -827,8 +828,8 @@ def test_what_does_not_fit_a_cache_is_an_error_and_not_written_beside_it(numba, 
     for model in (plain, accelerated(plain)):
         cache = KVCache(model, 1, 4)
         with torch.inference_mode(), pytest.raises(RuntimeError):
-            model._next_logits(idx[:1, :3], cache)
-            model._next_logits(idx, cache)
+            model.next_logits(idx[:1, :3], cache)
+            model.next_logits(idx, cache)
 
 
 def test_threads_of_python_may_share_a_model(numba):

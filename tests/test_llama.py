@@ -8,8 +8,10 @@ import torch
 from conftest import random_llama
 from torch import nn
 
+from cache import KVCache
 from config import LlamaConfig
-from llama import FeedForward, Llama, RMSNorm, sample_next
+from llama import FeedForward, Llama, RMSNorm
+from sampling import Sampling, sample_next
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 
@@ -167,7 +169,7 @@ def test_dtype_is_that_of_the_weights():
 
 def frequencies(logits: torch.Tensor, draws: int = 20_000, **settings) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    drawn = sample_next(logits.expand(draws, -1), generator=generator, **settings)
+    drawn = sample_next(logits.expand(draws, -1), Sampling(**settings), generator)
     return drawn.flatten().bincount(minlength=logits.shape[-1]) / draws
 
 
@@ -225,7 +227,7 @@ def test_a_nucleus_ends_where_it_holds_what_is_asked():
 
 def test_temperature_zero_is_argmax_and_draws_no_random_number():
     state = torch.get_rng_state()
-    assert sample_next(LOGITS, temperature=0.0).tolist() == [[0]]
+    assert sample_next(LOGITS, Sampling(temperature=0.0)).tolist() == [[0]]
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -244,7 +246,7 @@ def test_temperature_zero_is_argmax_and_draws_no_random_number():
 )
 def test_impossible_settings_are_refused(settings: dict):
     with pytest.raises(ValueError, match=next(iter(settings))):
-        sample_next(LOGITS, **settings)
+        Sampling(**settings)
 
 
 def test_greedy_generation_is_the_argmax_of_each_forward_pass():
@@ -273,6 +275,33 @@ def test_one_seed_gives_one_text_and_a_generator_leaves_the_global_state_alone()
     )
     assert torch.equal(one, two) and not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@torch.no_grad()
+def test_embed_and_encode_are_what_a_pass_is_made_of():
+    for attention in ("bidirectional", "causal"):
+        model, at = random_llama(attention=attention), torch.tensor([2, 5])
+        h = model.embed(TOKENS)
+        assert torch.equal(model.encode(h), model.hidden_states(TOKENS))
+        assert torch.equal(model.encode(h, at=at)[:, 0], model.hidden_state_at(TOKENS, at))
+        *_, last = model.layers
+        assert torch.equal(model.norm(last(model.layers[0](h))), model.encode(h))  # layers alone read whole texts
+
+
+def test_a_token_is_chosen_and_logits_are_computed_as_the_caller_says():
+    model, seen = random_llama(attention="causal"), []
+
+    def choose(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+        seen.append((logits.shape, idx.shape[1]))
+        return logits.argmin(-1, keepdim=True)
+
+    def negative(idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+        return -model.next_logits(idx, cache)
+
+    least = model.generate(TOKENS, 9, choose=choose)
+    assert seen == [((2, 300), length) for length in range(7, 16)]
+    assert torch.equal(model.generate(TOKENS, 9, temperature=0.0, next_logits=negative), least)
+    assert not torch.equal(model.generate(TOKENS, 9, temperature=0.0), least)
 
 
 def test_generation_stops_at_stop_ids_row_by_row():

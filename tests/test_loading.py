@@ -8,7 +8,8 @@ import pytest
 import torch
 from conftest import random_llama, save_checkpoint
 
-import llama
+import weights
+from config import LlamaConfig
 from llama import Llama, load_pretrained
 from utils import UserError
 
@@ -96,11 +97,31 @@ def test_untied_matrices_are_refused(tmp_path: Path):
         load_pretrained(write(tmp_path / "untied.pt", state))
 
 
-def test_the_expected_shapes_are_those_of_the_model():
+def test_a_blueprint_is_the_model_without_its_numbers():
     for changes in ({}, {"n_kv_heads": 4, "hidden_dim": 7}, {"n_layers": 5, "dim": 64}):
-        model = random_llama(**changes)
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        assert llama._expected_shapes(model.config) == shapes
+        config = LlamaConfig.from_preset("tiny", **changes)
+        before = torch.get_rng_state()
+        blueprint = weights.blueprint(config)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert {tensor.device.type for tensor in blueprint.parameters()} == {"meta"}
+        shapes = [{name: tensor.shape for name, tensor in m.state_dict().items()} for m in (blueprint, Llama(config))]
+        assert shapes[0] == shapes[1] and sorted(shapes[0]) == sorted(n.ours for n in weights.all_names(config))
+
+
+def test_loading_moves_the_random_generator_as_drawing_the_model_does(tiny_checkpoint: Path):
+    config, states = load_pretrained(tiny_checkpoint).config, []
+    for make in (lambda: Llama(config), lambda: load_pretrained(tiny_checkpoint)):
+        torch.manual_seed(5)
+        make()
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("name", ["n_layers", "vocab_size", "dim", "hidden_dim"])
+def test_a_config_that_asks_for_more_than_the_file_can_hold_is_refused_at_once(tmp_path: Path, name: str):
+    config = {**vars(random_llama().config), "n_heads": 1, "n_kv_heads": 1, name: 2**31 - 2}
+    with pytest.raises(UserError, match=f"{name}=2147483646, but"):
+        load_pretrained(write(tmp_path / "x.pt", random_llama().state_dict(), **config))
 
 
 class Villain:

@@ -25,9 +25,9 @@ NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
 TURN = "rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos).transpose(1, 2)"
 TURN_LATE = "rotate(x.transpose(1, 2), self.head_dim, self.max_seq_len, self.rope_theta, start_pos)"
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
-FIRST = "h = residual + self.attention(self.attention_norm(x), cache, self.layer_id, at)\n"
+FIRST = "h = residual + self.attention(self.attention_norm(x), view)\n"
 SECOND = "        return h + self.feed_forward(self.ffn_norm(h))"
-POST = "h = self.attention_norm(residual + self.attention(x, cache, self.layer_id, at))\n"
+POST = "h = self.attention_norm(residual + self.attention(x, view))\n"
 POST += "        return self.ffn_norm(h + self.feed_forward(h))"
 LAST = "sequence_lengths(token_ids, pad_id) - 1"
 SUM = "log_probabilities[:, ids].sum(dim=-1)"
@@ -74,7 +74,7 @@ MISTAKES = {
                 ("the weight is missing", ".type_as(x) * self.weight", ".type_as(x)"),
                 ("it returns None; is a `return` missing?", "return self._norm(x.float())", "self._norm(x.float())"),
                 ("RuntimeError in llama.py line", NORM, NORM.replace("True", "False")),
-                ("AttributeError: module 'llama' has no", "class KVCache:", "del RMSNorm\n\n\nclass KVCache:"),
+                ("AttributeError: module 'llama' has no", "class Attention(", "del RMSNorm\n\n\nclass Attention("),
             ],
             "RMSNorm: not written yet": [("NotImplementedError in llama.py", f"return {NORM}", BLANK)],
             "scores and softmax, bidirectional: WRONG": [
@@ -85,7 +85,7 @@ MISTAKES = {
                 ("there is a causal mask", "self.is_causal = config.is_causal", "self.is_causal = True"),
             ],
             "scores and softmax, causal: WRONG": [
-                ("the causal mask is missing", "self.is_causal = config.is_causal", "self.is_causal = False"),
+                ("the causal mask is missing", 'scores.masked_fill(~mask, float("-inf"))', "scores"),
                 ("the causal mask sets scores to 0", 'float("-inf")', "0.0"),
                 ("the causal mask is inverted", "masked_fill(~mask", "masked_fill(mask"),
             ],
@@ -127,13 +127,15 @@ MISTAKES = {
                 ("the final norm is missing", "return self.norm(h)", "return h"),
                 ("the head is not tied", "self.tok_embeddings.weight = self.output.weight", "pass"),
                 ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
-                ("the last layer is left out", "h = last(h, cache, at)", "pass"),
+                ("the last layer is left out", "h = last(h, view if at is None else view.asked_at(at))", "pass"),
             ],
+        },
+        "weights.py": {
             "loading, bidirectional: WRONG": [
                 ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass")
             ],
         },
-        "utils.py": {
+        "cache.py": {
             "scores and softmax, causal: WRONG": [
                 ("the causal mask is shifted by one: a position sees the next", VISIBLE, "tril(diagonal=1)"),
                 ("the causal mask is shifted by one: a position does not see itself", VISIBLE, "tril(diagonal=-1)"),

@@ -34,13 +34,14 @@ from benchmarks.rates import Measured
 from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
 from benchmarks.table import Line, Task, missing_contenders
 from benchmarks.work import Pass, Rates
+from cache import KVCache, causal_mask
 from config import LlamaConfig
 from course import create_data
 from fast.attention import FusedAttention
-from llama import Attention, KVCache, Llama
+from llama import Attention, Llama
 from optimizer import AdamW
 from training import AS_IT_IS
-from utils import UserError, causal_mask
+from utils import UserError
 
 CPU = torch.device("cpu")
 

@@ -30,6 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+import cache
 import fast.decode
 import fast.little
 import rope
@@ -37,18 +38,21 @@ import training
 import utils
 from fast import compiled
 
-MODULES = ("llama", "rope", "base_llama", "classifier", "optimizer", "tokenizer", "training", "utils")
+MODULES = ("llama", "cache", "sampling", "weights", "rope", "base_llama", "classifier", "optimizer", "tokenizer")
+MODULES += ("training", "utils")
 WITHOUT_KERNELS = ("optimizer", "tokenizer", "training")  # where to be seen in one command is enough
-OF_UTILS = ("seed_everything", "causal_mask", "causal_mask_at", "padded_causal_mask", "sequence_lengths")
+OF_UTILS = ("seed_everything",)
 EXCEPTIONS = {  # what rightly shows nowhere, and why
-    "llama.KVCache.end": "without it the cache stays empty, and the same text is computed anew for every token",
-    "llama.KVCache.check_room": "an error where a cache is full, which that of a command never is",
+    "sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
+    "weights._Unfilled.__torch_function__": "saves time where there are no numbers",
+    "weights._fault": "an error for what is no weight",
+    "weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
     "training.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
     "training._progress_bar": "stands on standard error while one waits",
     "training.Checkpoints._check_best_model": "an error where the saved model is not this run's",
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
-KEPT = (rope.rope_table, utils.causal_mask, fast.decode._settings_as_made)  # compute once, unless they are told
+KEPT = (rope.rope_table, cache.causal_mask, fast.decode._settings_as_made)  # compute once, unless they are told
 TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order
 
 # ---------------------------------------------------------------------------------------------- functions of the page
@@ -98,6 +102,8 @@ def broken(value: Any, is_skipped: bool) -> Any:
     """What takes a function's place. is_skipped: it returns nothing, so not calling it is the change."""
     if isinstance(value, property):
         return property(broken(value.fget, is_skipped))
+    if isinstance(value, classmethod):
+        return classmethod(broken(value.__func__, is_skipped))
 
     @functools.wraps(value)  # proofs look through it at the function itself: it is the numbers that must tell them
     def instead(*args: Any, **kwargs: Any) -> Any:
@@ -164,6 +170,11 @@ def _(value: tuple) -> tuple:
 @changed.register
 def _(value: GeneratorType) -> Iterator[Any]:
     return itertools.islice(value, 1, None)
+
+
+@changed.register
+def _(value: cache.View) -> cache.View:
+    return value._replace(start=changed(value.start), mask=changed(value.mask))
 
 
 @changed.register

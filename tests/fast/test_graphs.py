@@ -25,10 +25,11 @@ from torch.utils._pytree import tree_leaves
 
 import fast.graphs
 import fast.linear
+from cache import KVCache
 from fast import accelerate
 from fast.graphs import MIN_POSITIONS, MIN_STEPS, STEPS, GraphedLlama, GraphedStep
 from fast.linear import Bf16Linear
-from llama import KVCache, Llama
+from llama import Llama
 from utils import UserError
 
 CUDA = torch.device("cuda")
@@ -137,7 +138,7 @@ def test_every_logit_is_that_of_the_plain_model(tapes: list, precision: str):
     seen = []  # kept to the end, as a caller may
     for end in range(tokens.shape[1] - NEW, tokens.shape[1] + 1):
         with torch.inference_mode():
-            seen.append([each._next_logits(tokens[:, :end], cache) for each, cache in texts])
+            seen.append([each.next_logits(tokens[:, :end], cache) for each, cache in texts])
         assert texts[0][1].length == texts[1][1].length == end
     for logits, expected in seen:
         assert logits.dtype == expected.dtype == torch.float32
@@ -210,11 +211,11 @@ def test_a_full_cache_is_an_error_as_in_the_plain_model(tapes: list):
     with torch.inference_mode():
         cache = KVCache(model, 1, idx.shape[1] + NEW)
         for _ in range(NEW + 1):
-            logits = model._next_logits(idx, cache)
+            logits = model.next_logits(idx, cache)
             idx = torch.cat((idx, logits.argmax(-1, keepdim=True)), dim=1)
         assert tapes[0].replays == NEW
         with pytest.raises(RuntimeError, match="the cache is for"):
-            model._next_logits(idx, cache)
+            model.next_logits(idx, cache)
 
 
 # ------------------------------------------------------------------------------------- changes between two texts
@@ -228,7 +229,7 @@ def drop_one_copy(model: Llama) -> None:
 def swap_layers(model: Llama) -> None:
     model.layers = nn.ModuleList(reversed(model.layers))
     for layer_id, layer in enumerate(model.layers):
-        layer.layer_id = layer_id
+        layer.layer_id = layer.attention.layer_id = layer_id
 
 
 CHANGES = {
@@ -365,7 +366,7 @@ def watched_step(precision: str, device: str, position: int, rows: int = 2) -> l
         model(tokens, cache=cache)  # makes the copies of weights
         step = GraphedStep(model, cache)
         step.cache.position.fill_(position)
-        held = [*model.parameters(), *step.copies, *step.cache.tables, *vars(step).values(), *vars(step.cache).values()]
+        held = [*model.parameters(), *step.copies, *vars(step).values(), *vars(step.cache).values()]
         with Watch(filter(torch.is_tensor, held)) as watch:
             step.replay()
     return watch.calls
@@ -421,7 +422,7 @@ def test_on_a_gpu_logits_are_those_of_the_plain_model(n_kv_heads: int, precision
         texts = [(each, KVCache(each, len(tokens), NEW + 7, pad)) for each in (model, ungraphed(model))]
         for end in range(tokens.shape[1] - NEW, tokens.shape[1] + 1):
             with torch.inference_mode():
-                logits, expected = (each._next_logits(tokens[:, :end], cache) for each, cache in texts)
+                logits, expected = (each.next_logits(tokens[:, :end], cache) for each, cache in texts)
             assert_near(logits, expected, 10 * TOLERANCE[precision])
         assert model._step is not None and model._step.serves(texts[0][1])
         del texts

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ import torch.nn.functional as F
 from conftest import ROOT, random_llama
 from torch import nn
 
+import cache
 import fast.proof
 import llama
-import utils
 from fast import accelerate, compiled
 from fast.attention import FusedAttention, is_lower_triangle, scores_proof
 from fast.layers import FEED_FORWARD, RMS_NORM
@@ -28,7 +29,7 @@ from fast.proof import Anatomy, Case, Proof, Sides, difference
 from llama import Attention, FeedForward, Llama, RMSNorm
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
-PAGE = [f"{name}.py" for name in "llama rope base_llama classifier config utils tokenizer optimizer".split()]
+PAGE = "llama rope cache sampling weights base_llama classifier config utils tokenizer optimizer".split()
 
 # ---------------------------------------------------------------------------------------------- edits of the source
 
@@ -63,11 +64,11 @@ EDITS = {
     ),
     "embeddings are scaled": (
         "llama.py",
-        "h = self.dropout(self.tok_embeddings(tokens))",
-        "h = 2 * self.tok_embeddings(tokens)",
+        "return self.dropout(self.tok_embeddings(tokens))",
+        "return 2 * self.tok_embeddings(tokens)",
         "Llama",
     ),
-    "the cache forgets": ("llama.py", "= value\n        return", "= 0.5 * value\n        return", "LlamaLayer"),
+    "the cache forgets": ("cache.py", "= value\n        return", "= 0.5 * value\n        return", "LlamaLayer"),
     "one layer is left out": (
         "llama.py",
         "return h + self.feed_forward(self.ffn_norm(h))",
@@ -83,9 +84,9 @@ EDITS = {
     ),
     "long texts are another case": (
         "llama.py",
-        "        mask = None\n        if cache is not None:\n",
-        "        mask = None\n        if cache is not None and cache.length > 47:\n            value = 2 * value\n"
-        "        if cache is not None:\n",
+        "        if view.cache is not None:\n",
+        "        if view.cache is not None and view.cache.length > 48:\n            value = 2 * value\n"
+        "        if view.cache is not None:\n",
         "Llama",
     ),
     "training is another case": (
@@ -95,19 +96,19 @@ EDITS = {
         "FeedForward",
     ),
     "masks hide less": (
-        "utils.py",
+        "cache.py",
         "return mask.tril(diagonal=key_len - query_len)",
         "return mask.tril(diagonal=key_len - query_len + 1)",
         "",
     ),
 }
 NOTHING_CHANGED = {
-    "a comment": ("llama.py", "        mask = None\n", "        mask = None  # so far\n"),
+    "a comment": ("cache.py", "        self.length = length\n", "        self.length = length  # from now on\n"),
     "a docstring": ("llama.py", '"""SwiGLU feed-forward', '"""The SwiGLU feed-forward'),
     "a renamed local": (
         "llama.py",
-        "        residual = x if at is None else _pick(x, at)\n        h = residual +",
-        "        stream = x if at is None else _pick(x, at)\n        h = stream +",
+        "        residual = x if view is None else view.asking(x)\n        h = residual +",
+        "        stream = x if view is None else view.asking(x)\n        h = stream +",
     ),
     "a print": (
         "llama.py",
@@ -121,7 +122,7 @@ NOTHING_CHANGED = {
 def after_edit(folder: Path, *edits: tuple[str, str, str]) -> tuple[dict, str]:
     """What edited root modules compute, and what was said on standard error."""
     for name in PAGE:
-        shutil.copy(ROOT / name, folder)
+        shutil.copy(ROOT / f"{name}.py", folder)
     for name, before, after in edits:
         text = (folder / name).read_text(encoding="utf-8")
         assert before in text, f"{name} has no {before!r} any more"
@@ -264,18 +265,18 @@ def test_a_replaced_function_counts(monkeypatch: pytest.MonkeyPatch):
     check_equal(plain, fast_model, unchanged)
 
 
-@pytest.mark.parametrize("name", ["rotate", "causal_mask"])
-def test_a_replaced_function_of_another_module_counts(monkeypatch: pytest.MonkeyPatch, name: str):
+@pytest.mark.parametrize(("place", "name"), [(llama, "rotate"), (cache, "causal_mask")])
+def test_a_replaced_function_of_another_module_counts(monkeypatch: pytest.MonkeyPatch, place: ModuleType, name: str):
     plain, fast_model = both()
-    unchanged, before = outputs(plain), getattr(llama, name)
+    unchanged, before = outputs(plain), getattr(place, name)
 
     def rotate(x, *args):
         return before(x, *args).flip(-1)
 
     def causal_mask(*args):
-        return before(*args) & ~utils.causal_mask(*args).tril(-3)
+        return before(*args) & ~before(*args).tril(-3)
 
-    monkeypatch.setattr(llama, name, {"rotate": rotate, "causal_mask": causal_mask}[name])
+    monkeypatch.setattr(place, name, {"rotate": rotate, "causal_mask": causal_mask}[name])
     check_equal(plain, fast_model, unchanged)
 
 
@@ -470,8 +471,8 @@ LAYER = llama.LlamaLayer
 
 def test_a_subclass_of_the_model_generates_in_its_own_way(capfd: pytest.CaptureFixture):
     class Shifted(Llama):
-        def _next_logits(self, *args, **kwargs) -> torch.Tensor:
-            return super()._next_logits(*args, **kwargs) + torch.eye(300)[17] * 100
+        def next_logits(self, *args, **kwargs) -> torch.Tensor:
+            return super().next_logits(*args, **kwargs) + torch.eye(300)[17] * 100
 
     model = random_llama(attention="causal")
     model.__class__ = Shifted
@@ -581,9 +582,9 @@ def helper(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_every_function_that_a_piece_goes_through_belongs_to_it():
-    names = {link.name for link in Anatomy(llama.LlamaLayer, Attention, FeedForward, RMSNorm, llama.KVCache).links}
+    names = {link.name for link in Anatomy(llama.LlamaLayer, Attention, FeedForward, RMSNorm, cache.KVCache).links}
     assert {"forward", "_norm", "silu", "rsqrt", "rotate", "_rotate_pairs", "_angles", "complex"} <= names
-    assert {"store", "begin", "causal_mask", "padded_causal_mask", "_pick", "sqrt"} <= names
+    assert {"store", "extend", "causal_mask", "padded_causal_mask", "asking", "asked_at", "of_text", "sqrt"} <= names
     assert "compute_query_key_value_scores" in names
 
 

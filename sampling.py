@@ -1,0 +1,75 @@
+"""From next-token logits to the next token: pure functions, and the settings that they take.
+
+Shapes:  b batch   v vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from utils import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a next token is chosen. Raises `ValueError` for a value out of range.
+
+    Temperature 0 takes the most likely token. Otherwise a token is drawn from softmax(logits / temperature), after
+    dropping those outside the `top_k` most likely ones, those outside the smallest set whose probabilities reach
+    `top_p` (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1), and those less likely than
+    `epsilon` (Hewitt et al. 2022, arXiv:2210.15191, section 4.1), in that order. The most likely is never dropped.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature} must be at least 0 and finite")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} must be at least 1")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
+        if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
+            raise ValueError(f"epsilon={self.epsilon} must be from 0 to below 1")
+
+
+def sample_next(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Choose the next token of each row. logits: b v -> b 1. Temperature 0 draws no random number."""
+    best = logits.argmax(dim=-1, keepdim=True)  # b 1
+    largest = logits.gather(-1, best)  # b 1: NaN where any logit is
+    if not torch.isfinite(largest).all():
+        raise UserError("the model's logits are not finite: its weights are damaged, or the code computes them wrongly")
+    if sampling.temperature == 0.0:
+        return best
+    # shifted by its maximum, so that no temperature, however small, overflows
+    probs = ((logits.float() - largest.float()) / sampling.temperature).softmax(dim=-1)  # b v
+    probs = truncate(probs, sampling.top_k, sampling.top_p, sampling.epsilon)
+    return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
+
+
+def truncate(
+    probs: torch.Tensor, top_k: int | None = None, top_p: float | None = None, epsilon: float | None = None
+) -> torch.Tensor:
+    """Probabilities with 0 for the tokens that are dropped, see `Sampling`; not scaled to a sum of 1. b v -> b v"""
+    dropped = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k is not None or top_p is not None:
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
+        if top_k is not None:
+            top_k = min(top_k, probs.shape[-1])
+            dropped |= rank >= top_k
+            sorted_probs = sorted_probs.clone()
+            sorted_probs[:, top_k:] = 0.0
+        if top_p is not None:
+            sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
+            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: what the more likely tokens hold together
+            dropped |= (mass_before >= top_p).gather(-1, rank)
+    if epsilon is not None:
+        dropped |= probs < epsilon
+    return probs.masked_fill(dropped.scatter(-1, probs.argmax(-1, keepdim=True), False), 0.0)

@@ -1,0 +1,194 @@
+"""Checkpoints into models: every name that a tensor goes by, what a file must hold, and reading it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from config import LlamaConfig
+from llama import Llama
+from storage import load_tensors
+from utils import UserError, shorten, some
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit ones mean nothing without their scales
+
+
+class Names(NamedTuple):
+    """What one weight is called here (`ours`), by llama2.c and Meta, by Hugging Face, and by llama.cpp."""
+
+    ours: str
+    meta: str
+    hugging_face: str
+    llama_cpp: str
+
+
+MODEL_NAMES = (
+    Names("tok_embeddings", "tok_embeddings", "model.embed_tokens", "token_embd"),
+    Names("norm", "norm", "model.norm", "output_norm"),
+    Names("output", "output", "lm_head", "output"),
+)
+LAYER = Names("layers.", "layers.", "model.layers.", "blk.")  # before a layer's number
+LAYER_NAMES = (
+    Names("attention.compute_query", "attention.wq", "self_attn.q_proj", "attn_q"),
+    Names("attention.compute_key", "attention.wk", "self_attn.k_proj", "attn_k"),
+    Names("attention.compute_value", "attention.wv", "self_attn.v_proj", "attn_v"),
+    Names("attention.compute_output", "attention.wo", "self_attn.o_proj", "attn_output"),
+    Names("attention_norm", "attention_norm", "input_layernorm", "attn_norm"),
+    Names("feed_forward.w1", "feed_forward.w1", "mlp.gate_proj", "ffn_gate"),
+    Names("feed_forward.w2", "feed_forward.w2", "mlp.down_proj", "ffn_down"),
+    Names("feed_forward.w3", "feed_forward.w3", "mlp.up_proj", "ffn_up"),
+    Names("ffn_norm", "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+)
+
+
+def all_names(config: LlamaConfig) -> Iterator[Names]:
+    """Of every tensor in the state dict of a Llama of this config."""
+    for names in MODEL_NAMES:
+        yield Names(*(f"{name}.weight" for name in names))
+    for layer in range(config.n_layers):
+        for names in LAYER_NAMES:
+            yield Names(*(f"{before}{layer}.{name}.weight" for before, name in zip(LAYER, names, strict=True)))
+
+
+def half_rotation_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Reorder the rows of a query or key matrix from interleaved pairs to half-vectors. weight: (h d) D -> (h d) D"""
+    return weight.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def hugging_face_state(state: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
+    """Our state dict under Hugging Face's names, with its order of rows."""
+    heads = {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}
+    renamed = {}
+    for names in all_names(config):
+        weight, part = state[names.ours], names.ours.split(".")[-2]
+        renamed[names.hugging_face] = half_rotation_rows(weight, heads[part]) if part in heads else weight
+    return renamed
+
+
+def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) -> Llama:
+    """A Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
+
+    Names may be the assignment's or the original TinyLlamas', with or without the prefix `_orig_mod.` that
+    `torch.compile` leaves. `attention` overrides what the checkpoint declares; one that declares nothing is
+    bidirectional. Raises `UserError` if the file is missing, not a checkpoint, or of another shape: every missing,
+    unexpected or misshapen key is named.
+    """
+    checkpoint = load_tensors(path)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
+        raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
+    if "optimizer" in checkpoint and "history" in checkpoint:
+        raise UserError(f"{path} is the resume point of a fine-tuning; --option finetune --resume goes on from it")
+    if "model_config" in checkpoint:
+        raise UserError(f"{path} is a fine-tuned classifier, not a pretrained model; training.load_best opens it")
+    try:
+        config = LlamaConfig.from_checkpoint(
+            checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})
+        )
+        state = canonical_state(checkpoint["model"])
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    misfits = _misfits(state, config)
+    if misfits:
+        raise UserError(f"{path} does not fit its model_args: {some(misfits)}")
+    # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
+    # assignment's code does, so that a seed means the same head and the same shuffling here as there.
+    model = Llama(config)
+    model.load_state_dict(state)
+    if damaged := [name for name, tensor in model.named_parameters() if not _is_finite(tensor)]:
+        raise UserError(f"{path} is damaged: not all numbers are finite in {some(damaged)}")
+    return model.eval()
+
+
+def canonical_state(state: dict) -> dict:
+    """The state dict under this package's names; a tied matrix that is stored once is filled in.
+
+    Raises `ValueError` where two names stand for the same tensor.
+    """
+    renamed, before = {}, {}
+    for name, tensor in state.items():
+        full = str(name)
+        name = full.removeprefix("_orig_mod.")
+        for names in LAYER_NAMES:
+            name = name.replace(f"{names.meta}.", f"{names.ours}.")
+        if name in renamed:
+            raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
+        renamed[name], before[name] = tensor, full
+    for name, twin in (("output.weight", "tok_embeddings.weight"), ("tok_embeddings.weight", "output.weight")):
+        if name not in renamed and twin in renamed:
+            renamed[name] = renamed[twin]
+    return renamed
+
+
+# ------------------------------------------------------------------------------------- what a file must hold
+
+
+def blueprint(config: LlamaConfig) -> Llama:
+    """A Llama of this config on device "meta": names, shapes and settings, no numbers. Nothing random is drawn."""
+    with torch.device("meta"), _Unfilled():
+        return Llama(config)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Draws no weights: on device "meta" there is nothing to fill, and PyTorch would import much to do so."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if getattr(function, "__name__", "") in ("normal_", "uniform_", "fill_", "zero_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def _misfits(state: dict, config: LlamaConfig) -> list[str]:
+    """What keeps `state` from filling a model of this config, found without allocating one."""
+    unusable = {name: fault for name, tensor in state.items() if (fault := _fault(tensor))}
+    misfits = [f"{name} {fault}" for name, fault in unusable.items()]
+    usable = {name: tensor for name, tensor in state.items() if name not in unusable}
+    if too_much := _asks_for_too_much(config, len(state), max((t.numel() for t in usable.values()), default=0)):
+        return [*misfits, too_much]
+    expected = {name: tensor.shape for name, tensor in blueprint(config).state_dict().items()}
+    misfits += [f"missing {name}" for name in expected if name not in state]
+    misfits += [f"unexpected {name}" for name in state if name not in expected]
+    for name, tensor in usable.items():
+        if name in expected and tensor.shape != expected[name]:
+            misfits.append(f"{name} is {list(tensor.shape)}, not {list(expected[name])}")
+    if not misfits and not _are_equal(state["tok_embeddings.weight"], state["output.weight"]):
+        misfits.append("tok_embeddings.weight and output.weight differ, but this model ties them")
+    return misfits
+
+
+def _fault(tensor: Any) -> str | None:
+    """What keeps a value from being a weight, whatever its shape."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
+        return "is not a floating-point tensor of 16 bits or more"
+    return None if _is_stored_in_full(tensor) else "does not hold the numbers that its shape promises"
+
+
+def _asks_for_too_much(config: LlamaConfig, tensors: int, most: int) -> str | None:
+    """Keeps a damaged config from asking for a million layers, or for a tensor of more numbers than can be counted.
+
+    tensors: how many are in the file; most: how many numbers the largest has.
+    """
+    if config.n_layers > tensors:
+        return f"n_layers={config.n_layers}, but there are only {tensors} tensors"
+    sizes = {name: getattr(config, name) for name in ("vocab_size", "dim", "hidden_dim")}
+    too_large = [f"{name}={size}" for name, size in sizes.items() if size > most]
+    return f"{too_large[0]}, but the largest tensor has only {most} numbers" if too_large else None
+
+
+def _is_stored_in_full(tensor: torch.Tensor) -> bool:
+    """False for a tensor that is sparse, has no data (device "meta"), or is a few numbers expanded to a huge shape."""
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # their sum meets every NaN and infinity, and takes a tenth of the time; finite numbers can have an infinite one
+    return bool(tensor.sum().isfinite() or tensor.isfinite().all())
