@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,9 +21,6 @@ from tqdm import tqdm
 
 from tasks import ALONE, CLASSIFICATION, Batch, Part, Task, World
 from utils import UserError
-
-if TYPE_CHECKING:
-    from saver import Saver
 
 # ------------------------------------------------------------------------------------------------ evaluation
 
@@ -251,7 +248,7 @@ def fit(
     schedule: Callable[[int, int], float] | None = None,
     clip: float | None = None,
     stop: Callable[[list[EpochResult]], bool] | None = None,
-    saver: Saver,
+    saver: Any,
     history: Iterable[EpochResult] = (),
     train_eval: bool = True,
     progress: bool = True,
@@ -259,7 +256,7 @@ def fit(
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    model: prepared by the methods and spread over the world. schedule: of (step, total steps), the factor of the
+    model: prepared by the methods and spread over the world. saver: a `saver.Saver`, or what saves in its place. schedule: of (step, total steps), the factor of the
     learning rates at that step. clip: the largest norm of all gradients together. stop: of the results so far, whether
     to train no further. history: the epochs that a resumed run has already done. train_eval: measure the score on the
     training data as the reference does. A loader whose batch sampler has `set_epoch` is told each epoch's number.
@@ -310,7 +307,7 @@ class _Run:
     dev: DataLoader
     task: Task
     methods: Sequence[Method]
-    saver: Saver
+    saver: Any
     progress: bool
     world: World
     history: list[EpochResult] = field(default_factory=list)
