@@ -35,12 +35,12 @@ from course import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
 from course import create_data, format_line, prompt_suffix  # noqa: E402
 from llama import Llama, load_pretrained  # noqa: E402
 from optimizer import AdamW  # noqa: E402
-from saver import Saver  # noqa: E402
+from saver import OtherRun, Saver  # noqa: E402
 from storage import save_tensors  # noqa: E402
 from tasks import Batch, NextToken, next_token_losses  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 from training import EpochResult, Method, Step, evaluate, fit  # noqa: E402
-from utils import atomic_write, run_main  # noqa: E402
+from utils import UserError, atomic_write, run_main  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"
@@ -242,7 +242,7 @@ def train(model: Llama, tokenizer: Tokenizer, corpora: Sequence[Corpus], held_ou
         epochs=STEPS // EPOCH,
         methods=[plain_loss],
     )
-    history = saver.load_resume_point(model, optimizer) if RESUME.exists() else []
+    history = resume(saver, model, optimizer)
     results = fit(
         model,
         optimizer,
@@ -262,6 +262,16 @@ def train(model: Llama, tokenizer: Tokenizer, corpora: Sequence[Corpus], held_ou
         history.append(result)
         print({**row_of(result, plain_loss), "seconds": round(seconds_of(history))}, flush=True)
     return {"curve": [row_of(result, plain_loss) for result in history], "seconds": seconds_of(history)}
+
+
+def resume(saver: Saver, model: Llama, optimizer: AdamW) -> list[EpochResult]:
+    """Go back to the last finished epoch, if there is one. Returns the epochs that are done."""
+    if not saver.resume_path.exists():
+        return []
+    try:
+        return saver.load_resume_point(model, optimizer)
+    except OtherRun as error:
+        raise UserError(f"{error}; remove it to start anew") from None
 
 
 def row_of(result: EpochResult, plain_loss: PlainLoss) -> dict[str, float]:

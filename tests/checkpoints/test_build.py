@@ -194,5 +194,5 @@ def test_an_interrupted_training_goes_on(tiny: Callable, monkeypatch: pytest.Mon
 def test_the_resume_point_of_another_training_is_refused(tiny: Callable, monkeypatch: pytest.MonkeyPatch):
     tiny()
     monkeypatch.setattr(build, "LR", 1e-3)
-    with pytest.raises(UserError, match="tiny.resume belongs to a run with another lr"):
+    with pytest.raises(UserError, match="tiny.resume belongs to a run with another lr; remove it"):
         tiny()
