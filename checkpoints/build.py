@@ -124,9 +124,9 @@ def split_corpus(texts: list[str], tokenizer: Tokenizer) -> tuple[Corpus, Corpus
 
 
 class Draws(Sampler[list[int]]):
-    """Batches drawn from one of two texts, the second from step `ORDERED_FROM` on; items of both, one after the other.
+    """Batches from the first text, then, from step `ORDERED_FROM` on, from the second; each drawn with its own seed.
 
-    seeds: of the batches of an epoch.
+    They number the windows of both texts as `ConcatDataset` does. seeds: those of an epoch's batches.
     """
 
     def __init__(self, corpora: Sequence[Corpus], seeds: Callable[[int], range]):
@@ -140,15 +140,16 @@ class Draws(Sampler[list[int]]):
         return len(self.seeds(self.epoch))
 
     def __iter__(self) -> Iterator[list[int]]:
-        is_second = self.epoch * EPOCH >= ORDERED_FROM
-        first, count = (len(self.corpora[0]), len(self.corpora[1])) if is_second else (0, len(self.corpora[0]))
+        text = int(self.epoch * EPOCH >= ORDERED_FROM)
+        first = text * len(self.corpora[0])
         for seed in self.seeds(self.epoch):
             generator = torch.Generator().manual_seed(seed)
-            yield (first + torch.randint(count, (self.batch_size,), generator=generator)).tolist()
+            end = first + len(self.corpora[text])
+            yield torch.randint(first, end, (self.batch_size,), generator=generator).tolist()
 
 
 def training_loader(corpora: Sequence[Corpus], tokenizer: Tokenizer) -> DataLoader:
-    """A batch a step, each drawn with a seed of its own; answers weigh more from step `ANSWER_FROM` on."""
+    """A batch a step; answers weigh more from step `ANSWER_FROM` on."""
     draws = Draws(corpora, lambda epoch: range(SEED + epoch * EPOCH, SEED + (epoch + 1) * EPOCH))
 
     def collate(windows: list[torch.Tensor]) -> Batch:

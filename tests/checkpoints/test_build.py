@@ -17,7 +17,7 @@ from saver import Saver
 from tokenizer import Tokenizer
 from utils import UserError
 
-pytest.importorskip("transformers", reason="build.py has it write the reference tensors")
+NEEDED = pytest.importorskip("transformers", reason="build.py has it write the reference tensors")
 
 import build  # noqa: E402
 from generate_text import documents  # noqa: E402
