@@ -137,6 +137,7 @@ def _check_numbers(args: Namespace) -> None:
 
 
 OF_OPTIONS = {  # what makes no sense elsewhere, and would be ignored without a word
+    "max_sentence_len": ("generate", "prompt", "finetune"),
     "method": ("finetune",),
     "method_args": ("finetune",),
     "model_out": ("finetune",),

@@ -158,11 +158,14 @@ def perplexity(args: Namespace, place: Place) -> None:
     """How well the language model predicts a text."""
     import runs
 
+    text = read_text(args.input)
+    if not text.strip():
+        raise UserError(f"--input {args.input} holds no text")
     llama, tokenizer = load_llama(args)
     if not llama.config.is_causal:
         raise UserError("a bidirectional model sees the tokens that it would predict; add --attention causal")
     runs.compute_fast(llama, args.precision, place, trains=False)
-    result = runs.perplexity(llama, tokenizer, read_text(args.input), args.batch_size)
+    result = runs.perplexity(llama, tokenizer, text, args.batch_size)
     print(f"{result.tokens} tokens in {args.input}")
     print(f"nats a token :: {result.nats_per_token:.4f}, bits a byte :: {result.bits_per_byte:.4f}")
     print(f"perplexity :: {result.perplexity:.3f}")

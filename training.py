@@ -256,8 +256,8 @@ def fit(
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    model: prepared by the methods and spread over the world. saver: a `saver.Saver`, or what saves in its place. schedule: of (step, total steps), the factor of the
-    learning rates at that step. clip: the largest norm of all gradients together. stop: of the results so far, whether
+    model: prepared by the methods and spread over the world. saver: a `saver.Saver`, or what stands in its place.
+    schedule: of (step, total steps), the factor of the learning rates at that step. clip: the largest norm of all gradients together. stop: of the results so far, whether
     to train no further. history: the epochs that a resumed run has already done. train_eval: measure the score on the
     training data as the reference does. A loader whose batch sampler has `set_epoch` is told each epoch's number.
     Raises `Diverged` when the loss is not finite; what earlier epochs saved stays.

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Sampler
 from batches import EncodingRules, LlamaDataset
 from benchmarks import naive
 from benchmarks.sentences import Sentences
-from saver import Checkpoints
+from saver import Saver
 from training import fit
 
 
@@ -40,14 +40,11 @@ class FixedBatches(Sampler[list[int]]):
         self.seconds.append(time.perf_counter() - start)
 
 
-class NotSaved(Checkpoints):
+class NotSaved(Saver):
     """Saves nothing: writing files is no part of what is compared."""
 
     def __init__(self):
-        super().__init__(Path(), Path(), {}, {}, {})
-
-    def save_model(self, *_: object) -> None:
-        pass
+        super().__init__(model_path=None, resume_path=Path())
 
     def save_resume_point(self, *_: object) -> None:
         pass
@@ -117,8 +114,7 @@ class Epoch:
             self.train_loader,
             self.dev_loader,
             epochs=1,
-            device=self.device,
-            checkpoints=NotSaved(),
+            saver=NotSaved(),
             progress=False,
         ):
             pass

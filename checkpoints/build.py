@@ -3,7 +3,7 @@
     python checkpoints/build.py
 
 text -> data set -> tokenizer -> training -> checkpoint -> reference tensors -> measured figures (`figures.json`).
-Training saves its progress every `SAVE_EVERY` steps in `minllama1M.resume`; started again, it goes on from there.
+Training saves its progress every `EPOCH` steps in `minllama1M.resume`; started again, it goes on from there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import io
 import json
 import math
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,17 +26,21 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from generate_text import LABEL_NAMES, SEED, data_set, documents  # noqa: E402
 from reference import write_reference  # noqa: E402
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler  # noqa: E402
 
-from batches import EncodingRules, LlamaDataset
+from batches import EncodingRules, LlamaDataset  # noqa: E402
 from classifier import LlamaZeroShotClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
 from course import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
 from course import create_data, format_line, prompt_suffix  # noqa: E402
 from llama import Llama, load_pretrained  # noqa: E402
-from storage import load_tensors, save_tensors  # noqa: E402
+from optimizer import AdamW  # noqa: E402
+from saver import OtherRun, Saver  # noqa: E402
+from storage import save_tensors  # noqa: E402
+from tasks import Batch, NextToken, next_token_losses  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
-from training import evaluate
-from utils import atomic_write  # noqa: E402
+from training import EpochResult, Method, Step, evaluate, fit  # noqa: E402
+from utils import UserError, atomic_write, run_main  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"
@@ -47,11 +50,12 @@ MAPPINGS = {"films": LABEL_NAMES, **COURSE_LABEL_NAMES}
 SHAPE = dict(vocab_size=2048, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, max_seq_len=256, attention="causal")
 
 STEPS, BATCH, LENGTH = 1900, 16, 256
+EPOCH = 100  # steps; then the loss on held-out text is measured and the progress saved, and what is read may change
 LR, WARMUP, HORIZON, CLIP = 4e-3, 100, 1500, 1.0
 ORDERED_FROM = 1200  # from this step on, the text of ordered reviews
 ANSWER_WEIGHT, ANSWER_FROM = 10.0, 500  # from this step on, the answer to a question counts as much as ten other tokens
 HELD_OUT = 0.02  # the share of each text that is not trained on
-LOG_EVERY, SAVE_EVERY = 100, 100
+HELD_OUT_BATCHES = 4
 
 
 def write_data(folder: Path) -> None:
@@ -96,8 +100,8 @@ def check_label_names(tokenizer: Tokenizer) -> None:
             raise ValueError(f"the label name {name!r} is not a single token")
 
 
-class Corpus:
-    """Documents as one long row of token ids, and where each begins."""
+class Corpus(Dataset):
+    """Documents as one long row of token ids. An item is a window that begins with a document, as every prompt does."""
 
     def __init__(self, texts: list[str], tokenizer: Tokenizer):
         ids = tokenizer.encode_batch(texts, bos=True, eos=True)
@@ -105,12 +109,12 @@ class Corpus:
         self.ids = torch.tensor([token for document in ids for token in document])
         self.starts = starts[starts < len(self.ids) - LENGTH]
 
-    def batch(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Windows that begin with a document, as every prompt does. Returns tokens and next tokens, each b s."""
-        generator = torch.Generator().manual_seed(seed)
-        chosen = self.starts[torch.randint(len(self.starts), (rows,), generator=generator)]  # b
-        windows = self.ids[chosen[:, None] + torch.arange(LENGTH + 1)]  # b s+1
-        return windows[:, :-1], windows[:, 1:]
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start = self.starts[index]
+        return self.ids[start : start + LENGTH + 1]
 
 
 def split_corpus(texts: list[str], tokenizer: Tokenizer) -> tuple[Corpus, Corpus]:
@@ -119,12 +123,56 @@ def split_corpus(texts: list[str], tokenizer: Tokenizer) -> tuple[Corpus, Corpus
     return Corpus(texts[:cut], tokenizer), Corpus(texts[cut:], tokenizer)
 
 
-def next_token_losses(model: Llama, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropies in nats; the matrix products in bfloat16, the loss in float32. tokens, targets: b s -> b s"""
-    with torch.autocast("cpu", torch.bfloat16):
-        logits, _ = model(tokens, targets)  # b s v
-    losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
-    return losses.view_as(targets)
+class Draws(Sampler[list[int]]):
+    """Batches from the first text, then, from step `ORDERED_FROM` on, from the second; each drawn with its own seed.
+
+    They number the windows of both texts as `ConcatDataset` does. seeds: those of an epoch's batches.
+    """
+
+    def __init__(self, corpora: Sequence[Corpus], seeds: Callable[[int], range]):
+        self.corpora, self.seeds, self.batch_size = corpora, seeds, BATCH
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.seeds(self.epoch))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        text = int(self.epoch * EPOCH >= ORDERED_FROM)
+        first = text * len(self.corpora[0])
+        for seed in self.seeds(self.epoch):
+            generator = torch.Generator().manual_seed(seed)
+            end = first + len(self.corpora[text])
+            yield torch.randint(first, end, (self.batch_size,), generator=generator).tolist()
+
+
+def training_loader(corpora: Sequence[Corpus], tokenizer: Tokenizer) -> DataLoader:
+    """A batch a step; answers weigh more from step `ANSWER_FROM` on."""
+    draws = Draws(corpora, lambda epoch: range(SEED + epoch * EPOCH, SEED + (epoch + 1) * EPOCH))
+
+    def collate(windows: list[torch.Tensor]) -> Batch:
+        batch = as_batch(windows)
+        if draws.epoch * EPOCH >= ANSWER_FROM:
+            is_answer = answer_positions(batch["token_ids"], tokenizer)
+            weights = torch.ones(is_answer.shape).masked_fill(is_answer, ANSWER_WEIGHT)  # b s
+            batch["weights"] = weights / weights.sum()
+        return batch
+
+    return DataLoader(ConcatDataset(corpora), batch_sampler=draws, collate_fn=collate)
+
+
+def held_out_loader(corpora: Sequence[Corpus]) -> DataLoader:
+    """The same windows in every epoch, of the text that it trains on."""
+    draws = Draws(corpora, lambda epoch: range(HELD_OUT_BATCHES))
+    return DataLoader(ConcatDataset(corpora), batch_sampler=draws, collate_fn=as_batch)
+
+
+def as_batch(windows: list[torch.Tensor]) -> Batch:
+    """windows: s+1 each. Returns tokens and next tokens, each b s."""
+    rows = torch.stack(windows)
+    return {"token_ids": rows[:, :-1], "targets": rows[:, 1:]}
 
 
 def answer_positions(tokens: torch.Tensor, tokenizer: Tokenizer) -> torch.Tensor:
@@ -135,31 +183,51 @@ def answer_positions(tokens: torch.Tensor, tokenizer: Tokenizer) -> torch.Tensor
     return torch.isin(tokens, verbs) & (two_back | three_back)
 
 
-@torch.no_grad()
-def held_out_loss(model: Llama, corpus: Corpus) -> float:
-    """The loss on 64 fixed windows of text that is not trained on."""
-    model.eval()
-    losses = [next_token_losses(model, *corpus.batch(BATCH, seed)).mean().item() for seed in range(4)]
-    model.train()
-    return sum(losses) / len(losses)
+class HalfPrecisionProducts(NextToken):
+    """The matrix products in bfloat16, the loss in float32."""
+
+    def forward(self, network: Callable, batch: Batch, **changed: object) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(network, batch, **changed)  # b s v
 
 
-def learning_rate(step: int) -> float:
-    """A linear rise, a cosine through the first text, a line to zero through the second."""
+class PlainLoss(Method):
+    """Moves nothing: notes each epoch's mean loss with all tokens weighed alike, which is not what is minimized."""
+
+    name = "plain loss"
+
+    def __init__(self):
+        super().__init__()
+        self.sums: list[float] = []  # one for each epoch
+
+    def after_step(self, step: Step) -> None:
+        if step.epoch == len(self.sums):
+            self.sums.append(0.0)
+        self.sums[step.epoch] += next_token_losses(step.outputs.detach(), step.batch["targets"]).mean().item()
+
+    def state(self) -> dict:
+        return {"sums": self.sums}
+
+    def load_state(self, state: dict, piece: Callable[..., torch.Tensor]) -> None:
+        self.sums = list(state["sums"])
+
+
+def rate_factor(step: int, total: int) -> float:
+    """Of the peak rate: a linear rise, a cosine through the first text, a line to zero through the second."""
     if step < WARMUP:
-        return LR * (step + 1) / WARMUP
+        return (step + 1) / WARMUP
     if step >= ORDERED_FROM:
-        return learning_rate(ORDERED_FROM - 1) * (STEPS - step) / (STEPS - ORDERED_FROM)
+        return rate_factor(ORDERED_FROM - 1, total) * (total - step) / (total - ORDERED_FROM)
     progress = (step - WARMUP) / (HORIZON - WARMUP)
-    return 0.01 * LR + 0.495 * LR * (1 + math.cos(math.pi * progress))
+    return 0.01 + 0.495 * (1 + math.cos(math.pi * progress))
 
 
-def make_optimizer(model: Llama) -> torch.optim.AdamW:
+def make_optimizer(model: Llama) -> AdamW:
     """Weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     gains = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    return AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8)
 
 
 def train(model: Llama, tokenizer: Tokenizer, corpora: Sequence[Corpus], held_out: Sequence[Corpus]) -> dict:
@@ -167,42 +235,54 @@ def train(model: Llama, tokenizer: Tokenizer, corpora: Sequence[Corpus], held_ou
 
     Returns the loss curve and the seconds.
     """
-    optimizer = make_optimizer(model)
-    log = {"curve": [], "seconds": 0.0}
-    first = 0
-    if RESUME.exists():
-        point = load_tensors(RESUME)
-        model.load_state_dict(point["model"])
-        optimizer.load_state_dict(point["optimizer"])
-        log, first = point["log"], point["step"]
-    begin, before, recent = time.perf_counter(), log["seconds"], []
-    for step in range(first, STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step)
-        text = int(step >= ORDERED_FROM)
-        tokens, targets = corpora[text].batch(BATCH, SEED + step)
-        losses = next_token_losses(model, tokens, targets)  # b s
-        weights = torch.ones_like(losses)
-        if step >= ANSWER_FROM:
-            weights[answer_positions(tokens, tokenizer)] = ANSWER_WEIGHT
-        optimizer.zero_grad()
-        ((losses * weights).sum() / weights.sum()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        recent.append(losses.mean().item())
-        done = step + 1
-        if done % LOG_EVERY == 0:
-            log["seconds"] = before + time.perf_counter() - begin
-            row = {"step": done, "train": sum(recent) / len(recent), "held_out": held_out_loss(model, held_out[text])}
-            log["curve"].append(row)
-            recent = []
-            print({**row, "seconds": round(log["seconds"])}, flush=True)
-        if done % SAVE_EVERY == 0:
-            save_tensors(
-                RESUME,
-                {"step": done, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "log": log},
-            )
-    return log
+    optimizer, plain_loss = make_optimizer(model), PlainLoss()
+    saver = Saver(
+        model_path=None,
+        resume_path=RESUME,
+        identity={"model_args": SHAPE, "seed": SEED, "steps": STEPS, "lr": LR, "tokens": [len(c.ids) for c in corpora]},
+        epochs=STEPS // EPOCH,
+        methods=[plain_loss],
+    )
+    history = resume(saver, model, optimizer)
+    results = fit(
+        model,
+        optimizer,
+        training_loader(corpora, tokenizer),
+        held_out_loader(held_out),
+        task=HalfPrecisionProducts(),
+        methods=saver.methods,
+        epochs=saver.epochs,
+        schedule=rate_factor,
+        clip=CLIP,
+        saver=saver,
+        history=history,
+        train_eval=False,
+        progress=False,
+    )
+    for result in results:
+        history.append(result)
+        print({**row_of(result, plain_loss), "seconds": round(seconds_of(history))}, flush=True)
+    return {"curve": [row_of(result, plain_loss) for result in history], "seconds": seconds_of(history)}
+
+
+def resume(saver: Saver, model: Llama, optimizer: AdamW) -> list[EpochResult]:
+    """Go back to the last finished epoch, if there is one. Returns the epochs that are done."""
+    if not saver.resume_path.exists():
+        return []
+    try:
+        return saver.load_resume_point(model, optimizer)
+    except OtherRun as error:
+        raise UserError(f"{error}; remove it to start anew") from None
+
+
+def row_of(result: EpochResult, plain_loss: PlainLoss) -> dict[str, float]:
+    """One row of the loss curve."""
+    train = plain_loss.sums[result.epoch] / EPOCH
+    return {"step": (result.epoch + 1) * EPOCH, "train": train, "held_out": -result.dev_score}
+
+
+def seconds_of(history: Sequence[EpochResult]) -> float:
+    return sum(result.seconds for result in history)
 
 
 @torch.no_grad()
@@ -212,7 +292,7 @@ def zero_shot(model: Llama, tokenizer: Tokenizer, split: str) -> dict[str, float
     rules = EncodingRules(prompt_suffix(names), SHAPE["max_seq_len"], is_causal=True)
     loader = LlamaDataset(create_data(ROOT / f"data/films-{split}.txt"), tokenizer, rules).loader(50)
     classifier = LlamaZeroShotClassifier(SimpleNamespace(num_labels=len(names)), tokenizer, names, llama=model)
-    result = evaluate(classifier, loader, torch.device("cpu"), progress=False)
+    result = evaluate(classifier, loader, progress=False)
     return {"accuracy": round(result.accuracy, 3), "majority": round(result.majority_accuracy, 3)}
 
 
@@ -259,4 +339,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -18,12 +18,14 @@ import torch
 from conftest import asset
 
 import sanity_check
-from batches import EncodingRules, LlamaDataset
+from batches import EncodingRules, LlamaDataset, TextWindows
 from classifier import LlamaZeroShotClassifier
 from course import create_data
 from llama import Llama, load_pretrained
 from sanity_check import PublishedLabels
+from tasks import NextToken
 from tokenizer import Tokenizer
+from training import evaluate
 
 ATTENTION = ["bidirectional", "causal"]
 
@@ -78,14 +80,12 @@ def test_perplexity_in_causal_mode(assets: Path, reference: dict, tokenizer: Tok
     text = asset(assets, "tinystories-sample.txt").read_text(encoding="utf-8")
     ids = tokenizer.encode(text, bos=False, eos=False)
     assert len(ids) == expected["tokens_in_file"]
-    windows = torch.tensor(ids[: 100 * 256]).view(100, 256)
-    inputs = torch.cat((torch.full((100, 1), tokenizer.bos_id), windows[:, :-1]), dim=1)
     model = load_pretrained(asset(assets, "stories260K.pt"), attention="causal")
-    with torch.inference_mode():
-        logits, _ = model(inputs, targets=windows)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows.flatten()).item()
-    assert loss == pytest.approx(expected["mean_nll"], abs=1e-3)
-    assert math.exp(loss) < 5.4  # perplexity; without the causal mask the figure would mean nothing
+    windows = TextWindows(ids[: expected["windows"] * 256], tokenizer.bos_id, 256)
+    result = evaluate(model, windows.loader(20), task=NextToken(), progress=False)
+    assert result.tokens == 100 * 256
+    assert result.loss == pytest.approx(expected["mean_nll"], abs=1e-3)
+    assert math.exp(result.loss) < 5.4  # perplexity; without the causal mask the figure would mean nothing
 
 
 @pytest.mark.parametrize("name", ["sst-dev", "cfimdb-dev"])

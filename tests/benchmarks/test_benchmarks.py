@@ -22,6 +22,7 @@ from conftest import asset, random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
 import benchmarks.__main__ as benchmarks_main
+from batches import EncodingRules
 from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, table, targets, work
 from benchmarks.__main__ import as_plain, get_args
 from benchmarks.apart import Apart
@@ -40,7 +41,6 @@ from course import create_data
 from fast.attention import FusedAttention
 from llama import Attention, Llama
 from optimizer import AdamW
-from training import AS_IT_IS
 from utils import UserError
 
 CPU = torch.device("cpu")
@@ -159,7 +159,7 @@ def test_an_epoch_of_the_course_is_an_epoch_of_ours():
     for model in models:
         model.dropout.p = 0.0
     torch.manual_seed(5)
-    ours = our_epoch(models[0], peers.our_optimizer, data, 8, 1, seed=2, rules=AS_IT_IS, bucket=False)
+    ours = our_epoch(models[0], peers.our_optimizer, data, 8, 1, seed=2, rules=EncodingRules(), bucket=False)
     torch.manual_seed(5)
     theirs = naive_epoch(models[1], peers.naive_optimizer(models[1]), data, 8, 1, seed=2)
     assert ours.train_loader.batch_sampler.batches == theirs.train_loader.batch_sampler.batches
