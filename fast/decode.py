@@ -17,7 +17,8 @@ from config import LlamaConfig
 from fast import compiled
 from fast.attention import FusedAttention, scores_proof
 from fast.compiled import LOAD_SECONDS, NotReady
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_hooks, has_more, own_methods
+from fast.kernel import has_hooks, own_methods
+from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_more
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, state_of
 from fast.proof import Proof, say
 from llama import Attention, FeedForward, KVCache, Llama, LlamaLayer, RMSNorm
@@ -29,8 +30,6 @@ MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedF
 KERNELS = {FusedAttention, FusedFeedForward, FusedRMSNorm, OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
 PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache)
 PAGE += ((Llama, "hidden_states"), (Llama, "forward"), (Llama, "_next_logits"))
-SET_BY_KERNELS = ("training", "out_dtype", "read_dtype", "packs", "trains", "trains_weights")
-SET_BY_KERNELS += ("rounds_inputs", "products_from")
 
 
 def stranger_in(llama: Llama) -> str | None:
@@ -72,7 +71,7 @@ class _Unfilled(TorchFunctionMode):
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return {name: value for name, value in own.items() if name not in SET_BY_KERNELS}
+    return {name: value for name, value in own.items() if name != "training"}
 
 
 def is_readable(llama: Llama) -> bool:
