@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,28 +12,18 @@ from torch import nn
 from cache import causal_mask
 from config import PRECISIONS
 from fast import linear
-from fast.attention import attention_by_products, fuse_attention, scores_proof
+from fast.attention import MANY, FusedAttention, attention_by_products, scores_proof
 from fast.compiled import loaded, was_compiled, why_no_loops
 from fast.decode import DecodingLlama
 from fast.graphs import GraphedLlama
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swap_class, swiglu
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, has_onednn
+from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swiglu
+from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear, has_onednn
 from fast.measure import fastest
 from fast.memory import keep_freed_memory
+from fast.plan import Plan, carry_out, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
 from fast.proof import say
-from llama import FeedForward, Llama, LlamaLayer, RMSNorm
+from llama import Attention, FeedForward, Llama, RMSNorm
 
-LINEAR_KERNELS = {
-    "plain": nn.Linear,
-    "oneDNN": OneDNNLinear,
-    "oneDNN, not trained": OneDNNLinear,
-    "oneDNN, trained": OneDNNLinear,
-    "bf16": Bf16Linear,
-    "rounded to bf16": RoundedLinear,
-    "int8": Int8Linear,
-}
-HEADS = ("compute_query", "compute_key", "compute_value", "compute_output")
-GATES = ("w1", "w2", "w3")
 BY_PRODUCTS = "fused, short texts in two products"  # those that are classified in bfloat16
 ROWS, WIDTH, HIDDEN = 512, 512, 1376  # what is measured: a small batch in the feed-forward of stories42M
 
@@ -60,11 +50,13 @@ def accelerate(
 
     device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
     or how many tokens are, if that is known: few are not worth loading the decoder. trains: False where no gradient is
-    wanted, which saves measuring. keeps_copies: False where float32 weights must not be kept twice.
-    cuda_graphs: decode on CUDA through recorded graphs.
-    Parameters keep their names and shapes, and in fp32 and bf16 their float32 values; int8 rounds them for good and is
-    for inference. A layer that something else has replaced stays as it is, and no kernel computes what the page, as it
-    stands in this process, does not (`fast.proof`). On a CPU, freed memory is kept for what follows (`fast.memory`).
+    wanted, which saves measuring. keeps_copies: False where a weight must not lie twice in memory: what a kernel makes
+    of it, in any precision, ends with the kernel's call. cuda_graphs: decode on CUDA through recorded graphs.
+    Kernels are modules in the places of the model's own, with which they share all but their settings (`fast.kernel`);
+    an earlier call's are taken away first. Parameters stay the same ones under the same names, with the same float32
+    values in fp32 and bf16; int8 rounds them for good and is for inference. A layer that something else has replaced
+    stays as it is, and no kernel computes what the page, as it stands in this process, does not (`fast.proof`). On a
+    CPU, freed memory is kept for what follows (`fast.memory`).
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
@@ -78,26 +70,56 @@ def accelerate(
         choose_attention(device, precision, bool(generates)),
         choose_decoder(device, generates, cuda_graphs, precision),
     ]
-    _apply(model, device, choices, precision, generates)
+    linears = _formats_of(choices[0].kernel, device, precision, keeps_copies, bool(generates))
+    _apply(model, device, choices, linears, generates)
     return choices
 
 
 def _apply(
-    model: nn.Module, device: torch.device, choices: list[Choice], precision: str, generates: bool | int
+    model: nn.Module,
+    device: torch.device,
+    choices: list[Choice],
+    linears: tuple[type[KernelLinear], dict[str, Any]] | None,
+    generates: bool | int,
 ) -> None:
-    """Give the modules of every Llama the kernels that were chosen, or take away earlier ones."""
-    linears, layers, attention, decoder = (choice.kernel for choice in choices)
-    packs = device.type == "cpu" and precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
-    trains_weights = linears in ("oneDNN", "oneDNN, trained") and _in_training()[0] == "oneDNN"
-    for llama in [module for module in model.modules() if isinstance(module, Llama)]:
-        for module in llama.modules():
-            if type(module) in LINEAR_KERNELS.values() and module.bias is None:
-                _set_linear(module, linears, packs, trains_weights, rounds_inputs=not generates)
-        for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
-            swap_class(llama, plain, fast, layers != "plain")
-        fuse_attention(llama, attention != "plain", multiplies_bf16=attention == BY_PRODUCTS)
-        _pass_on_bf16(llama, device, generates=bool(generates))
+    """Give the modules of every Llama the kernels that were chosen, instead of earlier ones."""
+    _, layers, attention, decoder = (choice.kernel for choice in choices)
+    take_away_kernels(model)
+    plan: Plan = {}
+    llamas = [module for module in model.modules() if isinstance(module, Llama)]
+    for llama in llamas:
+        if linears is not None:
+            plan_linears(plan, llama, *linears)
+        if layers != "plain":
+            plan_parts(plan, llama, RMSNorm, FusedRMSNorm.from_norm)
+            plan_parts(plan, llama, FeedForward, FusedFeedForward.from_feed_forward)
+        if attention != "plain":
+            products_from = {torch.bfloat16: MANY} if attention == BY_PRODUCTS else {}
+            plan_parts(plan, llama, Attention, FusedAttention.from_attention, products_from=products_from)
+        pass_on_bf16(plan, llama, device, generates=bool(generates))
+    carry_out(plan, model)
+    for llama in llamas:
         _set_decoder(llama, decoder, None if generates is True else int(generates))
+
+
+def _formats_of(
+    kernel: str, device: torch.device, precision: str, keeps_copies: bool, generates: bool
+) -> tuple[type[KernelLinear], dict[str, Any]] | None:
+    """The kernel of linear layers and how it computes; None for PyTorch's own."""
+    packs = device.type == "cpu" and precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
+    trains_weights = kernel in ("oneDNN", "oneDNN, trained") and _in_training()[0] == "oneDNN"
+    kinds = {
+        "oneDNN": (OneDNNLinear, {"trains_weights": trains_weights}),
+        "oneDNN, not trained": (OneDNNLinear, {"trains": False, "trains_weights": False}),
+        "oneDNN, trained": (OneDNNLinear, {"packs": False, "trains_weights": trains_weights}),
+        "bf16": (Bf16Linear, {}),
+        "rounded to bf16": (RoundedLinear, {"packs": packs}),
+        "int8": (Int8Linear, {"packs": packs, "rounds_inputs": not generates}),
+    }
+    if kernel == "plain":
+        return None
+    kind, formats = kinds[kernel]
+    return kind, {**formats, "keeps_copies": keeps_copies}
 
 
 def choose_linear(
@@ -256,19 +278,6 @@ def choose_decoder(
     return Choice(part, "numba", "for one text, where the work ahead is worth loading the loops")
 
 
-def _set_linear(module: nn.Linear, kernel: str, packs: bool, trains_weights: bool, rounds_inputs: bool) -> None:
-    """packs: of the kernels that multiply float32 numbers in another precision's stead."""
-    module.__class__ = LINEAR_KERNELS[kernel]
-    if kernel == "int8":
-        module.round_weight()
-        module.rounds_inputs = rounds_inputs
-    if kernel.startswith("oneDNN"):
-        module.packs, module.trains = kernel != "oneDNN, trained", kernel != "oneDNN, not trained"
-        module.trains_weights = trains_weights
-    elif kernel != "plain":
-        module.packs = packs
-
-
 def _set_decoder(llama: Llama, kernel: str, tokens: int | None) -> None:
     if hasattr(llama, "drop_decoder"):  # an earlier choice
         llama.drop_decoder()
@@ -281,44 +290,3 @@ def _set_decoder(llama: Llama, kernel: str, tokens: int | None) -> None:
         llama._tokens_ahead = tokens
     elif kernel == "CUDA graph":
         llama.__class__ = GraphedLlama
-
-
-def _pass_on_bf16(llama: Llama, device: torch.device, *, generates: bool) -> None:
-    """What is bfloat16 between two layers: nothing that a layer in float32 reads, on a CPU no more than products need.
-
-    On a CPU it is float32 again before rotation and attention, but where texts are only classified, whose attention in
-    bfloat16 saves the way back and forth. (The loops that generate read float32 keys.)
-    """
-    for norm in llama.modules():
-        if isinstance(norm, FusedRMSNorm):
-            norm.out_dtype = torch.float32
-    if not any(isinstance(module, Bf16Linear) for module in llama.modules()):
-        return
-    for layer in llama.modules():
-        if isinstance(layer, LlamaLayer) and _is_usual(layer):
-            attention, feed_forward = layer.attention, layer.feed_forward
-            heads = attention.compute_query, attention.compute_key, attention.compute_value
-            gates = feed_forward.w1, feed_forward.w3
-            layer.attention_norm.out_dtype = _narrowest(*heads)
-            layer.ffn_norm.out_dtype = _narrowest(*gates)
-            for gate in gates:
-                gate.out_dtype = _narrowest(*gates, feed_forward.w2)
-            for other in (*heads, attention.compute_output, feed_forward.w2):
-                other.out_dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-                other.read_dtype = None if generates else torch.bfloat16
-    llama.output.out_dtype = torch.float32
-
-
-def _is_usual(layer: LlamaLayer) -> bool:
-    """Whether a layer has the parts whose number formats are known."""
-    return all(
-        hasattr(part, name)
-        for part, names in ((layer.attention, HEADS), (layer.feed_forward, GATES))
-        for name in names
-    )
-
-
-def _narrowest(*linears: nn.Module) -> torch.dtype:
-    """What all of these compute in."""
-    return torch.bfloat16 if all(type(linear_) is Bf16Linear for linear_ in linears) else torch.float32
-

@@ -10,9 +10,8 @@ Shapes:  b batch   s query position   t key position   h query heads   d head di
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +20,9 @@ from torch import nn
 
 from cache import causal_mask
 from config import LlamaConfig
-from fast.layers import StandIn, has_hooks, has_more, own_methods, swap_class
+from fast.kernel import has_hooks, own_methods, replace
+from fast.layers import StandIn, has_more
+from fast.linear import alike, readable
 from fast.proof import Case, Proof, Sides
 from llama import Attention
 
@@ -37,7 +38,25 @@ class FusedAttention(StandIn, Attention):
     nothing is trained.
     """
 
-    products_from: Mapping[torch.dtype, int] = MappingProxyType({})
+    __slots__ = ("products_from",)
+    stands_for = Attention
+
+    def __init__(self, config: LlamaConfig, products_from: Mapping[torch.dtype, int] | None = None):
+        super().__init__(config)
+        self.products_from = dict(products_from or {})
+
+    @classmethod
+    def from_attention(
+        cls, attention: Attention, products_from: Mapping[torch.dtype, int] | None = None
+    ) -> FusedAttention:
+        kernel = cls.sharing(attention)
+        kernel.products_from = dict(products_from or {})
+        return kernel
+
+    def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
+        """As the page has it, of what the norm may have given in bfloat16. inputs: b s D, and others"""
+        of_norm = (readable(x, self, "compute_query", "compute_key", "compute_value") for x in inputs[:1])
+        return super().forward(*of_norm, *inputs[1:], **named)
 
     def compute_query_key_value_scores(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
@@ -46,6 +65,11 @@ class FusedAttention(StandIn, Attention):
 
         With more arguments the page is another one than this kernel stands in for.
         """
+        return readable(self._attend(*alike(query, key, value), *others, **named), self, "compute_output")
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
+    ) -> torch.Tensor:
         is_known = not has_more("mask", others, named) and self._has_plain_dropout()
         if not is_known or not self.stands_in(scores_proof(query.device.type)):
             return super().compute_query_key_value_scores(query, key, value, *others, **named)
@@ -107,23 +131,21 @@ def is_lower_triangle(mask: torch.Tensor) -> bool:
 def _sides(device: str) -> Sides:
     """The page's scores and PyTorch's, with the masks that the three commands have."""
     config = LlamaConfig.from_preset("tiny", dim=16, n_heads=2, n_kv_heads=2)
-    layers = {}
-    for kind in ("bidirectional", "causal"):
-        layers[kind] = Attention(LlamaConfig(**{**vars(config), "attention": kind}))
-        layers[kind].__class__ = FusedAttention
+    kinds = ("bidirectional", "causal")
+    plain = {kind: Attention(LlamaConfig(**{**vars(config), "attention": kind})) for kind in kinds}
 
-    def ask(cls: type) -> object:
+    def ask(make: Callable[[Attention, dict], Attention]) -> Callable[..., list[torch.Tensor]]:
         def run(kind: str, training: bool, *tensors: torch.Tensor) -> list[torch.Tensor]:
-            layer, answers = layers[kind].train(training), []
-            for layer.products_from in ({},) if training else ({}, {torch.float32: 0}):
+            answers = []
+            for products_from in ({},) if training else ({}, {torch.float32: 0}):
+                layer = make(plain[kind].train(training), products_from)
                 with torch.set_grad_enabled(training):
-                    given = (tensor.to(device) for tensor in tensors)
-                    answers.append(cls.compute_query_key_value_scores(layer, *given))
+                    answers.append(layer.compute_query_key_value_scores(*(tensor.to(device) for tensor in tensors)))
             return answers
 
         return run
 
-    return Sides(ask(Attention), ask(FusedAttention), list(_cases()))
+    return Sides(ask(lambda layer, _: layer), ask(FusedAttention.from_attention), list(_cases()))
 
 
 def _cases() -> Iterator[Case]:
@@ -160,12 +182,6 @@ def scores_proof(device: str) -> Proof:
     )
 
 
-def fuse_attention(model: nn.Module, fused: bool = True, multiplies_bf16: bool = False) -> None:
-    """Give every `Attention` in `model` the fused kernel, or take it away.
-
-    multiplies_bf16: whether short texts in bfloat16 are computed by `attention_by_products`.
-    """
-    swap_class(model, Attention, FusedAttention, fused)
-    for module in model.modules():
-        if isinstance(module, FusedAttention):
-            module.products_from = {torch.bfloat16: MANY} if multiplies_bf16 else {}
+def fuse_attention(model: nn.Module) -> None:
+    """Give every `Attention` in `model` the fused kernel and nothing else another one."""
+    replace(model, {part: FusedAttention.from_attention(part) for part in model.modules() if type(part) is Attention})

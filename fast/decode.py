@@ -17,7 +17,8 @@ from config import LlamaConfig
 from fast import compiled
 from fast.attention import FusedAttention, scores_proof
 from fast.compiled import LOAD_SECONDS, NotReady
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, has_hooks, own_methods
+from fast.kernel import has_hooks, own_methods
+from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, state_of
 from fast.proof import Proof, say
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
@@ -30,8 +31,6 @@ MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedF
 KERNELS = {FusedAttention, FusedFeedForward, FusedRMSNorm, OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
 PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # of `Llama`
 PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
-SET_BY_KERNELS = ("training", "out_dtype", "read_dtype", "packs", "trains", "trains_weights")
-SET_BY_KERNELS += ("rounds_inputs", "products_from")
 
 
 def stranger_in(llama: Llama) -> str | None:
@@ -62,7 +61,7 @@ def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return {name: value for name, value in own.items() if name not in SET_BY_KERNELS}
+    return {name: value for name, value in own.items() if name != "training"}
 
 
 def is_readable(llama: Llama) -> bool:

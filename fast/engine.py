@@ -24,7 +24,8 @@ from cache import KVCache
 from config import LlamaConfig
 from fast import loops
 from fast.head import ScreenedHead
-from fast.linear import Bf16Linear, Int8Linear, RoundedLinear
+from fast.kernel import replace
+from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear
 from fast.loops import LayerWeights, Matrix, Norm
 from fast.proof import Case, Sides
 from llama import Llama, LlamaLayer, RMSNorm
@@ -202,15 +203,15 @@ def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Sides:
 def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> Pair:
     page = Llama(config).eval().requires_grad_(False)
     page.output.weight = nn.Parameter(page.output.weight.clone(), requires_grad=False)  # embeddings are not rounded
-    linears = [module for module in page.modules() if type(module) is nn.Linear]
     for parameter in page.parameters():
         nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
-    for linear in linears:
-        linear.__class__ = kernel
-        linear.weight.copy_(_numbers(_matrix(linear)))  # and what is on the grid stays where it is
+    if kernel is not nn.Linear:
+        replace(page, {part: kernel.from_linear(part) for part in page.modules() if type(part) is nn.Linear})
+    for linear in page.modules():
+        if isinstance(linear, nn.Linear):
+            linear.weight.copy_(_numbers(_matrix(linear)))  # and what is on the grid stays where it is
     engine = DecodeEngine(page)
-    for linear in linears:
-        linear.__class__ = nn.Linear
+    replace(page, {part: part.without_kernel() for part in page.modules() if isinstance(part, KernelLinear)})
     return Pair(page, engine)
 
 

@@ -8,8 +8,6 @@ Shapes:  D model dim   f feed-forward dim
 
 from __future__ import annotations
 
-from functools import cache
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,12 +15,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fast.kernel import Kernel, own_methods
+from fast.linear import alike, readable
 from fast.proof import Case, Proof, Sides, say
 from llama import FeedForward, RMSNorm
 
 
-class StandIn:
+class StandIn(Kernel):
     """What modules have in common whose kernel may compute only while it agrees with the page."""
+
+    __slots__ = ()
 
     def stands_in(self, proof: Proof) -> bool:
         """Whether the kernel may compute for this module now."""
@@ -37,36 +39,21 @@ def has_more(name: str, others: tuple, named: dict[str, Any]) -> bool:
     return len(others) + len(named) > 1 or not named.keys() <= {name}
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to be told when a module computes."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or nn.modules.module._has_any_global_hook()
-
-
-def own_methods(module: nn.Module) -> set[str]:
-    """The methods of its class that a module has been given others for."""
-    return vars(module).keys() & _methods_of(type(module))
-
-
-@cache
-def _methods_of(kind: type) -> frozenset[str]:
-    members = (item for base in kind.__mro__ for item in vars(base).items())
-    return frozenset(name for name, value in members if isinstance(value, FunctionType))
-
-
-def swap_class(model: nn.Module, plain: type, fast: type, is_fast: bool) -> None:
-    """Make every module of exactly the one class one of the other; a subclass of somebody's own stays what it is."""
-    for module in model.modules():
-        if type(module) in (plain, fast):
-            module.__class__ = fast if is_fast else plain
-        elif isinstance(module, plain) and is_fast:
-            say(f"{type(module).__name__} is computed as it is written: it is not {plain.__name__} itself")
-
-
 class FusedRMSNorm(StandIn, RMSNorm):
-    """`RMSNorm` with its own backward pass. `out_dtype`: what the layers that read it compute in."""
+    """`RMSNorm` with its own backward pass. out_dtype: what the layers that read it compute in."""
 
-    out_dtype = torch.float32
+    __slots__ = ("out_dtype",)
+    stands_for = RMSNorm
+
+    def __init__(self, dim: int, eps: float = 1e-6, *, out_dtype: torch.dtype = torch.float32):
+        super().__init__(dim, eps)
+        self.out_dtype = out_dtype
+
+    @classmethod
+    def from_norm(cls, norm: RMSNorm, out_dtype: torch.dtype = torch.float32) -> FusedRMSNorm:
+        kernel = cls.sharing(norm)
+        kernel.out_dtype = out_dtype
+        return kernel
 
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
         """x: ... D -> ... D. What else there may be is for a page that takes more than this one."""
@@ -114,13 +101,21 @@ class _RMSNorm(torch.autograd.Function):
 class FusedFeedForward(StandIn, FeedForward):
     """`FeedForward` whose gate silu(a) * b keeps nothing but a and b."""
 
+    __slots__ = ()
+    stands_for = FeedForward
+
+    @classmethod
+    def from_feed_forward(cls, feed_forward: FeedForward) -> FusedFeedForward:
+        return cls.sharing(feed_forward)
+
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
         """x: ... D -> ... D, through ... f"""
+        x = readable(x, self, "w1", "w3")
         if others or named or not self.stands_in(FEED_FORWARD):
             return super().forward(x, *others, **named)
-        a, b = self.w1(x), self.w3(x)
+        a, b = alike(self.w1(x), self.w3(x))
         gated = swiglu(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
-        return self.dropout(self.w2(gated))
+        return self.dropout(self.w2(readable(gated, self, "w2")))
 
 
 def swiglu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -146,16 +141,15 @@ class _SwiGLU(torch.autograd.Function):
         return grad_a, grad_b
 
 
-def _sides_of(plain: type, fast: type, module: nn.Module, dim: int) -> Sides:
+def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Sides:
     """A module of the page and its kernel on the same weights, trained and not, for small and large numbers."""
-    for parameter in module.parameters():
+    for parameter in plain.parameters():
         nn.init.normal_(parameter)
-    module.__class__ = fast
 
-    def ask(kind: type) -> Any:
-        return lambda x, training: kind.forward(module.train(training), x)
+    def ask(module: nn.Module) -> Any:
+        return lambda x, training: module.train(training).forward(x)
 
-    cases, parameters = [], tuple(module.parameters())
+    cases, parameters = [], tuple(plain.parameters())
     for name, shape, scale in (
         ("a batch", (3, 5), 1.0),
         ("many texts", (81, 2), 0.1),
@@ -167,18 +161,20 @@ def _sides_of(plain: type, fast: type, module: nn.Module, dim: int) -> Sides:
         cases.append(Case(name, (x, False)))
         if scale >= 1.0 and shape[0] < 81:
             cases.append(Case(f"{name}, trained", (x.clone().requires_grad_(), True), parameters))
-    return Sides(ask(plain), ask(fast), cases)
+    return Sides(ask(plain), ask(kernel), cases)
 
 
-RMS_NORM = Proof(
-    "RMSNorm",
-    (RMSNorm,),
-    lambda: _sides_of(RMSNorm, FusedRMSNorm, RMSNorm(8, 1e-6), 8),
-    reads={"eps", "weight", "training"},
-)
+def _norms() -> Sides:
+    norm = RMSNorm(8, 1e-6)
+    return _sides_of(norm, FusedRMSNorm.from_norm(norm), 8)
+
+
+def _feed_forwards() -> Sides:
+    feed_forward = FeedForward(8, 12, 4, 0.5)
+    return _sides_of(feed_forward, FusedFeedForward.from_feed_forward(feed_forward), 8)
+
+
+RMS_NORM = Proof("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})
 FEED_FORWARD = Proof(
-    "FeedForward",
-    (FeedForward,),
-    lambda: _sides_of(FeedForward, FusedFeedForward, FeedForward(8, 12, 4, 0.5), 8),
-    reads={"w1", "w2", "w3", "dropout", "training"},
+    "FeedForward", (FeedForward,), _feed_forwards, reads={"w1", "w2", "w3", "dropout", "training"}
 )

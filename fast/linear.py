@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fast.kernel import Kernel
 from fast.proof import Case, Sides, difference
 
 SMALL = 2**20  # multiplications: some 20 microseconds
@@ -71,19 +72,39 @@ def state_of(weight: torch.Tensor) -> tuple[int, Any]:
     return weight.data_ptr(), object() if weight.is_inference() else weight._version
 
 
-class KernelLinear(nn.Linear):
+class KernelLinear(Kernel, nn.Linear):
     """A bias-free linear layer that, while it is not trained, keeps a copy of its weight in a kernel's own layout.
 
     The copy is no part of the state dict. It is dropped by `train()` and `eval()` and by every training step, and made
-    anew when the weight was written to, so that it is never older than the weight.
+    anew when the weight was written to, so that it is never older than the weight. keeps_copies: False where a weight
+    must not lie twice in memory, such as one that is gathered for the time of its layer's computation alone; what is
+    made of it then lasts no longer than a call.
+
+    Formats and ways to compute are keywords of the constructor and of `from_linear`: those of `set_formats`.
     """
 
-    packs = False  # whether oneDNN is the faster one where nothing is trained
-    _copy: Any = None
-    _copied: Any = None
+    __slots__ = ("keeps_copies", "_copy", "_copied")
+    stands_for = nn.Linear
+
+    def __init__(self, in_features: int, out_features: int, **formats: Any):
+        super().__init__(in_features, out_features, bias=False)
+        self.set_formats(**formats)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, **formats: Any) -> KernelLinear:
+        """A kernel in the place of a layer without a bias: it shares the weight and all else that the layer holds."""
+        kernel = cls.sharing(linear)
+        kernel.set_formats(**formats)
+        return kernel
+
+    def set_formats(self, *, keeps_copies: bool = True) -> None:
+        """Once, where the kernel is made."""
+        self.keeps_copies = keeps_copies
 
     def copy_of_weight(self, make: Callable[[torch.Tensor], Any]) -> Any:
-        """`make(weight)`, computed once for each state of the weight."""
+        """`make(weight)`, computed once for each state of the weight, or in each call."""
+        if not self.keeps_copies:
+            return make(self.weight.detach())
         state = (make, *state_of(self.weight))
         if self._copied is None or self._copied[0] != state:
             # what was read is kept alive with its copy, so that no other weight can come to lie at its address
@@ -91,15 +112,13 @@ class KernelLinear(nn.Linear):
             self._copy, self._copied = make(weight), (state, weight)
         return self._copy
 
-    def product_of_copy(self, x: torch.Tensor, make: Callable, make_packed: Callable) -> torch.Tensor:
-        """x W^T in float32, with a copy of the weight, or a packed one where `packs` says so. ... i -> ... o"""
-        if self.packs and x.dtype == torch.float32 and not is_small(x, self.weight):
+    def product_of_copy(
+        self, x: torch.Tensor, packs: bool, make: Callable, make_packed: Callable
+    ) -> torch.Tensor:
+        """x W^T in float32, with a copy of the weight, or a packed one where it `packs`. ... i -> ... o"""
+        if packs and x.dtype == torch.float32 and not is_small(x, self.weight):
             return onednn_linear(x, self.copy_of_weight(make_packed))
         return F.linear(x, self.copy_of_weight(make))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What `copy.deepcopy` and `torch.save` take along; no packed copy, which neither can read."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_copy", "_copied")}
 
     def drop_copy(self) -> None:
         self._copy = self._copied = None
@@ -132,7 +151,13 @@ class OneDNNLinear(KernelLinear):
     as ever. trains_weights: also the gradient of the weight, where it trains at all.
     """
 
-    packs = trains = trains_weights = True
+    __slots__ = ("packs", "trains", "trains_weights")
+
+    def set_formats(
+        self, *, packs: bool = True, trains: bool = True, trains_weights: bool = True, keeps_copies: bool = True
+    ) -> None:
+        super().set_formats(keeps_copies=keeps_copies)
+        self.packs, self.trains, self.trains_weights = packs and keeps_copies, trains, trains_weights
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_float = x.dtype == self.weight.dtype == torch.float32
@@ -197,19 +222,28 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 class Bf16Linear(KernelLinear):
     """Products of bfloat16 numbers, summed in float32; the weight that is trained and saved stays float32.
 
-    `out_dtype`: bfloat16 is what autocast would give. On a CPU the backward pass of attention is several times slower
-    in it than in float32, so what feeds attention in training is float32 there. `read_dtype`: the same where nothing
-    is trained; None for no difference.
+    out_dtype: of what it returns, float32 being what every other layer can read. bfloat16 is what autocast would give;
+    on a CPU the backward pass of attention is several times slower in it, so what feeds attention in training is
+    float32 there. read_dtype: the same where nothing is trained; None for no difference.
     """
 
-    out_dtype = torch.bfloat16
-    read_dtype: torch.dtype | None = None
+    __slots__ = ("out_dtype", "read_dtype")
+
+    def set_formats(
+        self,
+        *,
+        out_dtype: torch.dtype = torch.float32,
+        read_dtype: torch.dtype | None = None,
+        keeps_copies: bool = True,
+    ) -> None:
+        super().set_formats(keeps_copies=keeps_copies)
+        self.out_dtype, self.read_dtype = out_dtype, read_dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_trained(x):
             self.drop_copy()
-            return _Bf16.apply(x, self.weight).to(self.out_dtype)
-        if x.device.type == "cpu" and has_onednn(torch.bfloat16):
+            return _Bf16.apply(x, self.weight, self.keeps_copies).to(self.out_dtype)
+        if x.device.type == "cpu" and self.keeps_copies and has_onednn(torch.bfloat16):
             y = onednn_linear(x.bfloat16(), self.copy_of_weight(_pack_bf16))
         else:
             y = F.linear(x.bfloat16(), self.copy_of_weight(_to_bf16))
@@ -217,23 +251,42 @@ class Bf16Linear(KernelLinear):
 
 
 class _Bf16(torch.autograd.Function):
-    """y = x W^T and both gradients as products of bfloat16 matrices."""
+    """y = x W^T and both gradients as products of bfloat16 matrices. keeps_copy: of the weight, for the second pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, keeps_copy: bool) -> torch.Tensor:
         x16, weight16 = x.bfloat16(), weight.bfloat16()
-        ctx.save_for_backward(x16, weight16)
+        ctx.save_for_backward(x16, weight16 if keeps_copy else weight)
         ctx.dtypes = x.dtype, weight.dtype
         return F.linear(x16, weight16)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        x16, weight16 = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x16, weight = ctx.saved_tensors
         grad16 = grad.bfloat16()
-        grad_x = (grad16 @ weight16).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+        grad_x = (grad16 @ weight.bfloat16()).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
         grad_weight = weight_gradient(grad16, x16).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight
+        return grad_x, grad_weight, None
+
+
+def readable(x: Any, module: nn.Module, *readers: str) -> Any:
+    """x as the layers of these names in a module can read it: one put in a kernel's place may know float32 alone."""
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.bfloat16:
+        return x
+    return x if all(_reads_bf16(layer) for name in readers if (layer := module._modules.get(name))) else x.float()
+
+
+def _reads_bf16(layer: nn.Module) -> bool:
+    weight = next(layer.parameters(), None)
+    return isinstance(layer, Bf16Linear) or weight is None or weight.dtype == torch.bfloat16
+
+
+def alike(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What several layers gave: in bfloat16 if all did, which one that was put in a kernel's place may not."""
+    if len({part.dtype for part in parts}) == 1:
+        return parts
+    return tuple(part.float() if part.dtype == torch.bfloat16 else part for part in parts)
 
 
 def round_to_bf16(x: torch.Tensor) -> torch.Tensor:
@@ -246,32 +299,43 @@ def _pack_rounded(weight: torch.Tensor) -> torch.Tensor:
 
 
 class RoundedLinear(KernelLinear):
-    """What `Bf16Linear` computes, by float32 products of rounded numbers, for CPUs whose bfloat16 products are slow."""
+    """What `Bf16Linear` computes, by float32 products of rounded numbers, for CPUs whose bfloat16 products are slow.
+
+    packs: whether oneDNN is the faster one where nothing is trained.
+    """
+
+    __slots__ = ("packs",)
+
+    def set_formats(self, *, packs: bool = False, keeps_copies: bool = True) -> None:
+        super().set_formats(keeps_copies=keeps_copies)
+        self.packs = packs and keeps_copies  # what is packed for one product alone saves nothing
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_trained(x):
             self.drop_copy()
-            return _Rounded.apply(x, self.weight)
-        return round_to_bf16(self.product_of_copy(round_to_bf16(x), round_to_bf16, _pack_rounded))
+            return _Rounded.apply(x, self.weight, self.keeps_copies)
+        return round_to_bf16(self.product_of_copy(round_to_bf16(x), self.packs, round_to_bf16, _pack_rounded))
 
 
 class _Rounded(torch.autograd.Function):
     """`_Bf16` with a rounding wherever that has one."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, keeps_copy: bool) -> torch.Tensor:
         x16, weight16 = round_to_bf16(x), round_to_bf16(weight)
-        ctx.save_for_backward(x16, weight16)
+        ctx.save_for_backward(x16, weight16 if keeps_copy else weight)
+        ctx.keeps_copy = keeps_copy
         return round_to_bf16(F.linear(x16, weight16))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        x16, weight16 = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x16, weight = ctx.saved_tensors
+        weight16 = weight if ctx.keeps_copy else round_to_bf16(weight)
         grad16 = round_to_bf16(grad)
         grad_x = round_to_bf16(grad16 @ weight16) if ctx.needs_input_grad[0] else None
         grad_weight = round_to_bf16(weight_gradient(grad16, x16)) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight
+        return grad_x, grad_weight, None
 
 
 class Int8Linear(KernelLinear):
@@ -280,10 +344,14 @@ class Int8Linear(KernelLinear):
     `round_weight` puts the weight on the grid q * scale, q from -127 to 127, once and for all. `rounds_inputs`: each
     row of a batch is rounded to 8 bits as well on the way in, so that the product is one of integers. That is not
     differentiable: where a gradient is wanted (of a layer below; the weight has none) the rounded weight meets the
-    batch as it is.
+    batch as it is. packs: whether oneDNN is the faster one for float32 products.
     """
 
-    rounds_inputs = True
+    __slots__ = ("packs", "rounds_inputs")
+
+    def set_formats(self, *, packs: bool = False, rounds_inputs: bool = True, keeps_copies: bool = True) -> None:
+        super().set_formats(keeps_copies=keeps_copies)
+        self.packs, self.rounds_inputs = packs and keeps_copies, rounds_inputs
 
     def round_weight(self) -> None:
         quantised, scale = quantise(self.weight.detach())
@@ -299,13 +367,13 @@ class Int8Linear(KernelLinear):
         if x.device.type != "cpu" or x.dtype != torch.float32 or self.is_trained(x):
             return F.linear(x, self.weight)
         if not self.rounds_inputs:
-            return self.product_of_copy(x, on_grid, _pack_on_grid)
+            return self.product_of_copy(x, self.packs, on_grid, _pack_on_grid)
         rows = _rows(x)  # r i
         if has_integer_products():
             y = int8_linear(*quantise(rows), *self.copy_of_weight(quantise))  # r o
         else:
             integers, scale = quantise(rows)
-            y = self.product_of_copy(integers.float(), on_grid, _pack_on_grid).mul_(scale[:, None])  # r o
+            y = self.product_of_copy(integers.float(), self.packs, on_grid, _pack_on_grid).mul_(scale[:, None])  # r o
         return y.view(*x.shape[:-1], -1)
 
 

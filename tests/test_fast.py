@@ -203,12 +203,21 @@ class ShiftedLinear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + 0.5
 
+    @classmethod
+    def replace(cls, model: nn.Module, where: str) -> None:
+        """Stand where a layer has stood, with its weight."""
+        linear = model.get_submodule(where)
+        other = cls(linear.in_features, linear.out_features, bias=False)
+        other.weight = linear.weight
+        parent, _, name = where.rpartition(".")
+        setattr(model.get_submodule(parent), name, other)
+
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("where", ["attention.compute_query", "feed_forward.w1", "feed_forward.w2"])
 def test_a_layer_that_was_replaced_computes_on(precision: str, where: str):
     model = random_llama(attention="causal")
-    model.layers[0].get_submodule(where).__class__ = ShiftedLinear
+    ShiftedLinear.replace(model.layers[0], where)
     fast_model = accelerated(model, precision)
     assert type(fast_model.layers[0].get_submodule(where)) is ShiftedLinear
     logits, expected = outputs(fast_model)[0], outputs(model)[0]
@@ -218,7 +227,7 @@ def test_a_layer_that_was_replaced_computes_on(precision: str, where: str):
 
 def test_text_is_that_of_replaced_layers_and_biases(numba):
     def replace(model: Llama) -> None:
-        model.layers[0].attention.compute_query.__class__ = ShiftedLinear
+        ShiftedLinear.replace(model, "layers.0.attention.compute_query")
 
     def add_bias(model: Llama) -> None:
         model.output.bias = nn.Parameter(torch.eye(300)[17])
@@ -377,10 +386,10 @@ def test_each_gradient_is_there_whoever_else_wants_one(kind: type, wants_x: bool
     grads = []
     for layer in (plain, copy.deepcopy(plain)):
         layer.weight.requires_grad_(wants_weight)
-        layer.__class__ = nn.Linear if layer is plain else kind
+        computes = layer if layer is plain else kind.from_linear(layer)
         torch.manual_seed(0)
         x, direction = torch.randn(120, 96, requires_grad=wants_x), torch.randn(120, 160)
-        layer(x).float().mul(direction).sum().backward()
+        computes(x).float().mul(direction).sum().backward()
         grads.append((x.grad, layer.weight.grad))
     for mine, its, wanted in zip(*reversed(grads), (wants_x, wants_weight), strict=True):
         assert (mine is not None) == (its is not None) == wanted
@@ -395,9 +404,7 @@ def test_each_gradient_is_there_whoever_else_wants_one(kind: type, wants_x: bool
 def test_onednn_has_the_products_that_it_is_faster_for(monkeypatch, packs: bool, dtype, rows: int, expected: bool):
     if not has_onednn():
         pytest.skip("oneDNN's products do not work here")
-    layer, asked = nn.Linear(160, 160, bias=False).requires_grad_(False), []
-    layer.__class__ = RoundedLinear
-    layer.packs = packs
+    layer, asked = RoundedLinear(160, 160, packs=packs).requires_grad_(False), []
     monkeypatch.setattr(fast.linear, "onednn_linear", lambda *args: asked.append(args) or onednn_linear(*args))
     layer(torch.randn(rows, 160, dtype=dtype))
     assert bool(asked) == expected
@@ -477,8 +484,8 @@ def test_two_products_attend_to_short_texts_in_bfloat16_alone(monkeypatch, why: 
     ways = {"products of bfloat16": "bfloat16 products", "attention in bfloat16": case["way"]}
     monkeypatch.setattr(fast.apply, "fastest", lambda question, _: (ways.get(question, "PyTorch"), "as the test says"))
     model = random_llama(attention="causal")
-    layer = next(module for module in model.modules() if isinstance(module, Attention))
     choices = accelerate(model, "bf16", generates=case["generates"], trains=False)
+    layer = next(module for module in model.modules() if isinstance(module, Attention))
     assert type(layer) is FusedAttention
     assert (choices[2].kernel == BY_PRODUCTS) == (case["way"] == BY_PRODUCTS and not case["generates"])
     asked = []

@@ -216,10 +216,8 @@ def test_rounded_products_are_those_of_bfloat16(packs: bool):
     if packs and not has_onednn():
         pytest.skip("oneDNN's products do not work here")
     torch.manual_seed(0)
-    true, rounded = (nn.Linear(96, 80, bias=False) for _ in range(2))
+    true, rounded = Bf16Linear(96, 80, out_dtype=torch.bfloat16), RoundedLinear(96, 80, packs=packs)
     rounded.load_state_dict(true.state_dict())
-    true.__class__, rounded.__class__ = Bf16Linear, RoundedLinear
-    rounded.packs = packs
     x, grad = torch.randn(7, 96), torch.randn(7, 80)
     answers = []
     for linear in (true, rounded):

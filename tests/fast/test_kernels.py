@@ -1,0 +1,423 @@
+"""Kernels are modules in the places of a model's own: they hold what these hold, and their neighbours can read them."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_llama
+from test_fast import ShiftedLinear, assert_near
+from torch import nn
+
+import fast.linear
+from classifier import LlamaEmbeddingClassifier
+from fast import accelerate
+from fast.attention import FusedAttention
+from fast.kernel import Kernel
+from fast.layers import FusedFeedForward, FusedRMSNorm
+from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear
+from fast.plan import KERNELS
+from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
+from optimizer import AdamW
+
+TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
+CUDA = torch.device("cuda")
+TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2, "int8": 5e-2}  # as in test_fast.py
+OF_LAYER = [f"attention.compute_{name}" for name in ("query", "key", "value", "output")]
+OF_LAYER += [f"feed_forward.w{number}" for number in (1, 2, 3)]
+LINEARS = [*(f"layers.0.{name}" for name in OF_LAYER), "output"]
+
+
+@pytest.fixture(autouse=True)
+def kernels_for_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast.linear, "SMALL", 0)
+
+
+def classifier_of(llama: Llama) -> LlamaEmbeddingClassifier:
+    torch.manual_seed(0)
+    settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.0, option="finetune")
+    return LlamaEmbeddingClassifier(settings, llama=llama).eval()
+
+
+def accelerated(model: nn.Module, precision: str = "fp32", **purpose) -> nn.Module:
+    model = copy.deepcopy(model)
+    accelerate(model, precision, **purpose)
+    return model
+
+
+def logits_of(llama: Llama) -> torch.Tensor:
+    with torch.inference_mode():
+        return llama(TOKENS, targets=TOKENS)[0]
+
+
+def classes_of(classifier: nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        return classifier.eval()(TOKENS)
+
+
+def gradients_of(classifier: nn.Module) -> dict[str, torch.Tensor]:
+    classifier.train().zero_grad()
+    F.nll_loss(classifier(TOKENS), torch.tensor([0, 1])).backward()
+    return {name: each.grad for name, each in classifier.named_parameters() if each.grad is not None}
+
+
+def check_computes_as(classifier: nn.Module, plain: nn.Module, relative: float) -> None:
+    """Classes, logits, and the gradients of a training step."""
+    assert_near(classes_of(classifier), classes_of(plain), relative)
+    assert_near(logits_of(classifier.llama), logits_of(plain.llama), relative)
+    check_gradients(gradients_of(classifier), gradients_of(plain), relative)
+
+
+def check_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], relative: float) -> None:
+    """All together within `relative` of their length, and each, which may be small, within some times as much."""
+    assert actual.keys() == expected.keys() and len(expected) > 0
+    off = {name: actual[name] - gradient for name, gradient in expected.items()}
+    assert all(gradient.dtype == torch.float32 for gradient in actual.values())
+    assert all(off[name].norm() <= 5 * relative * gradient.norm() for name, gradient in expected.items())
+    lengths = [torch.stack([each.norm() for each in gradients.values()]).norm() for gradients in (off, expected)]
+    assert lengths[0] <= relative * lengths[1]
+
+
+# ----------------------------------------------------------------------------------------------- what they hold
+
+
+def made_of() -> dict[str, tuple[nn.Module, Kernel]]:
+    """Every kernel, and the module that it is made of."""
+    model = random_llama(dropout=0.1)
+    linear, (layer, *_) = nn.Linear(8, 12, bias=False), model.layers
+    pairs = {kind.__name__: (linear, kind.from_linear(linear)) for kind in (OneDNNLinear, Bf16Linear, RoundedLinear)}
+    pairs["Int8Linear"] = (linear, Int8Linear.from_linear(linear))
+    pairs["FusedRMSNorm"] = (layer.ffn_norm, FusedRMSNorm.from_norm(layer.ffn_norm))
+    pairs["FusedFeedForward"] = (layer.feed_forward, FusedFeedForward.from_feed_forward(layer.feed_forward))
+    pairs["FusedAttention"] = (layer.attention, FusedAttention.from_attention(layer.attention))
+    return pairs
+
+
+@pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("on_kernel", [False, True])
+def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
+    plain, kernel = made_of()[kind.__name__]
+    assert type(kernel) is kind and isinstance(kernel, type(plain)) and type(plain) is kind.stands_for
+    one, other = (kernel, plain) if on_kernel else (plain, kernel)
+    one.more = nn.Parameter(torch.ones(3))
+    one.child = nn.Dropout(0.5)
+    one.register_buffer("state", torch.zeros(2))
+    one.setting = 5
+    one.train(not one.training)
+    assert other.more is one.more and other.child is one.child and other.state is one.state and other.setting == 5
+    assert other.training == one.training and other.state_dict().keys() == one.state_dict().keys()
+    called = []
+    one.register_forward_pre_hook(lambda module, args: called.append("before"))
+    one.register_forward_hook(lambda module, args, y: called.append("after"))
+    one.register_full_backward_hook(lambda module, into, out: called.append((len(into), len(out))))
+    config = random_llama().config
+    x = torch.randn(2, 3, {nn.Linear: 8}.get(kind.stands_for, config.dim), requires_grad=True)
+    other(x).sum().backward()
+    assert called == ["before", "after", (1, 1)]
+
+
+def test_a_kernel_adds_nothing_to_the_module_and_has_formats_of_its_own():
+    linear = nn.Linear(8, 12, bias=False)
+    before = set(vars(linear))
+    narrow = Bf16Linear.from_linear(linear, out_dtype=torch.bfloat16)
+    wide = Bf16Linear.from_linear(linear)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        assert narrow(x).dtype == torch.bfloat16 and wide(x).dtype == torch.float32
+    assert set(vars(linear)) == before and type(linear) is nn.Linear
+    with pytest.raises(TypeError, match="rounds_inputs"):
+        Bf16Linear.from_linear(linear, rounds_inputs=True)
+    with pytest.raises(TypeError, match="out_dtype"):
+        Int8Linear(8, 12, out_dtype=torch.bfloat16)
+
+
+def test_a_hook_of_loading_finds_its_module():
+    """PyTorch keeps no more than a weak reference to it."""
+    model, seen = random_llama(), []
+    model.layers[0].feed_forward.w2.register_load_state_dict_pre_hook(lambda module, *_: seen.append(module.weight))
+    accelerate(model)
+    for each in (model, copy.deepcopy(model)):
+        each.load_state_dict(model.state_dict())
+        assert seen[-1] is each.layers[0].feed_forward.w2.weight
+
+
+# --------------------------------------------------------------------------------------------- where they stand
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_taking_kernels_away_puts_the_modules_back(precision: str):
+    model = classifier_of(random_llama(attention="causal"))
+    parameters, modules = dict(model.named_parameters()), dict(model.named_modules())
+    accelerate(model, precision)
+    kernels = {name for name, module in model.named_modules() if isinstance(module, Kernel)}
+    assert "llama.layers.0.attention" in kernels and "llama.norm" in kernels
+    now = dict(model.named_modules())
+    assert [*now] == [*modules]
+    assert all((now[name] is module) == (name not in kernels) for name, module in modules.items())
+    for name, parameter in model.named_parameters():
+        assert parameter is parameters[name]
+    accelerate(model, "fp32", CUDA)
+    for module in model.modules():
+        if isinstance(module, FusedAttention):
+            assert module.without_kernel() in modules.values()
+    accelerate(model, "bf16")
+    accelerate(model, "fp32", CUDA)  # which has kernels for attention alone
+    back = dict(model.named_modules())
+    assert all(back[name] is module for name, module in modules.items() if not isinstance(module, Attention))
+    assert [*model.state_dict()] == [*classifier_of(random_llama()).state_dict()]
+    assert model.llama.output.weight is model.llama.tok_embeddings.weight
+
+
+def test_what_is_set_between_two_calls_stays():
+    model = random_llama()
+    norm = model.layers[0].ffn_norm
+    accelerate(model)
+    model.layers[0].ffn_norm.eps = 3.0
+    expected = logits_of(model)
+    accelerate(model, "fp32", CUDA)
+    assert model.layers[0].ffn_norm is norm and norm.eps == 3.0
+    assert_near(logits_of(model), expected, 1e-5)
+
+
+def test_a_module_that_stands_in_two_places_does_so_afterwards():
+    model = classifier_of(random_llama(attention="causal"))
+    model.llama.layers[1] = model.llama.layers[0]
+    model.llama.layers[0].ffn_norm = model.llama.layers[0].attention_norm
+    model.shortcut = model.llama.output
+    plain = copy.deepcopy(model)
+    for precision in ("fp32", "bf16"):
+        accelerate(model, precision)
+        (layer, same), llama = model.llama.layers, model.llama
+        assert layer is same and layer.ffn_norm is layer.attention_norm and model.shortcut is llama.output
+        check_computes_as(model, plain, TOLERANCE[precision])
+
+
+def test_an_optimizer_that_was_made_before_goes_on():
+    plain = classifier_of(random_llama())
+    model = copy.deepcopy(plain)
+    optimizers = [AdamW(each.parameters(), lr=1e-3) for each in (plain, model)]
+    for precision in ("fp32", "fp32"):
+        accelerate(model, precision)
+        for each, optimizer in zip((plain, model), optimizers, strict=True):
+            gradients_of(each)
+            optimizer.step()
+    before, after = (torch.cat([each.flatten() for each in one.parameters()]) for one in (plain, model))
+    assert (after - before).abs().max() <= 2.1e-4  # of two steps of 1e-3, whose direction rounding hardly turns
+    assert not torch.equal(before, torch.cat([each.flatten() for each in classifier_of(random_llama()).parameters()]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_copies_are_computed_alike_and_their_kernels_taken_away(precision: str):
+    model = accelerated(random_llama(), precision, generates=False)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        assert torch.equal(logits_of(other), logits_of(model))
+        for mine, its in zip(other.modules(), model.modules(), strict=True):
+            assert type(mine) is type(its) and mine is not its
+            if isinstance(mine, Kernel):
+                assert vars(mine.without_kernel()) is vars(mine) and type(mine.without_kernel()) is mine.stands_for
+        assert other.output.weight is other.tok_embeddings.weight
+        accelerate(other, "fp32", CUDA)
+        assert {type(each) for each in other.modules() if isinstance(each, nn.Linear)} == {nn.Linear}
+        assert {type(each) for each in other.modules() if isinstance(each, RMSNorm)} == {RMSNorm}
+
+
+# -------------------------------------------------------------------- what a method hangs on layers before accelerate
+
+
+def lora(model: Llama, *names: str) -> None:
+    """Low-rank updates (Hu et al. 2021, arXiv:2106.09685) of layers that end so; nothing else is trained."""
+
+    def add(module: nn.Linear, args: tuple, y: torch.Tensor) -> torch.Tensor:
+        return y + F.linear(F.linear(module.lora_dropout(args[0]), module.lora_A), module.lora_B)
+
+    model.requires_grad_(False)
+    for name, linear in list(model.named_modules()):
+        if name.endswith(names):
+            linear.lora_A = nn.Parameter(torch.randn(3, linear.in_features) / linear.in_features**0.5)
+            linear.lora_B = nn.Parameter(torch.randn(linear.out_features, 3) * 0.2)
+            linear.lora_dropout = nn.Dropout(0.0)
+            linear.register_forward_hook(add)
+
+
+@pytest.mark.parametrize("names", [("query", "value"), ("compute_output",), ("w1",), ("w2",), tuple(OF_LAYER)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("generates", [False, True])
+def test_low_rank_updates_are_computed_and_trained(names: tuple[str, ...], precision: str, generates: bool):
+    plain = classifier_of(random_llama(attention="causal"))
+    without = classes_of(plain)
+    lora(plain.llama, *names)
+    model = accelerated(plain, precision, generates=generates)
+    if precision == "int8":
+        plain.load_state_dict(model.state_dict())
+    kinds = {type(part) for part in model.llama.layers[0].modules() if isinstance(part, nn.Linear)}
+    assert len(kinds) == 1 and kinds < {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, nn.Linear}
+    check_computes_as(model, plain, TOLERANCE[precision])
+    assert (classes_of(model) - without).abs().max() > 0.1
+    trained = {name for name, parameter in model.llama.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in model.llama.named_parameters() if "lora" in name}
+    assert all(f"llama.{name}" in gradients_of(model) for name in trained)
+
+
+def test_a_layer_inside_of_a_layer_is_a_methods_own():
+    model = random_llama()
+    linear = model.layers[0].feed_forward.w2
+    linear.low = nn.Linear(linear.in_features, 3, bias=False)
+    linear.high = nn.Linear(3, linear.out_features, bias=False)
+    linear.register_forward_hook(lambda module, args, y: y + module.high(module.low(args[0])))
+    plain = copy.deepcopy(model)
+    for precision in ("bf16", "int8"):
+        accelerate(model, precision)
+        w2 = model.layers[0].feed_forward.w2
+        assert type(w2.low) is type(w2.high) is nn.Linear and w2.low.weight.requires_grad
+        assert_near(logits_of(model), logits_of(plain), TOLERANCE[precision])
+
+
+# ------------------------------------------------------------------------- neighbours that know float32 and no less
+
+
+@pytest.mark.parametrize("where", LINEARS)
+@pytest.mark.parametrize("precision", ["bf16", "int8", "fp32"])
+@pytest.mark.parametrize("generates", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_layer_in_float32_among_kernels(where: str, precision: str, generates: bool, when: str):
+    plain = classifier_of(random_llama(attention="causal"))
+    model = copy.deepcopy(plain)
+    if when == "after":
+        accelerate(model, precision, generates=generates)
+    for each in (plain, model):
+        ShiftedLinear.replace(each.llama, where)
+    if when == "before":
+        accelerate(model, precision, generates=generates)
+    if precision == "int8":
+        for each in (plain, model):
+            each.llama.requires_grad_(False)
+            each.llama.norm.requires_grad_(True)
+    assert type(model.llama.get_submodule(where)) is ShiftedLinear
+    check_computes_as(model, plain, TOLERANCE[precision])
+    text = model.llama.eval().generate(TOKENS[:1], 5, temperature=0.0)
+    assert text.shape == (1, 12)
+
+
+@pytest.mark.parametrize("where", LINEARS[:-1])
+def test_a_layer_in_float32_among_kernels_of_another_device(where: str):
+    plain = classifier_of(random_llama(attention="causal"))
+    ShiftedLinear.replace(plain.llama, where)
+    model = copy.deepcopy(plain)
+    accelerate(model, "bf16", CUDA)
+    check_computes_as(model, plain, TOLERANCE["bf16"])
+
+
+def wide_norm(model: Llama) -> None:
+    """A norm of the attention's output, of PyTorch's, in a layer of somebody's own."""
+
+    class Sandwich(LlamaLayer):
+        def forward(self, x: torch.Tensor, *others, **named) -> torch.Tensor:
+            h = x + self.extra(self.attention(self.attention_norm(x)))
+            return h + self.extra(self.feed_forward(self.ffn_norm(h)))
+
+    layer = Sandwich(0, model.config)
+    layer.extra = nn.LayerNorm(model.config.dim)
+    layer.load_state_dict(model.layers[0].state_dict(), strict=False)
+    model.layers[0] = layer.eval()
+
+
+def more_of(kind: type, where: str) -> Callable[[Llama], None]:
+    """A part of somebody's own that puts what it reads through a layer in float32."""
+
+    class More(kind):
+        def forward(self, x: torch.Tensor, *others, **named) -> torch.Tensor:
+            return super().forward(x + self.extra(x), *others, **named)
+
+    def change(model: Llama) -> None:
+        part = model.layers[0].get_submodule(where)
+        part.extra = nn.Linear(model.config.dim, model.config.dim)
+        other = More.__new__(More)
+        other.__dict__ = vars(part)
+        setattr(model.layers[0], where, other)
+
+    return change
+
+
+def hook_on(where: str, before: bool) -> Callable[[Llama], None]:
+    """A layer in float32 that somebody has hung on a part."""
+
+    def change(model: Llama) -> None:
+        part = model.layers[0].get_submodule(where)
+        model.extra = nn.Linear(model.config.dim, model.config.dim)
+        if before:
+            part.register_forward_pre_hook(lambda _, args: (model.extra(args[0]), *args[1:]))
+        else:
+            part.register_forward_hook(lambda _, args, y: y + model.extra(y))
+
+    return change
+
+
+def another_reader(model: Llama) -> None:
+    """A weight that a part of the page's class has beside its own, which a changed page may put in its way."""
+    attention = model.layers[0].attention
+    attention.extra = nn.Linear(model.config.dim, model.config.dim)
+
+
+NEIGHBOURS = {
+    "a layer of somebody's own": wide_norm,
+    "an attention of somebody's own": more_of(Attention, "attention"),
+    "a feed-forward of somebody's own": more_of(FeedForward, "feed_forward"),
+    "after the norm": hook_on("attention_norm", before=False),
+    "before attention": hook_on("attention", before=True),
+    "after attention": hook_on("attention", before=False),
+    "before the feed-forward": hook_on("feed_forward", before=True),
+    "after the feed-forward": hook_on("feed_forward", before=False),
+}
+
+
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_parts_of_somebodys_own_are_given_what_they_can_read(neighbour: str, device: str):
+    torch.manual_seed(0)
+    plain = random_llama()
+    NEIGHBOURS[neighbour](plain)
+    plain = classifier_of(plain)
+    model = plain if "hook" in NEIGHBOURS[neighbour].__qualname__ else copy.deepcopy(plain)
+    classes, expected = classes_of(plain), copy.deepcopy(gradients_of(plain))
+    accelerate(model, "bf16", torch.device(device), generates=False)
+    assert type(model.llama.layers[0].feed_forward.w1) is Bf16Linear
+    assert_near(classes_of(model), classes, 3e-2)
+    check_gradients(gradients_of(model), expected, 3e-2)
+
+
+def test_a_page_whose_attention_has_more_weights_reads_float32(monkeypatch: pytest.MonkeyPatch):
+    before = Attention.forward
+
+    def forward(self: Attention, x: torch.Tensor, *others, **named) -> torch.Tensor:
+        return before(self, self.extra(x) if hasattr(self, "extra") else x, *others, **named)
+
+    monkeypatch.setattr(Attention, "forward", forward)
+    plain = random_llama()
+    another_reader(plain)
+    plain = classifier_of(plain)
+    check_computes_as(accelerated(plain, "bf16", generates=False), plain, TOLERANCE["bf16"])
+
+
+def test_layers_that_are_renamed_are_nobodys_business(monkeypatch: pytest.MonkeyPatch):
+    """A page whose feed-forward has one gate less, and other names."""
+
+    def forward(self: FeedForward, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.down(F.silu(self.up(x))))
+
+    model = random_llama()
+    for layer in model.layers:
+        part = layer.feed_forward
+        part.up, part.down = part.w1, part.w2
+        del part.w1, part.w2, part.w3
+    monkeypatch.setattr(FeedForward, "forward", forward)
+    plain = classifier_of(model)
+    for precision in ("fp32", "bf16"):
+        check_computes_as(accelerated(plain, precision, generates=False), plain, TOLERANCE[precision])
