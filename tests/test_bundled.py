@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -149,6 +151,28 @@ def test_the_readme_has_the_zero_shot_figures(drive: Callable):
     row = re.search(r"`films` zero-shot, dev / test \(majority class (.*) / (.*)\) \| - \| (.*) / (.*) \|", README)
     shown = [re.findall(rf"^(?:dev|test) {name} :: (.*)$", out, re.MULTILINE) for name in ("majority-class acc", "acc")]
     assert [*shown[0], *shown[1]] == [*row.groups()]
+
+
+def test_the_readmes_lines_of_python_load_classify_and_generate(drive: Callable, tmp_path: Path):
+    lines = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    assert len([line for line in lines.splitlines() if line]) <= 10
+    (name,) = re.findall(r'load_classifier\("(.*?)"\)', lines)
+    few = [f"{i % 5} ||| film {i}\n" for i in range(20)]
+    (tmp_path / "few.txt").write_text("".join(few))
+    files = [word for split in ("train", "dev", "test") for word in (f"--{split}", "few.txt")]
+    outs = ["--dev_out", "a-dev-finetuning-output.txt", "--test_out", "a-test-finetuning-output.txt"]
+    labels = ["--label-names", ROOT / "data/films-label-mapping.json"]
+    drive("--option", "finetune", "--pretrained-model-path", CHECKPOINT, *files, *labels, *outs, "--model_out", name)
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, text = done.stdout.splitlines()
+    names = json.loads((ROOT / "data/films-label-mapping.json").read_text())
+    assert first.split()[0] in names and first.endswith("A warm little film.") and "wanders off" in second
+    assert text.startswith("The film was ") and len(text.split()) > 8
 
 
 # -------------------------------------------------------------------------------------------------- data set
