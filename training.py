@@ -260,7 +260,8 @@ def fit(
     schedule: of (step, total steps), the factor of the learning rates at that step. clip: the largest norm of all
     gradients together. stop: of the results so far, whether to train no further. history: the epochs that a resumed run
     has already done. train_eval: measure the score on the training data as the reference does. A loader whose batch
-    sampler has `set_epoch` is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier epochs saved stays.
+    sampler has `set_epoch` is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier
+    epochs saved stays.
     """
     run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world)
     run.history = list(history)
