@@ -81,9 +81,9 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
     if "optimizer" in checkpoint and "history" in checkpoint:
-        raise UserError(f"{path} is the resume point of a fine-tuning; --option finetune --resume goes on from it")
+        raise UserError(f"{path} is the resume point of a fine-tuning, not a pretrained model")
     if "model_config" in checkpoint:
-        raise UserError(f"{path} is a fine-tuned classifier, not a pretrained model; training.load_best opens it")
+        raise UserError(f"{path} is a fine-tuned classifier{_methods_of(checkpoint)}; runs.load_classifier opens it")
     try:
         config = LlamaConfig.from_checkpoint(
             checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})
@@ -101,6 +101,12 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
     if damaged := [name for name, tensor in model.named_parameters() if not _is_finite(tensor)]:
         raise UserError(f"{path} is damaged: not all numbers are finite in {some(damaged)}")
     return model.eval()
+
+
+def _methods_of(checkpoint: dict) -> str:
+    """Which methods must be there to open a saved classifier, in words."""
+    methods = checkpoint.get("methods")
+    return f" with {some(map(str, methods))}" if isinstance(methods, dict) and methods else ""
 
 
 def canonical_state(state: dict) -> dict:

@@ -83,7 +83,7 @@ def _check_environment() -> None:
 
 def _check_device(device: torch.device) -> None:
     if device.type == "mps":
-        raise UserError("several processes compute on --device cpu or cuda, not on mps")
+        raise UserError("several processes compute on CPUs or on CUDA devices, not on mps")
     if device.type == "cuda":
         index = device.index or 0  # nothing but torchrun numbers the processes of a machine; else there is one
         if index >= torch.cuda.device_count():
