@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import copy
 import io
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_llama
+from conftest import ROOT, random_llama
 from test_fast import ShiftedLinear, assert_near
 from torch import nn
 
+import fast.apply
 import fast.linear
 from classifier import LlamaEmbeddingClassifier
 from fast import accelerate
 from fast.attention import FusedAttention
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear
+from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from fast.plan import KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from optimizer import AdamW
@@ -421,3 +427,43 @@ def test_layers_that_are_renamed_are_nobodys_business(monkeypatch: pytest.Monkey
     plain = classifier_of(model)
     for precision in ("fp32", "bf16"):
         check_computes_as(accelerated(plain, precision, generates=False), plain, TOLERANCE[precision])
+
+
+# ---------------------------------------------------------------------------------------------- copies of weights
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "rounded", "int8"])
+@pytest.mark.parametrize("generates", [False, True])
+def test_copies_that_are_not_wanted_are_not_kept(monkeypatch: pytest.MonkeyPatch, precision: str, generates: bool):
+    if precision == "rounded":
+        monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), "as the test says"))
+    plain, name = classifier_of(random_llama(attention="causal")), precision.replace("rounded", "bf16")
+    keeping, model = (accelerated(plain, name, generates=generates, keeps_copies=keeps) for keeps in (True, False))
+    for _ in range(2):
+        assert_near(classes_of(model), classes_of(keeping), TOLERANCE[name])
+    kernels = [[part for part in each.modules() if isinstance(part, KernelLinear)] for each in (keeping, model)]
+    assert all(part._copy is None and part._copied is None for part in kernels[1])
+    assert precision == "fp32" or any(part._copy is not None for part in kernels[0])
+    if precision == "int8":
+        return
+    check_gradients(gradients_of(model), gradients_of(keeping), 0.0 if precision != "fp32" else 1e-5)
+    weights, saved = {weight.data_ptr() for weight in model.parameters()}, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        loss = model(TOKENS).sum()
+    shape = model.llama.layers[0].feed_forward.w2.weight.shape
+    of_shape = [tensor for tensor in saved if tensor.shape in (shape, shape[::-1])]
+    assert len(of_shape) >= 6 and all(tensor.data_ptr() in weights for tensor in of_shape)
+    loss.backward()
+
+
+def test_a_sharded_model_lies_whole_in_no_process(tmp_path: Path):
+    """Each layer's weights are gathered for its computation, and nothing that is made of them outlives it."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    worker = [str(ROOT / "tests/fast/shard_worker.py"), str(tmp_path / "found.json")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run([*launch, *worker], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for found in json.loads((tmp_path / "found.json").read_text(encoding="utf-8")).values():
+        assert found["sharded"] == pytest.approx(found["alone"], rel=1e-4)
+        assert found["waiting"] == found["kept"] == 0
