@@ -321,8 +321,8 @@ def test_a_layer_in_float32_among_kernels_of_another_device(where: str):
     check_computes_as(model, plain, TOLERANCE["bf16"])
 
 
-def wide_norm(model: Llama) -> None:
-    """A norm of the attention's output, of PyTorch's, in a layer of somebody's own."""
+def between_parts(model: Llama) -> None:
+    """Layers between the parts of a layer of somebody's own."""
 
     class Sandwich(LlamaLayer):
         def forward(self, x: torch.Tensor, *others, **named) -> torch.Tensor:
@@ -330,21 +330,21 @@ def wide_norm(model: Llama) -> None:
             return h + self.extra(self.feed_forward(self.ffn_norm(h)))
 
     layer = Sandwich(0, model.config)
-    layer.extra = nn.LayerNorm(model.config.dim)
+    layer.extra = nn.Linear(model.config.dim, model.config.dim)
     layer.load_state_dict(model.layers[0].state_dict(), strict=False)
     model.layers[0] = layer.eval()
 
 
 def more_of(kind: type, where: str) -> Callable[[Llama], None]:
-    """A part of somebody's own that puts what it reads through a layer in float32."""
+    """A part of somebody's own that multiplies what it reads by a matrix in float32."""
 
     class More(kind):
         def forward(self, x: torch.Tensor, *others, **named) -> torch.Tensor:
-            return super().forward(x + self.extra(x), *others, **named)
+            return super().forward(x + x @ self.extra, *others, **named)
 
     def change(model: Llama) -> None:
         part = model.layers[0].get_submodule(where)
-        part.extra = nn.Linear(model.config.dim, model.config.dim)
+        part.extra = torch.randn(model.config.dim, model.config.dim) / model.config.dim**0.5
         other = More.__new__(More)
         other.__dict__ = vars(part)
         setattr(model.layers[0], where, other)
@@ -366,16 +366,16 @@ def hook_on(where: str, before: bool) -> Callable[[Llama], None]:
     return change
 
 
-def another_reader(model: Llama) -> None:
-    """A weight that a part of the page's class has beside its own, which a changed page may put in its way."""
-    attention = model.layers[0].attention
-    attention.extra = nn.Linear(model.config.dim, model.config.dim)
+def own_forward(model: Llama) -> None:
+    w2 = model.layers[0].feed_forward.w2
+    w2.forward = lambda x: F.linear(x, w2.weight) + 0.5
 
 
 NEIGHBOURS = {
-    "a layer of somebody's own": wide_norm,
+    "a layer of somebody's own": between_parts,
     "an attention of somebody's own": more_of(Attention, "attention"),
     "a feed-forward of somebody's own": more_of(FeedForward, "feed_forward"),
+    "a forward of somebody's own": own_forward,
     "after the norm": hook_on("attention_norm", before=False),
     "before attention": hook_on("attention", before=True),
     "after attention": hook_on("attention", before=False),
@@ -388,26 +388,29 @@ NEIGHBOURS = {
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_parts_of_somebodys_own_are_given_what_they_can_read(neighbour: str, device: str):
     torch.manual_seed(0)
-    plain = random_llama()
-    NEIGHBOURS[neighbour](plain)
-    plain = classifier_of(plain)
-    model = plain if "hook" in NEIGHBOURS[neighbour].__qualname__ else copy.deepcopy(plain)
-    classes, expected = classes_of(plain), copy.deepcopy(gradients_of(plain))
+    llama = random_llama()
+    NEIGHBOURS[neighbour](llama)
+    model = classifier_of(llama)
+    classes, expected = classes_of(model), copy.deepcopy(gradients_of(model))
     accelerate(model, "bf16", torch.device(device), generates=False)
     assert type(model.llama.layers[0].feed_forward.w1) is Bf16Linear
     assert_near(classes_of(model), classes, 3e-2)
     check_gradients(gradients_of(model), expected, 3e-2)
 
 
-def test_a_page_whose_attention_has_more_weights_reads_float32(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("holds", ["a layer", "a weight"])
+def test_a_page_whose_attention_has_more_weights_reads_float32(monkeypatch: pytest.MonkeyPatch, holds: str):
     before = Attention.forward
 
     def forward(self: Attention, x: torch.Tensor, *others, **named) -> torch.Tensor:
-        return before(self, self.extra(x) if hasattr(self, "extra") else x, *others, **named)
+        if hasattr(self, "extra"):
+            x = self.extra(x) if holds == "a layer" else F.linear(x, self.extra)
+        return before(self, x, *others, **named)
 
     monkeypatch.setattr(Attention, "forward", forward)
     plain = random_llama()
-    another_reader(plain)
+    layer = nn.Linear(plain.config.dim, plain.config.dim)
+    plain.layers[0].attention.extra = layer if holds == "a layer" else layer.weight
     plain = classifier_of(plain)
     check_computes_as(accelerated(plain, "bf16", generates=False), plain, TOLERANCE["bf16"])
 
