@@ -22,7 +22,7 @@ from cache import causal_mask
 from config import LlamaConfig
 from fast.kernel import has_hooks, own_methods, replace
 from fast.layers import StandIn, has_more
-from fast.linear import alike, readable
+from fast.linear import readable
 from fast.proof import Case, Proof, Sides
 from llama import Attention
 
@@ -97,6 +97,13 @@ class FusedAttention(StandIn, Attention):
         if type(dropout) is not nn.Dropout or has_hooks(dropout) or own_methods(dropout):
             return False
         return dropout.p == 0.0 or not self.training
+
+
+def alike(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What several layers gave: in bfloat16 if all did, which one that was put in a kernel's place may not."""
+    if len({part.dtype for part in parts}) == 1:
+        return parts
+    return tuple(part.float() if part.dtype == torch.bfloat16 else part for part in parts)
 
 
 def attention_by_products(

@@ -40,7 +40,7 @@ class Kernel:
     def without_kernel(self) -> nn.Module:
         """What it stands in for; of one that was made by itself, a module of that class."""
         plain = self.plain or self.stands_for.__new__(self.stands_for)
-        plain.__dict__ = vars(self)
+        plain.__dict__ = vars(self)  # which that of a copy is not
         object.__setattr__(self, "plain", plain)
         return plain
 
@@ -54,8 +54,6 @@ class Kernel:
         super().__setstate__({name: value for name, value in state.items() if name != OWN})
         for name, value in own.items():
             object.__setattr__(self, name, value)
-        if self.plain is not None:
-            self.plain.__dict__ = vars(self)
 
 
 @cache

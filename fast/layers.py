@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from fast.kernel import Kernel, own_methods
-from fast.linear import alike, readable
+from fast.linear import readable
 from fast.proof import Case, Proof, Sides, say
 from llama import FeedForward, RMSNorm
 
@@ -113,7 +113,7 @@ class FusedFeedForward(StandIn, FeedForward):
         x = readable(x, self, "w1", "w3")
         if others or named or not self.stands_in(FEED_FORWARD):
             return super().forward(x, *others, **named)
-        a, b = alike(self.w1(x), self.w3(x))
+        a, b = self.w1(x), self.w3(x)
         gated = swiglu(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
         return self.dropout(self.w2(readable(gated, self, "w2")))
 

@@ -282,13 +282,6 @@ def _reads_bf16(layer: nn.Module) -> bool:
     return isinstance(layer, Bf16Linear) or weight is None or weight.dtype == torch.bfloat16
 
 
-def alike(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What several layers gave: in bfloat16 if all did, which one that was put in a kernel's place may not."""
-    if len({part.dtype for part in parts}) == 1:
-        return parts
-    return tuple(part.float() if part.dtype == torch.bfloat16 else part for part in parts)
-
-
 def round_to_bf16(x: torch.Tensor) -> torch.Tensor:
     """The nearest numbers that bfloat16 has, as float32."""
     return x.bfloat16().float()

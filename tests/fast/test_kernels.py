@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import copy
 import io
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_llama
+from conftest import ROOT, random_llama
 from test_fast import ShiftedLinear, assert_near
 from torch import nn
 
+import fast.apply
 import fast.linear
 from classifier import LlamaEmbeddingClassifier
 from fast import accelerate
 from fast.attention import FusedAttention
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear
+from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from fast.plan import KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from optimizer import AdamW
@@ -315,8 +321,8 @@ def test_a_layer_in_float32_among_kernels_of_another_device(where: str):
     check_computes_as(model, plain, TOLERANCE["bf16"])
 
 
-def wide_norm(model: Llama) -> None:
-    """A norm of the attention's output, of PyTorch's, in a layer of somebody's own."""
+def between_parts(model: Llama) -> None:
+    """Layers between the parts of a layer of somebody's own."""
 
     class Sandwich(LlamaLayer):
         def forward(self, x: torch.Tensor, *others, **named) -> torch.Tensor:
@@ -324,21 +330,21 @@ def wide_norm(model: Llama) -> None:
             return h + self.extra(self.feed_forward(self.ffn_norm(h)))
 
     layer = Sandwich(0, model.config)
-    layer.extra = nn.LayerNorm(model.config.dim)
+    layer.extra = nn.Linear(model.config.dim, model.config.dim)
     layer.load_state_dict(model.layers[0].state_dict(), strict=False)
     model.layers[0] = layer.eval()
 
 
 def more_of(kind: type, where: str) -> Callable[[Llama], None]:
-    """A part of somebody's own that puts what it reads through a layer in float32."""
+    """A part of somebody's own that multiplies what it reads by a matrix in float32."""
 
     class More(kind):
         def forward(self, x: torch.Tensor, *others, **named) -> torch.Tensor:
-            return super().forward(x + self.extra(x), *others, **named)
+            return super().forward(x + x @ self.extra, *others, **named)
 
     def change(model: Llama) -> None:
         part = model.layers[0].get_submodule(where)
-        part.extra = nn.Linear(model.config.dim, model.config.dim)
+        part.extra = torch.randn(model.config.dim, model.config.dim) / model.config.dim**0.5
         other = More.__new__(More)
         other.__dict__ = vars(part)
         setattr(model.layers[0], where, other)
@@ -360,16 +366,16 @@ def hook_on(where: str, before: bool) -> Callable[[Llama], None]:
     return change
 
 
-def another_reader(model: Llama) -> None:
-    """A weight that a part of the page's class has beside its own, which a changed page may put in its way."""
-    attention = model.layers[0].attention
-    attention.extra = nn.Linear(model.config.dim, model.config.dim)
+def own_forward(model: Llama) -> None:
+    w2 = model.layers[0].feed_forward.w2
+    w2.forward = lambda x: F.linear(x, w2.weight) + 0.5
 
 
 NEIGHBOURS = {
-    "a layer of somebody's own": wide_norm,
+    "a layer of somebody's own": between_parts,
     "an attention of somebody's own": more_of(Attention, "attention"),
     "a feed-forward of somebody's own": more_of(FeedForward, "feed_forward"),
+    "a forward of somebody's own": own_forward,
     "after the norm": hook_on("attention_norm", before=False),
     "before attention": hook_on("attention", before=True),
     "after attention": hook_on("attention", before=False),
@@ -382,26 +388,29 @@ NEIGHBOURS = {
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_parts_of_somebodys_own_are_given_what_they_can_read(neighbour: str, device: str):
     torch.manual_seed(0)
-    plain = random_llama()
-    NEIGHBOURS[neighbour](plain)
-    plain = classifier_of(plain)
-    model = plain if "hook" in NEIGHBOURS[neighbour].__qualname__ else copy.deepcopy(plain)
-    classes, expected = classes_of(plain), copy.deepcopy(gradients_of(plain))
+    llama = random_llama()
+    NEIGHBOURS[neighbour](llama)
+    model = classifier_of(llama)
+    classes, expected = classes_of(model), copy.deepcopy(gradients_of(model))
     accelerate(model, "bf16", torch.device(device), generates=False)
     assert type(model.llama.layers[0].feed_forward.w1) is Bf16Linear
     assert_near(classes_of(model), classes, 3e-2)
     check_gradients(gradients_of(model), expected, 3e-2)
 
 
-def test_a_page_whose_attention_has_more_weights_reads_float32(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("holds", ["a layer", "a weight"])
+def test_a_page_whose_attention_has_more_weights_reads_float32(monkeypatch: pytest.MonkeyPatch, holds: str):
     before = Attention.forward
 
     def forward(self: Attention, x: torch.Tensor, *others, **named) -> torch.Tensor:
-        return before(self, self.extra(x) if hasattr(self, "extra") else x, *others, **named)
+        if hasattr(self, "extra"):
+            x = self.extra(x) if holds == "a layer" else F.linear(x, self.extra)
+        return before(self, x, *others, **named)
 
     monkeypatch.setattr(Attention, "forward", forward)
     plain = random_llama()
-    another_reader(plain)
+    layer = nn.Linear(plain.config.dim, plain.config.dim)
+    plain.layers[0].attention.extra = layer if holds == "a layer" else layer.weight
     plain = classifier_of(plain)
     check_computes_as(accelerated(plain, "bf16", generates=False), plain, TOLERANCE["bf16"])
 
@@ -421,3 +430,43 @@ def test_layers_that_are_renamed_are_nobodys_business(monkeypatch: pytest.Monkey
     plain = classifier_of(model)
     for precision in ("fp32", "bf16"):
         check_computes_as(accelerated(plain, precision, generates=False), plain, TOLERANCE[precision])
+
+
+# ---------------------------------------------------------------------------------------------- copies of weights
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "rounded", "int8"])
+@pytest.mark.parametrize("generates", [False, True])
+def test_copies_that_are_not_wanted_are_not_kept(monkeypatch: pytest.MonkeyPatch, precision: str, generates: bool):
+    if precision == "rounded":
+        monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), "as the test says"))
+    plain, name = classifier_of(random_llama(attention="causal")), precision.replace("rounded", "bf16")
+    keeping, model = (accelerated(plain, name, generates=generates, keeps_copies=keeps) for keeps in (True, False))
+    for _ in range(2):
+        assert_near(classes_of(model), classes_of(keeping), TOLERANCE[name])
+    kernels = [[part for part in each.modules() if isinstance(part, KernelLinear)] for each in (keeping, model)]
+    assert all(part._copy is None and part._copied is None for part in kernels[1])
+    assert precision == "fp32" or any(part._copy is not None for part in kernels[0])
+    if precision == "int8":
+        return
+    check_gradients(gradients_of(model), gradients_of(keeping), 0.0 if precision != "fp32" else 1e-5)
+    weights, saved = {weight.data_ptr() for weight in model.parameters()}, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        loss = model(TOKENS).sum()
+    shape = model.llama.layers[0].feed_forward.w2.weight.shape
+    of_shape = [tensor for tensor in saved if tensor.shape in (shape, shape[::-1])]
+    assert len(of_shape) >= 6 and all(tensor.data_ptr() in weights for tensor in of_shape)
+    loss.backward()
+
+
+def test_a_sharded_model_lies_whole_in_no_process(tmp_path: Path):
+    """Each layer's weights are gathered for its computation, and nothing that is made of them outlives it."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    worker = [str(ROOT / "tests/fast/shard_worker.py"), str(tmp_path / "found.json")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run([*launch, *worker], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for found in json.loads((tmp_path / "found.json").read_text(encoding="utf-8")).values():
+        assert found["sharded"] == pytest.approx(found["alone"], rel=1e-4)
+        assert found["waiting"] == found["kept"] == 0
