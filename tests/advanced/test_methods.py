@@ -398,7 +398,7 @@ def test_what_cannot_be_merged_is_saved_beside_the_plain_model(
     predicted = [prediction.label for prediction in runs.predict(model, about, [line[6:] for line in lines])]
     written = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     assert predicted == [int(line[0]) for line in written] and len(set(predicted)) == 2
-    with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with bottleneck; runs\.load_classifier opens it"):
+    with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with bottleneck; runs\.load_class"):
         load_pretrained(tmp_path / "adapted.pt")
     del METHODS["bottleneck"]
     with pytest.raises(UserError, match=r"adapted\.pt: there is no method 'bottleneck' here"):
