@@ -17,6 +17,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -308,18 +309,11 @@ def load_llama(args: Namespace) -> tuple[Llama, Tokenizer, torch.device]:
 
 def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> None:
     """Let fast/ choose how the model is computed; fp32 does without it where the root modules stand alone."""
-    try:
-        from fast.little import is_little
-    except ModuleNotFoundError as error:
-        if error.name != "fast":
-            raise
+    if find_spec("fast") is None:
         if args.precision != "fp32":
-            raise UserError(f"--precision {args.precision} needs the folder fast/ beside run_llama.py") from None
+            raise UserError(f"--precision {args.precision} needs the folder fast/ beside run_llama.py")
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
-        return
-    one_by_one = 2 if args.num_samples == 1 else 1  # texts; several samples are decoded together
-    generates = one_by_one * args.max_new_tokens if args.option == "generate" else False
-    if generates and args.precision == "fp32" and device.type == "cpu" and is_little(llama, generates):
+    if not is_worth_kernels(args, llama, device):
         return
     from fast import accelerate
 
@@ -328,11 +322,34 @@ def use_fast_kernels(args: Namespace, llama: Llama, device: torch.device) -> Non
         llama,
         args.precision,
         device,
-        generates=generates,
+        generates=args.option == "generate",
         trains=args.option == "finetune",
         keeps_copies=not args.shard,
-        cuda_graphs=args.cuda_graphs,
     )
+
+
+def is_worth_kernels(args: Namespace, llama: Llama, device: torch.device) -> bool:
+    """Whether fast/ is here, and choosing kernels is worth its time."""
+    if find_spec("fast") is None:
+        return False
+    from fast.little import is_little
+
+    is_fp32_text = args.option == "generate" and args.precision == "fp32" and device.type == "cpu"
+    return not (is_fp32_text and is_little(llama, tokens_one_by_one(args)))
+
+
+def tokens_one_by_one(args: Namespace) -> int:
+    """How many tokens `generate` adds to one text at a time; several samples are decoded together."""
+    return (2 if args.num_samples == 1 else 1) * args.max_new_tokens
+
+
+def make_decoder(args: Namespace, llama: Llama, device: torch.device) -> Any:
+    """What has a `generate` like the model's: a decoder of fast/, or the model itself."""
+    if args.kernels == "plain" or not is_worth_kernels(args, llama, device):
+        return llama
+    from fast import decoder
+
+    return decoder(llama, args.precision, tokens=tokens_one_by_one(args), cuda_graphs=args.cuda_graphs)
 
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
@@ -456,11 +473,12 @@ def generate(args: Namespace) -> None:
     ids = tokenizer.encode(args.prompt, bos=True, eos=False)
     warn_of_changes(args.prompt, ids, tokenizer, llama.config.max_seq_len)
     prompt_ids = torch.tensor([ids], device=device)  # 1 s
+    decoder = make_decoder(args, llama, device)
     outputs = {0.0: [Path(args.generated_sentence_low_temp_out)], 1.0: sample_paths(args)}
     for temperature, paths in outputs.items():
         print(f"Temperature is {temperature}")
         stream = TextStream(tokenizer, prompt_ids[0].tolist())
-        rows = llama.generate(
+        rows = decoder.generate(
             prompt_ids.expand(len(paths), -1),
             args.max_new_tokens,
             temperature=temperature,

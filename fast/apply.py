@@ -13,9 +13,6 @@ from cache import causal_mask
 from config import PRECISIONS
 from fast import linear
 from fast.attention import attention_by_products, fuse_attention, scores_proof
-from fast.compiled import loaded, was_compiled, why_no_loops
-from fast.decode import DecodingLlama
-from fast.graphs import GraphedLlama
 from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swap_class, swiglu
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, has_onednn
 from fast.measure import fastest
@@ -51,17 +48,15 @@ def accelerate(
     precision: str = "fp32",
     device: torch.device | None = None,
     *,
-    generates: bool | int = True,
+    generates: bool = True,
     trains: bool = True,
     keeps_copies: bool = True,
-    cuda_graphs: bool = False,
 ) -> list[Choice]:
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
-    device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
-    or how many tokens are, if that is known: few are not worth loading the decoder. trains: False where no gradient is
-    wanted, which saves measuring. keeps_copies: False where float32 weights must not be kept twice.
-    cuda_graphs: decode on CUDA through recorded graphs.
+    device: where the model will be computed, if it is not there yet. generates: False where no text is to be written.
+    trains: False where no gradient is wanted, which saves measuring. keeps_copies: False where float32 weights must not
+    be kept twice. How text is generated is not touched: see `fast.decoder`.
     Parameters keep their names and shapes, and in fp32 and bf16 their float32 values; int8 rounds them for good and is
     for inference. A layer that something else has replaced stays as it is, and no kernel computes what the page, as it
     stands in this process, does not (`fast.proof`). On a CPU, freed memory is kept for what follows (`fast.memory`).
@@ -73,20 +68,19 @@ def accelerate(
     if device.type == "cpu":
         keep_freed_memory()
     choices = [
-        choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
+        choose_linear(precision, device, keeps_copies=keeps_copies, generates=generates, trains=trains),
         choose_layers(device, trains),
-        choose_attention(device, precision, bool(generates)),
-        choose_decoder(device, generates, cuda_graphs, precision),
+        choose_attention(device, precision, generates),
     ]
     _apply(model, device, choices, precision, generates)
     return choices
 
 
 def _apply(
-    model: nn.Module, device: torch.device, choices: list[Choice], precision: str, generates: bool | int
+    model: nn.Module, device: torch.device, choices: list[Choice], precision: str, generates: bool
 ) -> None:
     """Give the modules of every Llama the kernels that were chosen, or take away earlier ones."""
-    linears, layers, attention, decoder = (choice.kernel for choice in choices)
+    linears, layers, attention = (choice.kernel for choice in choices)
     packs = device.type == "cpu" and precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
     trains_weights = linears in ("oneDNN", "oneDNN, trained") and _in_training()[0] == "oneDNN"
     for llama in [module for module in model.modules() if isinstance(module, Llama)]:
@@ -96,8 +90,7 @@ def _apply(
         for plain, fast in ((RMSNorm, FusedRMSNorm), (FeedForward, FusedFeedForward)):
             swap_class(llama, plain, fast, layers != "plain")
         fuse_attention(llama, attention != "plain", multiplies_bf16=attention == BY_PRODUCTS)
-        _pass_on_bf16(llama, device, generates=bool(generates))
-        _set_decoder(llama, decoder, None if generates is True else int(generates))
+        _pass_on_bf16(llama, device, generates=generates)
 
 
 def choose_linear(
@@ -237,25 +230,6 @@ def _attention_in_bf16() -> tuple[str, str]:
     return fastest("attention in bfloat16", ways)
 
 
-def choose_decoder(
-    device: torch.device, generates: bool | int = True, cuda_graphs: bool = False, precision: str = "fp32"
-) -> Choice:
-    """What computes the next token of a text."""
-    part = "decoding"
-    if not generates:
-        return Choice(part, "plain", "nothing is to be generated")
-    if device.type == "cuda" and cuda_graphs:
-        return Choice(part, "CUDA graph", "launches the kernels of a token all together")
-    if device.type != "cpu":
-        return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
-    reason = why_no_loops()
-    if reason is None and not (precision in loaded() or was_compiled(precision)):
-        reason = "the loops are not compiled; python -m fast --compile makes long texts several times faster"
-    if reason is not None:
-        return Choice(part, "plain", reason)
-    return Choice(part, "numba", "for one text, where the work ahead is worth loading the loops")
-
-
 def _set_linear(module: nn.Linear, kernel: str, packs: bool, trains_weights: bool, rounds_inputs: bool) -> None:
     """packs: of the kernels that multiply float32 numbers in another precision's stead."""
     module.__class__ = LINEAR_KERNELS[kernel]
@@ -267,20 +241,6 @@ def _set_linear(module: nn.Linear, kernel: str, packs: bool, trains_weights: boo
         module.trains_weights = trains_weights
     elif kernel != "plain":
         module.packs = packs
-
-
-def _set_decoder(llama: Llama, kernel: str, tokens: int | None) -> None:
-    if hasattr(llama, "drop_decoder"):  # an earlier choice
-        llama.drop_decoder()
-        llama.__class__ = Llama
-    if type(llama) is not Llama:  # somebody's own model, which may generate in its own way
-        if kernel != "plain":
-            say(f"{type(llama).__name__} generates as it is written: it is not Llama itself")
-    elif kernel == "numba":
-        llama.__class__ = DecodingLlama
-        llama._tokens_ahead = tokens
-    elif kernel == "CUDA graph":
-        llama.__class__ = GraphedLlama
 
 
 def _pass_on_bf16(llama: Llama, device: torch.device, *, generates: bool) -> None:
