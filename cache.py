@@ -20,7 +20,7 @@ class View(NamedTuple):
 
     start: where the first one stands in its text, a number for all rows or one for each (b).
     mask: bool, of a shape that broadcasts to b h s t, True where a query may see a key; None where it may see all.
-    at: b, the one position of each row that asks; None where all do. cache: holds what came before.
+    at: b, the one position of each row that is a query; None where all are. cache: holds what came before.
     """
 
     start: int | torch.Tensor = 0
@@ -33,21 +33,21 @@ class View(NamedTuple):
         """Of a whole text, from its beginning."""
         return cls(mask=causal_mask(length, length, device) if is_causal else None)
 
-    def asked_at(self, at: torch.Tensor) -> View:
-        """The same, where position `at` (b) of each row alone asks, and all are seen as before."""
+    def queried_at(self, at: torch.Tensor) -> View:
+        """The same, where position `at` (b) of each row alone is a query, and all are seen as before."""
         mask = self.mask
         if mask is not None:
             of_row = mask[at] if mask.dim() == 2 else mask[torch.arange(len(at), device=at.device), 0, at]  # b t
             mask = of_row[:, None, None]  # b 1 1 t
         return self._replace(mask=mask, at=at)
 
-    def asking(self, x: torch.Tensor) -> torch.Tensor:
-        """The positions that ask. x: b s D -> b s D, or b 1 D"""
+    def queries(self, x: torch.Tensor) -> torch.Tensor:
+        """The positions that are queries. x: b s D -> b s D, or b 1 D"""
         return x if self.at is None else x[torch.arange(len(self.at), device=self.at.device), self.at][:, None]
 
     @property
-    def asking_start(self) -> int | torch.Tensor:
-        """Where the first position that asks stands in its text."""
+    def query_start(self) -> int | torch.Tensor:
+        """Where the first query stands in its text."""
         return self.start if self.at is None else self.start + self.at
 
 

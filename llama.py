@@ -80,10 +80,10 @@ class Attention(nn.Module):
         return weights @ value  # b h s d
 
     def forward(self, x: torch.Tensor, view: View | None = None) -> torch.Tensor:
-        """x: b s D -> b s D, or b 1 D where one position of each row asks. x alone is a whole text."""
+        """x: b s D -> b s D, or b 1 D where one position of each row is a query. x alone is a whole text."""
         if view is None:
             view = View.of_text(x.shape[1], self.is_causal, x.device)
-        query = self._heads(self.compute_query(view.asking(x)), self.n_heads, view.asking_start)  # b h s d
+        query = self._heads(self.compute_query(view.queries(x)), self.n_heads, view.query_start)  # b h s d
         key = self._heads(self.compute_key(x), self.n_kv_heads, view.start)  # b g s d
         value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # b g s d
         if view.cache is not None:
@@ -130,8 +130,8 @@ class LlamaLayer(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
 
     def forward(self, x: torch.Tensor, view: View | None = None) -> torch.Tensor:
-        """x: b s D -> b s D, or b 1 D where one position of each row asks. x alone is a whole text."""
-        residual = x if view is None else view.asking(x)
+        """x: b s D -> b s D, or b 1 D where one position of each row is a query. x alone is a whole text."""
+        residual = x if view is None else view.queries(x)
         h = residual + self.attention(self.attention_norm(x), view)
         return h + self.feed_forward(self.ffn_norm(h))
 
@@ -165,7 +165,7 @@ class Llama(LlamaPreTrainedModel):
         *earlier, last = self.layers
         for layer in earlier:
             h = layer(h, view)
-        h = last(h, view if at is None else view.asked_at(at))
+        h = last(h, view if at is None else view.queried_at(at))
         return self.norm(h)
 
     def hidden_states(

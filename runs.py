@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -121,8 +122,10 @@ def create_methods(chosen: Sequence[ChosenMethod]) -> list[Method]:
     return [advanced.create(each) for each in chosen]
 
 
-def compute_fast(model: nn.Module, precision: str, place: Place, *, trains: bool = True, generates: int = 0) -> None:
-    """Put `model` on its device and give it the kernels of this machine. generates: how many tokens are wanted of it.
+def compute_fast(
+    model: nn.Module, precision: str, place: Place, *, trains: bool = True, generates: bool = False
+) -> None:
+    """Put `model` on its device and give it the kernels of this machine.
 
     Where the root modules stand alone, float32 is computed as it is written. Raises `UserError` for another precision.
     """
@@ -130,16 +133,10 @@ def compute_fast(model: nn.Module, precision: str, place: Place, *, trains: bool
         model.to(place.device)
     if place.kernels != "auto":
         return
-    try:
-        from fast.little import is_little
-    except ModuleNotFoundError as error:
-        if error.name != "fast":
-            raise
+    if find_spec("fast") is None:
         if precision != "fp32":
-            raise UserError(f"the precision {precision} needs the folder fast/ of this package") from None
+            raise UserError(f"the precision {precision} needs the folder fast/ of this package")
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
-        return
-    if generates and precision == "fp32" and place.device.type == "cpu" and is_little(model, generates):
         return
     from fast import accelerate
 
@@ -148,9 +145,19 @@ def compute_fast(model: nn.Module, precision: str, place: Place, *, trains: bool
 
 
 def generator_of(llama: Llama, precision: str, place: Place, tokens: int, cuda_graphs: bool = False) -> Any:
-    """What generates so many tokens in the model's place, by the same method `generate`: a decoder, or itself."""
-    compute_fast(llama, precision, place, trains=False, generates=tokens)
-    return llama
+    """What generates so many tokens in the model's place, by a method `generate` like its own; perhaps itself."""
+    has_kernels = place.kernels == "auto" and find_spec("fast") is not None
+    if has_kernels and precision == "fp32" and place.device.type == "cpu":
+        from fast.little import is_little
+
+        if is_little(llama, tokens):  # choosing kernels would take longer
+            return llama
+    compute_fast(llama, precision, place, trains=False, generates=True)
+    if not has_kernels:
+        return llama
+    from fast import decoder
+
+    return decoder(llama, precision, tokens=tokens, cuda_graphs=cuda_graphs)
 
 
 # ------------------------------------------------------------------------------------------------ fine-tuning

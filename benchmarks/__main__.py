@@ -140,7 +140,7 @@ def measure_rates(bench: Bench, args: argparse.Namespace) -> list[Measured]:
 
 
 def print_kernels(kernels: dict[str, list[Any]], printed: set[str]) -> None:
-    """What `accelerate` chose, once for each precision and use."""
+    """What was chosen, once for each precision and use."""
     for use, choices in kernels.items():
         if use not in printed:
             printed.add(use)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from benchmarks.measure import Contender, Turns
 from benchmarks.table import Bench, Line
 from benchmarks.targets import COURSE, HF, OURS, PLAIN
 from llama import Llama
+
+if TYPE_CHECKING:
+    from fast.decode import Decoder
 
 Table = list[dict[str, float | int | str]]
 MAX_REPEATS = 3
@@ -60,7 +64,7 @@ def tokens_per_second(bench: Bench) -> Table:
     return table
 
 
-def _decode(model: Llama, token_ids: torch.Tensor) -> float:
+def _decode(model: Llama | Decoder, token_ids: torch.Tensor) -> float:
     """Seconds per token up to the length of `token_ids`, whose beginning is the prompt. token_ids: 1 s"""
     clock = TokenClock()
     model.generate(token_ids[:, : -NEW - 1], NEW + 1, temperature=0.0, on_token=clock.put)

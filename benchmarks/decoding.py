@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from benchmarks import peers
 from benchmarks.apart import Apart
@@ -19,6 +19,10 @@ from benchmarks.measure import Contender
 from benchmarks.table import Bench, Line, Task, lines_of
 from benchmarks.targets import COURSE, CT2_TYPES, HF, LINES, LLAMA2C, LLAMACPP_DTYPES, ONE_BY_ONE, OURS, PLAIN
 from benchmarks.work import decoding, recomputing
+from llama import Llama
+
+if TYPE_CHECKING:
+    from fast.decode import Decoder
 
 Ids = list[int]
 # Computes as long as whoever started it lives.
@@ -40,7 +44,7 @@ class Decoding:
 
         self.contenders.append(Contender(name, run))
 
-    def add_llama(self, name: str, model: nn.Module) -> None:
+    def add_llama(self, name: str, model: Llama | Decoder) -> None:
         self.add(name, lambda prompt, new: model.generate(prompt, new, temperature=0.0))
 
     def add_peers(self, names: tuple[str, ...]) -> None:

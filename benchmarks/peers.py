@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from config import LlamaConfig
 from llama import Llama
 from optimizer import AdamW
 from utils import ROOT, UserError
+
+if TYPE_CHECKING:
+    from fast.decode import Decoder
 
 NUM_LABELS = 5
 DROPOUT = 0.3
@@ -101,7 +104,7 @@ class Autocast(nn.Module):
 
 
 class Peers:
-    """Makes the contenders' models from one state dict. `kernels`: what `accelerate` chose, by precision and use."""
+    """Makes the contenders' models from one state dict. `kernels`: what was chosen, by precision and use."""
 
     def __init__(self, llama: Llama, device: torch.device, seed: int = 0):
         self.config, self.device, self.seed = llama.config, device, seed
@@ -112,11 +115,15 @@ class Peers:
         """Ours as the root modules compute it, with PyTorch's fused attention and linear layers."""
         return with_fused_attention(self._filled(Llama, attention)).to(dtype)
 
-    def ours(self, precision: str = "fp32", attention: str = "causal") -> Llama:
-        """Ours with chosen kernels, for inference."""
-        llama = self._filled(Llama, attention)
-        self._accelerate(llama, precision, f"{precision}, {attention}, inference", trains=False)
-        return llama
+    def ours(self, precision: str = "fp32", attention: str = "causal") -> Decoder:
+        """What generates text with ours, whose kernels are chosen for that."""
+        from fast import decoder
+
+        llama, use = self._filled(Llama, attention), f"{precision}, {attention}, inference"
+        self._accelerate(llama, precision, use, trains=False)
+        ours = decoder(llama, precision)
+        self.kernels[use] = [*self.kernels[use], ours.choice]
+        return ours
 
     def naive(self, attention: str = "causal") -> naive.Llama:
         return self._filled(naive.Llama, attention)

@@ -27,6 +27,7 @@ def print_table() -> None:
 
     from fast import accelerate
     from fast.compiled import are_compiled
+    from fast.decode import choose_decoder
     from fast.memory import keep_freed_memory
     from llama import Llama
 
@@ -37,7 +38,8 @@ def print_table() -> None:
     for device in devices:
         for precision in PRECISIONS:
             model = Llama(LlamaConfig.from_preset("tiny", attention="causal"))
-            for choice in accelerate(model, precision, torch.device(device)):
+            choices = accelerate(model, precision, torch.device(device))
+            for choice in (*choices, choose_decoder(torch.device(device), precision)):
                 print(f"{device:5} {precision:5} {choice.part:16} {choice.kernel:20} {choice.reason}")
     print(f"compiled loops: {', '.join(filter(are_compiled, PRECISIONS)) or 'none'}")
     print(f"freed memory: {'kept for the next step' if keep_freed_memory() else 'as the C library has it'}")

@@ -13,9 +13,6 @@ from cache import causal_mask
 from config import PRECISIONS
 from fast import linear
 from fast.attention import MANY, FusedAttention, attention_by_products, scores_proof
-from fast.compiled import loaded, was_compiled, why_no_loops
-from fast.decode import DecodingLlama
-from fast.graphs import GraphedLlama
 from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear, has_onednn
 from fast.measure import fastest
@@ -41,17 +38,16 @@ def accelerate(
     precision: str = "fp32",
     device: torch.device | None = None,
     *,
-    generates: bool | int = True,
+    generates: bool = True,
     trains: bool = True,
     keeps_copies: bool = True,
-    cuda_graphs: bool = False,
 ) -> list[Choice]:
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
-    device: where the model will be computed, if it is not there yet. generates: False where no text is to be written,
-    or how many tokens are, if that is known: few are not worth loading the decoder. trains: False where no gradient is
-    wanted, which saves measuring. keeps_copies: False where a weight must not lie twice in memory: what a kernel makes
-    of it, in any precision, ends with the kernel's call. cuda_graphs: decode on CUDA through recorded graphs.
+    device: where the model will be computed, if it is not there yet. generates: False where no text is to be written.
+    trains: False where no gradient is wanted, which saves measuring. keeps_copies: False where a weight must not lie
+    twice in memory: what a kernel makes of it, in any precision, ends with the kernel's call. How text is generated is
+    not touched: see `fast.decoder`.
     Kernels are modules in the places of the model's own, with which they share all but their settings (`fast.kernel`);
     an earlier call's are taken away first. Parameters stay the same ones under the same names, with the same float32
     values in fp32 and bf16; int8 rounds them for good and is for inference. A layer that something else has replaced
@@ -65,12 +61,11 @@ def accelerate(
     if device.type == "cpu":
         keep_freed_memory()
     choices = [
-        choose_linear(precision, device, keeps_copies=keeps_copies, generates=bool(generates), trains=trains),
+        choose_linear(precision, device, keeps_copies=keeps_copies, generates=generates, trains=trains),
         choose_layers(device, trains),
-        choose_attention(device, precision, bool(generates)),
-        choose_decoder(device, generates, cuda_graphs, precision),
+        choose_attention(device, precision, generates),
     ]
-    linears = _formats_of(choices[0].kernel, device, precision, keeps_copies, bool(generates))
+    linears = _formats_of(choices[0].kernel, device, precision, keeps_copies, generates)
     _apply(model, device, choices, linears, generates)
     return choices
 
@@ -80,14 +75,13 @@ def _apply(
     device: torch.device,
     choices: list[Choice],
     linears: tuple[type[KernelLinear], dict[str, Any]] | None,
-    generates: bool | int,
+    generates: bool,
 ) -> None:
     """Give the modules of every Llama the kernels that were chosen, instead of earlier ones."""
-    _, layers, attention, decoder = (choice.kernel for choice in choices)
+    _, layers, attention = (choice.kernel for choice in choices)
     take_away_kernels(model)
     plan: Plan = {}
-    llamas = [module for module in model.modules() if isinstance(module, Llama)]
-    for llama in llamas:
+    for llama in [module for module in model.modules() if isinstance(module, Llama)]:
         if linears is not None:
             plan_linears(plan, llama, *linears)
         if layers != "plain":
@@ -96,10 +90,8 @@ def _apply(
         if attention != "plain":
             products_from = {torch.bfloat16: MANY} if attention == BY_PRODUCTS else {}
             plan_parts(plan, llama, Attention, FusedAttention.from_attention, products_from=products_from)
-        pass_on_bf16(plan, llama, device, generates=bool(generates))
+        pass_on_bf16(plan, llama, device, generates=generates)
     carry_out(plan, model)
-    for llama in llamas:
-        _set_decoder(llama, decoder, None if generates is True else int(generates))
 
 
 def _formats_of(
@@ -257,36 +249,3 @@ def _attention_in_bf16() -> tuple[str, str]:
         BY_PRODUCTS: lambda: attention_by_products(*texts, mask),
     }
     return fastest("attention in bfloat16", ways)
-
-
-def choose_decoder(
-    device: torch.device, generates: bool | int = True, cuda_graphs: bool = False, precision: str = "fp32"
-) -> Choice:
-    """What computes the next token of a text."""
-    part = "decoding"
-    if not generates:
-        return Choice(part, "plain", "nothing is to be generated")
-    if device.type == "cuda" and cuda_graphs:
-        return Choice(part, "CUDA graph", "launches the kernels of a token all together")
-    if device.type != "cpu":
-        return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
-    reason = why_no_loops()
-    if reason is None and not (precision in loaded() or was_compiled(precision)):
-        reason = "the loops are not compiled; python -m fast --compile makes long texts several times faster"
-    if reason is not None:
-        return Choice(part, "plain", reason)
-    return Choice(part, "numba", "for one text, where the work ahead is worth loading the loops")
-
-
-def _set_decoder(llama: Llama, kernel: str, tokens: int | None) -> None:
-    if hasattr(llama, "drop_decoder"):  # an earlier choice
-        llama.drop_decoder()
-        llama.__class__ = Llama
-    if type(llama) is not Llama:  # somebody's own model, which may generate in its own way
-        if kernel != "plain":
-            say(f"{type(llama).__name__} generates as it is written: it is not Llama itself")
-    elif kernel == "numba":
-        llama.__class__ = DecodingLlama
-        llama._tokens_ahead = tokens
-    elif kernel == "CUDA graph":
-        llama.__class__ = GraphedLlama

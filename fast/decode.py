@@ -1,36 +1,226 @@
-"""The model that generates text through compiled loops, where they are at hand, agree with the page, and pay.
+"""Decoders: what generates text with a model, sooner than the model by itself, and says the same.
+
+Each is an object that stands beside a model and computes next-token logits in its place, `Llama.generate`'s
+`next_logits`. Compiled loops continue one text where they are at hand, agree with the page, and pay; everything else
+(prompts, several texts together, a window that slides, a bidirectional model) is left to the model.
 
 Shapes:  b texts   s positions   v vocabulary
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import copy
+import inspect
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from cache import KVCache
-from config import LlamaConfig
+from config import PRECISIONS, LlamaConfig
 from fast import compiled
+from fast.apply import Choice
 from fast.attention import FusedAttention, scores_proof
 from fast.compiled import LOAD_SECONDS, NotReady
 from fast.kernel import has_hooks, own_methods
 from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, state_of
-from fast.proof import Proof, say
+from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear
+from fast.proof import Case, Proof, Sides, say
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from weights import blueprint
 
 if TYPE_CHECKING:
-    from fast.engine import DecodeEngine
+    from fast.engine import BestThreads, DecodeEngine
 
+PART = "decoding"
 MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, RMSNorm, nn.Linear}
 KERNELS = {FusedAttention, FusedFeedForward, FusedRMSNorm, OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
 PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # of `Llama`
 PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
+SAMPLE = 32  # numbers of a weight that are looked at before a text
+OUTDATED = "the model's weights were written to or replaced since this decoder was made; make another one"
+
+
+def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None, cuda_graphs: bool = False) -> Decoder:
+    """What generates text with `llama` fastest, as it now is.
+
+    precision: the one that `accelerate` has given the model. tokens: how many will be generated in all, if that is
+    known: few are not worth loading the loops. cuda_graphs: on CUDA, through recorded graphs.
+    Raises `ValueError` for an unknown precision.
+    """
+    choice = choose_decoder(next(llama.parameters()).device, precision, cuda_graphs=cuda_graphs)
+    if choice.kernel != "plain" and (reason := why_not_asked(llama)):
+        choice = Choice(PART, "plain", reason)
+    if choice.kernel == "CUDA graph":
+        from fast.graphs import GraphDecoder  # which is derived from `Decoder`
+
+        return GraphDecoder(llama, choice)
+    if choice.kernel == "numba" and (reason := _why_no_loops_for(llama, precision, tokens)):
+        choice = Choice(PART, "plain", reason)
+    return LoopDecoder(llama, choice, precision) if choice.kernel == "numba" else Decoder(llama, choice)
+
+
+def choose_decoder(device: torch.device, precision: str = "fp32", *, cuda_graphs: bool = False) -> Choice:
+    """What computes the next token of a text, as far as that depends on the machine alone."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+    if device.type == "cuda" and cuda_graphs:
+        return Choice(PART, "CUDA graph", "launches the kernels of a token all together")
+    if device.type != "cpu":
+        return Choice(PART, "plain", f"PyTorch's own kernels on {device.type}")
+    reason = compiled.why_no_loops()
+    if reason is None and not (precision in compiled.loaded() or compiled.was_compiled(precision)):
+        reason = "the loops are not compiled; python -m fast --compile makes long texts several times faster"
+    if reason is not None:
+        return Choice(PART, "plain", reason)
+    return Choice(PART, "numba", "for one text, where the work ahead is worth loading the loops")
+
+
+def why_not_asked(llama: Llama) -> str | None:
+    """What keeps whatever stands in for `Llama.next_logits` from being asked; None where nothing does."""
+    reason = None
+    if type(llama) is not Llama:
+        reason = f"{type(llama).__name__} generates as it is written: it is not Llama itself"
+    elif not any(
+        parameter.name == "next_logits" or parameter.kind is parameter.VAR_KEYWORD
+        for parameter in inspect.signature(Llama.generate).parameters.values()
+    ):
+        reason = "text is generated as it is written: generate takes no next_logits"
+    if reason is not None:
+        say(reason)
+    return reason
+
+
+def _why_no_loops_for(llama: Llama, precision: str, tokens: int | None) -> str | None:
+    """What keeps the loops for one number format from continuing a model's texts. Loads them where nothing does."""
+    if not llama.config.is_causal:
+        return "a bidirectional model computes everything anew for every token"
+    if (other := compiled.format_of(llama)) != precision:
+        reason = f"the model computes in {other}, not in {precision}"
+        say(f"text is generated as the model is written, without compiled loops: {reason}")
+        return reason
+    if not is_readable(llama):
+        return "the loops read float32 weights without biases on a CPU"
+    if precision not in compiled.loaded() and tokens is not None:
+        if compiled.saved_seconds(llama.config, tokens) < LOAD_SECONDS:
+            return "so few tokens of so small a model are not worth loading the loops"
+    try:
+        return None if _agrees(llama, precision) else "the loops do not compute what the model does"
+    except NotReady as error:
+        return str(error)
+
+
+class Decoder:
+    """Generates text as the model does. Derived ones compute some of it in the model's place.
+
+    A decoder is made for weights that stay as they are. Before each text it looks whether they do: at what PyTorch
+    counts (not what is written by way of `.data`, nor by fused optimizers), and at a sample of their numbers.
+    choice: what it computes with, and why.
+    """
+
+    def __init__(self, llama: Llama, choice: Choice):
+        self.llama, self.choice = llama, choice
+        self._weights = [*llama.parameters()]  # kept, so that no others can come to lie at their addresses
+        self._state = state_of(self._weights)
+
+    def generate(
+        self, idx: torch.Tensor, max_new_tokens: int, temperature: float = 1.0, **settings: Any
+    ) -> torch.Tensor:
+        """The text that `Llama.generate` gives for the same arguments. idx: b s -> b (s + new)
+
+        Raises `RuntimeError` where the model's weights are no longer those that the decoder was made for.
+        """
+        if state_of([*self.llama.parameters()]) != self._state:
+            raise RuntimeError(OUTDATED)
+        if settings.get("next_logits") is not None:  # somebody's own
+            return self.llama.generate(idx, max_new_tokens, temperature, **settings)
+        return self._generate(idx, max_new_tokens, temperature, settings)
+
+    def _generate(
+        self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
+    ) -> torch.Tensor:
+        return self.llama.generate(idx, max_new_tokens, temperature, **settings)
+
+
+class LoopDecoder(Decoder):
+    """Continues one text through compiled loops, for one number format, wherever the page still agrees with them."""
+
+    def __init__(self, llama: Llama, choice: Choice, precision: str):
+        """The loops are in memory. precision: their number format, and the model's."""
+        super().__init__(llama, choice)
+        engine = compiled.load(precision)
+        self._precision, self._kinds = precision, kinds_of(llama)
+        self._engine: DecodeEngine = engine.DecodeEngine(llama)
+        self._threads: BestThreads = engine.BestThreads()
+
+    def _generate(
+        self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
+    ) -> torch.Tensor:
+        llama = self.llama
+        is_plain = torch.is_autocast_enabled("cpu") or any(module.training for module in llama.modules())
+        is_plain = is_plain or self._kinds != kinds_of(llama) or why_not_asked(llama) is not None
+        if is_plain or not _agrees(llama, self._precision):
+            return super()._generate(idx, max_new_tokens, temperature, settings)
+        only_largest = temperature == 0.0 and settings.get("choose") is None and LARGEST.holds()
+        threads = copy.deepcopy(self._threads)  # another thread of Python may be generating as well
+        settings["next_logits"] = partial(self._next_logits, threads, only_largest)
+        text = llama.generate(idx, max_new_tokens, temperature, **settings)
+        self._threads = threads
+        return text
+
+    def _next_logits(
+        self,
+        threads: BestThreads,
+        only_largest: bool,
+        idx: torch.Tensor,
+        cache: KVCache | None = None,
+        *more: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        """As `Llama.next_logits`, which may have been changed to take more. idx: b s -> b v"""
+        llama = self.llama
+        is_step = cache is not None and 0 < cache.length == idx.shape[1] - 1 < llama.config.max_seq_len
+        if more or named or not is_step or len(idx) > 1 or cache.keys.dtype != torch.float32:
+            return llama.next_logits(idx, cache, *more, **named)
+        return self._engine.next_logits(idx[:, -1:], cache, only_largest, threads)
+
+
+def state_of(weights: list[torch.Tensor]) -> list[Any]:
+    """Changes when one is replaced or written to, see `Decoder`."""
+    return [(id(w), w.data_ptr(), w.dtype, w.is_inference() or w._version, _sample(w)) for w in weights]
+
+
+def _sample(weight: torch.Tensor) -> bytes:
+    numbers = weight.detach().flatten()
+    if weight.is_meta or not len(numbers):
+        return b""
+    return numbers[:: max(1, len(numbers) // SAMPLE)].clone().view(torch.uint8).cpu().numpy().tobytes()
+
+
+def kinds_of(llama: Llama) -> list[type]:
+    """Changes when another kernel takes a module's place."""
+    return [type(module) for module in llama.modules()]
+
+
+# -------------------------------------------------------------------------------------------- agreement with the page
+
+
+def _agrees(llama: Llama, precision: str) -> bool:
+    """Whether a model is what the page makes, and the loops compute what the page says. Raises `NotReady`."""
+    stranger = stranger_in(llama)
+    if stranger is not None:
+        say(f"text is generated as the model is written, without compiled loops: {stranger}")
+        return False
+    proof = _proof(tuple(vars(llama.config).items()), precision)
+    return all(each.holds() for each in (RMS_NORM, FEED_FORWARD, scores_proof("cpu"), proof))
+
+
+@lru_cache(maxsize=16)
+def _proof(config: tuple[tuple[str, Any], ...], precision: str) -> Proof:
+    """That the loops for one number format agree with a model of this shape."""
+    engine, kernel = compiled.load(precision), compiled.FORMATS[precision]
+    return Proof("Llama", PAGE, lambda: engine.sides(LlamaConfig(**dict(config)), kernel))
 
 
 def stranger_in(llama: Llama) -> str | None:
@@ -71,83 +261,30 @@ def is_readable(llama: Llama) -> bool:
     )
 
 
-def source_of(llama: Llama) -> list[Any]:
-    """Changes when a weight is replaced or written to, or a module is replaced."""
-    return [state_of(weight) for weight in llama.parameters()] + [type(module) for module in llama.modules()]
+def _sides_of_largest() -> Sides:
+    """Texts from logits that are all true, and from logits of which, at temperature 0, the largest alone is."""
+    model = Llama(LlamaConfig.from_preset("tiny", attention="causal"))
+
+    def ask(is_page: bool) -> Any:
+        def run(idx: torch.Tensor, temperature: float, settings: dict[str, Any]) -> list[torch.Tensor]:
+            draw, seen = torch.Generator().manual_seed(1), []
+
+            def next_logits(idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+                logits, others = torch.randn(2, len(idx), 30, generator=draw)
+                largest = logits.amax(-1, keepdim=True)  # b 1
+                if is_page or temperature > 0.0:
+                    return logits
+                return logits.where(logits == largest, largest - 0.1 - others.abs())
+
+            text = model.generate(idx, 40, temperature, next_logits=next_logits, on_token=seen.append, **settings)
+            return [text, *seen]
+
+        return run
+
+    idx, truncated = torch.randint(0, 30, (2, 4)), {"top_k": 9, "top_p": 0.8, "epsilon": 0.01}
+    cases = [Case("temperature 0", (idx, 0.0, {})), Case("temperature 0, ended", (idx, 0.0, {"stop_ids": [3, 5, 8]}))]
+    return Sides(ask(True), ask(False), [*cases, Case("temperature 1", (idx, 1.0, truncated))])
 
 
-@lru_cache(maxsize=16)
-def _proof(config: tuple[tuple[str, Any], ...], format_: str) -> Proof:
-    """That the loops for one number format agree with a model of this shape."""
-    engine, kernel = compiled.load(format_), compiled.FORMATS[format_]
-    return Proof("Llama", PAGE, lambda: engine.sides(LlamaConfig(**dict(config)), kernel))
-
-
-class DecodingLlama(Llama):
-    """A `Llama` that continues one text through a `DecodeEngine`, which is made when needed.
-
-    Everything else (prompts, several texts together, a window that slides, training, a bidirectional model) is left to
-    PyTorch's kernels. Which of the two continues a text is decided at its first new token.
-    """
-
-    _engine: DecodeEngine | None = None
-    _source: list[Any] | None = None
-    _tokens_ahead: int | None = None  # how many tokens will be generated in all; None where nobody knows
-
-    def train(self, mode: bool = True) -> DecodingLlama:
-        self.drop_decoder()
-        return super().train(mode)
-
-    def drop_decoder(self) -> None:
-        self._engine = None
-
-    def hidden_states(self, *inputs: Any, **named: Any) -> torch.Tensor:
-        if torch.is_grad_enabled():  # PyTorch does not count what its fused optimizers change; gradients come before
-            self.drop_decoder()
-        return super().hidden_states(*inputs, **named)
-
-    def next_logits(
-        self, idx: torch.Tensor, cache: KVCache | None = None, *settings: Any, **named: Any
-    ) -> torch.Tensor:
-        """As in `Llama`, whose arguments may have been changed. idx: b s -> b v"""
-        is_step = cache is not None and len(idx) == 1 and 0 < cache.length == idx.shape[1] - 1 < self.config.max_seq_len
-        if not is_step or self.training or torch.is_autocast_enabled("cpu"):
-            return super().next_logits(idx, cache, *settings, **named)
-        texts = vars(self).setdefault("_texts", WeakKeyDictionary())
-        if cache not in texts:  # the weights cannot change before a text ends
-            texts[cache] = self._engine_for(cache)
-        engine = texts[cache]
-        if engine is None or settings or named:
-            return super().next_logits(idx, cache, *settings, **named)
-        return engine.next_logits(idx[:, -1:], cache)
-
-    def _engine_for(self, cache: KVCache) -> DecodeEngine | None:
-        """The engine that will continue a text; None if PyTorch will."""
-        if cache.keys.dtype != torch.float32 or not is_readable(self):
-            return None
-        format_ = compiled.format_of(self)
-        if format_ not in compiled.loaded() and not self._is_worth_loading():
-            return None
-        stranger = stranger_in(self)
-        if stranger is not None:
-            say(f"text is generated as the model is written, without compiled loops: {stranger}")
-            return None
-        try:
-            proof = _proof(tuple(vars(self.config).items()), format_)
-        except NotReady:
-            return None
-        # each of these has said so itself
-        if not all(each.holds() for each in (RMS_NORM, FEED_FORWARD, scores_proof("cpu"), proof)):
-            return None
-        source = source_of(self)
-        if self._engine is None or self._source != source:
-            self._engine, self._source = compiled.load(format_).DecodeEngine(self), source
-        return self._engine
-
-    def _is_worth_loading(self) -> bool:
-        tokens = self._tokens_ahead
-        return tokens is None or compiled.saved_seconds(self.config, tokens) >= LOAD_SECONDS
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What `copy.deepcopy` and `torch.save` take along."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_source", "_texts")}
+# Of what `generate` does with logits, all but computing them.
+LARGEST = Proof("the likeliest token", ((Llama, "generate"),), _sides_of_largest, but=((Llama, "next_logits"), KVCache))

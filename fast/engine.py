@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numba
@@ -42,19 +41,19 @@ class DecodeEngine:
         self.norm = _norm(llama.norm)
         self.head = _matrix(llama.output)
         self.screen: ScreenedHead | None = None  # made for the first text at temperature 0
-        self._threads = BestThreads()
-        self._lock = Lock()  # compiled loops let other threads of Python run, which may generate with the same model
 
-    def next_logits(self, tokens: torch.Tensor, cache: KVCache, only_largest: bool = False) -> torch.Tensor:
+    def next_logits(
+        self, tokens: torch.Tensor, cache: KVCache, only_largest: bool = False, threads: BestThreads | None = None
+    ) -> torch.Tensor:
         """The logits after one more token, which is added to the cache. tokens: 1 1 -> 1 v
 
-        only_largest: all but the largest may be approximate, and are smaller.
+        only_largest: all but the largest may be approximate, and are smaller. threads: the text's own.
         Raises `RuntimeError` where the cache is full: the loops check no bounds.
         """
         if cache.length >= cache.shape[3]:
             raise RuntimeError(f"the cache is for {cache.shape[3]} tokens, not {cache.length + 1}")
-        with self._lock, self._threads.timed() as threads:
-            use_threads(threads)
+        with (threads or BestThreads()).timed() as number:
+            use_threads(number)
             x = self.embeddings[int(tokens)].numpy().copy()  # D
             position = cache.length
             first = 0 if cache.pad is None else min(int(cache.pad), position)  # padding sees itself

@@ -12,7 +12,6 @@ Shapes:
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -21,7 +20,8 @@ import torch
 
 from cache import KVCache, View
 from config import LlamaConfig
-from fast.decode import PASSES, stranger_in
+from fast.apply import Choice
+from fast.decode import PASSES, Decoder, kinds_of, stranger_in, why_not_asked
 from fast.linear import KernelLinear
 from fast.proof import Case, Proof, Sides
 from llama import Attention, Llama
@@ -118,9 +118,9 @@ class GraphedStep:
         self.tokens = torch.zeros(cache.shape[1], 1, dtype=torch.int64, device=device)
         self.logits: torch.Tensor | None = None  # b v: the graph's own, written by every replay
         self.replay = record(partial(self._run, llama), device)
-        # The graph reads weights at their addresses: it sees what is written to them, but not another weight or copy.
-        # Copies are kept, so that no other one can come to lie at their addresses.
-        self.source, self.copies = source_of(llama), copies_of(llama)
+        # The graph reads weights and what is kept in their stead at their addresses. Copies are held, so that no other
+        # ones can come to lie there; weights the decoder holds.
+        self.copies = copies_of(llama)
         self.serve(cache)  # which overwrites what the first runs have stored
 
     def _run(self, llama: Llama) -> None:
@@ -130,15 +130,10 @@ class GraphedStep:
     def serve(self, cache: KVCache) -> None:
         """Begin to continue the text of `cache`."""
         self.cache.take_over(cache)
-        self._text = weakref.ref(cache)
 
-    def serves(self, cache: KVCache) -> bool:
-        return self._text() is cache
-
-    def fits(self, llama: Llama, cache: KVCache) -> bool:
-        """Whether it could serve `cache`: it has the shape, its last text has ended, and the model is what it was."""
-        is_alike = self.cache.shape == fixed_shape(cache) and self.cache.keys.dtype == cache.keys.dtype
-        return is_alike and self._text() is None and self.source == source_of(llama)
+    def fits(self, cache: KVCache) -> bool:
+        """Whether it could serve `cache`: it has the shape."""
+        return self.cache.shape == fixed_shape(cache) and self.cache.keys.dtype == cache.keys.dtype
 
     def next_logits(self, tokens: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """The logits after one more token. tokens: b 1 -> b v"""
@@ -152,12 +147,6 @@ class GraphedStep:
 def copies_of(llama: Llama) -> list[Any]:
     """What its linear layers keep instead of their weights."""
     return [module._copy for module in llama.modules() if isinstance(module, KernelLinear)]
-
-
-def source_of(llama: Llama) -> list[Any]:
-    """Changes when a weight or its copy is replaced; not when a weight is written to."""
-    weights = [(w.data_ptr(), w.device, w.dtype, w.shape, w.stride()) for w in llama.parameters()]
-    return weights + [id(copy) for copy in copies_of(llama)]
 
 
 def is_recordable(llama: Llama) -> bool:
@@ -206,50 +195,64 @@ STEPS = Proof(
 )
 
 
-class GraphedLlama(Llama):
-    """A `Llama` that generates through a `GraphedStep`, which is recorded when a text is long enough to be worth it."""
+class GraphDecoder(Decoder):
+    """Continues texts through a `GraphedStep`, which is recorded when one is long enough to be worth it."""
 
-    _step: GraphedStep | None = None
-    _has_failed = False
+    def __init__(self, llama: Llama, choice: Choice):
+        super().__init__(llama, choice)
+        self._kinds = kinds_of(llama)
+        self._idle: GraphedStep | None = None  # the last text's, for the next one
+        self._has_failed = False
 
-    def train(self, mode: bool = True) -> GraphedLlama:
-        self.drop_decoder()
-        return super().train(mode)
-
-    def drop_decoder(self) -> None:
-        self._step = None
-
-    def next_logits(
-        self, idx: torch.Tensor, cache: KVCache | None = None, *settings: Any, **named: Any
+    def _generate(
+        self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
     ) -> torch.Tensor:
-        """As in `Llama`, which reads the beginning of a text and continues what no graph was recorded for."""
-        # beyond its own length a cache raises, though the graph's buffers are longer
-        is_step = cache is not None and idx.shape[1] == cache.length + 1 <= min(self.config.max_seq_len, cache.shape[3])
-        step = self._step  # which another thread may replace
-        if is_step and not settings and not named and step is not None and step.serves(cache):
-            return step.next_logits(idx[:, -1:], cache)
+        is_plain = torch.is_autocast_enabled() or self._kinds != kinds_of(self.llama) or why_not_asked(self.llama)
+        if is_plain or not can_record(idx.device) or not is_recordable(self.llama):
+            return super()._generate(idx, max_new_tokens, temperature, settings)
+        text = Text(self)
+        settings["next_logits"] = text.next_logits
+        try:
+            return self.llama.generate(idx, max_new_tokens, temperature, **settings)
+        finally:
+            self._idle = text.step or self._idle
+
+    def step_for(self, cache: KVCache) -> GraphedStep | None:
+        """What continues a text whose beginning is stored, if a graph can and is worth it. It is that text's alone."""
+        step, self._idle = self._idle, None
+        if step is not None and step.fits(cache):
+            step.serve(cache)
+            return step
+        if cache.shape[3] - cache.length < MIN_STEPS or self._has_failed:
+            self._idle = step
+            return None
+        del step  # before another one needs memory
+        try:
+            # recording makes tensors that PyTorch uses for every graph, also for one outside of inference mode
+            with torch.inference_mode(False), torch.no_grad():
+                return GraphedStep(self.llama, cache)
+        except RuntimeError:  # the text is continued without a graph, and so are all others
+            self._has_failed = True
+            return None
+
+
+class Text:
+    """One text (or batch of texts): its beginning is read by the model, its new tokens by a graph."""
+
+    def __init__(self, decoder: GraphDecoder):
+        self.decoder = decoder
+        self.cache: KVCache | None = None
+        self.step: GraphedStep | None = None
+
+    def next_logits(self, idx: torch.Tensor, cache: KVCache | None = None, *more: Any, **named: Any) -> torch.Tensor:
+        """As `Llama.next_logits`, which may have been changed to take more. idx: b s -> b v"""
+        llama = self.decoder.llama
+        if self.step is not None and cache is self.cache and not more and not named:
+            # beyond its own length a cache raises, though the graph's buffers are longer
+            if idx.shape[1] == cache.length + 1 <= min(llama.config.max_seq_len, cache.shape[3]):
+                return self.step.next_logits(idx[:, -1:], cache)
         begins = cache is not None and cache.length == 0
-        logits = super().next_logits(idx, cache, *settings, **named)
-        if begins and cache.length > 0:
-            self._prepare(cache)
+        logits = llama.next_logits(idx, cache, *more, **named)
+        if begins and cache.length > 0 and self.cache is None:
+            self.cache, self.step = cache, self.decoder.step_for(cache)
         return logits
-
-    def _prepare(self, cache: KVCache) -> None:
-        """Have a text, whose beginning is stored, continued by a graph, if it can be and is worth it."""
-        is_plain = torch.is_grad_enabled() or torch.is_autocast_enabled()
-        if is_plain or not can_record(cache.keys.device) or not is_recordable(self):
-            return
-        if self._step is not None and self._step.fits(self, cache):
-            self._step.serve(cache)
-        elif cache.shape[3] - cache.length >= MIN_STEPS and not self._has_failed:
-            self.drop_decoder()  # before another one needs memory
-            try:
-                # recording makes tensors that PyTorch uses for every graph, also for one outside of inference mode
-                with torch.inference_mode(False), torch.no_grad():
-                    self._step = GraphedStep(self, cache)
-            except RuntimeError:  # the text is continued without a graph, and so are all others
-                self._has_failed = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What `copy.deepcopy` and `torch.save` take along."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_step", "_has_failed")}

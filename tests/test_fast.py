@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import os
 import subprocess
@@ -30,10 +31,10 @@ import fast.little
 from cache import KVCache
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
-from fast import accelerate, compiled
-from fast.apply import BY_PRODUCTS, choose_attention, choose_decoder
+from fast import accelerate, compiled, decoder
+from fast.apply import BY_PRODUCTS, choose_attention
 from fast.attention import FusedAttention, attention_by_products, fuse_attention, scores_proof
-from fast.graphs import GraphedLlama
+from fast.decode import OUTDATED, Decoder, LoopDecoder, choose_decoder
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import (
     Bf16Linear,
@@ -91,6 +92,11 @@ def accelerated(model: nn.Module, precision: str = "fp32", device: torch.device 
     return model
 
 
+def decoding(model: Llama, precision: str = "fp32") -> Decoder:
+    """Of a copy on fast kernels."""
+    return decoder(accelerated(model, precision), precision)
+
+
 def outputs(model: Llama) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         return model(TOKENS, targets=TOKENS)
@@ -144,22 +150,19 @@ def test_kernels_can_be_switched_and_applied_again(products: str):
     assert all(torch.equal(a, b) for a, b in zip(outputs(model), outputs(plain), strict=True))
 
 
-def test_the_last_choice_decides_what_decodes(numba):
-    from fast.decode import DecodingLlama
-
+def test_the_model_and_the_machine_decide_what_decodes(numba):
     model = accelerated(random_llama(attention="causal"))
-    model.generate(TOKENS[:1], 3, temperature=0.0)
-    assert type(model) is DecodingLlama
-    accelerate(model, "bf16")
-    assert type(model) is DecodingLlama and model._engine is None
-    accelerate(model, "fp32", CUDA, cuda_graphs=True)
-    assert type(model) is GraphedLlama
-    accelerate(model, "fp32", CUDA)
-    assert type(model) is Llama
-    accelerate(model, "fp32")
-    assert type(model) is DecodingLlama and model._engine is None
-    accelerate(model, "fp32", generates=False)
-    assert type(model) is Llama
+    assert type(decoder(model)) is type(decoder(accelerated(model, "int8"), "int8")) is LoopDecoder
+    for other, words in (
+        (decoder(model, "bf16"), "computes in fp32, not in bf16"),
+        (decoder(accelerated(random_llama())), "a bidirectional model"),
+        (decoder(random_llama(attention="causal").double()), "float32 weights"),
+    ):
+        assert type(other) is Decoder and other.choice.kernel == "plain" and words in other.choice.reason
+    assert choose_decoder(CUDA).kernel == "plain"
+    assert choose_decoder(CUDA, cuda_graphs=True).kernel == "CUDA graph" != choose_decoder(CPU, cuda_graphs=True).kernel
+    with pytest.raises(ValueError, match="fp64.*fp32, bf16, int8"):
+        decoder(model, "fp64")
 
 
 def test_int8_rounds_once():
@@ -192,8 +195,7 @@ def test_choosing_draws_no_random_numbers(numba, precision: str):
         cached.cache_clear()
     before = torch.get_rng_state()
     accelerate(model, precision)
-    prompt = TOKENS[:1]
-    model.generate(prompt, 3, temperature=0.0)
+    decoder(model, precision).generate(TOKENS[:1], 3, temperature=0.0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -235,15 +237,15 @@ def test_text_is_that_of_replaced_layers_and_biases(numba):
     prompt = torch.tensor(PROMPTS[:1])
     for change in (replace, add_bias):
         model = random_llama(attention="causal", gain=8.0)
-        fast_model = accelerated(model)
-        unchanged = fast_model.generate(prompt, 30, temperature=0.0)
+        ours = decoding(model)
+        unchanged = ours.generate(prompt, 30, temperature=0.0)
         change(model)
         expected = model.generate(prompt, 30, temperature=0.0)
         assert not torch.equal(expected, unchanged)
-        if change is replace:  # what is changed after it was accelerated
-            change(fast_model)
-            assert torch.equal(fast_model.generate(prompt, 30, temperature=0.0), expected)
-        assert torch.equal(accelerated(model).generate(prompt, 30, temperature=0.0), expected)
+        if change is replace:  # what is changed after the decoder was made
+            change(ours.llama)
+            assert torch.equal(ours.generate(prompt, 30, temperature=0.0), expected)
+        assert torch.equal(decoding(model).generate(prompt, 30, temperature=0.0), expected)
 
 
 @pytest.mark.parametrize(
@@ -293,9 +295,9 @@ def test_without_numba_another_path_is_chosen(monkeypatch: pytest.MonkeyPatch):
     plain = random_llama(attention="causal", gain=8.0)
     choice = choose_decoder(CPU)
     assert choice.kernel == "plain" and "pip install numba" in choice.reason
-    model = accelerated(plain)
-    assert type(model) is Llama
-    assert torch.equal(model.generate(TOKENS, 40, temperature=0.0), plain.generate(TOKENS, 40, temperature=0.0))
+    ours = decoding(plain)
+    assert type(ours) is Decoder and ours.choice == choice
+    assert torch.equal(ours.generate(TOKENS, 40, temperature=0.0), plain.generate(TOKENS, 40, temperature=0.0))
 
 
 # ------------------------------------------------------------------------------------------------------- fp32
@@ -443,11 +445,14 @@ def test_a_model_that_is_converted_afterwards_computes_in_the_new_format(dtype: 
     fuse_attention(plain)  # which rounds otherwise in fewer bits
     model = accelerated(random_llama(attention="causal", gain=8.0))
     outputs(model)
-    model.generate(TOKENS, 2, temperature=0.0)
+    before = decoder(model)
+    before.generate(TOKENS[:1], 2, temperature=0.0)
     model.to(dtype)
+    with pytest.raises(RuntimeError, match=OUTDATED):
+        before.generate(TOKENS[:1], 2, temperature=0.0)
     assert all(torch.equal(a, b) for a, b in zip(outputs(model), outputs(plain), strict=True))
     assert outputs(model)[0].dtype == dtype
-    assert torch.equal(model.generate(TOKENS, 9, temperature=0.0), plain.generate(TOKENS, 9, temperature=0.0))
+    assert torch.equal(decoder(model).generate(TOKENS, 9, temperature=0.0), plain.generate(TOKENS, 9, temperature=0.0))
     model.float()
     assert_near(outputs(model)[0], outputs(plain.float())[0], 1e-5)
 
@@ -528,7 +533,8 @@ def test_a_used_model_can_be_copied_and_stored(products: str, precision: str):
 def test_generating_and_predicting_leave_nothing_behind_that_training_cannot_use(products: str, precision: str):
     model = accelerated(random_llama(attention="causal"), precision)
     fresh = gradients(accelerated(random_llama(attention="causal"), precision))
-    model.generate(TOKENS, 3, temperature=0.0)
+    for rows in (1, 2):
+        decoder(model, precision).generate(TOKENS[:rows], 3, temperature=0.0)
     with torch.inference_mode():
         model(TOKENS)
     for name, gradient in gradients(model).items():
@@ -540,13 +546,17 @@ def test_weights_made_in_inference_mode_are_seen_to_change(products: str, precis
     """PyTorch counts no changes of such tensors."""
     with torch.inference_mode():
         model = accelerated(random_llama(attention="causal", gain=8.0), precision)
-        model.generate(TOKENS, 2, temperature=0.0)
+        before = decoder(model, precision)
+        assert torch.equal(*(before.generate(TOKENS[:1], 2, temperature=0.0) for _ in range(2)))
         for parameter in model.parameters():
             parameter.mul_(1.5)
         plain = random_llama(attention="causal")
         plain.load_state_dict(model.state_dict())
-        text = model.generate(TOKENS, 20, temperature=0.0)
-        assert torch.equal(text, accelerated(plain, precision).generate(TOKENS, 20, temperature=0.0))
+        with pytest.raises(RuntimeError, match=OUTDATED):
+            before.generate(TOKENS[:1], 2, temperature=0.0)
+        text = decoder(model, precision).generate(TOKENS[:1], 20, temperature=0.0)
+        assert torch.equal(text, decoding(plain, precision).generate(TOKENS[:1], 20, temperature=0.0))
+        assert torch.equal(model.generate(TOKENS, 9, 0.0), accelerated(plain, precision).generate(TOKENS, 9, 0.0))
 
 
 # -------------------------------------------------------------------------------------------- copies of weights
@@ -616,15 +626,19 @@ def test_whatever_changes_a_weight_is_seen_by_the_next_pass(products: str, chang
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_changes_a_weight_is_seen_by_the_next_text(numba, change: str):
-    model = accelerated(random_llama(attention="causal", gain=8.0))
-    prompt = torch.tensor(PROMPTS[:1])
-    model.generate(prompt, 20, temperature=0.0)
+def test_whatever_changes_a_weight_ends_a_decoder_and_is_seen_by_the_next_one(numba, change: str):
+    ours = decoding(random_llama(attention="causal", gain=8.0))
+    model, prompt = ours.llama, torch.tensor(PROMPTS[:1])
+    assert torch.equal(*(ours.generate(prompt, 20, temperature=0.0) for _ in range(2)))
     CHANGES[change](model)
+    with pytest.raises(RuntimeError, match=OUTDATED):
+        ours.generate(prompt, 20, temperature=0.0)
     plain = random_llama(attention="causal")
     plain.load_state_dict(model.state_dict())
+    ours = decoder(model)
+    assert type(ours) is LoopDecoder
     for begins_with in (1, 7):
-        text = model.generate(prompt[:, :begins_with], 40, temperature=0.0)
+        text = ours.generate(prompt[:, :begins_with], 40, temperature=0.0)
         assert torch.equal(text, plain.generate(prompt[:, :begins_with], 40, temperature=0.0))
 
 
@@ -737,18 +751,29 @@ def assert_same_text(plain: Llama, actual: torch.Tensor, expected: torch.Tensor,
             assert logits[expected[row, at]] - logits[actual[row, at]] <= 1e-5 * logits.abs().max()
 
 
+def steps_of(ours: Decoder) -> list[torch.Tensor]:
+    """Grows whenever the loops compute a token."""
+    steps = []
+    if isinstance(ours, LoopDecoder):
+        step = ours._engine.next_logits
+        ours._engine.next_logits = lambda tokens, *settings: steps.append(tokens) or step(tokens, *settings)
+    return steps
+
+
 def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = "fp32", variety: int = 8) -> None:
     """Compare each prompt alone, and all together, with the uncached plain model."""
-    model = accelerated(plain, precision)
+    ours = decoding(plain, precision)
+    steps = steps_of(ours)
     plain = copy.deepcopy(plain)
-    plain.load_state_dict(model.state_dict())  # which int8 has rounded
+    plain.load_state_dict(ours.llama.state_dict())  # which int8 has rounded
     expected = plain.generate(prompts, new, temperature=0.0, use_cache=False)
-    alone = [model.generate(prompt[None], new, temperature=0.0) for prompt in prompts]
-    together = model.generate(prompts, new, temperature=0.0)
+    alone = [ours.generate(prompt[None], new, temperature=0.0) for prompt in prompts]
+    together = ours.generate(prompts, new, temperature=0.0)
     for actual in (torch.cat(alone), together):
         assert_same_text(plain, actual, expected, prompts.shape[1])
-    is_continued = plain.config.is_causal and prompts.shape[1] < plain.config.max_seq_len
-    assert (model._engine is not None) == is_continued  # or the comparison would be of the plain model with itself
+    # all but the first token of each, or the comparison would be of the plain model with itself
+    steps_of_each = min(new - 1, plain.config.max_seq_len - prompts.shape[1])
+    assert len(steps) == (len(prompts) * max(0, steps_of_each) if plain.config.is_causal else 0)
     assert len(expected[:, prompts.shape[1] :].unique()) >= variety
 
 
@@ -817,6 +842,7 @@ def test_text_of_int8_weights_that_were_loaded_later(numba):
     others = random_llama(7, gain=8.0, attention="causal")
     model = accelerated(random_llama(attention="causal"), "int8")
     model.load_state_dict(others.state_dict())
+    ours = decoder(model, "int8")
     others.output.weight = nn.Parameter(others.output.weight.detach().clone())  # embeddings are not rounded
     with torch.no_grad():
         for module in others.modules():
@@ -826,26 +852,30 @@ def test_text_of_int8_weights_that_were_loaded_later(numba):
     for rows in (1, 3):
         prompts = random_prompts(rows, 5)
         expected = others.generate(prompts, 40, temperature=0.0)
-        assert_same_text(others, model.generate(prompts, 40, temperature=0.0), expected, 5)
+        assert_same_text(others, ours.generate(prompts, 40, temperature=0.0), expected, 5)
 
 
-@pytest.mark.parametrize("idx", [torch.ones(1, 5, dtype=torch.int64), torch.ones(2, 4, dtype=torch.int64)])
-def test_what_does_not_fit_a_cache_is_an_error_and_not_written_beside_it(numba, idx: torch.Tensor):
-    plain = random_llama(attention="causal")
-    for model in (plain, accelerated(plain)):
-        cache = KVCache(model, 1, 4)
-        with torch.inference_mode(), pytest.raises(RuntimeError):
-            model.next_logits(idx[:1, :3], cache)
-            model.next_logits(idx, cache)
+@pytest.mark.parametrize("rows_and_lengths", [[(1, 3), (1, 5)], [(1, 3), (1, 4), (1, 5)], [(1, 3), (2, 4)]])
+def test_what_does_not_fit_a_cache_is_an_error_and_not_written_beside_it(numba, rows_and_lengths: list):
+    ours = decoding(random_llama(attention="causal"))
+    through_loops = functools.partial(ours._next_logits, ours._threads, True)
+    for next_logits in (ours.llama.next_logits, through_loops):
+        cache = KVCache(ours.llama, 1, 4)
+        *fitting, last = (torch.ones(size, dtype=torch.int64) for size in rows_and_lengths)
+        with torch.inference_mode():
+            for idx in fitting:
+                next_logits(idx, cache)
+            with pytest.raises(RuntimeError):
+                next_logits(last, cache)
 
 
-def test_threads_of_python_may_share_a_model(numba):
+def test_threads_of_python_may_share_a_decoder(numba):
     plain = random_llama(gain=8.0, attention="causal")
-    model = accelerated(plain)
+    ours = decoding(plain)
     prompts = random_prompts(3, 5).split(1)
     expected = [plain.generate(prompt, 60, temperature=0.0) for prompt in prompts]
     with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        texts = pool.map(lambda prompt: model.generate(prompt, 60, temperature=0.0), prompts)
+        texts = pool.map(lambda prompt: ours.generate(prompt, 60, temperature=0.0), prompts)
         for text, wanted in zip(texts, expected, strict=True):
             assert_same_text(plain, text, wanted, 5)
 
@@ -853,13 +883,11 @@ def test_threads_of_python_may_share_a_model(numba):
 def test_under_autocast_the_text_is_the_plain_one(numba, products: str):
     """Which a long prompt, left to PyTorch's kernels, continues with keys in bfloat16."""
     plain = random_llama(gain=8.0, attention="causal", max_seq_len=400)
-    model = accelerated(plain)
+    ours = decoding(plain)
     with torch.autocast("cpu", torch.bfloat16):
         for length in (5, 300):
-            text = model.generate(random_prompts(1, length), 10, temperature=0.0)
-            reference = copy.deepcopy(model)
-            reference.__class__ = Llama
-            assert torch.equal(text, reference.generate(random_prompts(1, length), 10, temperature=0.0))
+            text = ours.generate(random_prompts(1, length), 10, temperature=0.0)
+            assert torch.equal(text, ours.llama.generate(random_prompts(1, length), 10, temperature=0.0))
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
@@ -883,13 +911,31 @@ def test_trained_models_tell_the_same_stories(numba, request: pytest.FixtureRequ
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_sampling_draws_the_plain_texts(numba, attention: str):
     plain = random_llama(gain=8.0, attention=attention)
-    model = accelerated(plain)
+    model = decoding(plain)
     for rows, settings_ in ((1, {}), (1, {"top_k": 20, "top_p": 0.9}), (3, {"epsilon": 0.001})):
         texts = [
             each.generate(random_prompts(rows, 5), 40, generator=torch.Generator().manual_seed(3), **settings_)
             for each in (model, plain)
         ]
         assert torch.equal(*texts)
+
+
+def test_a_token_is_chosen_and_logits_are_computed_as_the_caller_says(numba):
+    """Whoever chooses may read any of the logits, also at temperature 0."""
+    plain = random_llama(gain=8.0, attention="causal")
+    ours = decoding(plain)
+    steps, prompt = steps_of(ours), random_prompts(1, 5)
+
+    def third(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+        return logits.topk(3).indices[:, 2:]
+
+    for temperature in (0.0, 1.0):
+        texts = [each.generate(prompt, 30, temperature, choose=third) for each in (ours, plain)]
+        assert torch.equal(*texts)
+    assert len(steps) == 2 * 29
+    text = ours.generate(prompt, 30, 0.0, next_logits=lambda idx, cache: -plain.next_logits(idx, None))
+    assert torch.equal(text, plain.generate(prompt, 30, choose=lambda logits, idx: logits.argmin(-1, keepdim=True)))
+    assert len(steps) == 2 * 29
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -899,7 +945,7 @@ def test_a_damaged_model_is_reported(numba, precision: str, value: float, name: 
     plain = random_llama(attention="causal")
     with torch.no_grad():
         plain.get_parameter(name).flatten()[3] = value
-    model = accelerated(plain, precision)
+    model = decoding(plain, precision)
     for rows in (1, 2):
         with pytest.raises(UserError, match="not finite"):
             model.generate(torch.zeros(rows, 3, dtype=torch.int64), 3, temperature=0.0)
@@ -907,7 +953,7 @@ def test_a_damaged_model_is_reported(numba, precision: str, value: float, name: 
 
 @pytest.mark.parametrize("token", [-1, 300])
 def test_an_id_outside_of_the_vocabulary_is_an_error_as_in_pytorch(numba, token: int):
-    model = accelerated(random_llama(attention="causal"))
+    model = decoding(random_llama(attention="causal"))
     with pytest.raises(IndexError):
         model.generate(torch.tensor([[1, token]]), 2, temperature=0.0)
 
@@ -916,7 +962,7 @@ def test_in_training_mode_dropout_stays(numba):
     plain = random_llama(attention="causal", gain=8.0, dropout=0.5).train()
     model = accelerated(plain).train()
     texts = []
-    for each in (plain, model):
+    for each in (plain, decoder(model)):
         torch.manual_seed(0)
         texts.append(each.generate(TOKENS, 10, temperature=0.0))
     assert torch.equal(*texts)
@@ -946,10 +992,10 @@ def test_threads_are_those_of_pytorch_unless_fewer_are_faster(numba):
 def test_the_first_text_leaves_pytorch_its_number_of_threads(numba, tiny_checkpoint: Path):
     """numba starts its threads once in a process, and sets OpenMP's number then."""
     code = (
-        "import torch; torch.set_num_threads(1); from fast import accelerate; from llama import load_pretrained; "
-        f"model = load_pretrained({str(tiny_checkpoint)!r}, attention='causal'); accelerate(model); "
-        "model.generate(torch.tensor([[1, 5]]), 3, temperature=0.0); import numba; "
-        "assert model._engine is not None; print(torch.get_num_threads(), numba.get_num_threads())"
+        "import torch; torch.set_num_threads(1); from fast import decoder; from llama import load_pretrained; "
+        f"ours = decoder(load_pretrained({str(tiny_checkpoint)!r}, attention='causal')); "
+        "ours.generate(torch.tensor([[1, 5]]), 3, temperature=0.0); import numba; "
+        "assert ours.choice.kernel == 'numba'; print(torch.get_num_threads(), numba.get_num_threads())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "1 1\n", done.stderr
@@ -1082,7 +1128,7 @@ def test_generate_writes_the_same_text_whatever_computes_it(
 ):
     flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--prompt", "A film"]
     monkeypatch.setattr(fast.little, "LITTLE", 0)  # or no kernels would be chosen for so small a model
-    monkeypatch.setattr(fast.compiled, "LOAD_SECONDS", 0.0)
+    monkeypatch.setattr(fast.decode, "LOAD_SECONDS", 0.0)
     texts = []
     for kernels in ("auto", "plain"):
         drive(*flags, "--kernels", kernels)

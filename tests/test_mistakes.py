@@ -127,7 +127,7 @@ MISTAKES = {
                 ("the final norm is missing", "return self.norm(h)", "return h"),
                 ("the head is not tied", "self.tok_embeddings.weight = self.output.weight", "pass"),
                 ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
-                ("the last layer is left out", "h = last(h, view if at is None else view.asked_at(at))", "pass"),
+                ("the last layer is left out", "h = last(h, view if at is None else view.queried_at(at))", "pass"),
             ],
         },
         "weights.py": {

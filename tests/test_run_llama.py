@@ -27,6 +27,7 @@ import batches
 import classifier
 import course
 import fast.apply
+import fast.decode
 import llama
 import optimizer
 import parallel
@@ -65,7 +66,7 @@ def files(seen: dict) -> list[str]:
 
 
 def ahead(seen: dict) -> list[object]:
-    return seen["generate.max_new_tokens"] + seen["accelerate.generates"]
+    return seen["generate.max_new_tokens"] + seen["decoder.tokens"]
 
 
 FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arrives (calls of functions), and as what
@@ -86,7 +87,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--shard": ("prompt", [], lambda seen: seen["join.shard"] + seen["accelerate.keeps_copies"], [True, False]),
     "--prompt": ("generate", ["A film"], lambda seen: seen["files"]["generated-sentence-temp-0.txt"], "A film"),
     "--max_new_tokens": ("generate", [5], ahead, [5, 5, 10]),
-    "--cuda_graphs": ("generate", [], "accelerate.cuda_graphs", [True]),
+    "--cuda_graphs": ("generate", [], "decoder.cuda_graphs", [True]),
     "--num_samples": ("generate", [3], lambda seen: [len(idx) for idx in seen["generate.idx"]], [1, 3]),
     "--top_k": ("generate", [4], "generate.top_k", [4, 4]),
     "--top_p": ("generate", [0.5], "generate.top_p", [0.5, 0.5]),
@@ -152,6 +153,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     note(saver.Saver, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))
     note(fast.apply, "accelerate", lambda *args, **purpose: [])
+    note(fast.decode, "decoder", lambda model, *args, **purpose: model)
     note(llama.Llama, "generate", lambda model, idx, *args, **settings: idx)
     note(parallel, "join", lambda *args, **settings: nullcontext(Alone()))
     return noted

@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 sys.path[:0] = [sys.argv[1], str(Path(__file__).resolve().parents[2])]
 
@@ -19,7 +20,7 @@ import torch.nn.functional as F  # noqa: E402
 
 from classifier import LlamaEmbeddingClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
-from fast import accelerate, compiled  # noqa: E402
+from fast import accelerate, compiled, decoder  # noqa: E402
 from llama import Llama  # noqa: E402
 
 
@@ -33,11 +34,11 @@ def make_model(attention: str) -> Llama:
     return model.eval()
 
 
-def numbers(model: Llama) -> list[float]:
-    """Of a text, of a classification, of a training step."""
+def numbers(model: Llama, generator: Any) -> list[float]:
+    """Of a text, of a classification, of a training step. generator: the model, or its decoder."""
     out: list[float] = []
     idx = torch.randint(0, 300, (1, 45), generator=torch.Generator().manual_seed(1))
-    text = model.generate(idx, 12, temperature=0.0)
+    text = generator.generate(idx, 12, temperature=0.0)
     out += text[0, 45:].tolist()
     settings = SimpleNamespace(num_labels=3, hidden_dropout_prob=0.0, option="finetune")
     torch.manual_seed(2)
@@ -55,17 +56,18 @@ def numbers(model: Llama) -> list[float]:
 
 
 def outcome(attention: str, *, accelerated: bool) -> dict[str, object]:
-    model = make_model(attention)
-    if accelerated:
-        accelerate(model)
+    model = generator = make_model(attention)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # which an edit may print on
-            found: dict[str, object] = {"numbers": numbers(model)}
+            if accelerated:
+                accelerate(model)
+                generator = decoder(model)
+            found: dict[str, object] = {"numbers": numbers(model, generator)}
     except (RuntimeError, AssertionError, TypeError) as error:
         found = {"error": type(error).__name__}
     if accelerated:
         feed_forward = type(model.layers[0].feed_forward).__name__
-        found["loops"] = getattr(model, "_engine", None) is not None or attention == "bidirectional"
+        found["loops"] = generator.choice.kernel == "numba" or attention == "bidirectional"
         found["feed forward"] = feed_forward
     return found
 

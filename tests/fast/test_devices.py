@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import random_llama
 
 from classifier import LlamaEmbeddingClassifier
-from fast import accelerate
+from fast import accelerate, decoder
 from fast.attention import FusedAttention, scores_proof
 from llama import Llama
 from optimizer import AdamW
@@ -59,8 +59,9 @@ def test_logits(device: torch.device, attention: str, precision: str, n_kv_heads
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_text(device: torch.device, attention: str):
     plain = random_llama(attention=attention, gain=8.0)
-    text = on(device, plain).generate(TOKENS[:1].to(device), 20, temperature=0.0)
-    assert torch.equal(text.cpu(), plain.generate(TOKENS[:1], 20, temperature=0.0))
+    model, expected = on(device, plain), plain.generate(TOKENS[:1], 20, temperature=0.0)
+    for each in (model, decoder(model), decoder(model, cuda_graphs=True)):
+        assert torch.equal(each.generate(TOKENS[:1].to(device), 20, temperature=0.0).cpu(), expected)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -10,7 +10,6 @@ import copy
 import gc
 import io
 from collections.abc import Callable, Iterable
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -27,7 +26,8 @@ import fast.graphs
 import fast.linear
 from cache import KVCache
 from fast import accelerate
-from fast.graphs import MIN_POSITIONS, MIN_STEPS, STEPS, GraphedLlama, GraphedStep
+from fast.decode import OUTDATED, choose_decoder
+from fast.graphs import MIN_POSITIONS, MIN_STEPS, STEPS, GraphDecoder, GraphedStep, Text
 from fast.linear import Bf16Linear
 from llama import Llama
 from utils import UserError
@@ -81,38 +81,36 @@ def causal(seed: int = 0, **changes) -> Llama:
     return random_llama(seed, gain=8.0, attention="causal", **changes)
 
 
-def graphed(model: nn.Module, precision: str = "fp32") -> Any:
-    """A copy that is computed as on a GPU."""
+def decoding(model: Llama) -> GraphDecoder:
+    """As on a GPU, wherever the model lies."""
+    return GraphDecoder(model, choose_decoder(CUDA, cuda_graphs=True))
+
+
+def graphed(model: Llama, precision: str = "fp32") -> GraphDecoder:
+    """Of a copy that is computed as on a GPU."""
     model = copy.deepcopy(model)
-    accelerate(model, precision, CUDA, cuda_graphs=True)
-    return model
+    accelerate(model, precision, CUDA)
+    return decoding(model)
 
 
-def graphed_for_texts(model: nn.Module, precision: str = "fp32") -> Any:
+def graphed_for_texts(model: Llama, precision: str = "fp32") -> GraphDecoder:
     """With attention in float32: in bfloat16 a mask rounds otherwise than none, by enough to change texts."""
-    model = graphed(model, precision)
-    for module in model.modules():
+    ours = graphed(model, precision)
+    for module in ours.llama.modules():
         if isinstance(module, Bf16Linear):
             module.out_dtype = torch.float32
-    return model
-
-
-def ungraphed(model: GraphedLlama) -> Llama:
-    """A copy with the same kernels and no graph."""
-    model = copy.deepcopy(model)
-    model.__class__ = Llama
-    return model
+    return ours
 
 
 def prompts(rows: int, length: int = 5, seed: int = 0) -> torch.Tensor:
     return torch.randint(4, 300, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def check_text(model: GraphedLlama, idx: torch.Tensor, new: int = NEW, **settings) -> torch.Tensor:
+def check_text(ours: GraphDecoder, idx: torch.Tensor, new: int = NEW, **settings) -> torch.Tensor:
     """That the text is the one that the same model generates without graphs."""
-    expected = ungraphed(model).generate(idx, new, temperature=0.0, **settings)
-    text = model.generate(idx, new, temperature=0.0, **settings)
-    assert_same_text(ungraphed(model), text, expected, idx.shape[1])
+    expected = ours.llama.generate(idx, new, temperature=0.0, **settings)
+    text = ours.generate(idx, new, temperature=0.0, **settings)
+    assert_same_text(ours.llama, text, expected, idx.shape[1])
     assert len(set(text[0].tolist())) > 5  # a model that repeats one token would prove nothing
     return text
 
@@ -132,9 +130,9 @@ def test_texts_are_those_of_the_plain_model(tapes: list, n_kv_heads: int, precis
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_logit_is_that_of_the_plain_model(tapes: list, precision: str):
     """In float32 to rounding; in bfloat16, where other sums round otherwise, to its digits."""
-    model = graphed(causal(n_kv_heads=2), precision)
+    ours = graphed(causal(n_kv_heads=2), precision)
     tokens, pad = left_padded([[*prompt, *prompts(1, NEW)[0].tolist()] for prompt in PROMPTS])
-    texts = [(each, KVCache(each, len(tokens), NEW + 7, pad)) for each in (model, ungraphed(model))]
+    texts = [(each, KVCache(ours.llama, len(tokens), NEW + 7, pad)) for each in (Text(ours), ours.llama)]
     seen = []  # kept to the end, as a caller may
     for end in range(tokens.shape[1] - NEW, tokens.shape[1] + 1):
         with torch.inference_mode():
@@ -165,8 +163,8 @@ def test_prompts_of_different_lengths_are_continued_as_if_alone(tapes: list, max
 
 
 def test_a_bidirectional_model_and_a_causal_one_without_a_cache_have_no_graph(tapes: list):
-    model = graphed(random_llama(gain=8.0))
-    assert torch.equal(model.generate(prompts(2), 40, 0.0), ungraphed(model).generate(prompts(2), 40, 0.0))
+    ours = graphed(random_llama(gain=8.0))
+    assert torch.equal(ours.generate(prompts(2), 40, 0.0), ours.llama.generate(prompts(2), 40, 0.0))
     check_text(graphed(causal()), prompts(2), use_cache=False)
     assert not tapes
 
@@ -193,7 +191,7 @@ def test_texts_of_like_length_share_a_graph_and_others_have_their_own(tapes: lis
 def test_a_text_in_the_midst_of_another(tapes: list):
     """The one that began first must not find the other's keys and values, whoever has the graph."""
     model = graphed(causal())
-    expected = [ungraphed(model).generate(prompts(1, seed=seed), NEW, 0.0) for seed in range(3)]
+    expected = [model.llama.generate(prompts(1, seed=seed), NEW, 0.0) for seed in range(3)]
     inner = []
 
     def interrupt(token: torch.Tensor) -> None:
@@ -206,16 +204,16 @@ def test_a_text_in_the_midst_of_another(tapes: list):
 
 
 def test_a_full_cache_is_an_error_as_in_the_plain_model(tapes: list):
-    model = graphed(causal())
-    idx = prompts(1)
+    ours = graphed(causal())
+    idx, text = prompts(1), Text(ours)
     with torch.inference_mode():
-        cache = KVCache(model, 1, idx.shape[1] + NEW)
+        cache = KVCache(ours.llama, 1, idx.shape[1] + NEW)
         for _ in range(NEW + 1):
-            logits = model.next_logits(idx, cache)
+            logits = text.next_logits(idx, cache)
             idx = torch.cat((idx, logits.argmax(-1, keepdim=True)), dim=1)
         assert tapes[0].replays == NEW
         with pytest.raises(RuntimeError, match="the cache is for"):
-            model.next_logits(idx, cache)
+            text.next_logits(idx, cache)
 
 
 # ------------------------------------------------------------------------------------- changes between two texts
@@ -227,7 +225,7 @@ def drop_one_copy(model: Llama) -> None:
 
 
 def swap_layers(model: Llama) -> None:
-    model.layers = nn.ModuleList(reversed(model.layers))
+    model.layers = nn.ModuleList(reversed(model.layers)).eval()
     for layer_id, layer in enumerate(model.layers):
         layer.layer_id = layer.attention.layer_id = layer_id
 
@@ -236,30 +234,42 @@ CHANGES = {
     **test_fast.CHANGES,
     "layers swapped": swap_layers,
     "a part in eval mode": drop_one_copy,
-    "another precision": lambda model: accelerate(model, "int8", CUDA, cuda_graphs=True),
+    "another precision": lambda model: accelerate(model, "int8", CUDA),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_changes_a_model_is_seen_by_the_next_text(tapes: list, change: str):
+def test_whatever_changes_a_weight_ends_a_decoder_and_is_seen_by_the_next_one(tapes: list, change: str):
     replaces_weights = change in ("assigned", "replaced", "layers swapped")
-    model = graphed_for_texts(causal(), "fp32" if replaces_weights else "bf16")  # which has copies of them
-    texts = [model.generate(prompts(2), NEW, temperature=0.0)]
-    for _ in range(2):
-        CHANGES[change](model)
+    ours = graphed_for_texts(causal(), "fp32" if replaces_weights else "bf16")  # which has copies of them
+    texts = [ours.generate(prompts(2), NEW, temperature=0.0)]
+    for _ in range(2 if change != "another precision" else 1):  # which rounds once
+        CHANGES[change](ours.llama)
         gc.collect()  # what is no more must not be read
-        texts.append(model.generate(prompts(2), NEW, temperature=0.0))
-        expected = ungraphed(model).generate(prompts(2), NEW, temperature=0.0)
-        assert_same_text(ungraphed(model), texts[-1], expected, 5)
-    assert model._step is not None and not torch.equal(texts[1], texts[0])
+        with pytest.raises(RuntimeError, match=OUTDATED):
+            ours.generate(prompts(2), NEW, temperature=0.0)
+        ours = decoding(ours.llama)
+        texts.append(ours.generate(prompts(2), NEW, temperature=0.0))
+        expected = ours.llama.generate(prompts(2), NEW, temperature=0.0)
+        assert_same_text(ours.llama, texts[-1], expected, 5)
+    assert len(tapes) == len(texts) and not torch.equal(texts[1], texts[0])
+
+
+def test_kernels_that_are_exchanged_leave_a_decoder_to_the_plain_model(tapes: list):
+    ours = graphed_for_texts(causal(), "bf16")
+    before = check_text(ours, prompts(1))
+    ours.llama.layers[0].eval()  # which makes its kernels drop their copies
+    assert torch.equal(check_text(ours, prompts(1)), before) and len(tapes) == 1
+    accelerate(ours.llama, "fp32", CUDA)
+    check_text(ours, prompts(1))
+    assert [tape.replays for tape in tapes] == [2 * (NEW - 1)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_model_that_is_converted_afterwards_computes_in_the_new_format(tapes: list, dtype: torch.dtype):
-    model = graphed(causal())
-    check_text(model, prompts(1))
-    check_text(model.to(dtype), prompts(1))
-    check_text(model.float(), prompts(1))
+    model = graphed(causal()).llama
+    for convert in (lambda: model, lambda: model.to(dtype), model.float):
+        check_text(decoding(convert()), prompts(1))
     assert len(tapes) == 3
 
 
@@ -273,11 +283,11 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_what_a_graph_may_not_repeat_is_left_to_the_plain_model(tapes: list, change: str):
-    model = graphed(causal(dropout=0.5))
-    before = check_text(model, prompts(1))
-    UNKNOWN[change](model)
+    ours = graphed(causal(dropout=0.5))
+    before = check_text(ours, prompts(1))
+    UNKNOWN[change](ours.llama)
     texts = []
-    for each in (model, ungraphed(model)):
+    for each in (ours, ours.llama):
         torch.manual_seed(0)
         texts.append(each.generate(prompts(1), NEW, temperature=0.0))
     assert torch.equal(*texts) and len(tapes) == 1 and not torch.equal(texts[0], before)
@@ -299,34 +309,30 @@ def test_an_edited_cache_is_not_replaced(tapes: list, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_used_model_can_be_copied_stored_and_trained(tapes: list, precision: str):
-    model = graphed_for_texts(causal(), precision)
-    expected = check_text(model, prompts(1))
+    ours = graphed_for_texts(causal(), precision)
+    expected = check_text(ours, prompts(1))
     buffer = io.BytesIO()
-    torch.save(model, buffer)
+    torch.save(ours.llama, buffer)
     buffer.seek(0)
-    for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
-        assert type(other) is GraphedLlama and other._step is None
+    for other in (copy.deepcopy(ours.llama), torch.load(buffer, weights_only=False)):
         test_fast.halve(other)
-        check_text(other, prompts(1))
-        assert torch.equal(model.generate(prompts(1), NEW, temperature=0.0), expected)
-    test_fast.CHANGES["AdamW"](model)
+        check_text(decoding(other), prompts(1))
+        assert torch.equal(ours.generate(prompts(1), NEW, temperature=0.0), expected)
+    test_fast.CHANGES["AdamW"](ours.llama)
 
 
-def test_a_damaged_model_is_reported_and_leaves_nothing_behind(tapes: list):
+def test_a_damaged_model_is_reported_and_what_it_leaves_behind_is_overwritten(tapes: list):
     """Not-a-numbers in the buffers would reach a later text even where they are masked."""
-    model = graphed(causal())
-    weight = model.layers[0].attention.compute_value.weight
-    sound = weight.detach().clone()
-    check_text(model, prompts(1))
-    with torch.no_grad():
-        weight.fill_(float("nan"))
-    with pytest.raises(UserError, match="not finite"):
-        model.generate(prompts(1, 20), NEW, temperature=0.0)
-    model._step.cache.values.fill_(float("nan"))
-    with torch.no_grad():
-        weight.copy_(sound)
-    check_text(model, prompts(1))
+    plain = causal()
+    ours = graphed(plain)
+    check_text(ours, prompts(1))
+    ours._idle.cache.values.fill_(float("nan"))
+    check_text(ours, prompts(1))
     assert len(tapes) == 1
+    with torch.no_grad():
+        plain.layers[0].attention.compute_value.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="not finite"):
+        graphed(plain).generate(prompts(1, 20), NEW, temperature=0.0)
 
 
 # ------------------------------------------------------------------------------------------ what can be recorded
@@ -359,7 +365,7 @@ class Watch(TorchDispatchMode):
 
 def watched_step(precision: str, device: str, position: int, rows: int = 2) -> list[str]:
     """The operations of one step of a model on `device`."""
-    model = graphed(causal(n_kv_heads=2), precision).to(device)
+    model = graphed(causal(n_kv_heads=2), precision).llama.to(device)
     tokens = torch.ones(rows, 1, dtype=torch.int64, device=device)
     with torch.no_grad(), patch.object(fast.graphs, "record", lambda run, device: run):
         cache = KVCache(model, rows, 40)
@@ -399,13 +405,13 @@ def test_where_recording_fails_texts_are_plain_and_it_is_not_tried_again(monkeyp
     model = graphed(causal())
     for rows in (1, 1, 2):
         check_text(model, prompts(rows))
-    assert len(tried) == 1 and model._step is None
+    assert len(tried) == 1 and model._idle is None
 
 
 def test_a_model_that_was_moved_to_the_cpu_decodes_there():
-    model = graphed(causal())
-    check_text(model, prompts(2))
-    assert model._step is None and not model._has_failed
+    ours = graphed(causal())
+    check_text(ours, prompts(2))
+    assert ours._idle is None and not ours._has_failed
 
 
 # --------------------------------------------------------------------------------------------------- on a GPU
@@ -415,16 +421,17 @@ def test_a_model_that_was_moved_to_the_cpu_decodes_there():
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_a_gpu_logits_are_those_of_the_plain_model(n_kv_heads: int, precision: str):
-    model = graphed(causal(n_kv_heads=n_kv_heads).to(CUDA), precision)
+    ours = graphed(causal(n_kv_heads=n_kv_heads).to(CUDA), precision)
     tokens, pad = left_padded([[*prompt, *prompts(1, NEW)[0].tolist()] for prompt in PROMPTS])
     tokens, pad = tokens.to(CUDA), pad.to(CUDA)
     for _ in range(2):  # the second text finds the graph of the first
-        texts = [(each, KVCache(each, len(tokens), NEW + 7, pad)) for each in (model, ungraphed(model))]
+        texts = [(each, KVCache(ours.llama, len(tokens), NEW + 7, pad)) for each in (Text(ours), ours.llama)]
         for end in range(tokens.shape[1] - NEW, tokens.shape[1] + 1):
             with torch.inference_mode():
                 logits, expected = (each.next_logits(tokens[:, :end], cache) for each, cache in texts)
             assert_near(logits, expected, 10 * TOLERANCE[precision])
-        assert model._step is not None and model._step.serves(texts[0][1])
+        ours._idle = texts[0][0].step
+        assert ours._idle is not None
         del texts
 
 
@@ -449,7 +456,7 @@ def test_on_a_gpu_a_graph_repeats_a_step_that_waits_for_nothing(precision: str):
     model = graphed(causal().to(CUDA), precision)
     for _ in range(2):
         assert torch.equal(model.generate(idx, NEW, temperature=0.0, pad=pad), expected)
-    assert stepping._step is not None and model._step is not None
+    assert stepping._idle is not None and model._idle is not None
 
 
 @needs_cuda

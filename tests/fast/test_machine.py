@@ -21,7 +21,7 @@ from torch import nn
 
 import fast.apply
 import fast.linear
-from fast import accelerate, compiled, measure, memory
+from fast import accelerate, compiled, decoder, measure, memory
 from fast.linear import Bf16Linear, RoundedLinear, has_onednn, why_no_onednn
 from fast.measure import fastest, recall, remember
 from fast.memory import SETTINGS
@@ -32,15 +32,16 @@ DECODE = """
 import sys, torch
 from types import SimpleNamespace
 sys.path.insert(0, {root!r})
-from fast import accelerate, compiled
+from fast import accelerate, compiled, decoder
 from llama import load_pretrained
 if not {mends}:
     compiled.subprocess = SimpleNamespace(Popen=lambda *args, **settings: None, DEVNULL=None)
 model = load_pretrained({path!r}, attention="causal")
 plain = model.generate(torch.tensor([[1, 5, 9]]), 20, temperature=0.0)
 accelerate(model)
-assert torch.equal(model.generate(torch.tensor([[1, 5, 9]]), 20, temperature=0.0), plain)
-print("loops" if getattr(model, "_engine", None) is not None else "PyTorch")
+ours = decoder(model)
+assert torch.equal(ours.generate(torch.tensor([[1, 5, 9]]), 20, temperature=0.0), plain)
+print("loops" if ours.choice.kernel == "numba" else "PyTorch")
 """
 
 
@@ -370,12 +371,10 @@ def test_few_tokens_of_a_small_model_are_not_worth_loading_the_loops(
     if compiled.why_no_loops() is not None:
         pytest.skip("there are no loops")
     tried = []
-    monkeypatch.setattr(fast.apply, "was_compiled", lambda format_: True)
+    monkeypatch.setattr(compiled, "was_compiled", lambda format_: True)
     monkeypatch.setattr(compiled, "load", lambda format_: tried.append(format_))
-    model = random_llama(attention="causal")
-    accelerate(model, generates=150)
-    model.generate(TOKENS[:1], 5, temperature=0.0)
-    assert model._engine is None and not tried
+    ours = decoder(random_llama(attention="causal"), tokens=150)
+    assert ours.choice.kernel == "plain" and "not worth loading" in ours.choice.reason and not tried
 
 
 @pytest.fixture

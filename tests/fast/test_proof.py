@@ -22,11 +22,13 @@ from torch import nn
 import cache
 import fast.proof
 import llama
-from fast import accelerate, compiled
+from fast import accelerate, compiled, decoder
 from fast.attention import FusedAttention, is_lower_triangle, scores_proof
+from fast.decode import LARGEST, OUTDATED, Decoder
 from fast.layers import FEED_FORWARD, RMS_NORM
 from fast.proof import Anatomy, Case, Proof, Sides, difference
 from llama import Attention, FeedForward, Llama, RMSNorm
+from sampling import Sampling
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 PAGE = "llama rope cache sampling weights base_llama classifier config utils tokenizer optimizer".split()
@@ -95,6 +97,12 @@ EDITS = {
         "        if self.training:\n            x = 1.1 * x\n        return self.dropout(self.w2(",
         "FeedForward",
     ),
+    "the second likeliest token": (
+        "sampling.py",
+        "best = logits.argmax(dim=-1, keepdim=True)",
+        "best = logits.topk(2).indices[:, 1:]",
+        "the likeliest token",
+    ),
     "masks hide less": (
         "cache.py",
         "return mask.tril(diagonal=key_len - query_len)",
@@ -107,8 +115,8 @@ NOTHING_CHANGED = {
     "a docstring": ("llama.py", '"""SwiGLU feed-forward', '"""The SwiGLU feed-forward'),
     "a renamed local": (
         "llama.py",
-        "        residual = x if view is None else view.asking(x)\n        h = residual +",
-        "        stream = x if view is None else view.asking(x)\n        h = stream +",
+        "        residual = x if view is None else view.queries(x)\n        h = residual +",
+        "        stream = x if view is None else view.queries(x)\n        h = stream +",
     ),
     "a print": (
         "llama.py",
@@ -212,20 +220,21 @@ def outputs(model: Llama) -> torch.Tensor:
         return model(TOKENS, targets=TOKENS)[0]
 
 
-def both(**changes: object) -> tuple[Llama, Llama]:
-    """The same model plain and with kernels."""
+def both(**changes: object) -> tuple[Llama, Decoder]:
+    """A model plain, and the decoder of one that is the same with kernels."""
     plain, fast_model = (random_llama(attention="causal", gain=8.0, **changes) for _ in range(2))
     accelerate(fast_model)
-    return plain, fast_model
+    return plain, decoder(fast_model)
 
 
-def check_equal(plain: Llama, fast_model: Llama, unchanged: torch.Tensor) -> None:
-    """Logits and a text of both, which are no longer those of the model as it was."""
+def check_equal(plain: Llama, ours: Decoder, unchanged: torch.Tensor) -> None:
+    """Logits and a text of both, which are no longer those of the model as it was; also of a new decoder."""
     expected = outputs(plain)
     assert not torch.allclose(expected, unchanged, rtol=1e-3)
-    assert (outputs(fast_model) - expected).abs().max() <= 1e-4 * expected.abs().max()
-    prompt = TOKENS[:1]
-    assert torch.equal(fast_model.generate(prompt, 25, temperature=0.0), plain.generate(prompt, 25, temperature=0.0))
+    assert (outputs(ours.llama) - expected).abs().max() <= 1e-4 * expected.abs().max()
+    text = plain.generate(TOKENS[:1], 25, temperature=0.0)
+    for each in (ours, decoder(ours.llama), ours.llama):
+        assert torch.equal(each.generate(TOKENS[:1], 25, temperature=0.0), text)
 
 
 def doubled(method: Callable) -> Callable:
@@ -247,27 +256,27 @@ METHODS = (
 def test_a_replaced_method_counts_also_after_the_kernels_were_chosen(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, kind: type, name: str
 ):
-    plain, fast_model = both()
+    plain, ours = both()
     unchanged, text = outputs(plain), plain.generate(TOKENS[:1], 25, temperature=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(kind, name, doubled(getattr(kind, name)))
         fast.proof.say.cache_clear()
-        check_equal(plain, fast_model, unchanged)
+        check_equal(plain, ours, unchanged)
         assert kind.__name__ in capfd.readouterr().err
-    assert torch.equal(fast_model.generate(TOKENS[:1], 25, temperature=0.0), text)  # and when it is taken back
-    assert (outputs(fast_model) - unchanged).abs().max() <= 1e-4 * unchanged.abs().max()
+    assert torch.equal(ours.generate(TOKENS[:1], 25, temperature=0.0), text)  # and when it is taken back
+    assert (outputs(ours.llama) - unchanged).abs().max() <= 1e-4 * unchanged.abs().max()
 
 
 def test_a_replaced_function_counts(monkeypatch: pytest.MonkeyPatch):
-    plain, fast_model = both()
+    plain, ours = both()
     unchanged = outputs(plain)
     monkeypatch.setattr(F, "silu", F.gelu)
-    check_equal(plain, fast_model, unchanged)
+    check_equal(plain, ours, unchanged)
 
 
 @pytest.mark.parametrize(("place", "name"), [(llama, "rotate"), (cache, "causal_mask")])
 def test_a_replaced_function_of_another_module_counts(monkeypatch: pytest.MonkeyPatch, place: ModuleType, name: str):
-    plain, fast_model = both()
+    plain, ours = both()
     unchanged, before = outputs(plain), getattr(place, name)
 
     def rotate(x, *args):
@@ -277,7 +286,7 @@ def test_a_replaced_function_of_another_module_counts(monkeypatch: pytest.Monkey
         return before(*args) & ~before(*args).tril(-3)
 
     monkeypatch.setattr(place, name, {"rotate": rotate, "causal_mask": causal_mask}[name])
-    check_equal(plain, fast_model, unchanged)
+    check_equal(plain, ours, unchanged)
 
 
 def half(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
@@ -352,10 +361,15 @@ def test_a_change_of_one_module_counts(change: Callable, when: str):
     if when == "before":
         change(fast_model)
     accelerate(fast_model)
+    ours = decoder(fast_model)
     if when == "after":
-        fast_model.generate(TOKENS[:1], 5, temperature=0.0)
+        ours.generate(TOKENS[:1], 5, temperature=0.0)
         change(fast_model)
-    check_equal(plain, fast_model, unchanged)
+    if when == "after" and change is subclass:  # which has other weights
+        with pytest.raises(RuntimeError, match=OUTDATED):
+            ours.generate(TOKENS[:1], 5, temperature=0.0)
+        ours = decoder(fast_model)
+    check_equal(plain, ours, unchanged)
 
 
 class Scores(Attention):
@@ -382,11 +396,11 @@ BEFORE = Attention.compute_query_key_value_scores
 def test_what_scores_take_of_a_module_is_not_that_of_a_fresh_one(monkeypatch: pytest.MonkeyPatch):
     """A temperature that is learned or set later would be 1 in every module that a proof makes."""
     monkeypatch.setattr(Attention, "compute_query_key_value_scores", Scores.of_setting)
-    plain, fast_model = both()
+    plain, ours = both()
     unchanged = outputs(plain)
-    for model in (plain, fast_model):
+    for model in (plain, ours.llama):
         model.layers[0].attention.temperature = 5.0
-    check_equal(plain, fast_model, unchanged)
+    check_equal(plain, ours, unchanged)
 
 
 @pytest.mark.parametrize("name", ["warmth", "adjusted"])
@@ -395,11 +409,11 @@ def test_a_member_that_scores_go_through_counts_when_it_is_replaced(monkeypatch:
         monkeypatch.setattr(Attention, member, vars(Scores)[member], raising=False)
     method = {"warmth": Scores.of_class, "adjusted": Scores.of_helper}[name]
     monkeypatch.setattr(Attention, "compute_query_key_value_scores", method)
-    plain, fast_model = both()
+    plain, ours = both()
     unchanged = outputs(plain)
     assert scores_proof("cpu").holds()  # so far nothing has changed
     monkeypatch.setattr(Attention, name, {"warmth": 5.0, "adjusted": lambda self, query: 5 * query}[name])
-    check_equal(plain, fast_model, unchanged)
+    check_equal(plain, ours, unchanged)
 
 
 def test_dropout_in_another_place_is_found():
@@ -414,15 +428,16 @@ def test_dropout_in_another_place_is_found():
 
 
 def test_a_model_that_cannot_be_compared_with_its_config_generates_as_it_is_written():
-    plain, fast_model = both()
+    plain, ours = both()
     text = plain.generate(TOKENS[:1], 9, temperature=0.0)
     for change in (
         lambda model: object.__setattr__(model.config, "use_cache", True),
         lambda model: setattr(model.layers[0].attention, "slopes", torch.ones(4)),
         lambda model: setattr(model.layers[0].attention, "attn_dropout", nn.Identity()),
     ):
-        change(fast_model)
-        assert torch.equal(fast_model.generate(TOKENS[:1], 9, temperature=0.0), text)
+        change(ours.llama)
+        for each in (ours, decoder(ours.llama)):
+            assert torch.equal(each.generate(TOKENS[:1], 9, temperature=0.0), text)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
@@ -455,13 +470,13 @@ def test_threads_see_one_verdict():
 
 
 def test_a_hook_on_all_modules_counts():
-    plain, fast_model = both()
+    plain, ours = both()
     unchanged = outputs(plain)
     handle = nn.modules.module.register_module_forward_hook(
         lambda module, args, output: 0.7 * output if isinstance(module, LAYER) else None
     )
     try:
-        check_equal(plain, fast_model, unchanged)
+        check_equal(plain, ours, unchanged)
     finally:
         handle.remove()
 
@@ -478,9 +493,54 @@ def test_a_subclass_of_the_model_generates_in_its_own_way(capfd: pytest.CaptureF
     model.__class__ = Shifted
     fast.proof.say.cache_clear()
     accelerate(model)
-    assert type(model) is Shifted and model.generate(torch.tensor([[1]]), 2, temperature=0.0).tolist() == [[1, 17, 17]]
+    assert decoder(model).generate(torch.tensor([[1]]), 2, temperature=0.0).tolist() == [[1, 17, 17]]
     if compiled.why_no_loops() is None:
         assert "Shifted" in capfd.readouterr().err
+
+
+def test_a_generate_that_takes_no_next_logits_is_called_as_it_is_written(monkeypatch: pytest.MonkeyPatch):
+    def twice(self: Llama, idx: torch.Tensor, max_new_tokens: int, temperature: float = 1.0) -> torch.Tensor:
+        return torch.cat((idx, idx), dim=1)
+
+    model = random_llama(attention="causal")
+    before = decoder(model)
+    monkeypatch.setattr(Llama, "generate", twice)
+    for each in (before, decoder(model)):
+        assert torch.equal(each.generate(TOKENS, 7, temperature=0.0), TOKENS.repeat(1, 2))
+
+
+def second_best(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> torch.Tensor:
+    return logits.topk(2).indices[:, 1:]
+
+
+def never_twice(
+    self: Llama, idx: torch.Tensor, max_new_tokens: int, temperature: float = 1.0, **others
+) -> torch.Tensor:
+    """As a student may write a penalty for repetition into `generate`."""
+
+    def next_logits(idx: torch.Tensor, cache: cache.KVCache | None) -> torch.Tensor:
+        logits = (others.get("next_logits") or self.next_logits)(idx, cache)
+        return logits.scatter_add(1, idx[:, -1:], torch.full_like(idx[:, -1:], -3.0, dtype=torch.float32))
+
+    return GENERATE(self, idx, max_new_tokens, temperature, **{**others, "next_logits": next_logits})
+
+
+GENERATE = Llama.generate
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "edit"), [(llama, "sample_next", second_best), (Llama, "generate", never_twice)]
+)
+def test_where_more_than_the_largest_logit_is_read_all_are_exact(
+    monkeypatch: pytest.MonkeyPatch, place: object, name: str, edit: Callable
+):
+    assert LARGEST.holds()
+    plain, ours = both()
+    before = plain.generate(TOKENS[:1], 40, temperature=0.0)
+    monkeypatch.setattr(place, name, edit)
+    assert not LARGEST.holds()
+    text = plain.generate(TOKENS[:1], 40, temperature=0.0)
+    assert torch.equal(ours.generate(TOKENS[:1], 40, temperature=0.0), text) and not torch.equal(text, before)
 
 
 # ------------------------------------------------------------------------------------------------ the proof itself
@@ -584,7 +644,7 @@ def helper(x: torch.Tensor) -> torch.Tensor:
 def test_every_function_that_a_piece_goes_through_belongs_to_it():
     names = {link.name for link in Anatomy(llama.LlamaLayer, Attention, FeedForward, RMSNorm, cache.KVCache).links}
     assert {"forward", "_norm", "silu", "rsqrt", "rotate", "_rotate_pairs", "_angles", "complex"} <= names
-    assert {"store", "extend", "causal_mask", "padded_causal_mask", "asking", "asked_at", "of_text", "sqrt"} <= names
+    assert {"store", "extend", "causal_mask", "padded_causal_mask", "queries", "queried_at", "of_text", "sqrt"} <= names
     assert "compute_query_key_value_scores" in names
 
 
