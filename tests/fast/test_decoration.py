@@ -39,17 +39,18 @@ import utils
 from fast import compiled
 
 MODULES = ("llama", "cache", "sampling", "weights", "rope", "base_llama", "classifier", "optimizer", "tokenizer")
-MODULES += ("training", "utils")
-WITHOUT_KERNELS = ("optimizer", "tokenizer", "training")  # where to be seen in one command is enough
+MODULES += ("batches", "tasks", "training", "saver", "utils")
+DRIVERS = ("run_llama", "finetuning", "reports", "runs")
+WITHOUT_KERNELS = ("optimizer", "tokenizer", "batches", "tasks", "training", "saver")  # where to be seen in one command is enough
 OF_UTILS = ("seed_everything",)
 EXCEPTIONS = {  # what rightly shows nowhere, and why
     "sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
     "weights._Unfilled.__torch_function__": "saves time where there are no numbers",
     "weights._fault": "an error for what is no weight",
     "weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
-    "training.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
+    "tasks.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
     "training._progress_bar": "stands on standard error while one waits",
-    "training.Checkpoints._check_best_model": "an error where the saved model is not this run's",
+    "saver.Saver._check_best_model": "an error where the saved model is not this run's",
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
 KEPT = (rope.rope_table, cache.causal_mask, fast.decode._settings_as_made)  # compute once, unless they are told
@@ -76,7 +77,7 @@ class Function(NamedTuple):
         yield self.owner, self.attribute
         if isinstance(self.owner, ModuleType):
             for name, module in list(sys.modules.items()):
-                if name in (*MODULES, "run_llama") or name.startswith("fast."):
+                if name in (*MODULES, *DRIVERS) or name.startswith("fast."):
                     names = [key for key, value in vars(module).items() if value is self.value]
                     yield from ((module, key) for key in names if module is not self.owner)
 

@@ -104,7 +104,7 @@ def made_of() -> dict[str, tuple[nn.Module, Kernel]]:
     return pairs
 
 
-@pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", sorted(KERNELS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("on_kernel", [False, True])
 def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
     plain, kernel = made_of()[kind.__name__]
