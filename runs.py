@@ -32,7 +32,8 @@ from storage import load_tensors, save_tensors
 from tasks import ALONE, NextToken, World
 from tokenizer import Tokenizer
 from training import Method, evaluate, fit
-from utils import UserError, shown, warn
+from utils import UserError, shown, some, warn
+from weights import misfits
 
 if TYPE_CHECKING:
     from advanced import ChosenMethod
@@ -291,9 +292,9 @@ def load_classifier(path: str | os.PathLike, world: World = ALONE) -> tuple[nn.M
 def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
     settings, state = saved["model_config"], saved["model"]
     config = LlamaConfig.from_checkpoint(settings["model_args"])
-    embeddings = (config.vocab_size, config.dim)
-    if config.n_layers > len(state) or state["llama.tok_embeddings.weight"].shape != embeddings:
-        raise ValueError("not of this shape")  # before one of that shape is made
+    llama_state = {str(name).removeprefix("llama."): state[name] for name in state if str(name).startswith("llama.")}
+    if found := misfits(llama_state, config):  # before a model of this shape is made
+        raise UserError(f"the model does not fit its model_args: {some(found)}")
     tokenizer = Tokenizer.from_bytes(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
     names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
     if len(names) != settings["num_labels"] or not isinstance(batch_size, int) or batch_size < 1:

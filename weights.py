@@ -91,9 +91,8 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
         state = canonical_state(checkpoint["model"])
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    misfits = _misfits(state, config)
-    if misfits:
-        raise UserError(f"{path} does not fit its model_args: {some(misfits)}")
+    if found := misfits(state, config):
+        raise UserError(f"{path} does not fit its model_args: {some(found)}")
     # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
     # assignment's code does, so that a seed means the same head and the same shuffling here as there.
     model = Llama(config)
@@ -147,22 +146,22 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _misfits(state: dict, config: LlamaConfig) -> list[str]:
+def misfits(state: dict, config: LlamaConfig) -> list[str]:
     """What keeps `state` from filling a model of this config, found without allocating one."""
     unusable = {name: fault for name, tensor in state.items() if (fault := _fault(tensor))}
-    misfits = [f"{name} {fault}" for name, fault in unusable.items()]
+    found = [f"{name} {fault}" for name, fault in unusable.items()]
     usable = {name: tensor for name, tensor in state.items() if name not in unusable}
     if too_much := _asks_for_too_much(config, len(state), max((t.numel() for t in usable.values()), default=0)):
-        return [*misfits, too_much]
+        return [*found, too_much]
     expected = {name: tensor.shape for name, tensor in blueprint(config).state_dict().items()}
-    misfits += [f"missing {name}" for name in expected if name not in state]
-    misfits += [f"unexpected {name}" for name in state if name not in expected]
+    found += [f"missing {name}" for name in expected if name not in state]
+    found += [f"unexpected {name}" for name in state if name not in expected]
     for name, tensor in usable.items():
         if name in expected and tensor.shape != expected[name]:
-            misfits.append(f"{name} is {list(tensor.shape)}, not {list(expected[name])}")
-    if not misfits and not _are_equal(state["tok_embeddings.weight"], state["output.weight"]):
-        misfits.append("tok_embeddings.weight and output.weight differ, but this model ties them")
-    return misfits
+            found.append(f"{name} is {list(tensor.shape)}, not {list(expected[name])}")
+    if not found and not _are_equal(state["tok_embeddings.weight"], state["output.weight"]):
+        found.append("tok_embeddings.weight and output.weight differ, but this model ties them")
+    return found
 
 
 def _fault(tensor: Any) -> str | None:

@@ -298,6 +298,7 @@ CHANGES = {
     "no head of that name": lambda saved: {**saved, "model_config": {**saved["model_config"], "head": "none"}},
     "another shape": lambda saved: changed_args(saved, dim=64),
     "a million layers": lambda saved: changed_args(saved, n_layers=10**6),
+    "a huge feed-forward": lambda saved: changed_args(saved, hidden_dim=2**30),
     "a huge vocabulary": lambda saved: changed_args(saved, vocab_size=2**30),
     "a missing weight": lambda saved: {**saved, "model": dict(list(saved["model"].items())[:-1])},
     "numbers that are none": lambda saved: with_nan(saved),
