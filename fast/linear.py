@@ -278,8 +278,9 @@ def readable(x: Any, module: nn.Module, *readers: str) -> Any:
 
 
 def _reads_bf16(layer: nn.Module) -> bool:
-    weight = next(layer.parameters(), None)
-    return isinstance(layer, Bf16Linear) or weight is None or weight.dtype == torch.bfloat16
+    if isinstance(layer, Bf16Linear):
+        return True
+    return next((weight.dtype for weight in layer.parameters()), torch.bfloat16) == torch.bfloat16
 
 
 def round_to_bf16(x: torch.Tensor) -> torch.Tensor:

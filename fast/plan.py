@@ -91,21 +91,22 @@ def _pass_on_in_layer(plan: Plan, layer: LlamaLayer, device: torch.device, gener
     heads = [attention._modules[name] for name in HEADS] if _is_usual(attention, Attention, HEADS) else []
     gates = [feed_forward._modules[name] for name in GATES] if _is_usual(feed_forward, FeedForward, GATES) else []
     if heads and _all_in_bf16(plan, heads):
-        _set_dtype_of_heads(plan, heads[:3], device, generates)
+        _give_bf16(plan, heads[:3], device, generates)
     if gates and _all_in_bf16(plan, gates):
         for gate in gates[:2]:
             plan[gate].settings["out_dtype"] = torch.bfloat16
     if not _is_usual(layer, LlamaLayer, OF_LAYER):
         return
     for norm, readers in ((layer.attention_norm, heads[:3]), (layer.ffn_norm, gates[:2])):
-        if norm in plan and not _has_hooks(norm) and readers and _all_in_bf16(plan, readers):
+        if norm in plan and not _is_watched(norm) and readers and _all_in_bf16(plan, readers):
             plan[norm].settings["out_dtype"] = torch.bfloat16
-    for last in (*heads[3:], *gates[2:]):  # what they give is added to the residual stream
+    for last in (*heads[3:], *gates[2:]):
         if _all_in_bf16(plan, [last]):
-            _set_dtype_of_heads(plan, [last], device, generates)
+            _give_bf16(plan, [last], device, generates)
 
 
-def _set_dtype_of_heads(plan: Plan, linears: Iterable[nn.Module], device: torch.device, generates: bool) -> None:
+def _give_bf16(plan: Plan, linears: Iterable[nn.Module], device: torch.device, generates: bool) -> None:
+    """What goes to attention or the residual stream, which read either format."""
     for linear in linears:
         if device.type != "cpu":
             plan[linear].settings["out_dtype"] = torch.bfloat16
@@ -116,19 +117,19 @@ def _set_dtype_of_heads(plan: Plan, linears: Iterable[nn.Module], device: torch.
 def _all_in_bf16(plan: Plan, linears: Iterable[nn.Module]) -> bool:
     """Whether all of these will read and give bfloat16, and nobody else reads or changes that."""
     return all(
-        linear in plan and plan[linear].make == Bf16Linear.from_linear and not _has_hooks(linear) for linear in linears
+        linear in plan and plan[linear].make == Bf16Linear.from_linear and not _is_watched(linear) for linear in linears
     )
 
 
 def _is_usual(module: nn.Module | None, kind: type, parts: Iterable[str]) -> bool:
     """Whether a module computes as the page's class does, with these parts and no other weights."""
-    if type(module) is not kind or own_methods(module) or _has_hooks(module) or module._parameters:
+    if type(module) is not kind or own_methods(module) or _is_watched(module) or module._parameters:
         return False
     others = [part for name, part in module.named_children() if name not in parts]
     has_parts = all(module._modules.get(name) is not None for name in parts)
     return has_parts and all(next(other.parameters(), None) is None for other in others)
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def _is_watched(module: nn.Module) -> bool:
     """Whether somebody reads or changes what goes in or comes out of this module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
