@@ -11,9 +11,8 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -134,31 +133,34 @@ def compute_fast(
         model.to(place.device)
     if place.kernels != "auto":
         return
-    if find_spec("fast") is None:
-        if precision != "fp32":
-            raise UserError(f"the precision {precision} needs the folder fast/ of this package")
+    if (fast := import_fast()) is not None:
+        # splitting a model is there to avoid whole copies of its weights
+        purpose = dict(generates=generates, trains=trains, keeps_copies=not place.shard)
+        fast.accelerate(model, precision, place.device, **purpose)
+    elif precision != "fp32":
+        raise UserError(f"the precision {precision} needs the folder fast/ of this package")
+    else:
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
-        return
-    from fast import accelerate
 
-    # splitting a model is there to avoid whole copies of its weights
-    accelerate(model, precision, place.device, generates=generates, trains=trains, keeps_copies=not place.shard)
+
+def import_fast() -> ModuleType | None:
+    """The package `fast`; None where the root modules stand alone."""
+    try:
+        import fast
+    except ModuleNotFoundError as error:
+        if error.name != "fast":
+            raise
+        return None
+    return fast
 
 
 def generator_of(llama: Llama, precision: str, place: Place, tokens: int, cuda_graphs: bool = False) -> Any:
     """What generates so many tokens in the model's place, by a method `generate` like its own; perhaps itself."""
-    has_kernels = place.kernels == "auto" and find_spec("fast") is not None
-    if has_kernels and precision == "fp32" and place.device.type == "cpu":
-        from fast.little import is_little
-
-        if is_little(llama, tokens):  # choosing kernels would take longer
-            return llama
+    fast = import_fast() if place.kernels == "auto" else None
+    if fast is not None and precision == "fp32" and place.device.type == "cpu" and fast.is_little(llama, tokens):
+        return llama  # choosing kernels would take longer
     compute_fast(llama, precision, place, trains=False, generates=True)
-    if not has_kernels:
-        return llama
-    from fast import decoder
-
-    return decoder(llama, precision, tokens=tokens, cuda_graphs=cuda_graphs)
+    return llama if fast is None else fast.decoder(llama, precision, tokens=tokens, cuda_graphs=cuda_graphs)
 
 
 # ------------------------------------------------------------------------------------------------ fine-tuning

@@ -83,7 +83,8 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
     if "optimizer" in checkpoint and "history" in checkpoint:
         raise UserError(f"{path} is the resume point of a fine-tuning, not a pretrained model")
     if "model_config" in checkpoint:
-        raise UserError(f"{path} is a fine-tuned classifier{_methods_of(checkpoint)}; runs.load_classifier opens it")
+        what = f"a fine-tuned classifier{_methods_of(checkpoint)}, not a pretrained model"
+        raise UserError(f"{path} is {what}; runs.load_classifier opens it")
     try:
         config = LlamaConfig.from_checkpoint(
             checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})

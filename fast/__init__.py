@@ -6,15 +6,15 @@ is an object that generates text with a model. Nothing here is needed: without t
 slower.
 """
 
+import importlib
 from typing import Any
 
-__all__ = ["Choice", "accelerate", "decoder"]
+MODULES = {"Choice": "apply", "accelerate": "apply", "decoder": "decode", "is_little": "little"}
+__all__ = sorted(MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """What the package offers, imported when it is asked for: `fast.little` may say that it is not needed."""
-    if name not in __all__:
+    """What the package offers, imported when it is asked for: `is_little` may say that nothing else is needed."""
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fast import apply, decode
-
-    return getattr(decode if name == "decoder" else apply, name)
+    return getattr(importlib.import_module(f"fast.{MODULES[name]}"), name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -348,7 +349,9 @@ def test_a_run_with_methods_saves_one_plain_model_that_predicts_as_it_was_judged
         *names.split(",")
     }
     best = max(line.rpartition(":: ")[2] for line in FIGURES.findall(out) if line.startswith("epoch"))
-    assert f"\ndev acc :: {best}\n" in out  # after the model was made anew from the file
+    (final,) = re.findall(r"^dev acc :: (.*)$", out, re.MULTILINE)  # after the model was made anew from the file
+    # in bf16 a layer that has an update reads float32, and the one that it is merged into does not: one of ten may turn
+    assert abs(float(final) - float(best)) <= (0.0 if precision == "fp32" else 0.1001)
     saved = load_tensors(path)
     plain = load_pretrained(tiny_checkpoint).state_dict()
     assert saved["model"].keys() - {"classifier_head.weight", "classifier_head.bias"} == {f"llama.{n}" for n in plain}
@@ -398,7 +401,7 @@ def test_what_cannot_be_merged_is_saved_beside_the_plain_model(
     predicted = [prediction.label for prediction in runs.predict(model, about, [line[6:] for line in lines])]
     written = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     assert predicted == [int(line[0]) for line in written] and len(set(predicted)) == 2
-    with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with bottleneck; runs\.load_class"):
+    with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with bottleneck, not a pretrained"):
         load_pretrained(tmp_path / "adapted.pt")
     del METHODS["bottleneck"]
     with pytest.raises(UserError, match=r"adapted\.pt: there is no method 'bottleneck' here"):

@@ -33,6 +33,7 @@ from tqdm import tqdm
 import cache
 import fast.decode
 import fast.little
+import finetuning
 import rope
 import training
 import utils
@@ -48,6 +49,8 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "weights._Unfilled.__torch_function__": "saves time where there are no numbers",
     "weights._fault": "an error for what is no weight",
     "weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
+    "tasks.Classification.check": "an error for outputs that are no log-probabilities",
+    "tasks.Evaluation.finish": "puts the predictions of several processes together",
     "tasks.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
     "training._progress_bar": "stands on standard error while one waits",
     "saver.Saver._check_best_model": "an error where the saved model is not this run's",
@@ -294,7 +297,7 @@ def carried_out(run: Run, kernels: str, folder: Path) -> tuple[str, list[str]]:
         patch.setattr(fast.little, "LITTLE", 0)  # and kernels for a tiny model
         patch.setattr(utils.os, "fsync", lambda _: None)  # nothing here need outlive the machine
         if run.is_interrupted:
-            patch.setattr(DRIVER, "print_epoch", interrupt)
+            patch.setattr(finetuning, "print_epoch", interrupt)
         torch.manual_seed(99)  # what is not seeded is the same each time nevertheless
         try:
             with contextlib.redirect_stderr(io.StringIO()):
