@@ -42,7 +42,8 @@ from fast import compiled
 MODULES = ("llama", "cache", "sampling", "weights", "rope", "base_llama", "classifier", "optimizer", "tokenizer")
 MODULES += ("batches", "tasks", "training", "saver", "utils")
 DRIVERS = ("run_llama", "finetuning", "reports", "runs")
-WITHOUT_KERNELS = ("optimizer", "tokenizer", "batches", "tasks", "training", "saver")  # where to be seen in one command is enough
+# where to be seen in one command is enough
+WITHOUT_KERNELS = ("optimizer", "tokenizer", "batches", "tasks", "training", "saver")
 OF_UTILS = ("seed_everything",)
 EXCEPTIONS = {  # what rightly shows nowhere, and why
     "sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
