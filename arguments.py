@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import math
 import os
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from course import SEPARATOR
 from sentences import STANDARD_INPUT
@@ -20,7 +22,7 @@ PREFIX = (
     "Keanu Reeves, playing the hero John Wick, is"
 )
 OPTIONS = ("generate", "prompt", "finetune", "predict", "perplexity")
-OUTPUT_KINDS = {"prompt": "prompting", "finetune": "finetuning"}
+OUTPUT_WORDS = {"prompt": "prompting", "finetune": "finetuning"}
 
 
 # ------------------------------------------------------------------------------------------------------ flags
@@ -78,8 +80,9 @@ def _add_classify_flags(parser: ArgumentParser) -> None:
     add("--epochs", type=int, default=5, help="passes over the training data")
     add("--lr", type=float, default=2e-5, help="learning rate")
     add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
-    add("--method", metavar="NAME[,NAME...]", help="ways to train beyond the base: lora, ema (folder advanced/)")
-    add("--method-args", nargs="+", default=[], metavar="KEY=VALUE", help="of the methods; or METHOD.KEY=VALUE")
+    add("--method", metavar="NAME[,NAME...]", action=Once, help=f"ways to train beyond the base: {_methods()}")
+    how = dict(nargs="+", action="extend", default=[])
+    add("--method-args", metavar="KEY=VALUE", help="arguments of the methods; or METHOD.KEY=VALUE", **how)
     add("--model_out", metavar="FILE", help="where the model is saved; else a name made of epochs and learning rate")
     add("--no_train_eval", action="store_true", help="do not measure the accuracy on the training data (prints nan)")
     add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
@@ -89,6 +92,26 @@ def _add_classify_flags(parser: ArgumentParser) -> None:
     add("--input", metavar="FILE", help="predict: a sentence a line, - for standard input; perplexity: a text")
     add("--output", metavar="FILE", help=f"predict: lines of 'LABEL{SEPARATOR}sentence'; else standard output")
     add("--probabilities", action="store_true", help="predict: label, probability of each label, sentence; with tabs")
+
+
+class Once(argparse.Action):
+    """A flag of which the first one would be ignored if it were given twice."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: Any = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} is given twice; name several with a comma between them")
+        setattr(namespace, self.dest, values)
+
+
+def _methods() -> str:
+    """What there is in the folder advanced/, in words."""
+    try:
+        from advanced import METHODS
+    except ModuleNotFoundError as error:
+        if error.name != "advanced":
+            raise
+        return "none, because the folder advanced/ is not here"
+    return "; ".join(f"{name} {entry.summary}" for name, entry in METHODS.items())
 
 
 # ----------------------------------------------------------------------------------------------------- checks
@@ -145,6 +168,8 @@ OF_OPTIONS = {  # what makes no sense elsewhere, and would be ignored without a 
     "input": ("predict", "perplexity"),
     "output": ("predict",),
     "probabilities": ("predict",),
+    "attention": ("generate", "prompt", "finetune", "perplexity"),
+    "tokenizer": ("generate", "prompt", "finetune", "perplexity"),
 }
 NEEDED = {"predict": ("model", "input"), "perplexity": ("input",)}
 
@@ -153,6 +178,8 @@ def _check_option(args: Namespace) -> None:
     for name, options in OF_OPTIONS.items():
         if getattr(args, name) and args.option not in options:
             raise UserError(f"{_flag(name)} is for --option {' and '.join(options)}, not for {args.option}")
+    if args.option == "predict" and not isinstance(args.pretrained_model_path, Default):
+        raise UserError("--pretrained-model-path is not for --option predict, whose --model is enough by itself")
     for name in NEEDED.get(args.option, ()):
         if getattr(args, name) is None:
             raise UserError(f"--option {args.option} needs --{name} FILE")
@@ -206,7 +233,7 @@ def _check_files(args: Namespace) -> dict[str, Path]:
     """What the run will write, by what the user calls it."""
     if args.option == "generate":
         return _check_generate_files(args)
-    if args.option in OUTPUT_KINDS:
+    if args.option in OUTPUT_WORDS:
         return _check_classify_files(args)
     for name in NEEDED[args.option]:
         path = getattr(args, name)
@@ -246,7 +273,7 @@ def sample_paths(args: Namespace) -> list[Path]:
 
 def _check_classify_files(args: Namespace) -> dict[str, Path]:
     """Turns the names of the data files into paths."""
-    kind, outputs = "advanced" if args.methods else OUTPUT_KINDS[args.option], {}
+    kind, outputs = "advanced" if args.methods else OUTPUT_WORDS[args.option], {}
     for flag, split in (("dev_out", "dev"), ("test_out", "test")):
         path = getattr(args, flag)
         ending = f"{split}-{kind}-output.txt"

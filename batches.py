@@ -148,6 +148,6 @@ class TextWindows(Dataset):
     def loader(self, batch_size: int) -> DataLoader:
         """Batches in the order of the text."""
         whole = len(self.token_ids) // self.length
-        batches = [list(range(whole))[first : first + batch_size] for first in range(0, whole, batch_size)]
+        batches = [list(range(whole)[first : first + batch_size]) for first in range(0, whole, batch_size)]
         batches += [[whole]] if whole < len(self) else []
         return DataLoader(self, batch_sampler=batches, collate_fn=self.collate_fn)

@@ -20,7 +20,8 @@ from reports import (
 from utils import UserError, some
 
 if TYPE_CHECKING:
-    from plan import Place, Plan, Run
+    from plan import Place, Plan
+    from runs import Run
     from saver import Saver
     from tasks import World
     from training import EpochResult
@@ -40,7 +41,7 @@ def finetune(args: Namespace, place: Place, world: World) -> None:
         saver = open_saver(args, run, held)
         history = resume(args, run, saver) if args.resume else []
         train, dev = datasets["train"], datasets["dev"]
-        epochs = runs.fine_tune(run, train, dev, saver, history=history, train_eval=not args.no_train_eval)
+        epochs = runs.fine_tune(run, train, dev, saver, history=history)
         run_epochs(epochs, history, saver)
         del run, epochs  # the model is made anew from what was saved
         model, saved = runs.load_classifier(saver.model_path, world)
@@ -66,6 +67,7 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
         dev=InputFile.of(args.dev),
         label_names=tuple(label_names),
         precision=str(args.precision),
+        train_eval=not args.no_train_eval,
         **{name: getattr(args, name) for name in names},
     )
 
@@ -82,8 +84,9 @@ def open_saver(args: Namespace, run: Run, held: ExitStack) -> Saver:
     if kept:
         print(f"{'; '.join(kept)}; this run saves to {path}")
     saver = runs.saver_for(run, path, path.with_suffix(".resume"))
-    if not args.resume:
-        if saver.resume_path.exists():
+    has_resume_point = run.world.from_first(saver.resume_path.exists)
+    if not (args.resume and has_resume_point):
+        if has_resume_point:
             print(f"{saver.resume_path} is the resume point of an interrupted run; the first epoch will overwrite it")
             print("(to go on with that run instead, stop this one now and add --resume)", flush=True)
         if path.exists():
@@ -116,7 +119,8 @@ def resume(args: Namespace, run: Run, saver: Saver) -> list[EpochResult]:
 def name_of(entry: str) -> str:
     """What the user calls an entry of a run's identity: a file, or a flag."""
     files = ("train", "dev", "checkpoint", "tokenizer", "label_names", "attention", "option")
-    return entry.replace("_", " ") if entry in files else "--method" if entry == "methods" else f"--{entry}"
+    flags = {"methods": "--method", "train_eval": "--no_train_eval"}
+    return entry.replace("_", " ") if entry in files else flags.get(entry, f"--{entry}")
 
 
 def run_epochs(epochs: Iterator[EpochResult], history: list[EpochResult], saver: Saver) -> None:

@@ -49,6 +49,7 @@ class Plan:
     hidden_dropout_prob: float = 0.3
     max_sentence_len: int | None = None
     precision: str = "fp32"
+    train_eval: bool = True  # going through the training data once more moves the random generator
     option: str = "finetune"  # or "pretrain", which freezes the Llama
     methods: tuple[ChosenMethod, ...] = ()
 
@@ -66,7 +67,7 @@ class Plan:
 
 
 class Place(NamedTuple):
-    """Where a run is computed, which changes no more than rounding.
+    """Where a run is computed, which changes rounding, and on another kind of device the masks of dropout.
 
     kernels: "auto" for the fastest that agree with the code, "plain" for the code as it is written. shard: split the
     model over several processes.

@@ -135,12 +135,16 @@ def predict(args: Namespace, place: Place) -> None:
     precision = saved.precision if isinstance(args.precision, Default) and args.kernels == "auto" else args.precision
     runs.compute_fast(model, precision, place)
     predictions = runs.predict(model, saved, shown_before_waiting(read_sentences(args.input)))
+    if hasattr(sys.stdout, "reconfigure"):  # what is printed is data: the same on every machine
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     with ExitStack() as written:
         file = sys.stdout if args.output is None else written.enter_context(atomic_write(args.output))
         count = too_long = 0
         for prediction in predictions:
             file.write(line_of(prediction, args.probabilities))
             count, too_long = count + 1, too_long + prediction.is_too_long
+            if not getattr(file, "has_reader", True):  # nobody wants the rest
+                break
     warn_of_long_sentences(too_long, saved.config)
     if args.output is not None:
         print(f"wrote {count} predictions to {args.output}")

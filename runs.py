@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from batches import EncodingRules, LlamaDataset, TextWindows
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
-from config import LlamaConfig
+from config import PRECISIONS, LlamaConfig
 from course import NO_GOLD_LABEL, Example
 from llama import Llama, load_pretrained
 from optimizer import AdamW
@@ -30,12 +30,11 @@ from saver import KINDS, Saver
 from storage import load_tensors, save_tensors
 from tasks import ALONE, NextToken, World
 from tokenizer import Tokenizer
-from training import Method, evaluate, fit
+from training import Method, evaluate, fit, prepare
 from utils import UserError, shown, some, warn
 from weights import misfits
 
 if TYPE_CHECKING:
-    from advanced import ChosenMethod
     from training import EpochResult
 
 # --------------------------------------------------------------------------------------------------- assembly
@@ -79,8 +78,7 @@ def assemble(plan: Plan, place: Place | None = None, world: World = ALONE) -> Ru
         llama=llama,
     )
     methods = create_methods(plan.methods)
-    for method in methods:
-        method.prepare(model)
+    prepare(model, methods)
     compute_fast(model, plan.precision, place)
     world.spread(model, place.device)
     for method in methods:
@@ -109,8 +107,8 @@ def load_llama(
     return llama, tokenizer
 
 
-def create_methods(chosen: Sequence[ChosenMethod]) -> list[Method]:
-    """Raises `UserError` where the folder advanced/ is not here."""
+def create_methods(chosen: Sequence[tuple[str, Any]]) -> list[Method]:
+    """Of names and settings. Raises `UserError` where the folder advanced/ is not here."""
     if not chosen:
         return []
     try:
@@ -119,7 +117,7 @@ def create_methods(chosen: Sequence[ChosenMethod]) -> list[Method]:
         if error.name != "advanced":
             raise
         raise UserError("methods need the folder advanced/ of this package beside its modules") from None
-    return [advanced.create(each) for each in chosen]
+    return [advanced.create(name, dict(settings)) for name, settings in chosen]
 
 
 def compute_fast(
@@ -201,7 +199,6 @@ def fine_tune(
     saver: Saver,
     *,
     history: Iterable[EpochResult] = (),
-    train_eval: bool = True,
 ) -> Iterator[EpochResult]:
     """Train as the plan says; yields what `fit` yields."""
     batches = run.config, run.plan.batch_size, run.place.device
@@ -212,9 +209,10 @@ def fine_tune(
         loader_of(dev, *batches),
         methods=run.methods,
         epochs=run.plan.epochs,
+        seed=run.plan.seed,
         saver=saver,
         history=history,
-        train_eval=train_eval,
+        train_eval=run.plan.train_eval,
         world=run.world,
     )
 
@@ -299,20 +297,21 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
         raise UserError(f"the model does not fit its model_args: {some(found)}")
     tokenizer = Tokenizer.from_bytes(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
     names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
-    if len(names) != settings["num_labels"] or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError("labels or batches that cannot be")
-    with torch.random.fork_rng():  # the weights that are drawn here are replaced at once
+    most, precision = saved["max_sentence_len"], saved["precision"]
+    is_possible = len(names) == settings["num_labels"] and all(isinstance(name, str) for name in names)
+    is_possible &= all(type(size) is int and size >= 1 for size in (batch_size, 1 if most is None else most))
+    is_possible &= isinstance(suffix, str | None) and precision in PRECISIONS
+    if not is_possible:
+        raise ValueError("settings that cannot be")
+    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced at once
         model = _make(settings, Llama(config), tokenizer, names)
-        methods = _methods_of(saved["methods"])
-        for method, _ in methods:
-            method.prepare(model)
-    model.load_state_dict({**model.state_dict(), **state} if methods else state)
-    for method, tensors in methods:
-        method.restore(model, tensors)
+        own = saved["methods"]  # of the methods that could not be merged into the plain model
+        prepare(model, create_methods([(name, own[name]["settings"]) for name in reversed(own)]))
+    model.load_state_dict(_joined(state, *(each["tensors"] for each in own.values())))
     if damaged := [name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]:
         raise UserError(f"not all numbers are finite in {damaged[0]}")
     about = SavedRun(
-        tuple(names), tokenizer, suffix, batch_size, saved["precision"], config,
+        tuple(names), tokenizer, suffix, batch_size, precision, config,
         saved.get("identity", {}), saved.get("epoch"), saved.get("dev_score"),
     )  # fmt: skip
     return model.requires_grad_(False).eval(), about
@@ -332,14 +331,12 @@ def _make(settings: dict[str, Any], llama: Llama, tokenizer: Tokenizer, label_na
     return kind(config, *((tokenizer, label_names) if kind is LlamaZeroShotClassifier else ()), llama=llama)
 
 
-def _methods_of(own: dict[str, Any]) -> list[tuple[Method, dict[str, torch.Tensor]]]:
-    """The methods that could not be merged into the plain model, and their tensors."""
-    if not own:
-        return []
-    from advanced import ChosenMethod
-
-    chosen = [ChosenMethod(name, tuple(each["settings"].items())) for name, each in reversed(own.items())]
-    return [(method, own[method.name]["tensors"]) for method in create_methods(chosen)]
+def _joined(*states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """State dicts as one. Raises `ValueError` for a name that stands in two."""
+    joined = {name: tensor for state in states for name, tensor in state.items()}
+    if len(joined) < sum(map(len, states)):
+        raise ValueError("a tensor stands there twice")
+    return joined
 
 
 # ------------------------------------------------------------------------------------------------- prediction
@@ -397,6 +394,9 @@ def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size
     return predictions
 
 
+LARGEST_EXPONENT = 709.0  # whose power a float can hold
+
+
 class Perplexity(NamedTuple):
     """How well a language model predicts a text."""
 
@@ -406,7 +406,7 @@ class Perplexity(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats_per_token)
+        return math.exp(self.nats_per_token) if self.nats_per_token < LARGEST_EXPONENT else math.inf
 
 
 def perplexity(llama: Llama, tokenizer: Tokenizer, text: str, batch_size: int = 8) -> Perplexity:

@@ -154,7 +154,7 @@ def choose_model_path(
 ) -> tuple[Path, list[str]]:
     """The first of these names that no other run uses and that holds no model of other training data.
 
-    Such a model would be lost without a word otherwise. is_resumed: the name whose resume point is this run's comes
+    Such a model would be lost otherwise. is_resumed: the name whose resume point is this run's comes
     before all others. held: keeps the lock on the name. Returns it, and why each name before it was not taken. Raises
     `UserError` if none is left.
     """
@@ -171,7 +171,7 @@ def choose_model_path(
             return candidate, reasons
         lock.release()
         reasons.append(f"{candidate} belongs to something else and is kept")
-    raise UserError(f"{'; '.join(reasons)}; run in another folder")
+    raise UserError(f"{'; '.join(reasons)}; name another file, or run in another folder")
 
 
 def other_resume_points(pattern: str, identity: dict[str, Any]) -> list[tuple[Path, list[str]]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
+import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -13,7 +14,9 @@ from course import parse_line
 from utils import UserError
 
 STANDARD_INPUT = "-"
-PATIENCE = 0.2  # seconds without a new line, after which what has come is worked on
+PATIENCE = 0.2  # seconds after which what has come is worked on
+PIECE = 1 << 16  # bytes
+LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def read_sentences(path: str) -> Iterator[str | None]:
@@ -54,35 +57,57 @@ def _is_data_line(text: str) -> bool:
 
 
 def _lines_of(path: str) -> Iterator[bytes | None]:
-    """The lines of an input, without waiting longer than `PATIENCE` without a word (None)."""
+    """The lines of an input, ended by \\n, \\r\\n or \\r as in every other file that is read here."""
+    rest: list[bytes] = []  # pieces of a line whose end has not come
+    for piece in _pieces_of(path):
+        if piece is None:
+            yield None
+            continue
+        if rest and rest[-1].endswith(b"\r"):  # which may have been the half of an end
+            rest[-1], piece = rest[-1][:-1], b"\r" + piece
+        *lines, last = LINE_END.split(piece[:-1]) if piece.endswith(b"\r") else LINE_END.split(piece)
+        for line in lines:
+            yield b"".join([*rest, line])
+            rest = []
+        rest.append(last + b"\r" if piece.endswith(b"\r") else last)
+    last = b"".join(rest)
+    if last:
+        yield last.removesuffix(b"\r")
+
+
+def _pieces_of(path: str) -> Iterator[bytes | None]:
+    """What an input holds, piece by piece; where it is no file, None about every `PATIENCE` seconds."""
+    # unbuffered, and not by way of `sys.stdin`: a thread that waits in it would keep the program from ending
+    source = open(0 if path == STANDARD_INPUT else path, "rb", buffering=0, closefd=path != STANDARD_INPUT)
     if path != STANDARD_INPUT and os.path.isfile(path):
-        with open(path, "rb") as file:
-            yield from file
+        with source:
+            yield from iter(lambda: source.read(PIECE), b"")
         return
     pieces: queue.Queue[bytes | OSError] = queue.Queue(maxsize=64)
-    source = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")
     threading.Thread(target=_read_pieces, args=(source, pieces), daemon=True).start()
-    rest, is_waiting = b"", False
+    is_waiting, last = False, time.monotonic()
     while True:
         try:
             piece = pieces.get(timeout=None if is_waiting else PATIENCE)
         except queue.Empty:
-            is_waiting = True
+            is_waiting, last = True, time.monotonic()
             yield None
             continue
         is_waiting = False
         if isinstance(piece, OSError):
             raise piece
-        *lines, rest = (rest + piece).split(b"\n") if piece else (*([rest] if rest else []), b"")
-        yield from lines
         if not piece:
             return
+        yield piece
+        if time.monotonic() - last >= PATIENCE:  # somebody waits for answers also where lines come steadily
+            last = time.monotonic()
+            yield None
 
 
 def _read_pieces(source: BinaryIO, pieces: queue.Queue[bytes | OSError]) -> None:
     """Hand over what arrives, and nothing at the end."""
     try:
-        while piece := source.read1(1 << 16):
+        while piece := source.read(PIECE):
             pieces.put(piece)
         pieces.put(b"")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The one training loop and the one evaluation loop, what is asked of a model, and the methods that move its weights.
+"""The one training loop and the one evaluation loop, and the methods that move a model's weights.
 
 Three independent choices make an experiment: *what is predicted* (a module), *what is asked of it* (a `Task`), and *how
 the weights move* (a list of `Method`s around `fit`). Nothing here prints or parses arguments.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -106,7 +106,7 @@ class Step:
         if not same_masks:
             return self.task.forward(self.network, batch, **changed)
         if self.before is None:
-            raise ValueError("the masks of a step are kept for penalties alone")
+            raise ValueError("the masks of a step are kept where there are methods")
         after = _RandomState(device_of(self.model))
         self.before.restore()
         try:
@@ -137,12 +137,13 @@ class Method:
     """
 
     name = "plain"
+    freezes = False  # whether the pretrained weights are not trained (see `prepare`)
 
     def __init__(self, **settings: Any):
         self.settings = settings
 
     def prepare(self, model: nn.Module) -> None:
-        """Once, before kernels, processes and optimizer: add parameters, freeze, keep a copy of the weights.
+        """Once, before kernels, processes and optimizer: add parameters and hooks to the modules that are there.
 
         The output in evaluation mode must not change. Drawing from PyTorch's global generator is fine.
         """
@@ -166,7 +167,7 @@ class Method:
         return nullcontext()
 
     def finish(self, model: nn.Module, evaluate: Callable[[], float]) -> bool:
-        """After the last epoch: may change the weights. evaluate: the score on the development data as they stand.
+        """After the last epoch, inside of `judged`: may change the weights. evaluate: their score on dev.
 
         Returns whether what it made is to be judged as one more epoch is.
         """
@@ -176,16 +177,9 @@ class Method:
         """The plain model's state dict, with all that can be merged into it, and the tensors that cannot be.
 
         state: of the whole model in the weights that are judged. With tensors of its own a saved model needs the method
-        to be opened: `prepare` is called on a plain model, and `restore`.
+        to be opened: `prepare` is called on a plain model, which is then given all tensors.
         """
         return state, {}
-
-    def restore(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-        """Give a prepared model the tensors that `export` could not merge. Raises `ValueError` for others."""
-        missing = set(tensors) - set(model.state_dict())
-        if missing or not tensors:
-            raise ValueError(f"not of this method: {sorted(missing)}")
-        model.load_state_dict({**model.state_dict(), **tensors})
 
     def state(self) -> dict[str, Any]:
         """Its part of a resume point, besides what is in the model and the optimizer."""
@@ -198,6 +192,19 @@ class Method:
         """
         if state:
             raise ValueError("this method has no state")
+
+
+def prepare(model: nn.Module, methods: Sequence[Method]) -> None:
+    """Let methods make what they need of a plain classifier or Llama, and freeze what they do not want trained.
+
+    The pretrained weights are frozen here, once, so that no method freezes what another one has added.
+    """
+    pretrained = [*getattr(model, "llama", model).parameters()]
+    for method in methods:
+        method.prepare(model)
+    if any(method.freezes for method in methods):
+        for parameter in pretrained:
+            parameter.requires_grad_(False)
 
 
 class _RandomState:
@@ -245,6 +252,7 @@ def fit(
     task: Task = CLASSIFICATION,
     methods: Sequence[Method] = (),
     epochs: int,
+    seed: int = 0,
     schedule: Callable[[int, int], float] | None = None,
     clip: float | None = None,
     stop: Callable[[list[EpochResult]], bool] | None = None,
@@ -256,14 +264,15 @@ def fit(
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    model: prepared by the methods and spread over the world. saver: a `saver.Saver`, or what stands in its place.
+    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`. saver: a
+    `saver.Saver`, or what stands in its place.
     schedule: of (step, total steps), the factor of the learning rates at that step. clip: the largest norm of all
     gradients together. stop: of the results so far, whether to train no further. history: the epochs that a resumed run
     has already done. train_eval: measure the score on the training data as the reference does. A loader whose batch
     sampler has `set_epoch` is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier
     epochs saved stays.
     """
-    run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world)
+    run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world, seed)
     run.history = list(history)
     pace = _Pace(schedule, clip, epochs * len(train))
     for epoch in range(len(run.history), epochs):
@@ -273,9 +282,9 @@ def fit(
         train_loss = run.train_epoch(train, epoch, pace)
         yield run.judge(train_loss, start)
     if run.history and not run.history[-1].is_finish:
-        start = time.perf_counter()
-        if any([method.finish(model, run.dev_score) for method in methods]):
-            yield run.judge(run.history[-1].train_loss, start, is_finish=True)
+        result = run.finish()
+        if result is not None:
+            yield result
 
 
 class _Pace(NamedTuple):
@@ -311,6 +320,7 @@ class _Run:
     saver: Any
     progress: bool
     world: World
+    seed: int
     history: list[EpochResult] = field(default_factory=list)
 
     def train_epoch(self, loader: DataLoader, epoch: int, pace: _Pace) -> float:
@@ -346,26 +356,44 @@ class _Run:
         before = _RandomState(device) if self.methods else None
         batch, network = on_device(part.batch, device), self.world.network(self.model)
         outputs = self.task.forward(network, batch)
-        return Step(self.model, self.task, part, batch, outputs, epoch, number, pace.total, network, before)
+        return Step(self.model, self.task, part, batch, outputs, epoch, number, pace.total, network, before, self.seed)
 
-    def judge(self, train_loss: float, start: float, is_finish: bool = False) -> EpochResult:
+    def judge(self, train_loss: float, start: float) -> EpochResult:
         """Evaluate the weights that the methods judge, save them if they are the best so far, and the resume point."""
-        number, history = len(self.history), self.history
+        with self._judged():
+            train_score = math.nan
+            if self.train_eval is not None:
+                train_score = self._score(self.train_eval, f"train acc {len(self.history)}")
+            result = self._judge(train_loss, train_score, start)
+        self.saver.save_resume_point(self.model, self.optimizer, self.history)
+        return result
+
+    def finish(self) -> EpochResult | None:
+        """The same for what the methods make of the judged weights after the last epoch, if they make anything."""
+        start, result = time.perf_counter(), None
+        with self._judged():
+            if any([method.finish(self.model, self.dev_score) for method in self.methods]):
+                result = self._judge(self.history[-1].train_loss, math.nan, start, is_finish=True)
+        if result is not None:
+            self.saver.save_resume_point(self.model, self.optimizer, self.history)
+        return result
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
         with ExitStack() as stack:
             for method in reversed(self.methods):  # averages of parameters, before these are merged into others
                 stack.enter_context(method.judged(self.model))
-            train_score = math.nan
-            if self.train_eval is not None and not is_finish:
-                train_score = self._score(self.train_eval, f"train acc {number}")
-            dev_score = self._score(self.dev, f"dev acc {number}")
-            improved = all(dev_score > earlier.dev_score for earlier in history)
-            seconds = time.perf_counter() - start
-            result = EpochResult(number, train_loss, train_score, dev_score, seconds, improved, is_finish)
-            history.append(result)
-            if improved:
-                self.saver.save_model(self.model, result)
-        self.saver.save_resume_point(self.model, self.optimizer, history)
-        return result
+            yield
+
+    def _judge(self, train_loss: float, train_score: float, start: float, is_finish: bool = False) -> EpochResult:
+        number, history = len(self.history), self.history
+        dev_score = self._score(self.dev, f"dev acc {number}")
+        improved = all(dev_score > earlier.dev_score for earlier in history)
+        seconds = time.perf_counter() - start
+        history.append(EpochResult(number, train_loss, train_score, dev_score, seconds, improved, is_finish))
+        if improved:
+            self.saver.save_model(self.model, history[-1])
+        return history[-1]
 
     def dev_score(self) -> float:
         """Of the weights as they stand."""

@@ -197,6 +197,8 @@ def _wait_for_the_first_process() -> None:
 class _PatientStream(io.TextIOWrapper):
     """A standard stream whose reader may go away while the work goes on; what is written then goes nowhere."""
 
+    has_reader = True
+
     def write(self, text: str) -> int:
         with self._unheard():
             super().write(text)
@@ -211,6 +213,7 @@ class _PatientStream(io.TextIOWrapper):
         try:
             yield
         except BrokenPipeError:
+            self.has_reader = False
             _send_nowhere(self.fileno())
 
 

@@ -7,11 +7,12 @@ This table says what there is, without importing PyTorch: a wrong name or argume
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils import UserError, decimal_number, some, whole_number
+from utils import UserError, decimal_number, shown, some, whole_number
 
 if TYPE_CHECKING:
     from training import Method
@@ -44,7 +45,6 @@ class MethodEntry:
     module: str
     class_name: str
     summary: str
-    paper: str
     arguments: dict[str, Argument]
     conflicts: tuple[str, ...] = ()
 
@@ -61,10 +61,11 @@ METHODS = {
         "advanced.lora",
         "LoRA",
         "trains low-rank updates of frozen matrices",
-        "Hu et al. 2021, arXiv:2106.09685",
         {
-            "rank": Argument(8, "r, the rank of an update", lambda rank: rank >= 1, "at least 1"),
-            "alpha": Argument(16.0, "updates are scaled by alpha / r", lambda alpha: alpha > 0, "above 0"),
+            "rank": Argument(8, "r, the rank of an update", lambda rank: 1 <= rank <= 2**16, "from 1 to 2^16"),
+            "alpha": Argument(
+                16.0, "updates are scaled by alpha / r", lambda alpha: 0 < alpha < math.inf, "above 0 and finite"
+            ),
             "dropout": Argument(0.0, "of what the update reads", lambda p: 0 <= p < 1, "from 0 to below 1"),
             "targets": Argument(
                 "compute_query+compute_value",
@@ -79,7 +80,6 @@ METHODS = {
         "advanced.ema",
         "EMA",
         "evaluates and saves an exponential moving average of the weights",
-        "Tarvainen & Valpola 2017, arXiv:1703.01780",
         {"decay": Argument(0.99, "of the average, per step", lambda decay: 0 <= decay < 1, "from 0 to below 1")},
     ),
 }
@@ -144,13 +144,13 @@ def _kind(default: Any) -> str:
     return {bool: "true or false", int: "whole number", float: "number", str: "text"}[type(default)]
 
 
-def create(chosen: ChosenMethod) -> Method:
+def create(name: str, settings: Mapping[str, Any]) -> Method:
     """The method itself. Raises `UserError` where a saved run names one that is not here, or has other settings."""
-    entry, settings = METHODS.get(chosen.name), dict(chosen.settings)
+    entry = METHODS.get(name)
     if entry is None:
-        raise UserError(f"there is no method {chosen.name!r} here; there are {some(METHODS)}")
+        raise UserError(f"there is no method {name!r} here; there are {some(METHODS)}")
     for key, value in settings.items():
         argument = entry.arguments.get(key)
         if argument is None or type(value) is not type(argument.default) or not argument.fits(value):
-            raise UserError(f"the method {chosen.name} has no setting {key}={value!r}")
+            raise UserError(f"the method {name} has no setting {shown(key)}={shown(value)}")
     return getattr(importlib.import_module(entry.module), entry.class_name)(**settings)

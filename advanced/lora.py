@@ -30,6 +30,7 @@ class LoRA(Method):
     """rank: r. alpha: the scale of the update is alpha / r. targets: the layers' names, joined by +."""
 
     name = "lora"
+    freezes = True
 
     def __init__(
         self,
@@ -44,9 +45,7 @@ class LoRA(Method):
         self.is_merged = False
 
     def prepare(self, model: nn.Module) -> None:
-        llama = getattr(model, "llama", model)
-        llama.requires_grad_(False)
-        for layer in self.layers(llama):
+        for layer in self.layers(model):
             layer.lora_A = nn.Parameter(torch.empty(self.rank, layer.in_features))  # r i
             layer.lora_B = nn.Parameter(torch.zeros(layer.out_features, self.rank))  # o r
             nn.init.kaiming_uniform_(layer.lora_A, a=math.sqrt(5))

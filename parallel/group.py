@@ -278,7 +278,8 @@ def _shard(model: nn.Module, device: torch.device, size: int) -> None:
     for module in model.modules():
         if isinstance(module, LlamaLayer):
             fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    # by default what is outside of the layers would stay whole between an evaluation and the next training step
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
 def _is_sharded(value: Any) -> bool:

@@ -4,6 +4,8 @@ and that LoRA and the average compute what their papers say."""
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 import json
 import os
 import re
@@ -19,6 +21,7 @@ from conftest import FIGURES, ROOT, drive_in, outputs, random_llama
 from torch import nn
 
 import advanced
+import arguments
 import runs
 from advanced import METHODS, ChosenMethod, MethodEntry, choose, create
 from advanced.ema import EMA
@@ -29,7 +32,7 @@ from llama import load_pretrained
 from optimizer import AdamW
 from storage import load_tensors
 from tasks import CLASSIFICATION, Part
-from training import Method, Step
+from training import Method, Step, prepare
 from utils import UserError
 
 TOKENS = torch.tensor([[1, 5, 6, 99, 42], [1, 80, 7, 3, 3], [1, 260, 14, 88, 3]])
@@ -49,12 +52,12 @@ class Bottleneck(Method):
     """A method that cannot be merged: a bottleneck beside every feed-forward (Houlsby et al. 2019)."""
 
     name = "bottleneck"
+    freezes = True
 
     def __init__(self, width: int = 4):
         super().__init__(width=width)
 
     def prepare(self, model: nn.Module) -> None:
-        model.llama.requires_grad_(False)
         for layer in model.llama.layers:
             dim, width = model.llama.config.dim, self.settings["width"]
             layer.feed_forward.adapter = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Linear(width, dim))
@@ -69,15 +72,14 @@ class Bottleneck(Method):
 @pytest.fixture
 def bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the bottleneck into the table of methods."""
-    entry = MethodEntry("test_methods", "Bottleneck", "", "", {"width": advanced.Argument(4, "")})
+    entry = MethodEntry("test_methods", "Bottleneck", "", {"width": advanced.Argument(4, "")})
     monkeypatch.setitem(METHODS, "bottleneck", entry)
     monkeypatch.setitem(sys.modules, "test_methods", sys.modules[__name__])
 
 
 def train(model: nn.Module, methods: list[Method], steps: int = 3, lr: float = 0.02) -> None:
     """Some steps on one batch, as `fit` makes them."""
-    for method in methods:
-        method.prepare(model)
+    prepare(model, methods)
     for method in methods:
         method.start(model)
     optimizer = AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr)
@@ -91,6 +93,10 @@ def train(model: nn.Module, methods: list[Method], steps: int = 3, lr: float = 0
         for method in methods:
             method.after_step(step)
     model.eval()
+
+
+def created(names: str) -> list[Method]:
+    return [create(name, dict(settings)) for name, settings in choose(names)]
 
 
 def exported(model: nn.Module, methods: list[Method]) -> dict[str, torch.Tensor]:
@@ -113,7 +119,7 @@ def all_methods() -> list[str]:
 @pytest.mark.parametrize("name", all_methods())
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_a_method_begins_as_the_base(name: str, attention: str):
-    (method,), model = map(create, choose(name)), classifier(attention=attention)
+    (method,), model = created(name), classifier(attention=attention)
     expected = model(TOKENS)
     method.prepare(model)
     method.start(model)
@@ -124,7 +130,7 @@ def test_a_method_begins_as_the_base(name: str, attention: str):
 
 @pytest.mark.parametrize("names", [*all_methods(), "lora,ema"])
 def test_what_is_exported_is_a_plain_model_that_computes_what_was_judged(names: str):
-    methods, model = [*map(create, choose(names))], classifier()
+    methods, model = created(names), classifier()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     train(model, methods)
     state, plain = exported(model, methods), classifier(seed=5)
@@ -132,7 +138,9 @@ def test_what_is_exported_is_a_plain_model_that_computes_what_was_judged(names: 
     assert any(not torch.equal(state[name], before[name]) for name in before)
     with judged(model, methods):
         assert torch.equal(model(TOKENS), plain(TOKENS))
-    torch.testing.assert_close(model(TOKENS), train_and_read(names, judges=False))  # and goes on as if nobody had
+    other = classifier()
+    train(other, created(names))
+    assert torch.equal(model(TOKENS), other(TOKENS))  # and goes on as if nobody had judged
 
 
 class judged:
@@ -150,18 +158,10 @@ class judged:
             context.__exit__(None, None, None)
 
 
-def train_and_read(names: str, judges: bool) -> torch.Tensor:
-    methods, model = [*map(create, choose(names))], classifier()
-    train(model, methods)
-    if judges:
-        exported(model, methods)
-    return model(TOKENS)
-
-
 @pytest.mark.parametrize("names", [*all_methods(), "lora,ema"])
 def test_a_method_does_something(names: str):
     """A plain run ends elsewhere: a method that is a no-op fails here."""
-    methods, model, plain = [*map(create, choose(names))], classifier(), classifier()
+    methods, model, plain = created(names), classifier(), classifier()
     train(model, methods)
     train(plain, [])
     others = exported(plain, [])
@@ -280,7 +280,9 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("lora", ["rank"], "key=value"),
         ("lora", ["=4"], "key=value"),
         ("lora", ["rank=x"], "rank=x: must be a whole number"),
-        ("lora", ["rank=0"], "rank=0: must be at least 1"),
+        ("lora", ["rank=0"], "rank=0: must be from 1 to 2^16"),
+        ("lora", ["rank=99999999999"], "from 1 to 2^16"),
+        ("lora", ["alpha=inf"], "above 0 and finite"),
         ("lora", ["rank=4", "lora.rank=5"], "given twice"),
         ("lora", ["decay=0.5"], "no argument of that name; there are lora.rank"),
         ("lora", ["ema.decay=0.5"], "'ema' is none of the methods lora"),
@@ -297,13 +299,37 @@ def test_a_wrong_name_or_argument_is_refused_in_one_line(names: str, assignments
 
 def test_a_key_of_two_methods_must_name_one_and_conflicts_are_refused(monkeypatch: pytest.MonkeyPatch):
     entry = METHODS["ema"]
-    monkeypatch.setitem(METHODS, "other", MethodEntry("", "", "", "", entry.arguments))
+    monkeypatch.setitem(METHODS, "other", MethodEntry("", "", "", entry.arguments))
     with pytest.raises(UserError, match="ema and other have an argument decay; write ema.decay="):
         choose("ema,other", ["decay=0.5"])
     assert dict(choose("ema,other", ["other.decay=0.5"])[1].settings) == {"decay": 0.5}
-    monkeypatch.setitem(METHODS, "third", MethodEntry("", "", "", "", {}, conflicts=("ema",)))
+    monkeypatch.setitem(METHODS, "third", MethodEntry("", "", "", {}, conflicts=("ema",)))
     with pytest.raises(UserError, match="third and ema cannot be combined"):
         choose("third,ema")
+
+
+def test_the_table_and_the_methods_have_the_same_defaults():
+    for name, entry in METHODS.items():
+        method = getattr(importlib.import_module(entry.module), entry.class_name)
+        own = {key: each.default for key, each in inspect.signature(method).parameters.items()}
+        assert own == {key: each.default for key, each in entry.arguments.items()} and method().name == name
+
+
+def test_arguments_may_come_in_several_flags_and_methods_in_one(classify_flags: Callable):
+    flags = ["--method-args", "rank=2", "--method", "lora", "--method-args", "alpha=3"]
+    assert arguments.get_args(flags).method_args == ["rank=2", "alpha=3"]
+    with pytest.raises(UserError, match="--method is given twice"):
+        arguments.get_args(["--method", "lora", "--method", "ema"])
+
+
+@pytest.mark.parametrize("names", ["lora,bottleneck", "bottleneck,lora"])
+def test_methods_that_freeze_the_model_train_what_both_have_added(bottleneck: None, names: str):
+    model = classifier()
+    prepare(model, [create(name, {}) for name in names.split(",")])
+    trained = {name.rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad and "llama" in name}
+    adapters = {name for name, p in model.named_parameters() if p.requires_grad and ".adapter." in name}
+    assert {"lora_A", "lora_B"} < trained and len(adapters) == 8
+    assert not any(p.requires_grad for name, p in model.named_parameters() if name.endswith("w1.weight"))
 
 
 def test_nothing_is_loaded_for_a_wrong_argument(tmp_path: Path, classify_flags: Callable):

@@ -25,7 +25,7 @@ from saver import Saver, load_model
 from storage import load_tensors
 from tasks import ALONE, World
 from tokenizer import Tokenizer
-from training import Method, Step, evaluate, fit
+from training import Method, Step, evaluate, fit, prepare
 from utils import UserError, run_main
 
 CPU = torch.device("cpu")
@@ -38,6 +38,7 @@ class Case(NamedTuple):
     shard: bool = False
     dropout: float = 0.0  # in the Llama; the head always has some
     methods: str = ""
+    lr: float = 1e-3
 
 
 CASES = (
@@ -48,6 +49,7 @@ CASES = (
     Case("causal", 2, shard=True),  # a process without sentences in every batch
     Case("bidirectional", 7, methods="lora,ema"),
     Case("causal", 5, shard=True, methods="lora,ema"),
+    Case("causal", 7, shard=True, methods="ema", lr=1e-12),  # no epoch is better than the first
 )
 
 
@@ -80,8 +82,10 @@ def small_dataset(tokenizer: Tokenizer, size: int = 22) -> LlamaDataset:
 
 
 def methods_of(case: Case) -> list[Method]:
-    chosen = choose(case.methods, ["rank=2", "alpha=4", "dropout=0.2", "decay=0.6"]) if case.methods else ()
-    return [Decay(), *map(create, chosen)]
+    chosen = choose(case.methods, ["decay=0.6"]) if case.methods else ()
+    if "lora" in case.methods:
+        chosen = choose(case.methods, ["rank=2", "alpha=4", "dropout=0.2", "decay=0.6"])
+    return [Decay(), *(create(name, dict(settings)) for name, settings in chosen)]
 
 
 def train_case(case: Case, tokenizer: Tokenizer, folder: Path, world: World = ALONE, methods: Any = ()) -> dict:
@@ -90,12 +94,11 @@ def train_case(case: Case, tokenizer: Tokenizer, folder: Path, world: World = AL
     settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.3, option="finetune")
     llama = random_llama(attention=case.attention, dropout=case.dropout, max_seq_len=256)
     model = LlamaEmbeddingClassifier(settings, llama=llama)
-    for method in methods:
-        method.prepare(model)
+    prepare(model, methods)
     world.spread(model, CPU)
     for method in methods:
         method.start(model)
-    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=case.lr, weight_decay=0.1)
     dataset, bucket = small_dataset(tokenizer), case.attention == "causal"
     loaders = [dataset.loader(case.batch_size, shuffle=shuffle, bucket=bucket) for shuffle in (True, False)]
     saver = Saver(folder / "model.pt", folder / "model.resume", methods=methods, world=world)

@@ -66,9 +66,11 @@ def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path
     for name, tensor in alone["model"].items():
         torch.testing.assert_close(together["model"][name], tensor, atol=2e-5, rtol=1e-4)
     assert str(together["methods"].keys()) == str(alone["methods"].keys())
-    for name, tensor in {**alone["best"], **alone["methods"].get("ema", {}).get("average", {})}.items():
-        other = together["best"].get(name, together["methods"].get("ema", {}).get("average", {}).get(name))
-        torch.testing.assert_close(other, tensor, atol=2e-5, rtol=1e-4)
+    averages = [each["methods"].get("ema", {}).get("average", {}) for each in (alone, together)]
+    for mine, theirs in ((alone["best"], together["best"]), averages):
+        assert list(mine) == list(theirs)
+        for name, tensor in mine.items():
+            torch.testing.assert_close(theirs[name], tensor, atol=2e-5, rtol=1e-4)
     assert together["optimizer"]["param_groups"] == alone["optimizer"]["param_groups"]
     for index, state in alone["optimizer"]["state"].items():
         assert together["optimizer"]["state"][index]["step"] == state["step"]
@@ -87,6 +89,22 @@ def test_prompt_prints_and_writes_once_what_one_process_does(
     assert printed.split("\n")[1:] == shown.split("\n")[1:]  # the first line has the arguments
     assert outputs(together) == outputs(alone) and len(outputs(alone)) == 2
     assert sorted(os.listdir(together)) == sorted(os.listdir(alone))
+
+
+def test_a_run_with_methods_is_that_of_one_process(tmp_path: Path, classify_flags: Callable):
+    flags = [*classify_flags("finetune"), "--epochs", 3, "--lr", 0.01, "--batch_size", 5, "--method", "lora,ema"]
+    flags += ["--method-args", "rank=2", "dropout=0.1", "decay=0.8"]
+    flags += [word for each in ("dev", "test") for word in (f"--{each}_out", f"films-{each}-advanced-output.txt")]
+    shown, together = drive_in(tmp_path / "alone", *flags), tmp_path / "together"
+    together.mkdir()
+    printed = succeed(start(2, DRIVER, *flags, cwd=together))
+    assert FIGURES.findall(printed) == FIGURES.findall(shown)
+    assert outputs(together) == outputs(tmp_path / "alone") and len(outputs(together)) == 2
+    (mine,), (theirs,) = (list(folder.glob("*.pt")) for folder in (tmp_path / "alone", together))
+    assert mine.name == theirs.name
+    states = load_tensors(mine)["model"], load_tensors(theirs)["model"]
+    for one, other in zip(*(state.values() for state in states), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
 # ---------------------------------------------------------------------------- fine-tuning, killed and taken up

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,20 +38,28 @@ SOME = ["A warm little film", "the plot wanders off", "I laughed twice, by accid
 def saved(request, tmp_path_factory: pytest.TempPathFactory, classify_flags: Callable) -> Path:
     """A folder with what a fine-tuning leaves behind: its model, its predictions."""
     folder = tmp_path_factory.mktemp(request.param)
-    flags = ["--epochs", 2, "--lr", 0.01, "--batch_size", 4, "--attention", request.param, "--model_out", "best.pt"]
+    flags = ["--epochs", 6, "--lr", 0.005, "--batch_size", 4, "--attention", request.param, "--model_out", "best.pt"]
     drive_in(folder, *classify_flags("finetune"), *flags)
+    labels = {line[0] for line in (folder / "films-dev-finetuning-output.txt").read_text().splitlines()}
+    assert labels == {"0", "1"}, "all labels are alike, so what follows would prove nothing"
     assert sorted(os.listdir(folder)) == [
         "best.pt", "films-dev-finetuning-output.txt", "films-test-finetuning-output.txt"
     ]  # fmt: skip
     return folder
 
 
-def predicted(folder: Path, *flags: object, text: str | None = None) -> str:
-    """What `--option predict` prints, run in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        if text is not None:
-            patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text.encode()))))
-        return drive_in(folder, "--option", "predict", "--model", "best.pt", *flags)
+def predicted(folder: Path, *flags: object, text: str = "") -> str:
+    """What `--option predict` prints, run in this process. text: on its standard input."""
+    before = os.dup(0)
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+        try:
+            return drive_in(folder, "--option", "predict", "--model", "best.pt", *flags)
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
 
 
 # ------------------------------------------------------------------------------------------------------ saved runs
@@ -76,6 +85,23 @@ def test_predictions_of_the_dev_file_are_the_runs_own(saved: Path, films: dict[s
     assert predicted(saved, "--input", bare) == own
     assert predicted(saved, "--input", "-", text=bare.read_text()) == own
     assert predicted(saved, "--input", bare, "--kernels", "plain") == own
+    old_mac = tmp_path / "old.txt"
+    old_mac.write_bytes(films["dev"].read_bytes().replace(b"\n", b"\r"))
+    assert predicted(saved, "--input", old_mac) == own
+
+
+def test_probabilities_are_those_of_the_runs_own_batches(saved: Path, films: dict[str, Path]):
+    """Which depend on the batch where the model is bidirectional."""
+    model, about = load_classifier(saved / "best.pt")
+    examples = create_data(films["dev"])
+    dataset = runs.encode(examples, about.tokenizer, about.config)
+    with torch.inference_mode():
+        expected = torch.cat([model(batch["token_ids"]).exp() for batch in dataset.loader(4)])
+    sentences = [example.sentence for example in examples]
+    own = torch.tensor([each.probabilities for each in predict(model, about, sentences)])
+    other = torch.tensor([each.probabilities for each in predict(model, about, sentences, batch_size=3)])
+    torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-4)
+    assert torch.allclose(other, expected, atol=1e-4) == about.config.is_causal
 
 
 def test_what_is_known_of_a_run_is_in_its_file(saved: Path, films: dict[str, Path], tiny_checkpoint: Path):
@@ -93,8 +119,8 @@ def test_what_is_known_of_a_run_is_in_its_file(saved: Path, films: dict[str, Pat
         dev=InputFile.of(films["dev"]),
         label_names=("bad", "good"),
         attention=about.config.attention,
-        epochs=2,
-        lr=0.01,
+        epochs=6,
+        lr=0.005,
         batch_size=4,
     )
     assert about.identity == content["identity"] == plan.identity()
@@ -212,6 +238,49 @@ def test_lines_are_answered_while_the_input_is_still_being_written(saved: Path):
         assert process.wait(timeout=60) == 0
 
 
+def test_a_steady_stream_is_answered(saved: Path):
+    """Lines that come without a pause as long as one that is waited for."""
+    command = [sys.executable, str(ROOT / "run_llama.py"), "--option", "predict", "--model", "best.pt", "--input", "-"]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=saved)
+    with subprocess.Popen(command, **pipes) as process:
+
+        def write() -> None:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                while True:
+                    process.stdin.write("a film\n")
+                    process.stdin.flush()
+                    time.sleep(0.05)
+
+        threading.Thread(target=write, daemon=True).start()
+        assert process.stdout.readline().endswith("a film\n")
+        process.stdout.close()  # nobody wants more: it ends, although more comes
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(("first", "status"), [("\n", 2), ("a film\n", 130)], ids=["a bad line", "an interrupt"])
+def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: str, status: int):
+    command = [sys.executable, str(ROOT / "run_llama.py"), "--option", "predict", "--model", "best.pt", "--input", "-"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    reset = dict(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    with subprocess.Popen(command, text=True, cwd=saved, **pipes, **reset) as process:
+        process.stdin.write(first * 4)
+        process.stdin.flush()
+        if status == 130:
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == status
+        check_one_error(status, process.stderr.read(), expected=status)
+
+
+def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sentences, "PIECE", 7)
+    path = tmp_path / "long.txt"
+    path.write_bytes("é".encode() * 40_000 + b"\r\n\r".replace(b"\r\n\r", b"\r\nnext\rlast"))
+    start = time.perf_counter()
+    assert [*sentences.read_sentences(str(path))] == ["é" * 40_000, "next", "last"]
+    assert time.perf_counter() - start < 5
+
+
 def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sentences, "PATIENCE", 0.05)
     os.mkfifo(tmp_path / "pipe")
@@ -275,6 +344,7 @@ FLAGS = {
     "absent input": (["--model", "best.pt", "--input", "absent"], "--input absent does not exist"),
     "a folder": (["--model", "best.pt", "--input", "."], "--input . is a folder"),
     "output is the model": (["--model", "best.pt", "--input", "-", "--output", "best.pt"], "best.pt is also --model"),
+    "a flag of the base": (["--model", "best.pt", "--input", "-", "--attention", "causal"], "--attention is for"),
     "another option's flag": (["--option", "prompt", "--input", "-"], "--input is for --option predict and perplexity"),
     "no saved run": (["--model", "films-dev-finetuning-output.txt", "--input", "-"], "not a PyTorch checkpoint"),
 }
@@ -295,6 +365,10 @@ CHANGES = {
     "another tokenizer": lambda saved: {**saved, "tokenizer": torch.zeros(9, dtype=torch.uint8)},
     "more labels": lambda saved: {**saved, "label_names": ["a", "b", "c"]},
     "no batch": lambda saved: {**saved, "batch_size": 0},
+    "a length that is a word": lambda saved: {**saved, "max_sentence_len": "abc"},
+    "a length below 1": lambda saved: {**saved, "max_sentence_len": -3},
+    "a suffix that is a number": lambda saved: {**saved, "prompt_suffix": 5},
+    "another precision": lambda saved: {**saved, "precision": "nonsense"},
     "no head of that name": lambda saved: {**saved, "model_config": {**saved["model_config"], "head": "none"}},
     "another shape": lambda saved: changed_args(saved, dim=64),
     "a million layers": lambda saved: changed_args(saved, n_layers=10**6),

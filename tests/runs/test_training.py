@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import random_llama
 
+from advanced.ema import EMA
 from batches import EncodingRules, LlamaDataset, TextWindows
 from classifier import LlamaEmbeddingClassifier
 from course import Example
@@ -18,7 +19,7 @@ from saver import Saver
 from storage import load_tensors, save_tensors
 from tasks import Evaluation, NextToken
 from tokenizer import Tokenizer
-from training import Method, Step, evaluate, fit
+from training import Method, Step, evaluate, fit, prepare
 from utils import UserError
 
 SUFFIX = "Is this movie bad or good? This movie is "
@@ -156,11 +157,10 @@ def saver_in(folder: Path, **more) -> Saver:
     return Saver(folder / "model.pt", folder / "model.resume", record, identity, **more)
 
 
-def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float = 1e-2, seed: int = 0, **more):
+def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float = 1e-2, **more):
     """A whole small run; returns its model and results."""
-    dataset, model = small_dataset(tokenizer), new_model(seed)
-    for method in methods:
-        method.prepare(model)
+    dataset, model = small_dataset(tokenizer), new_model()
+    prepare(model, methods)
     for method in methods:
         method.start(model)
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
@@ -353,7 +353,8 @@ def test_methods_are_called_around_each_step_and_shape_what_is_saved(tmp_path: P
     recorder = Recorder()
     _, (result,) = train(tmp_path, tokenizer, 1, methods=[Method(), recorder])
     steps = ["penalty", "after_step"] * 3  # 22 sentences in batches of 8
-    assert recorder.calls == ["prepare", "start", *steps, "judged", "export", "as before", "finish"]
+    judged = ["judged", "export", "as before", "judged", "finish", "as before"]
+    assert recorder.calls == ["prepare", "start", *steps, *judged]
     assert [(step.epoch, step.number, step.total) for step in recorder.steps] == [(0, 0, 3), (0, 1, 3), (0, 2, 3)]
     saved, point = load_tensors(tmp_path / "model.pt"), load_tensors(tmp_path / "model.resume")
     assert all((tensor == 0).all() for tensor in saved["model"].values())
@@ -382,6 +383,8 @@ def test_a_second_pass_has_the_masks_of_the_first_or_new_ones(tmp_path: Path, to
     torch.manual_seed(3)
     train(tmp_path, tokenizer, 1, methods=[TwoPasses()])
     assert [len(each) for each in seen] == [8, 8, 6] and not torch.equal(seen[0], seen[1])
+    train(tmp_path, tokenizer, 1, methods=[TwoPasses()], seed=1)
+    assert not torch.equal(seen[0], seen[3])  # of another seed
 
 
 def test_second_passes_with_the_same_masks_move_no_random_number(tmp_path: Path, tokenizer: Tokenizer):
@@ -450,6 +453,13 @@ def test_what_methods_make_of_the_model_after_the_last_epoch_is_judged_as_an_epo
     assert str(history) == str(results)  # NaN equals nothing
     again = train(tmp_path / "..", tokenizer, 2, methods=[method], history=history)[1]
     assert again == []
+
+
+def test_what_methods_finish_is_what_they_judge(tmp_path: Path, tokenizer: Tokenizer):
+    """Beside one that swaps weights: the average, not what is trained, is finished, scored and saved."""
+    method = Finishing(-1.0)
+    _, results = train(tmp_path, tokenizer, 2, methods=[EMA(0.9), method])
+    assert method.scores == [results[1].dev_score] and results[2].dev_score != results[1].dev_score
 
 
 def test_the_schedule_scales_each_step_and_leaves_the_rate_alone(tmp_path: Path, tokenizer: Tokenizer):
