@@ -177,7 +177,10 @@ class Group(World):
     def network(self, model: nn.Module) -> Callable[..., Any]:
         def call(*inputs: Any, **named: Any) -> Any:
             with _meeting():
-                return (self.trained if model.training else model)(*inputs, **named)
+                outputs = (self.trained if model.training else model)(*inputs, **named)
+            if self.shard and not model.training:
+                model.reshard()  # what is outside of the layers would stay whole until the next backward pass
+            return outputs
 
         return call
 
@@ -278,8 +281,7 @@ def _shard(model: nn.Module, device: torch.device, size: int) -> None:
     for module in model.modules():
         if isinstance(module, LlamaLayer):
             fully_shard(module, mesh=mesh)
-    # by default what is outside of the layers would stay whole between an evaluation and the next training step
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh)
 
 
 def _is_sharded(value: Any) -> bool:
