@@ -1237,6 +1237,8 @@ FIELDS = {
     "a figure": lambda point: point["history"][0].update(dev_score=50.0),
     "an epoch": lambda point: point["history"][1].update(epoch=7),
     "a long history": lambda point: point.update(history=point["history"] * 100),
+    "another best epoch": lambda point: point["history"][1].update(improved=not point["history"][1]["improved"]),
+    "other methods": lambda point: point.update(methods={"ema": {"steps": 1, "average": {}}}),
     "no best epoch": lambda point: point["history"][0].update(improved=False),
 }
 

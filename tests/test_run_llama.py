@@ -186,6 +186,9 @@ def test_every_flag_arrives_where_it_acts(
     drive(*COMMANDS["finetune"])
     shutil.copy(course_folder / "finetune-1-2e-05.pt", course_folder / "other-saved.pt")
     usual = {command: observe(*flags) for command, flags in COMMANDS.items()}
+    assert usual["generate"]["accelerate.generates"] == [True] and usual["prompt"]["accelerate.generates"] == [False]
+    assert usual["prompt"]["accelerate.trains"] == [False] and usual["prompt"]["loader.bucket"] == [False, False]
+    assert observe(*COMMANDS["prompt"], "--attention", "causal")["loader.bucket"] == [True, True]
     for flag, (command, given, where, expected) in FLAGS.items():
         arrives = where if callable(where) else lambda calls, where=where: calls.get(where, [])
         found = arrives(defaultdict(list, observe(*COMMANDS[command], flag, *given)))

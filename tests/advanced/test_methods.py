@@ -269,6 +269,7 @@ def test_methods_and_their_arguments_are_chosen_by_name():
     assert both == choose("lora,ema", ["lora.rank=4", "lora.alpha=8", "decay=0.5"])
     assert [name for name, _ in both] == ["lora", "ema"] and dict(both[0].settings)["rank"] == 4
     assert isinstance(hash(both), int) and json.dumps(both)
+    assert dict(choose("ema", ["decay=0"])[0].settings) == {"decay": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -384,6 +385,18 @@ def test_a_run_with_methods_saves_one_plain_model_that_predicts_as_it_was_judged
     assert saved["methods"] == {}
     drive(*flags, "--method-args", f"{names.split(',')[0]}.{'rank=2' if 'lora' in names else 'decay=0.5'}")
     assert len(list(tmp_path.glob("*.pt"))) == 2  # another plan, another file
+
+
+def test_an_input_is_not_overwritten_under_the_name_of_a_run_with_methods(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path]
+):
+    flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 1, "--method", "ema"]
+    drive(*flags)
+    (model,) = tmp_path.glob("*.pt")
+    (data := model.with_suffix(".resume")).write_bytes(films["dev"].read_bytes())
+    with pytest.raises(UserError, match=r"resume point, .* is also --dev"):
+        drive(*flags, "--dev", data.name)
+    assert data.read_bytes() == films["dev"].read_bytes()
 
 
 def test_killed_and_resumed_ends_as_undisturbed(tmp_path: Path, classify_flags: Callable):

@@ -88,6 +88,9 @@ def test_predictions_of_the_dev_file_are_the_runs_own(saved: Path, films: dict[s
     old_mac = tmp_path / "old.txt"
     old_mac.write_bytes(films["dev"].read_bytes().replace(b"\n", b"\r"))
     assert predicted(saved, "--input", old_mac) == own
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + bare.read_bytes())
+    assert predicted(saved, "--input", marked) == own
 
 
 def test_probabilities_are_those_of_the_runs_own_batches(saved: Path, films: dict[str, Path]):
