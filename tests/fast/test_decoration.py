@@ -53,6 +53,8 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "tasks.Classification.check": "an error for outputs that are no log-probabilities",
     "tasks.Evaluation.finish": "puts the predictions of several processes together",
     "tasks.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
+    "training.prepare": "lets methods prepare a model, of which the commands have none",
+    "training._Run.finish": "lets methods finish a model",
     "training._progress_bar": "stands on standard error while one waits",
     "saver.Saver._check_best_model": "an error where the saved model is not this run's",
 }
