@@ -12,7 +12,7 @@ from typing import Any
 
 from course import SEPARATOR
 from sentences import STANDARD_INPUT
-from utils import ArgumentParser, Default, UserError, check_writable, find_asset, sha256_of
+from utils import ArgumentParser, Default, UserError, check_writable, find_asset, import_folder, sha256_of
 
 DEFAULT_CHECKPOINT = "stories42M.pt"
 BUNDLED_CHECKPOINT = "checkpoints/minllama1M.pt"
@@ -105,13 +105,10 @@ class Once(argparse.Action):
 
 def _methods() -> str:
     """What there is in the folder advanced/, in words."""
-    try:
-        from advanced import METHODS
-    except ModuleNotFoundError as error:
-        if error.name != "advanced":
-            raise
+    advanced = import_folder("advanced")
+    if advanced is None:
         return "none, because the folder advanced/ is not here"
-    return "; ".join(f"{name} {entry.summary}" for name, entry in METHODS.items())
+    return "; ".join(f"{name} {entry.summary}" for name, entry in advanced.METHODS.items())
 
 
 # ----------------------------------------------------------------------------------------------------- checks
@@ -217,13 +214,10 @@ def _choose_methods(args: Namespace) -> tuple:
         if args.method_args:
             raise UserError("--method-args are for the methods that --method names")
         return ()
-    try:
-        from advanced import choose
-    except ModuleNotFoundError as error:
-        if error.name != "advanced":
-            raise
-        raise UserError("--method needs the folder advanced/ of this package beside run_llama.py") from None
-    return choose(args.method, args.method_args)
+    advanced = import_folder("advanced")
+    if advanced is None:
+        raise UserError("--method needs the folder advanced/ of this package beside run_llama.py")
+    return advanced.choose(args.method, args.method_args)
 
 
 # ------------------------------------------------------------------------------------------------------ files

@@ -47,6 +47,7 @@ from utils import (
     UserError,
     atomic_write,
     choose_device,
+    import_folder,
     read_text,
     run_main,
     seed_everything,
@@ -186,13 +187,10 @@ def join_world(args: Namespace) -> Iterator[World]:
 
         yield ALONE
         return
-    try:
-        from parallel import join
-    except ModuleNotFoundError as error:
-        if error.name != "parallel":
-            raise
-        raise UserError("several processes need the folder parallel/ of this package beside run_llama.py") from None
-    with join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
+    parallel = import_folder("parallel")
+    if parallel is None:
+        raise UserError("several processes need the folder parallel/ of this package beside run_llama.py")
+    with parallel.join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
         group.require_alike(facts(args))
         yield group
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,8 +31,8 @@ from storage import load_tensors, save_tensors
 from tasks import ALONE, NextToken, World
 from tokenizer import Tokenizer
 from training import Method, evaluate, fit, prepare
-from utils import UserError, shown, some, warn
-from weights import misfits
+from utils import UserError, import_folder, shown, some, warn
+from weights import is_finite, misfits
 
 if TYPE_CHECKING:
     from training import EpochResult
@@ -111,12 +111,9 @@ def create_methods(chosen: Sequence[tuple[str, Any]]) -> list[Method]:
     """Of names and settings. Raises `UserError` where the folder advanced/ is not here."""
     if not chosen:
         return []
-    try:
-        import advanced
-    except ModuleNotFoundError as error:
-        if error.name != "advanced":
-            raise
-        raise UserError("methods need the folder advanced/ of this package beside its modules") from None
+    advanced = import_folder("advanced")
+    if advanced is None:
+        raise UserError("methods need the folder advanced/ of this package beside its modules")
     return [advanced.create(name, dict(settings)) for name, settings in chosen]
 
 
@@ -131,7 +128,7 @@ def compute_fast(
         model.to(place.device)
     if place.kernels != "auto":
         return
-    if (fast := import_fast()) is not None:
+    if (fast := import_folder("fast")) is not None:
         # splitting a model is there to avoid whole copies of its weights
         purpose = dict(generates=generates, trains=trains, keeps_copies=not place.shard)
         fast.accelerate(model, precision, place.device, **purpose)
@@ -141,20 +138,9 @@ def compute_fast(
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
 
 
-def import_fast() -> ModuleType | None:
-    """The package `fast`; None where the root modules stand alone."""
-    try:
-        import fast
-    except ModuleNotFoundError as error:
-        if error.name != "fast":
-            raise
-        return None
-    return fast
-
-
 def generator_of(llama: Llama, precision: str, place: Place, tokens: int, cuda_graphs: bool = False) -> Any:
     """What generates so many tokens in the model's place, by a method `generate` like its own; perhaps itself."""
-    fast = import_fast() if place.kernels == "auto" else None
+    fast = import_folder("fast") if place.kernels == "auto" else None
     if fast is not None and precision == "fp32" and place.device.type == "cpu" and fast.is_little(llama, tokens):
         return llama  # choosing kernels would take longer
     compute_fast(llama, precision, place, trains=False, generates=True)
@@ -308,7 +294,7 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
         own = saved["methods"]  # of the methods that could not be merged into the plain model
         prepare(model, create_methods([(name, own[name]["settings"]) for name in reversed(own)]))
     model.load_state_dict(_joined(state, *(each["tensors"] for each in own.values())))
-    if damaged := [name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]:
+    if damaged := [name for name, tensor in model.state_dict().items() if not is_finite(tensor)]:
         raise UserError(f"not all numbers are finite in {damaged[0]}")
     about = SavedRun(
         tuple(names), tokenizer, suffix, batch_size, precision, config,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
+import importlib
 import io
 import os
 import random
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -340,6 +342,16 @@ def find_asset(name: str | os.PathLike) -> Path | None:
         if path.is_file():
             return path
     return None
+
+
+def import_folder(name: str) -> ModuleType | None:
+    """A folder of this package that stands beside the root modules; None where it is not here."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:  # the folder is here, and lacks something
+            raise
+        return None
 
 
 def read_text(path: str | os.PathLike) -> str:

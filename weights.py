@@ -98,7 +98,7 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
     # assignment's code does, so that a seed means the same head and the same shuffling here as there.
     model = Llama(config)
     model.load_state_dict(state)
-    if damaged := [name for name, tensor in model.named_parameters() if not _is_finite(tensor)]:
+    if damaged := [name for name, tensor in model.named_parameters() if not is_finite(tensor)]:
         raise UserError(f"{path} is damaged: not all numbers are finite in {some(damaged)}")
     return model.eval()
 
@@ -195,6 +195,6 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
     # their sum meets every NaN and infinity, and takes a tenth of the time; finite numbers can have an infinite one
     return bool(tensor.sum().isfinite() or tensor.isfinite().all())
