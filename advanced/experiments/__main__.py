@@ -16,7 +16,8 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple
@@ -119,13 +120,14 @@ def _wanted(args: Namespace, table: Table, model: Model, path: Path) -> list[Tri
 def run_all(args: Namespace, table: Table, model: Model, path: Path, work: Path) -> None:
     """Keep every worker busy until nothing is left, or the time is over."""
     end = time.monotonic() + 60 * (args.minutes or float("inf"))
+    context = _context()
     running: dict[Future, Running] = {}
     try:
         while True:
             if time.monotonic() < end:
                 for trial, lock in _free(args, table, model, path, work, running):
                     threads = max(1, (os.cpu_count() or 1) // args.workers)
-                    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+                    pool = ProcessPoolExecutor(1, mp_context=context)
                     running[pool.submit(compute, trial, model, work, args.device, threads)] = Running(trial, lock, pool)
             if not running:
                 return
@@ -138,6 +140,15 @@ def run_all(args: Namespace, table: Table, model: Model, path: Path, work: Path)
             for process in each.pool._processes.values():
                 process.kill()
             _end(each)
+
+
+def _context() -> BaseContext:
+    """Where processes come from: a copy of one that has imported everything, which saves seconds for each run."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["sklearn.metrics", "runs"])
+    return context
 
 
 class Running(NamedTuple):

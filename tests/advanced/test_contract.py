@@ -143,11 +143,11 @@ def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Labo
 
 @pytest.mark.parametrize("names", [*TRAINED, *REQUIRED_PAIRS])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Laboratory, names: str):
-    undisturbed = laboratory.done(names, epochs=3)
+    undisturbed = laboratory.done(names)
     (laboratory.folder / f"{undisturbed.run.plan.digest[:12]}.resume").unlink()
-    run = laboratory.assemble(laboratory.plan(names, epochs=3))
+    run = laboratory.assemble(laboratory.plan(names))
     laboratory.train(run, laboratory.saver(run), epochs=1)
-    run = laboratory.assemble(laboratory.plan(names, epochs=3))
+    run = laboratory.assemble(laboratory.plan(names))
     torch.manual_seed(99)  # the resume point has the state of the generators
     saver = laboratory.saver(run)
     history = laboratory.train(run, saver, saver.load_resume_point(run.model, run.optimizer))
