@@ -14,13 +14,13 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from tempfile import gettempdir
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from advanced.experiments.grid import Model, Table, Trial
 from advanced.experiments.plots import WHY_NONE, can_plot, draw
@@ -69,8 +69,10 @@ def main() -> None:
     table = Table.read(named if named.is_file() else args.table)
     if unknown := {*(args.only or ())} - {row.name for row in table.rows}:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
-    model = model_of(args)
-    path = Path(args.results or HERE / "results" / f"{table.name}-{model.name}.jsonl")
+    name = Path(args.pretrained_model_path).stem
+    path = Path(args.results or HERE / "results" / f"{table.name}-{name}.jsonl")
+    model = model_of(args, read_results([path]) if args.render or args.report else {})
+    table = table.without_unknown(model)
     if args.report:
         check_writable(args.report, "--report")
         rows = args.only or [row.name for row in table.rows]
@@ -100,16 +102,23 @@ def main() -> None:
     run_all(args, table, model, path, work)
 
 
-def model_of(args: Namespace) -> Model:
-    """The checkpoint and the tokenizer that the flags name. Raises `UserError` if they are not here."""
+def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]] = {}) -> Model:
+    """The checkpoint and the tokenizer that the flags name. results: where they are named, too, if they are not here.
+
+    Raises `UserError` if they are neither.
+    """
+    recorded = {result["model"]: result["checksums"] for result in results.values()}
     checkpoint = find_asset(args.pretrained_model_path)
     if checkpoint is None:
-        raise UserError(f"--pretrained-model-path {args.pretrained_model_path} does not exist")
+        model = Model(args.pretrained_model_path, "", recorded)
+        if not model.is_known:
+            raise UserError(f"--pretrained-model-path {args.pretrained_model_path} does not exist")
+        return model
     name = tokenizer_name(checkpoint, args.tokenizer)
     tokenizer = find_asset(name)
     if tokenizer is None:
         raise UserError(f"--tokenizer {name} does not exist")
-    return Model(str(checkpoint), str(tokenizer))
+    return Model(str(checkpoint), str(tokenizer), recorded)
 
 
 def _wanted(args: Namespace, table: Table, model: Model, path: Path) -> list[Trial]:

@@ -18,14 +18,14 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from advanced import choose
-from utils import UserError, find_asset, sha256_of
+from utils import UserError, find_asset, sha256_of, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -36,22 +36,35 @@ TUNE_SEEDS = (0,)
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint and its tokenizer."""
+    """A checkpoint and its tokenizer. recorded: the checksums of both by the name of a checkpoint, from results."""
 
     checkpoint: str
     tokenizer: str
+    recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def beside(self, name: str) -> Model:
         """Another checkpoint of the same folder, with the tokenizer of its own name or else the same one."""
         path = Path(self.checkpoint).parent / name
         own = path.with_suffix(".model")
-        if not path.is_file():
-            raise UserError(f"{path} does not exist; a row of the table starts from it")
-        return Model(str(path), str(own) if own.is_file() else self.tokenizer)
+        return Model(str(path), str(own) if own.is_file() else self.tokenizer, self.recorded)
 
     @property
     def name(self) -> str:
         return Path(self.checkpoint).stem
+
+    @property
+    def is_known(self) -> bool:
+        return Path(self.checkpoint).is_file() or self.name in self.recorded
+
+    @property
+    def checksums(self) -> tuple[str, ...]:
+        """Of the checkpoint and of the tokenizer; where the files are not here, as they were recorded. So results can
+        be rendered without the weights that they come from."""
+        if Path(self.checkpoint).is_file():
+            return tuple(_checksum(path, os.stat(path).st_mtime_ns) for path in (self.checkpoint, self.tokenizer))
+        if self.name in self.recorded:
+            return tuple(self.recorded[self.name])
+        raise UserError(f"{self.checkpoint} does not exist")
 
 
 @dataclass(frozen=True)
@@ -78,8 +91,8 @@ class Trial:
         """What tells this run from every other one, wherever the files lie. Equal in all tables."""
         model = self.model(model)
         files = {split: path_of(self.data, split) for split in ("train", "dev", "test")}
-        files |= {"checkpoint": model.checkpoint, "tokenizer": model.tokenizer}
         inputs = {name: _checksum(path, os.stat(path).st_mtime_ns) for name, path in files.items()}
+        inputs |= dict(zip(("checkpoint", "tokenizer"), model.checksums, strict=True))
         names = "option", "shots", "seed", "phase", "settings"
         own = {"method": self.method, **{name: getattr(self, name) for name in names}}
         methods = choose(self.method, self.arguments, self.option) if self.method else ()
@@ -156,6 +169,13 @@ class Table:
             for combination in row.combinations():
                 table.trial(row, next(iter(table.data)), None, 0, "tune", combination)
         return table
+
+    def without_unknown(self, model: Model) -> Table:
+        """The rows whose checkpoint is known, with a line about the others."""
+        unknown = [row for row in self.rows if row.checkpoint and not model.beside(row.checkpoint).is_known]
+        for row in unknown:
+            warn(f"left out: {row.name}, which starts from {row.checkpoint}, and that is not beside {model.checkpoint}")
+        return replace(self, rows=tuple(row for row in self.rows if row not in unknown))
 
     def cells(self) -> Iterator[tuple[Row, str, int | None]]:
         """Every row on every data set and size."""

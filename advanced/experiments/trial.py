@@ -59,6 +59,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
     return {
         "key": key,
         "model": model.name,
+        "checksums": model.checksums,
         **{name: getattr(trial, name) for name in ("row", "option", "method", "data", "shots", "seed", "phase")},
         "arguments": list(trial.arguments),
         "settings": dict(trial.settings),

@@ -6,19 +6,22 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import FIGURES
+from conftest import FIGURES, asset, save_checkpoint
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import grid, trial
-from advanced.experiments.grid import Model, Table, Trial
+from advanced.experiments.grid import Model, Row, Table, Trial
 from advanced.experiments.render import difference_in_words, render
 from advanced.experiments.results import Difference, append_result, compare, paired_bootstrap, read_results
+from config import PRESETS, LlamaConfig
 from course import create_data
+from llama import Llama
 from plan import Place
 from utils import UserError
 
@@ -44,6 +47,9 @@ def model(tiny_checkpoint: Path, films: dict[str, Path], monkeypatch: pytest.Mon
     monkeypatch.setattr(trial, "path_of", lambda data, split: str(films[split]))
     monkeypatch.setattr("advanced.experiments.render.path_of", lambda data, split: str(films[split]))
     return Model(str(tiny_checkpoint), str(tiny_checkpoint.with_suffix(".model")))
+
+
+PRESETS_42M = Table.read(program.HERE / "tables" / "stories42M.json")
 
 
 def table_of(folder: Path, **changes) -> Table:
@@ -288,6 +294,36 @@ def test_the_table_has_means_deviations_differences_and_says_what_is_missing(
     assert "Missing: 2 runs (lora 2)." in text and "| lora" not in text
 
 
+def test_results_are_rendered_without_the_weights_that_they_come_from(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch
+):
+    table, done = finished
+    away = Model(str(tmp_path / "gone.pt"), "", {"gone": model.checksums})
+    text = render(table, away, done)
+    assert text == render(table, model, done).replace(f"`{model.name}`", "`gone`") and "| ema" in text
+    with pytest.raises(UserError, match="gone.pt does not exist"):
+        render(table, Model(away.checkpoint, ""), done)
+    with open(tmp_path / "r.jsonl", "w", encoding="utf-8") as file:
+        lines = ({**result, "model": "gone", "checksums": model.checksums} for result in done.values())
+        file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+    command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", "gone.pt", "--render"]
+    monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "r.jsonl")])
+    monkeypatch.setattr(program, "can_plot", lambda: False)
+    program.main()
+    assert (tmp_path / "r.md").read_text(encoding="utf-8") == text
+
+
+def test_a_row_that_starts_from_an_absent_checkpoint_is_left_out(
+    tmp_path: Path, model: Model, capsys: pytest.CaptureFixture
+):
+    rows = [{"name": "plain"}, {"name": "adapted", "checkpoint": "adapted.pt"}]
+    table = table_of(tmp_path, rows=rows)
+    assert [row.name for row in table.without_unknown(model).rows] == ["plain"]
+    assert "left out: adapted" in capsys.readouterr().err
+    known = Model(model.checkpoint, model.tokenizer, {"adapted": model.checksums})
+    assert table.without_unknown(known) == table
+
+
 def test_a_difference_beyond_noise_is_bold():
     assert difference_in_words(Difference(0.1, 0.01, 0.08, 0.12)) == "**+0.100 [+0.080, +0.120]**"
     assert difference_in_words(Difference(-0.1, 0.1, -0.3, 0.1)) == "-0.100 [-0.300, +0.100]"
@@ -298,6 +334,22 @@ def test_the_tables_that_are_here_can_be_read():
     for path in (program.HERE / "tables").glob("*.json"):
         table = Table.read(path)
         assert table.baseline in {row.name for row in table.rows} and table.title
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", PRESETS_42M.rows, ids=lambda row: row.name)
+def test_a_preset_for_stories42m_runs_on_a_random_model_of_that_shape(
+    tmp_path: Path, assets: Path, films: dict[str, Path], model: Model, row: Row
+):
+    """A few steps; what the presets are worth nobody has measured."""
+    torch.manual_seed(0)
+    path = tmp_path / "stories42M.pt"
+    save_checkpoint(path, Llama(LlamaConfig.from_preset("stories42M")), **PRESETS["stories42M"])
+    big = Model(str(path), str(asset(assets, "tokenizer.model")))
+    short = replace(row, checkpoint="", settings=row.settings | {"epochs": 1, "batch_size": 4})
+    one = PRESETS_42M.trial(short, "sst", 2, 1, "final", row.combinations()[0])
+    result = trial.run_trial(replace(one, data="films"), big, tmp_path, PLACE)
+    assert 0 <= result["dev"]["accuracy"] <= 1 and result.get("trainable", 1) > 0
 
 
 def test_an_unknown_table_or_row_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
