@@ -60,6 +60,9 @@ def choose(names: str, assignments: Sequence[str] = (), option: str = "finetune"
             raise UserError(f"{assignment}: {name}.{key} is given twice")
         given.add((name, key))
         settings[name][key] = _checked(METHODS[name].arguments[key], assignment, text)
+    for name in chosen:
+        if reason := METHODS[name].refuses(settings[name]):
+            raise UserError(f"{name}: {reason}")
     return tuple(ChosenMethod(name, tuple(settings[name].items())) for name in METHODS if name in chosen)
 
 

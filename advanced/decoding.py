@@ -8,7 +8,7 @@ continues each of them by every token, and keeps the N likeliest of what that ma
 stop token is set aside, and the next likeliest goes on in its place. When N have been set aside, or no more tokens are
 wanted, the text is the one that maximises
 
-    S(y) / n^alpha          (Wu et al. 2016, arXiv:1609.08144, section 7)
+    S(y) / n^alpha          (Wu et al. 2016, arXiv:1609.08144, section 7: the first form that it gives)
 
 of those set aside and, where they are fewer than N, those that go on. n counts the new tokens, the stop token as well:
 alpha = 1 compares means, alpha = 0 sums, which prefer short texts. N = 1 is greedy decoding.

@@ -222,7 +222,8 @@ def pretrain(args: Namespace, place: Place) -> Iterator[dict[str, Any]]:
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     methods = [create("schedule", {"warmup": args.warmup, "decay": "cosine"})]
     identity = identity_of(args, corpus, model.config)
-    saver = Saver(None, args.out.with_suffix(".resume"), identity=identity, epochs=rounds, methods=methods)
+    record = {"kind": "checkpoint", "model_args": asdict(model.config)}  # the course's layout
+    saver = Saver(args.out, args.out.with_suffix(".resume"), record, identity, rounds, methods)
     task = NextToken()
     if args.init is not None:
         before = evaluate(model, held_out, task=task, desc="before")
@@ -232,8 +233,6 @@ def pretrain(args: Namespace, place: Place) -> Iterator[dict[str, Any]]:
         yield row_of(result, per_round, corpus, args)
     settings = dict(methods=methods, clip=args.clip, saver=saver, history=history, train_eval=False, progress=False)
     for result in fit(model, optimizer, train, held_out, task=task, epochs=rounds, seed=args.seed, **settings):
-        if result.improved:
-            save_checkpoint(args.out, model, (result.epoch + 1) * per_round, -result.dev_score)
         yield row_of(result, per_round, corpus, args)
     saver.resume_path.unlink(missing_ok=True)
 
@@ -250,14 +249,6 @@ def resume(args: Namespace, saver: Saver, model: Llama, optimizer: AdamW) -> lis
         raise UserError(f"{error}; use the same arguments, or leave out --resume to start anew") from None
     print(f"resuming from {saver.resume_path}")
     return history
-
-
-def save_checkpoint(path: Path, model: Llama, step: int, loss: float) -> None:
-    """In the course's layout."""
-    from storage import save_tensors
-
-    content = {"model": model.state_dict(), "model_args": asdict(model.config), "iter_num": step, "val_loss": loss}
-    save_tensors(path, content)
 
 
 def row_of(result: EpochResult, per_round: int, corpus: Corpus, args: Namespace) -> dict[str, Any]:

@@ -9,7 +9,8 @@ The last is for words of one token, w being the tied output matrix; of words wit
 forcing (`label_words.py`). Before training this is `direct` zero-shot classification.
 
 A bidirectional model reads the answer slot as a causal one does, at the last real token, and padding is hidden from it:
-the base's position, the last one of the padded batch, would be the slot of its longest text alone.
+the base's position, the last one of the padded batch, would be the slot of its longest text alone. There is no dropout
+before the answer: `hidden_dropout_prob` is the linear head's.
 
 Controls (Webson & Pavlick 2022, arXiv:2109.01247: models learn as fast with questions that make no sense, and not with
 other words): `shuffled-words` gives each label the word of another one, always the same for a number of labels;

@@ -4,8 +4,9 @@ With P_1 and P_2 what two passes over the same text predict, each with dropout m
 
     -log P_1(y) - log P_2(y) + weight / 2 * (KL(P_1 || P_2) + KL(P_2 || P_1))
 
-The first term is the task's loss; this adds the others. (The authors' published code halves the first two terms, so
-that its weight counts for half of this one.) Without dropout in the model the divergence is 0.
+The first term is the task's loss; this adds the others. (The example in the README of the authors' code halves the
+first two terms, so that a weight there counts for twice as much; the code of their experiments does not.) Without
+dropout in the model, or other noise, the divergence is 0 and the method only doubles the loss: it says so.
 
 Shapes: b batch   c classes
 """
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader
 
 from tasks import Task
 from training import Method, Step
+from utils import warn
 
 
 class RDrop(Method):
@@ -29,6 +32,10 @@ class RDrop(Method):
         super().__init__(weight=weight)
         self.weight = weight
         self.batch_size = 0
+
+    def start(self, model: nn.Module) -> None:
+        if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+            warn("r-drop: there is no dropout in this model; without other noise its two passes are one")
 
     def task(self, task: Task, train: DataLoader) -> Task:
         self.batch_size = train.batch_sampler.batch_size

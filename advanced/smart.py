@@ -17,11 +17,13 @@ g is taken of d alone; the term is then differentiated through both f(x + d) and
 The average: theta~ <- beta theta~ + (1 - beta) theta after each step, beta being `decay` in the first tenth of all
 steps and `late_decay` afterwards.
 
-The authors' code, which is not their paper in everything, differs: it has no proximity term, it divides (d + step * g)
-by its norm, so that d is of size 1 whatever the radius, and its divergence is not a KL. There, and in the paper, sizes
-are absolute; here radius, step and noise are in units of each token's own embedding, its root mean square, in which
-checkpoints differ. All passes have the same dropout masks, or the terms would measure dropout. Padding is not moved,
-and neither is the table of embeddings, which is the output matrix too.
+The authors' code, which is not their paper in everything, differs: the proximity term is switched off; in some versions
+(d + step * g) is divided by its norm, so that d is of size 1 whatever the radius; and in the ascent, though not in what
+is trained, the divergence is not a KL. There, and in the paper, sizes are absolute; here radius, step and noise are in
+units of each token's own embedding, its root mean square, in which checkpoints differ. A radius of .1 is large: on a
+small model it may change a prediction altogether. Tune it on held-out data, from .001. All passes have the same dropout
+masks, or the terms would measure dropout. Padding is not moved, and neither is the table of embeddings, which is the
+output matrix too.
 
 Shapes: b batch   s position   D model dim   c classes
 """

@@ -41,7 +41,8 @@ class MethodEntry:
     summary: what it changes, after its name in a sentence. paper: where it is published. cost: of a step beside a plain
     one, in words. options: the commands that take it. is_head: it says what is predicted, in the place of the base's
     classifier (`create_head`), and is no `training.Method`. needs_causal: it reads likelihoods. holds_out: it chooses
-    something by a score, for which part of the training data is held out.
+    something by a score, for which part of the training data is held out. refuses: why settings make no sense together,
+    or nothing.
     """
 
     module: str
@@ -55,6 +56,7 @@ class MethodEntry:
     is_head: bool = False
     needs_causal: bool = False
     holds_out: bool = False
+    refuses: Callable[[dict[str, Any]], str] = lambda settings: ""
 
 
 # ----------------------------------------------------------------------------------------- kinds of arguments
@@ -184,6 +186,7 @@ PREDICTED = {
         paper="arXiv:2012.15723",
         cost="longer texts; a pass a label where one has several tokens",
         is_head=True,
+        refuses=lambda s: "a null template is none" if s["template"] and s["control"] == "null-template" else "",
     ),
 }
 
@@ -277,7 +280,7 @@ PARAMETERS = {
         "Mixout",
         "takes some input neurons of each matrix from the pretrained weights, drawn anew in every step",
         {"p": share(0.7, "the share of neurons that are pretrained")},
-        conflicts=FROZEN,
+        conflicts=(*FROZEN, "reinit"),
         paper="arXiv:1909.11299",
         cost="one more product a matrix, and a copy of the weights",
     ),
@@ -286,7 +289,7 @@ PARAMETERS = {
         "Mixconnect",
         "mixout of single weights in the place of neurons",
         {"p": share(0.7, "the share of weights that are pretrained")},
-        conflicts=(*FROZEN, "mixout"),
+        conflicts=(*FROZEN, "mixout", "reinit"),
         paper="arXiv:1909.11299",
         cost="one more product a matrix, and a copy of the weights",
     ),
@@ -320,6 +323,7 @@ LOSSES = {
         "RDrop",
         "keeps two passes with different dropout close to each other",
         {"weight": positive(1.0, "of the divergence")},
+        conflicts=("prompt-finetune",),  # whose head has no dropout
         paper="arXiv:2106.14448",
         cost="twice the time",
     ),
@@ -339,6 +343,7 @@ LOSSES = {
         },
         paper="arXiv:1911.03437",
         cost="three to four times the time, and a copy of the weights",
+        refuses=lambda s: "" if s["weight"] or s["bregman"] else "weight=0 and bregman=0 leave nothing to do",
     ),
 }
 
@@ -386,7 +391,7 @@ AVERAGES = {
         "WiSEFT",
         "saves the best mixture of the pretrained and the fine-tuned weights",
         {"points": count(11, "mixtures that are tried, both ends among them", least=2, most=101)},
-        conflicts=FROZEN,
+        conflicts=(*FROZEN, "reinit"),
         paper="arXiv:2109.01903",
         cost="a copy of the weights, and an evaluation for each mixture at the end",
         holds_out=True,

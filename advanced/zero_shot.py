@@ -68,11 +68,13 @@ class Calibrated(LabelWords):
     """Contextual calibration: p_cf is what the model answers where there is nothing to answer.
 
     With p the probabilities normalised over the labels, and p_cf their mean over content-free texts, the paper takes
-    the argmax of W p + b with W = diag(p_cf)^-1, b = 0. Here W p is normalised again, which changes no prediction.
+    the argmax of W p + b with W = diag(p_cf)^-1, b = 0. Here W p is normalised again, which changes no prediction. (The
+    authors' code normalises the mean in the place of what it is the mean of; here every text counts alike, however much
+    of its probability goes to other words than labels.)
 
     source: "content-free", or "train": p_cf is the mean over the training sentences, without their labels, which is
-    calibration to the domain (over the texts to be classified it would be transductive: "batch calibration", Zhou et
-    al. 2023, arXiv:2309.17249). `estimate` finds p_cf, which is saved with the model; until then outputs are NaN.
+    calibration to the domain. Over the texts to be classified it would be transductive: "batch calibration", Zhou et
+    al. 2023, arXiv:2309.17249. `estimate` finds p_cf, which is saved with the model; until then outputs are NaN.
     """
 
     name = "calibrated"

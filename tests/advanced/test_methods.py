@@ -301,6 +301,11 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("lora", ["targets=w9"], "names of matrices"),
         ("ema", ["decay=1"], "from 0 to below 1"),
         ("ema", ["decay=nan"], "from 0 to below 1"),
+        ("smart", ["weight=0", "bregman=0"], "leave nothing to do"),
+        ("prompt-finetune", ["template=Well?", "control=null-template"], "a null template is none"),
+        ("reinit,wise-ft", [], "cannot be combined"),  # nothing pretrained is left to mix with
+        ("mixout,reinit", [], "cannot be combined"),
+        ("r-drop,prompt-finetune", [], "cannot be combined"),  # whose head has no dropout
     ],
 )
 def test_a_wrong_name_or_argument_is_refused_in_one_line(names: str, assignments: list[str], words: str):

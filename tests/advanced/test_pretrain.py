@@ -158,6 +158,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, te
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_nobody_goes_on_without_the_best_model_so_far(tmp_path: Path, text: Path):
+    """It was better than what is still to come may be, and would be missing in the end."""
+    flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
+    rows_of(arguments(*flags), most=2)
+    (tmp_path / "new.pt").unlink()
+    with pytest.raises(UserError, match="new.pt does not exist; without it nobody can go on"):
+        rows_of(arguments(*flags, "--resume"))
+
+
 def test_what_is_resumed_must_be_the_same_run(tmp_path: Path, text: Path):
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE, "--resume"
     rows_of(arguments(*flags), most=1)

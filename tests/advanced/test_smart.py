@@ -259,6 +259,12 @@ def test_r_drop_asks_the_task_for_the_loss_and_has_parts_that_add_up():
     torch.testing.assert_close(sum(parts), expected)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_r_drop_says_when_its_two_passes_are_one(dropout: float, capsys: pytest.CaptureFixture):
+    prepared(double(dropout=dropout), RDrop())
+    assert ("its two passes are one" in capsys.readouterr().err) == (dropout == 0.0)
+
+
 def test_scores_that_do_not_add_up_to_one_are_compared_as_distributions():
     scores = torch.randn(4, 3)
     assert symmetric_divergence(scores, scores - 5.0).abs().max() < 1e-5
