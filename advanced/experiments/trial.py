@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from advanced import choose
 from advanced.experiments.grid import Model, Trial, path_of
-from course import create_data, divide, read_label_names
+from course import create_data, divide, has_gold_labels, read_label_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -148,8 +148,8 @@ def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -
     figures = {}
     for split in ("dev", "test"):
         examples = create_data(path_of(trial.data, split), is_test=split == "test")
-        result = _evaluate(model, tokenizer, examples, trial, place)
-        if result.has_gold_labels:
+        if has_gold_labels([example.label for example in examples]):
+            result = _evaluate(model, tokenizer, examples, trial, place)
             predictions = "".join(map(str, result.predictions))
             figures[split] = {**_scores(result), "predictions": predictions}
     return figures
