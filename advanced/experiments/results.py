@@ -5,7 +5,9 @@ Shapes: S seeds, n sentences.
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -88,8 +90,16 @@ def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, se
 
 def rightness(results: Sequence[Mapping[str, Any]], split: str, labels: Sequence[int]) -> np.ndarray:
     """results: one for each seed. Returns bool S n"""
-    predictions = np.array([[int(digit) for digit in result[split]["predictions"]] for result in results])
-    return predictions == np.array(labels)
+    return np.array([unpack(result[split]["predictions"]) for result in results]) == np.array(labels)
+
+
+def pack(predictions: Sequence[int]) -> str:
+    """Predicted classes as text, a third as long as a digit for each; a run has thousands of them."""
+    return base64.b64encode(zlib.compress(bytes(predictions), 9)).decode()
+
+
+def unpack(text: str) -> list[int]:
+    return list(zlib.decompress(base64.b64decode(text)))
 
 
 def compare(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from advanced import choose
 from advanced.experiments.grid import Model, Trial, path_of
+from advanced.experiments.results import pack
 from course import create_data, divide, has_gold_labels, read_label_names
 
 if TYPE_CHECKING:
@@ -150,8 +151,7 @@ def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -
         examples = create_data(path_of(trial.data, split), is_test=split == "test")
         if has_gold_labels([example.label for example in examples]):
             result = _evaluate(model, tokenizer, examples, trial, place)
-            predictions = "".join(map(str, result.predictions))
-            figures[split] = {**_scores(result), "predictions": predictions}
+            figures[split] = {**_scores(result), "predictions": pack(result.predictions)}
     return figures
 
 

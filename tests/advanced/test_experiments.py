@@ -18,7 +18,15 @@ from advanced.experiments import __main__ as program
 from advanced.experiments import grid, trial
 from advanced.experiments.grid import Model, Row, Table, Trial
 from advanced.experiments.render import difference_in_words, render
-from advanced.experiments.results import Difference, append_result, compare, paired_bootstrap, read_results
+from advanced.experiments.results import (
+    Difference,
+    append_result,
+    compare,
+    pack,
+    paired_bootstrap,
+    read_results,
+    unpack,
+)
 from config import PRESETS, LlamaConfig
 from course import create_data
 from llama import Llama
@@ -163,7 +171,7 @@ def test_a_run_has_the_figures_that_the_driver_prints(
     (macro,) = re.findall(r"dev macro-F1 :: (.*)", out)
     assert f"{result['dev']['macro_f1']:.3f}" == macro
     written = (tmp_path / f"films-dev-{kind}-output.txt").read_text(encoding="utf-8").splitlines()
-    assert result["dev"]["predictions"] == "".join(line[0] for line in written)
+    assert unpack(result["dev"]["predictions"]) == [int(line[0]) for line in written]
     assert not list(tmp_path.glob(f"{result['key']}*"))  # weights do not stay
     json.dumps(result)
 
@@ -265,8 +273,8 @@ def test_seeds_that_differ_widen_the_interval_and_equal_methods_do_not_differ():
 
 def test_methods_are_compared_on_the_seeds_that_both_have():
     labels = [0, 1, 0, 1]
-    ours = {seed: {"dev": {"predictions": "0101"}} for seed in (1, 2)}
-    theirs = {seed: {"dev": {"predictions": "0111"}} for seed in (2, 3)}
+    ours = {seed: {"dev": {"predictions": pack([0, 1, 0, 1])}} for seed in (1, 2)}
+    theirs = {seed: {"dev": {"predictions": pack([0, 1, 1, 1])}} for seed in (2, 3)}
     assert compare(ours, theirs, "dev", labels).mean == pytest.approx(0.25)
     assert compare(ours, {}, "dev", labels) is None
 
@@ -284,7 +292,7 @@ def test_the_table_has_means_deviations_differences_and_says_what_is_missing(
     for row, wrong in ((table.rows[0], (3, 5)), (table.rows[1], (1, 1))):
         for one, count in zip(table.final(row, "films", None, model, {}), wrong, strict=True):
             answers = [1 - label if index < count else label for index, label in enumerate(labels)]
-            scores = {"accuracy": 1 - count / 10, "macro_f1": 0.5, "predictions": "".join(map(str, answers))}
+            scores = {"accuracy": 1 - count / 10, "macro_f1": 0.5, "predictions": pack(answers)}
             result = {"trainable": 1234, "seconds": 7.4, "dev": scores, "test": scores}
             done[one.key(model)] = {"key": one.key(model), **result}
     text = render(table, model, done)
@@ -373,7 +381,7 @@ def finished(tmp_path: Path, model: Model, films: dict[str, Path]) -> tuple[Tabl
     for row, wrong in zip(table.rows, (4, 0, 4), strict=True):
         for one in table.final(row, "films", None, model, {}):
             answers = [1 - label if index < wrong else label for index, label in enumerate(labels)]
-            scores = {"accuracy": 1 - wrong / 10, "macro_f1": 0.5, "predictions": "".join(map(str, answers))}
+            scores = {"accuracy": 1 - wrong / 10, "macro_f1": 0.5, "predictions": pack(answers)}
             sweep = {"alphas": [0.0, 1.0], "scores": [0.5, 0.6], "alpha": 1.0}
             found = {"wise-ft": sweep} if row.name == "mixed" else {}
             figures = {"trainable": 100, "seconds": 7.0, "figures": found, "dev": scores, "test": scores}
