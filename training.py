@@ -74,8 +74,9 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
-    total = len(loader.dataset)
-    return tqdm(total=total, desc=desc, unit=" sentences", leave=False, mininterval=0.5, disable=not progress)
+    """On a terminal alone: in a log nobody sees it move."""
+    total, disable = len(loader.dataset), None if progress else True
+    return tqdm(total=total, desc=desc, unit=" sentences", leave=False, mininterval=0.5, disable=disable)
 
 
 # --------------------------------------------------------------------------------------------------- methods

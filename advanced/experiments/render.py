@@ -63,13 +63,19 @@ def labels_of(data: str, split: str) -> list[int]:
 def _section(table: Table, model: Model, done: Results, data: str, shots: int | None) -> list[str]:
     cells = cells_of(table, model, done, data, shots)
     baseline = next((cell.runs for cell in cells if cell.row.name == table.baseline), {})
-    size = "all training sentences" if shots is None else f"{shots} training sentences of each class"
-    lines = [f"## {data.upper()}, {size}", "", *render_cells(cells, baseline, data, table.baseline)]
+    title = f"## {data.upper()}{_size_in_words(cells, shots)}"
+    lines = [title, "", *render_cells(cells, baseline, data, table.baseline)]
     missing = {cell.row.name: cell.missing for cell in cells if cell.missing}
     if missing:
         names = ", ".join(f"{name} {count}" for name, count in missing.items())
         lines += ["", f"Missing: {sum(missing.values())} runs ({names})."]
     return [*lines, ""]
+
+
+def _size_in_words(cells: list[Cell], shots: int | None) -> str:
+    if all(cell.row.option == "prompt" for cell in cells):
+        return ""
+    return ", all training sentences" if shots is None else f", {shots} training sentences of each class"
 
 
 def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data: str, base_name: str) -> list[str]:
