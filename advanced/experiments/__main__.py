@@ -56,6 +56,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
     add("--minutes", type=float, help="start no run after so many")
     add("--only", nargs="+", metavar="ROW", help="rows of the table; all of them if not given")
+    add("--tune", action="store_true", help="only choose what is to be chosen: no run that looks at dev or test")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--list", action="store_true", help="say which runs are left, and end")
     add("--render", action="store_true", help="write tables and plots beside the results, and end")
@@ -123,7 +124,8 @@ def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]] = {}) -> 
 
 def _wanted(args: Namespace, table: Table, model: Model, path: Path) -> list[Trial]:
     ready = table.ready(model, read_results([path]))
-    return [trial for trial in ready if not args.only or trial.row in args.only]
+    phases = ("tune",) if args.tune else ("tune", "final")
+    return [trial for trial in ready if trial.phase in phases and (not args.only or trial.row in args.only)]
 
 
 def run_all(args: Namespace, table: Table, model: Model, path: Path, work: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from advanced.experiments.grid import Model, Row, Table, path_of
+from advanced.experiments.grid import Model, Row, Table, Trial, path_of
 from advanced.experiments.results import Difference, Spread, compare
 from course import create_data, has_gold_labels, majority_accuracy
 
@@ -38,11 +38,7 @@ def cells_of(table: Table, model: Model, done: Results, data: str, shots: int | 
             cells.append(Cell(row, {}, len(seeds), "to be chosen"))
             continue
         runs = {trial.seed: done[key] for trial in trials if (key := trial.key(model)) in done}
-        settings = dict(trials[0].settings)
-        values = {key: settings.get(key) for key in row.tune if key in settings}
-        chosen = [f"{key} {value:g}" for key, value in values.items()]
-        chosen += [argument for argument in trials[0].arguments if argument not in row.arguments]
-        cells.append(Cell(row, runs, len(trials) - len(runs), ", ".join(chosen)))
+        cells.append(Cell(row, runs, len(trials) - len(runs), _values(row, trials[0])))
     return cells
 
 
@@ -53,11 +49,38 @@ def render(table: Table, model: Model, done: Results) -> str:
         sizes = [*dict.fromkeys(shots for _, of_data, shots in table.cells() if of_data == data)]
         for shots in sizes:
             lines += _section(table, model, done, data, shots)
+    if choices := render_choices(table, model, done):
+        lines += ["## What was tried", "", CHOICES.format(seeds=len(table.tune_seeds)), "", *choices]
     return "\n".join(lines) + "\n"
 
 
 def labels_of(data: str, split: str) -> list[int]:
     return [example.label for example in create_data(path_of(data, split), is_test=split == "test")]
+
+
+CHOICES = """Accuracies on data held out of train (zero-shot: macro-F1 on a sample of train), by which the values above
+were chosen. Seeds: {seeds}. Dev was not looked at."""
+
+
+def render_choices(table: Table, model: Model, done: Results) -> list[str]:
+    """The lines of a table of what was tried, as far as it is done."""
+    lines = []
+    for row, data, shots in table.cells():
+        scores: dict[str, list[float]] = {}
+        for trial in table.tuning(row, data, shots):
+            if result := done.get(trial.key(model)):
+                scores.setdefault(_values(row, trial), []).append(result["selection"])
+        tried = ", ".join(f"{values}: {_spread(found)}" for values, found in scores.items())
+        if tried:
+            lines.append(f"| {row.name} | {data}{'' if shots is None else f', {shots} a class'} | {tried} |")
+    return ["| method | data | tried |", "|---|---|---|", *lines] if lines else []
+
+
+def _values(row: Row, trial: Trial) -> str:
+    """What a run of the row has of that which is tried in it."""
+    settings = dict(trial.settings)
+    chosen = [f"{key} {settings[key]:g}" for key in row.tune if key in settings]
+    return ", ".join(chosen + [argument for argument in trial.arguments if argument not in row.arguments])
 
 
 def _section(table: Table, model: Model, done: Results, data: str, shots: int | None) -> list[str]:

@@ -332,6 +332,22 @@ def test_a_row_that_starts_from_an_absent_checkpoint_is_left_out(
     assert table.without_unknown(known) == table
 
 
+def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    table = table_of(tmp_path, tune_seeds=[5, 6], shots=[4])
+    done = scored(table.tuning(table.rows[0], "films", 4), model, lambda each: 40 * dict(each.settings)["lr"])
+    assert "| plain | films, 4 a class | lr 0.01: .400 ± .000, lr 0.02: .800 ± .000 |" in render(table, model, done)
+    command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", model.checkpoint, "--list"]
+    command += ["--results", str(tmp_path / "r.jsonl")]
+    for flags, counted, word in ((["--tune"], 8, "tune"), (["--only", "asked", "--tune"], 0, "tune"), ([], 9, "")):
+        monkeypatch.setattr("sys.argv", [*command, *flags])
+        program.main()
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert last == f"{counted} runs can be started now" and len(lines) == counted
+        assert all(line.startswith(word) for line in lines)
+
+
 def test_a_difference_beyond_noise_is_bold():
     assert difference_in_words(Difference(0.1, 0.01, 0.08, 0.12)) == "**+0.100 [+0.080, +0.120]**"
     assert difference_in_words(Difference(-0.1, 0.1, -0.3, 0.1)) == "-0.100 [-0.300, +0.100]"
