@@ -95,7 +95,7 @@ def _accuracy(axis: Any, panel: Panel) -> None:
         axis.axvline(mean, color="tab:orange", label="baseline")
     axis.set_yticks(range(len(panel.cells)), [cell.row.name for cell in reversed(panel.cells)])
     axis.set_xlabel("dev accuracy")
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=2)  # over no point
 
 
 def _against(axis: Any, panel: Panel, of: Callable[[Mapping[str, Any]], float], label: str) -> None:
