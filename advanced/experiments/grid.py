@@ -43,8 +43,11 @@ class Model:
     recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def beside(self, name: str) -> Model:
-        """Another checkpoint of the same folder, with the tokenizer of its own name or else the same one."""
-        path = Path(self.checkpoint).parent / name
+        """Another checkpoint of the same folder, with the tokenizer of its own name or else the same one.
+
+        `{model}` in its name stands for the name of this one.
+        """
+        path = Path(self.checkpoint).parent / name.replace("{model}", self.name)
         own = path.with_suffix(".model")
         return Model(str(path), str(own) if own.is_file() else self.tokenizer, self.recorded)
 
@@ -174,7 +177,8 @@ class Table:
         """The rows whose checkpoint is known, with a line about the others."""
         unknown = [row for row in self.rows if row.checkpoint and not model.beside(row.checkpoint).is_known]
         for row in unknown:
-            warn(f"left out: {row.name}, which starts from {row.checkpoint}, and that is not beside {model.checkpoint}")
+            other = model.beside(row.checkpoint).checkpoint
+            warn(f"left out: {row.name}, which starts from {other}, and that is not here")
         return replace(self, rows=tuple(row for row in self.rows if row not in unknown))
 
     def cells(self) -> Iterator[tuple[Row, str, int | None]]:

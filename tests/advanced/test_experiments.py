@@ -324,11 +324,11 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
 def test_a_row_that_starts_from_an_absent_checkpoint_is_left_out(
     tmp_path: Path, model: Model, capsys: pytest.CaptureFixture
 ):
-    rows = [{"name": "plain"}, {"name": "adapted", "checkpoint": "adapted.pt"}]
+    rows = [{"name": "plain"}, {"name": "adapted", "checkpoint": "{model}-adapted.pt"}]
     table = table_of(tmp_path, rows=rows)
     assert [row.name for row in table.without_unknown(model).rows] == ["plain"]
     assert "left out: adapted" in capsys.readouterr().err
-    known = Model(model.checkpoint, model.tokenizer, {"adapted": model.checksums})
+    known = Model(model.checkpoint, model.tokenizer, {f"{model.name}-adapted": model.checksums})
     assert table.without_unknown(known) == table
 
 
