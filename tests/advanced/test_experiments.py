@@ -171,6 +171,7 @@ def test_a_run_has_the_figures_that_the_driver_prints(
     (macro,) = re.findall(r"dev macro-F1 :: (.*)", out)
     assert f"{result['dev']['macro_f1']:.3f}" == macro
     written = (tmp_path / f"films-dev-{kind}-output.txt").read_text(encoding="utf-8").splitlines()
+    assert tuple(result["checksums"]) == model.checksums
     assert unpack(result["dev"]["predictions"]) == [int(line[0]) for line in written]
     assert not list(tmp_path.glob(f"{result['key']}*"))  # weights do not stay
     json.dumps(result)
@@ -210,6 +211,18 @@ def test_tuning_does_not_look_at_dev_and_test(tmp_path: Path, model: Model, monk
     for one in (table.tuning(table.rows[0], "films", 4)[0], asked):
         result = trial.run_trial(one, model, tmp_path, PLACE)
         assert "selection" in result and not {"dev", "test"} & result.keys()
+
+
+def test_a_test_file_without_gold_labels_is_not_classified(
+    tmp_path: Path, model: Model, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    placeholders = tmp_path / "placeholders.txt"
+    placeholders.write_text("".join(f"0 ||| {each.sentence}\n" for each in create_data(films["test"])), encoding="utf-8")
+    monkeypatch.setattr(trial, "path_of", lambda data, split: str({**films, "test": placeholders}[split]))
+    table = table_of(tmp_path)
+    (asked,) = table.final(table.rows[2], "films", None, model, {})
+    result = trial.run_trial(asked, model, tmp_path, PLACE)
+    assert "dev" in result and "test" not in result
 
 
 @pytest.mark.slow
