@@ -217,7 +217,8 @@ def test_a_test_file_without_gold_labels_is_not_classified(
     tmp_path: Path, model: Model, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     placeholders = tmp_path / "placeholders.txt"
-    placeholders.write_text("".join(f"0 ||| {each.sentence}\n" for each in create_data(films["test"])), encoding="utf-8")
+    lines = (f"0 ||| {example.sentence}\n" for example in create_data(films["test"]))
+    placeholders.write_text("".join(lines), encoding="utf-8")
     monkeypatch.setattr(trial, "path_of", lambda data, split: str({**films, "test": placeholders}[split]))
     table = table_of(tmp_path)
     (asked,) = table.final(table.rows[2], "films", None, model, {})
