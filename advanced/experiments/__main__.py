@@ -27,7 +27,7 @@ from advanced.experiments.plots import WHY_NONE, can_plot, draw
 from advanced.experiments.render import render
 from advanced.experiments.report import write_report
 from advanced.experiments.results import append_result, read_results
-from advanced.experiments.trial import compute
+from advanced.experiments.trial import compute, end_with_parent
 from storage import NameLock
 from utils import (
     ArgumentParser,
@@ -138,7 +138,7 @@ def run_all(args: Namespace, table: Table, model: Model, path: Path, work: Path)
             if time.monotonic() < end:
                 for trial, lock in _free(args, table, model, path, work, running):
                     threads = max(1, (os.cpu_count() or 1) // args.workers)
-                    pool = ProcessPoolExecutor(1, mp_context=context)
+                    pool = ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent)
                     running[pool.submit(compute, trial, model, work, args.device, threads)] = Running(trial, lock, pool)
             if not running:
                 return

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from datetime import date
+from multiprocessing import parent_process
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from advanced import choose
@@ -40,6 +42,16 @@ def compute(trial: Trial, model: Model, work: Path, device: str, threads: int) -
     torch.set_num_threads(threads)
     figures = run_trial(trial, model, work, Place(choose_device(device)))
     return {**figures, "threads": threads, "commit": _commit(), "date": str(date.today()), "machine": machine()}
+
+
+def end_with_parent() -> None:
+    """Let this process end when the one that started it has been killed; nobody else would wait for it."""
+
+    def watch() -> None:
+        parent_process().join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def machine() -> str:

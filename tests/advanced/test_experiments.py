@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FIGURES, asset, save_checkpoint
+from conftest import FIGURES, ROOT, asset, save_checkpoint
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import grid, trial
@@ -245,13 +248,28 @@ def test_the_program_runs_what_is_left_and_nothing_twice(
     assert len(keys) == len(set(keys)) == 4 and not list((tmp_path / "work").iterdir())
 
 
+PARENT = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from advanced.experiments.trial import end_with_parent
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_runs_end_when_the_program_is_killed(tmp_path: Path):
+    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
+    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, tmp_path / "parent.py"], env=settings, stdout=subprocess.PIPE) as parent:
+        assert int(parent.stdout.readline()) != parent.pid
+        parent.kill()
+        parent.communicate(timeout=20)  # ends when nobody holds its output any more, a child neither
+
+
 def run_module(command: list, folder: Path):
-    import os
-    import subprocess
-    import sys
-
-    from conftest import ROOT
-
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *map(str, command)], cwd=folder, env=settings, capture_output=True, text=True, timeout=300
