@@ -10,25 +10,20 @@ processes may share one file of results.
 
 from __future__ import annotations
 
-import os
+import math
 import sys
-import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.context import BaseContext
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, NamedTuple
+from typing import Any
 
 from advanced.experiments.grid import Model, Table, Trial
 from advanced.experiments.plots import WHY_NONE, can_plot, draw
 from advanced.experiments.render import render
 from advanced.experiments.report import write_report
-from advanced.experiments.results import append_result, read_results
-from advanced.experiments.trial import compute, end_with_parent
-from storage import NameLock
+from advanced.experiments.results import read_results
+from advanced.experiments.runner import Runner, describe
 from utils import (
     ArgumentParser,
     Default,
@@ -64,18 +59,32 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     return parser.parse_args(argv)
 
 
+def check_args(args: Namespace) -> None:
+    """Raises `UserError` naming the flag."""
+    if args.workers < 1:
+        raise UserError(f"--workers {args.workers}: must be at least 1")
+    if args.minutes is not None and not 0 < args.minutes < math.inf:
+        raise UserError(f"--minutes {args.minutes}: must be above 0 and finite")
+    if args.results and Path(args.results).exists():
+        check_writable(args.results, "--results")
+    if args.report:
+        if Path(args.report).suffix != ".md":
+            raise UserError(f"--report {args.report}: the name must end in .md")
+        check_writable(args.report, "--report")
+
+
 def main() -> None:
     args = get_args()
     named = HERE / "tables" / f"{args.table}.json"
     table = Table.read(named if named.is_file() else args.table)
     if unknown := {*(args.only or ())} - {row.name for row in table.rows}:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
+    check_args(args)
     name = Path(args.pretrained_model_path).stem
     path = Path(args.results or HERE / "results" / f"{table.name}-{name}.jsonl")
     model = model_of(args, read_results([path]) if args.render or args.report else {})
     table = table.without_unknown(model)
     if args.report:
-        check_writable(args.report, "--report")
         rows = args.only or [row.name for row in table.rows]
         for written in write_report(table, model, read_results([path]), rows, Path(args.report)):
             print(f"wrote {written}")
@@ -94,13 +103,13 @@ def main() -> None:
     if args.list:
         left = _wanted(args, table, model, path)
         for trial in left:
-            print(_describe(trial))
+            print(describe(trial))
         print(f"{len(left)} runs can be started now")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     work = Path(args.work or Path(gettempdir()) / "min-llama-experiments")
     work.mkdir(parents=True, exist_ok=True)
-    run_all(args, table, model, path, work)
+    Runner(lambda: _wanted(args, table, model, path), model, path, work, args.device, args.workers).run(args.minutes)
 
 
 def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]] = {}) -> Model:
@@ -126,78 +135,6 @@ def _wanted(args: Namespace, table: Table, model: Model, path: Path) -> list[Tri
     ready = table.ready(model, read_results([path]))
     phases = ("tune",) if args.tune else ("tune", "final")
     return [trial for trial in ready if trial.phase in phases and (not args.only or trial.row in args.only)]
-
-
-def run_all(args: Namespace, table: Table, model: Model, path: Path, work: Path) -> None:
-    """Keep every worker busy until nothing is left, or the time is over."""
-    end = time.monotonic() + 60 * (args.minutes or float("inf"))
-    context = _context()
-    running: dict[Future, Running] = {}
-    try:
-        while True:
-            if time.monotonic() < end:
-                for trial, lock in _free(args, table, model, path, work, running):
-                    threads = max(1, (os.cpu_count() or 1) // args.workers)
-                    pool = ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent)
-                    running[pool.submit(compute, trial, model, work, args.device, threads)] = Running(trial, lock, pool)
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                append_result(path, future.result())
-                trial = _end(running.pop(future))
-                print(f"{time.strftime('%H:%M:%S')} done: {_describe(trial)}", flush=True)
-    finally:
-        for each in running.values():
-            for process in each.pool._processes.values():
-                process.kill()
-            _end(each)
-
-
-def _context() -> BaseContext:
-    """Where processes come from: a copy of one that has imported everything, which saves seconds for each run."""
-    if "forkserver" not in get_all_start_methods():
-        return get_context("spawn")
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["sklearn.metrics", "runs"])
-    return context
-
-
-class Running(NamedTuple):
-    """A run in a process of its own, so that the memory that it reports is its own."""
-
-    trial: Trial
-    lock: NameLock
-    pool: ProcessPoolExecutor
-
-
-def _end(each: Running) -> Trial:
-    each.pool.shutdown(cancel_futures=True)
-    each.lock.release()
-    return each.trial
-
-
-def _free(
-    args: Namespace, table: Table, model: Model, path: Path, work: Path, running: dict[Future, Running]
-) -> Iterator[tuple[Trial, NameLock]]:
-    """Runs that nobody else has taken, as many as there are workers without one."""
-    taken = {trial.key(model) for trial, *_ in running.values()}
-    places = args.workers - len(running)
-    for trial in _wanted(args, table, model, path) if places else ():
-        if places == 0:
-            return
-        key = trial.key(model)
-        lock = NameLock(work / f"{key}.lock")
-        if key in taken or lock.acquire():
-            continue
-        taken.add(key)
-        places -= 1
-        yield trial, lock
-
-
-def _describe(trial: Trial) -> str:
-    size = "all" if trial.shots is None else f"{trial.shots} a class"
-    chosen = " ".join([f"lr={dict(trial.settings)['lr']:g}", *trial.arguments])
-    return f"{trial.phase} {trial.row} on {trial.data} ({size}), seed {trial.seed}: {chosen}"
 
 
 if __name__ == "__main__":

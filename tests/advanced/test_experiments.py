@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 from conftest import FIGURES, ROOT, asset, save_checkpoint
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import grid, trial
+from advanced.experiments import grid, runner, trial
 from advanced.experiments.grid import Model, Row, Table, Trial
 from advanced.experiments.render import difference_in_words, render
 from advanced.experiments.results import (
@@ -246,6 +247,60 @@ def test_the_program_runs_what_is_left_and_nothing_twice(
         assert done.stdout.count("done:") == expected
     keys = [json.loads(line)["key"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert len(keys) == len(set(keys)) == 4 and not list((tmp_path / "work").iterdir())
+
+
+class Threads(ThreadPoolExecutor):
+    """Stands for processes."""
+
+    def __init__(self, workers: int, **how):
+        super().__init__(workers)
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    rows = [{"name": "bad", "seeds": [1, 2]}, {"name": "good", "method": "ema"}]
+    table, path = table_of(tmp_path, rows=rows, shots=[4]), tmp_path / "r.jsonl"
+    calls = []
+
+    def compute(one: Trial, *where) -> dict:
+        calls.append(one.row)
+        if one.row == "bad":
+            raise UserError("the loss is nan")
+        return {"key": one.key(model), "selection": 0.5}
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(runner, "compute", compute)
+    running = runner.Runner(lambda: table.ready(model, read_results([path])), model, path, tmp_path, "cpu", 2)
+    with pytest.raises(UserError, match="2 runs failed, for example: final bad on films .4 a class., seed [12]: .*nan"):
+        running.run()
+    assert sorted(calls) == ["bad", "bad", "good", "good"] and len(read_results([path])) == 2
+    out, err = capsys.readouterr()
+    assert out.count("done:") == 2 and out.count("start:") == 4 and err.count("failed: final bad") == 2
+    assert "2 runs done, 2 failed, 0 that can be started now are left" in out
+    assert not list(tmp_path.glob("*.lock"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--workers", "0"], "--workers 0: must be at least 1"),
+        (["--workers", "-1"], "at least 1"),
+        (["--minutes", "0"], "--minutes 0.0: must be above 0"),
+        (["--minutes", "nan"], "must be above 0 and finite"),
+        (["--results", "."], "is a folder"),
+        (["--report", "dev.txt"], "must end in .md"),
+        (["--report", "absent/r.md"], "does not exist"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_one_line(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
+):
+    table_of(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["experiments", "trial.json", "--pretrained-model-path", model.checkpoint, *flags])
+    with pytest.raises(UserError, match=words):
+        program.main()
 
 
 PARENT = """
