@@ -193,6 +193,8 @@ def _check_numbers(args: Namespace) -> None:
     require("beam", args.beam is None or 1 <= args.beam <= 1000, "from 1 to 1000")
     require("shots", args.shots is None or args.shots >= 1, "at least 1")
     require("hold_out", args.hold_out is None or 0.0 <= args.hold_out < 1.0, "from 0 to below 1")
+    require("lora_rank", args.lora_rank is None or 1 <= args.lora_rank <= 2**16, "from 1 to 2^16")
+    require("lora_alpha", args.lora_alpha is None or 0.0 < args.lora_alpha < math.inf, "above 0 and finite")
     require("epsilon", args.epsilon is None or 0.0 <= args.epsilon < 1.0, "from 0 to below 1")
     if args.contrastive is not None:
         alpha, count = args.contrastive
@@ -223,7 +225,9 @@ NEEDED = {"predict": ("model", "input"), "perplexity": ("input",)}
 
 def _check_option(args: Namespace) -> None:
     for name, options in OF_OPTIONS.items():
-        if getattr(args, name) and args.option not in options:
+        value = getattr(args, name)
+        is_given = value is not None and value is not False and value != []  # 0 is given, too
+        if is_given and args.option not in options:
             raise UserError(f"{_flag(name)} is for --option {' and '.join(options)}, not for {args.option}")
     if args.beam and args.contrastive:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")

@@ -371,6 +371,10 @@ def test_nothing_is_loaded_for_a_wrong_argument(tmp_path: Path, classify_flags: 
         (["--option", "prompt", "--method", "lora"], "lora is for finetune, not for prompt"),
         (["--lora_rank", "8"], "--lora_rank is for --option lora, not for finetune"),
         (["--lora_alpha", "2"], "--lora_alpha is for --option lora, not for finetune"),
+        (["--method", "lora", "--lora_rank", "1", "--hold_out", "0"], "--lora_rank is for --option lora"),
+        (["--option", "prompt", "--hold_out", "0"], "--hold_out is for --option finetune and lora, not for prompt"),
+        (["--option", "lora", "--lora_rank", "0"], "--lora_rank 0: must be from 1 to 2.16"),
+        (["--option", "lora", "--lora_alpha", "-1"], "--lora_alpha -1.0: must be above 0"),
     ],
 )
 def test_flags_that_do_not_fit_a_method_are_refused(
