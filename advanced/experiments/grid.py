@@ -168,9 +168,13 @@ class Table:
         names = [row.name for row in table.rows]
         if len(set(names)) < len(names):
             raise UserError(f"{path}: two rows have one name")
-        for row in table.rows:
+        if "baseline" in content and table.baseline not in names:
+            raise UserError(f"{path}: there is no row {table.baseline}, which is the baseline")
+        for row, data, _ in table.cells():
             for combination in row.combinations():
-                table.trial(row, next(iter(table.data)), None, 0, "tune", combination)
+                trial = table.trial(row, data, None, 0, "tune", combination)
+                if row.option == "finetune" and row.tune and not dict(trial.settings)["hold_out"]:
+                    raise UserError(f"{path}, row {row.name}: with hold_out 0 its tune would be a choice on dev")
         return table
 
     def without_unknown(self, model: Model) -> Table:

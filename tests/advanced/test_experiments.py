@@ -135,6 +135,8 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
         ({"rows": [{"name": "a", "wrong": 1}]}, "not a table"),
         ({"settings": {"lrr": 1}}, "no setting lrr"),
         ({"data": []}, "not a table"),
+        ({"baseline": "nothing"}, "no row nothing, which is the baseline"),
+        ({"settings": {"hold_out": 0.0}}, "with hold_out 0 its tune would be a choice on dev"),
     ],
 )
 def test_a_wrong_table_is_refused_before_anything_is_run(tmp_path: Path, changes: dict, words: str):
@@ -520,6 +522,9 @@ def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
     assert "*ema* differs from *plain* by **+0.400 [" in text
     assert "which is beyond noise; it is +0.500 from the majority class" in text
     assert "| plain | 100 | 3 |" in text and len(text.split()) < 1500  # three pages
+    assert "held out of the training data" in text and "chosen on dev" not in text
+    on_dev = report.text_of(replace(table, settings={"hold_out": 0.0}), model, done, ["ema"])
+    assert "The epoch is chosen on dev" in on_dev and "held out" not in on_dev
     nothing = report.text_of(table, model, done, ["mixed"])
     assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], which is within noise" in nothing
 
