@@ -244,7 +244,7 @@ PARAMETERS = {
             "targets": some_of(MATRICES, "compute_query+compute_value", "matrices that are updated", "matrices"),
         },
         paper="arXiv:2106.09685",
-        cost="less time and memory: no gradients of the matrices",
+        cost="less time, and little for the optimizer to keep",
     ),
     "adapter": MethodEntry(
         "advanced.adapter",
@@ -258,7 +258,7 @@ PARAMETERS = {
             "dropout": share(0.0, "within the bottleneck"),
         },
         paper="arXiv:2110.04366",
-        cost="less time and memory: the matrices get no gradients",
+        cost="less time, and little for the optimizer to keep",
     ),
     "prefix": MethodEntry(
         "advanced.prefix",
@@ -266,14 +266,14 @@ PARAMETERS = {
         "trains keys and values that every token attends to",
         {"length": count(16, "of the prefix, for each head")},
         paper="arXiv:2101.00190",
-        cost="less time and memory: the matrices get no gradients",
+        cost="less time, and little for the optimizer to keep",
     ),
     "bitfit": MethodEntry(
         "advanced.bitfit",
         "BitFit",
         "trains biases alone, which it adds: this model has none",
         paper="arXiv:2106.10199",
-        cost="less time and memory: the matrices get no gradients",
+        cost="less time, and little for the optimizer to keep",
     ),
     "mixout": MethodEntry(
         "advanced.mixout",
@@ -282,7 +282,7 @@ PARAMETERS = {
         {"p": share(0.7, "the share of neurons that are pretrained")},
         conflicts=(*FROZEN, "reinit"),
         paper="arXiv:1909.11299",
-        cost="one more product a matrix, and a copy of the weights",
+        cost="almost twice the time, and a copy of the weights",
     ),
     "mixconnect": MethodEntry(
         "advanced.mixout",
@@ -291,7 +291,7 @@ PARAMETERS = {
         {"p": share(0.7, "the share of weights that are pretrained")},
         conflicts=(*FROZEN, "mixout", "reinit"),
         paper="arXiv:1909.11299",
-        cost="one more product a matrix, and a copy of the weights",
+        cost="almost twice the time, and a copy of the weights",
     ),
 }
 
