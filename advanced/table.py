@@ -291,7 +291,7 @@ PARAMETERS = {
         {"p": share(0.7, "the share of weights that are pretrained")},
         conflicts=(*FROZEN, "mixout", "reinit"),
         paper="arXiv:1909.11299",
-        cost="almost twice the time, and a copy of the weights",
+        cost="twice the time, and a copy of the weights",
     ),
 }
 

@@ -82,22 +82,22 @@ def main() -> None:
     check_args(args)
     name = Path(args.pretrained_model_path).stem
     path = Path(args.results or HERE / "results" / f"{table.name}-{name}.jsonl")
-    model = model_of(args, read_results([path]) if args.render or args.report else {})
+    done = read_results([path]) if args.render or args.report else {}
+    model = model_of(args, done)
     table = table.without_unknown(model)
     if args.report:
         rows = args.only or [row.name for row in table.rows]
-        for written in write_report(table, model, read_results([path]), rows, Path(args.report)):
+        for written in write_report(table, model, done, rows, Path(args.report)):
             print(f"wrote {written}")
         return
     if args.render:
-        text = render(table, model, read_results([path]))
         with atomic_write(path.with_suffix(".md")) as file:
-            file.write(text)
+            file.write(render(table, model, done))
         print(f"wrote {path.with_suffix('.md')}")
         if not can_plot():
             warn(WHY_NONE)
             return
-        for plot in draw(table, model, read_results([path]), path.with_suffix("")):
+        for plot in draw(table, model, done, path.with_suffix("")):
             print(f"wrote {plot}")
         return
     if args.list:
@@ -112,7 +112,7 @@ def main() -> None:
     Runner(lambda: _wanted(args, table, model, path), model, path, work, args.device, args.workers).run(args.minutes)
 
 
-def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]] = {}) -> Model:
+def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]]) -> Model:
     """The checkpoint and the tokenizer that the flags name. results: where they are named, too, if they are not here.
 
     Raises `UserError` if they are neither.

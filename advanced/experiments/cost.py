@@ -149,7 +149,7 @@ def main() -> None:
     args = get_args()
     for names in args.methods:
         choose(names)
-    work = Workload(model_of(args), args.data, args.attention, args.batch_size, args.steps, args.rounds)
+    work = Workload(model_of(args, {}), args.data, args.attention, args.batch_size, args.steps, args.rounds)
     work.sentences()
     lines = table_of(work, args.methods)
     about = f"{work.model.name}, {work.attention}, {work.steps} batches of {work.batch_size} sentences of {work.data}"
