@@ -9,19 +9,20 @@ dropped. Always causal: a bidirectional model sees the token that it is to predi
 of tokens, bos and eos between them, and cut into windows.
 
 Beside NEW.pt lie NEW.model, its tokenizer, and NEW.json, the figures: loss and perplexity of held-out documents after
-every `--every` steps. NEW.pt holds the best model so far by that loss; every other command loads it.
+every `--every` steps. NEW.pt holds the best model so far by that loss; every other command loads it. None of these
+files is there before the first measurement, and one that is there already is never overwritten by another run.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from config import PRECISIONS, LlamaConfig
 from utils import (
@@ -31,20 +32,11 @@ from utils import (
     check_writable,
     find_asset,
     run_main,
-    sha256_of,
     tokenizer_name,
     warn,
 )
 
-if TYPE_CHECKING:
-    from llama import Llama
-    from optimizer import AdamW
-    from plan import Place
-    from saver import Saver
-    from tokenizer import Tokenizer
-    from training import EpochResult
-
-SHAPE = ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
+SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -68,8 +60,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--precision", choices=[each for each in PRECISIONS if each != "int8"], default="fp32", help="of the products")
     add("--resume", action="store_true", help="go on after the last measurement of an interrupted run")
     shape = parser.add_argument_group("the shape of a new model").add_argument
-    for name, value in zip(SHAPE, (256, 6, 8, 4, 4096, 512), strict=True):
-        shape(f"--{name}", type=int, default=value)
+    for name, value in SHAPE.items():
+        shape(f"--{name}", type=int, help=f"{value} if not given")
     return parser.parse_args(argv)
 
 
@@ -94,174 +86,70 @@ def check_args(args: Namespace) -> None:
         if getattr(args, flag) is not None:
             setattr(args, flag, _found(flag, getattr(args, flag)))
     args.text = [_found("text", name) for name in args.text]
-    args.out = Path(args.out)
-    if args.out.suffix != ".pt":
-        raise UserError(f"--out {args.out}: the name must end in .pt")
-    inputs = {Path(path).resolve() for path in (*args.text, args.init, args.tokenizer) if path is not None}
-    for path in files_of(args.out):
-        check_writable(path, "--out")
-        if path.resolve() in inputs:
-            raise UserError(f"--out {args.out}: {path} is also an input; choose another name")
+    for index, path in enumerate(args.text):
+        if Path(path).resolve() in {Path(other).resolve() for other in args.text[:index]}:
+            raise UserError(f"--text names {path} twice, so that what is held out of one would be trained on")
+        if evaluated := {"dev", "test"} & {*re.split(r"[^a-z]+", Path(path).stem.lower())}:
+            warn(f"{path} looks like {evaluated.pop()} sentences; train on them, and scores there say nothing more")
+    _check_shape(args)
     if args.init is not None and args.tokenizer is None:
         args.tokenizer = str(find_asset(tokenizer_name(args.init)) or "")
         if not args.tokenizer:
             raise UserError(f"{args.init} has no .model file beside it; name its tokenizer with --tokenizer")
-    if args.init is None:
-        try:
-            LlamaConfig(attention="causal", **{name: getattr(args, name) for name in SHAPE})
-        except ValueError as error:
-            raise UserError(f"no model has this shape: {error}") from None
+    args.out = Path(args.out)
+    _check_out(args)
 
 
 def _found(flag: str, name: str) -> str:
     path = find_asset(name)
     if path is None:
-        raise UserError(f"--{flag} {name} does not exist")
+        raise UserError(f"--{flag} {name} {'is a folder; name files' if Path(name).is_dir() else 'does not exist'}")
     return str(path)
+
+
+def _check_shape(args: Namespace) -> None:
+    """Fill in the shape of a new model; that of --init is its own."""
+    given = [name for name in SHAPE if getattr(args, name) is not None]
+    if args.init is not None:
+        if given:
+            raise UserError(f"--{given[0]}: the shape is that of --init {args.init}")
+        return
+    for name in SHAPE.keys() - given:
+        setattr(args, name, SHAPE[name])
+    try:
+        LlamaConfig(attention="causal", **{name: getattr(args, name) for name in SHAPE})
+    except ValueError as error:
+        raise UserError(f"no model has this shape: {error}") from None
+    check_length(args, args.max_seq_len)
+
+
+def check_length(args: Namespace, positions: int) -> None:
+    if args.length > positions:
+        raise UserError(f"--length {args.length}: the model has {positions} positions")
+
+
+def _check_out(args: Namespace) -> None:
+    """Nothing that is there is lost: what is not gone on with stays."""
+    if args.out.suffix != ".pt":
+        raise UserError(f"--out {args.out}: the name must end in .pt")
+    inputs = {Path(path).resolve() for path in (*args.text, args.init, args.tokenizer) if path is not None}
+    files = files_of(args.out)
+    for path in files:
+        check_writable(path, "--out")
+        if path.resolve() in inputs:
+            raise UserError(f"--out {args.out}: {path} is also an input; choose another name")
+    there, point = [path for path in files if path.exists()], files[-1]
+    if point in there:
+        if not args.resume:
+            raise UserError(f"{point} is of an interrupted run; go on with --resume, or remove it and {args.out}")
+    elif there:
+        over = f"; there is no {point} to go on from: that run is over" if args.resume else ""
+        raise UserError(f"--out {args.out}: {there[0]} is there already{over}; name another file, or remove it")
 
 
 def files_of(out: Path) -> tuple[Path, Path, Path, Path]:
     """The checkpoint, its tokenizer, the figures, the resume point."""
     return out, out.with_suffix(".model"), out.with_suffix(".json"), out.with_suffix(".resume")
-
-
-class Corpus(NamedTuple):
-    """A packed text to train on, and one held out."""
-
-    tokenizer: Tokenizer
-    train: list[int]
-    held_out: list[int]
-    held_out_bytes: int
-
-
-def read_corpus(args: Namespace) -> Corpus:
-    """Read the texts, hold out a part of each, and train the tokenizer on the rest if none is given."""
-    from advanced.text import hold_out, pack, read_documents, train_tokenizer
-    from tokenizer import Tokenizer
-
-    train, held = [], []
-    for number, path in enumerate(args.text):
-        documents = read_documents(path)
-        print(f"load {len(documents)} documents from {path}")
-        for part, more in zip((train, held), hold_out(documents, args.held_out, args.seed + number), strict=True):
-            part += more
-    model = args.out.with_suffix(".model")
-    if args.tokenizer is None:
-        train_tokenizer((line for document in train for line in document.split("\n")), model, args.vocab_size)
-    elif Path(args.tokenizer).resolve() != model.resolve():
-        with atomic_write(model, "wb") as file:
-            file.write(Path(args.tokenizer).read_bytes())
-    tokenizer = Tokenizer(tokenizer_model=model)
-    size = sum(len(document.encode()) for document in held)
-    corpus = Corpus(tokenizer, pack(train, tokenizer), pack(held, tokenizer), size)
-    print(f"{len(corpus.train)} tokens to train on, {len(corpus.held_out)} held out, {tokenizer.n_words} pieces")
-    return corpus
-
-
-def make_model(args: Namespace, tokenizer: Tokenizer) -> Llama:
-    from llama import Llama, load_pretrained
-
-    if args.init is None:
-        shape = {name: getattr(args, name) for name in SHAPE} | {"vocab_size": tokenizer.n_words}
-        model = Llama(LlamaConfig(attention="causal", **shape))
-    else:
-        model = load_pretrained(args.init, attention="causal")
-    if tokenizer.n_words != model.config.vocab_size:
-        raise UserError(f"{args.init} has a vocabulary of {model.config.vocab_size}, its tokenizer {tokenizer.n_words}")
-    if args.length > model.config.max_seq_len:
-        raise UserError(f"--length {args.length}: the model has {model.config.max_seq_len} positions")
-    print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters")
-    return model
-
-
-def make_optimizer(model: Llama, lr: float, weight_decay: float = 0.1) -> AdamW:
-    """Weight decay on matrices only."""
-    from optimizer import AdamW
-
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    gains = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
-
-
-def identity_of(args: Namespace, corpus: Corpus, config: LlamaConfig) -> dict[str, Any]:
-    """What must be equal for a run to go on."""
-    names = ("epochs", "lr", "warmup", "batch_size", "length", "weight_decay", "clip", "held_out", "every", "seed")
-    return {
-        "train": [sha256_of(path) for path in args.text],
-        "init": None if args.init is None else sha256_of(args.init),
-        "tokenizer": sha256_of(args.out.with_suffix(".model")),
-        "model_args": asdict(config),
-        **{name: getattr(args, name) for name in (*names, "precision")},
-    }
-
-
-def pretrain(args: Namespace, place: Place) -> Iterator[dict[str, Any]]:
-    """Yields a row of figures after every `--every` steps; the model is saved whenever it is the best."""
-    import torch
-
-    from advanced import create
-    from advanced.text import training_batches
-    from batches import TextWindows
-    from runs import compute_fast
-    from saver import Saver
-    from tasks import NextToken
-    from training import evaluate, fit
-
-    corpus = read_corpus(args)
-    torch.manual_seed(args.seed)
-    model = make_model(args, corpus.tokenizer)
-    compute_fast(model, args.precision, place)
-    windows = len(corpus.train) // args.length
-    steps = max(1, math.ceil(args.epochs * windows / args.batch_size))
-    rounds = max(1, round(steps / args.every))
-    per_round = math.ceil(steps / rounds)
-    shape = corpus.tokenizer, args.length, args.batch_size
-    train = training_batches(corpus.train, *shape, per_round, args.seed)
-    held_out = TextWindows(corpus.held_out, corpus.tokenizer.bos_id, args.length).loader(args.batch_size)
-    optimizer = make_optimizer(model, args.lr, args.weight_decay)
-    methods = [create("schedule", {"warmup": args.warmup, "decay": "cosine"})]
-    identity = identity_of(args, corpus, model.config)
-    record = {"kind": "checkpoint", "model_args": asdict(model.config)}  # the course's layout
-    saver = Saver(args.out, args.out.with_suffix(".resume"), record, identity, rounds, methods)
-    task = NextToken()
-    if args.init is not None:
-        before = evaluate(model, held_out, task=task, desc="before")
-        yield {"step": 0, "held_out": before.loss, **_in_other_units(before.loss, corpus)}
-    history = resume(args, saver, model, optimizer)
-    for result in history:
-        yield row_of(result, per_round, corpus, args)
-    settings = dict(methods=methods, clip=args.clip, saver=saver, history=history, train_eval=False, progress=False)
-    for result in fit(model, optimizer, train, held_out, task=task, epochs=rounds, seed=args.seed, **settings):
-        yield row_of(result, per_round, corpus, args)
-    saver.resume_path.unlink(missing_ok=True)
-
-
-def resume(args: Namespace, saver: Saver, model: Llama, optimizer: AdamW) -> list[EpochResult]:
-    """Go back to the last measurement, if one is there and is asked for. Returns the rounds that are done."""
-    from saver import OtherRun
-
-    if not (args.resume and saver.resume_path.is_file()):
-        return []
-    try:
-        history = saver.load_resume_point(model, optimizer)
-    except OtherRun as error:
-        raise UserError(f"{error}; use the same arguments, or leave out --resume to start anew") from None
-    print(f"resuming from {saver.resume_path}")
-    return history
-
-
-def row_of(result: EpochResult, per_round: int, corpus: Corpus, args: Namespace) -> dict[str, Any]:
-    tokens = per_round * args.batch_size * args.length
-    figures = {"step": (result.epoch + 1) * per_round, "train": result.train_loss, "held_out": -result.dev_score}
-    pace = {"seconds": result.seconds, "tokens_per_second": round(tokens / result.seconds)}
-    return {**figures, **_in_other_units(-result.dev_score, corpus), **pace}
-
-
-def _in_other_units(loss: float, corpus: Corpus) -> dict[str, float]:
-    """Of a loss in nats a token: perplexity, and bits a byte, which models of other vocabularies share."""
-    bits = loss * len(corpus.held_out) / math.log(2) / corpus.held_out_bytes
-    return {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": bits}
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -281,18 +169,33 @@ def write_figures(args: Namespace, rows: Sequence[dict[str, Any]]) -> None:
         file.write(json.dumps(content, indent=1) + "\n")
 
 
+def what_is_kept(args: Namespace, rows: Sequence[dict[str, Any]]) -> str:
+    out, *_, point = files_of(args.out)
+    if not any("train" in row for row in rows):
+        return "nothing was measured, nothing was saved"
+    return f"the best model so far stays in {out}, and --resume goes on from {point}"
+
+
 def main() -> None:
     args = get_args()
     check_args(args)
+    from advanced.pretraining import pretrain
     from plan import Place
+    from training import Diverged
     from utils import choose_device, seed_everything
 
     seed_everything(args.seed)
     rows: list[dict[str, Any]] = []
-    for row in pretrain(args, Place(choose_device(args.device))):
-        rows.append(row)
-        print(line_of(row), flush=True)
-        write_figures(args, rows)
+    try:
+        for row in pretrain(args, Place(choose_device(args.device))):
+            rows.append(row)
+            print(line_of(row), flush=True)
+            if "train" in row:
+                write_figures(args, rows)
+    except Diverged as error:
+        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(args, rows)}") from None
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(args, rows)}") from None
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
     print(f"save the model to {args.out} (step {best['step']}, held-out perplexity {best['perplexity']:.2f})")
     if best["held_out"] >= rows[0]["held_out"] and best is not rows[0]:

@@ -6,8 +6,8 @@ Shapes: b batch, s position.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import sentencepiece
 import torch
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 from batches import TextWindows
 from course import SEPARATOR, create_data
 from tokenizer import Tokenizer
-from utils import UserError, atomic_write, read_text
+from utils import UserError, read_text
 
 
 def read_documents(path: str) -> list[str]:
@@ -102,11 +102,11 @@ def training_batches(
     return DataLoader(windows, batch_sampler=batches, collate_fn=windows.collate_fn)
 
 
-def train_tokenizer(lines: Iterable[str], path: Path, vocab_size: int) -> None:
-    """Llama's kind of tokenizer: BPE, bytes for what is unknown, `<0x00>` as id 3, each digit a token.
+def train_tokenizer(lines: Iterable[str], vocab_size: int) -> bytes:
+    """A SentencePiece model of Llama's kind: BPE, bytes for what is unknown, `<0x00>` as id 3, each digit a token.
 
-    One thread, so that the same lines make the same file. Raises `UserError` where they are too few for such a
-    vocabulary.
+    One thread, so that the same lines make the same bytes. Raises `UserError` where they are too few for such a
+    vocabulary, or too many characters.
     """
     model = io.BytesIO()
     try:
@@ -128,7 +128,8 @@ def train_tokenizer(lines: Iterable[str], path: Path, vocab_size: int) -> None:
             num_threads=1,
             minloglevel=2,
         )
-    except (RuntimeError, OSError) as error:
-        raise UserError(f"no vocabulary of {vocab_size} pieces can be made of this text: {error}") from None
-    with atomic_write(path, "wb") as file:
-        file.write(model.getvalue())
+    except (RuntimeError, OSError) as error:  # whose text names SentencePiece's source lines
+        most = re.search(r"<= (\d+)", str(error))
+        what = f"at most {most[1]}" if most else "larger: each of the text's characters takes a piece"
+        raise UserError(f"--vocab_size {vocab_size} does not fit the text; it must be {what}") from None
+    return model.getvalue()

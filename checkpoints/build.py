@@ -272,7 +272,7 @@ def main() -> None:
 
     write_data(ROOT / "data")
     texts, ordered_texts = list(documents()), list(documents(ordered=True, scale=0.6))
-    train_tokenizer(texts, TOKENIZER, SHAPE["vocab_size"])
+    TOKENIZER.write_bytes(train_tokenizer(texts, SHAPE["vocab_size"]))
     tokenizer = Tokenizer(tokenizer_model=TOKENIZER)
     check_label_names(tokenizer)
     corpora, held_out = zip(*(split_corpus(each, tokenizer) for each in (texts, ordered_texts)), strict=True)

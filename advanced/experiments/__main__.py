@@ -132,9 +132,8 @@ def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]]) -> Model
 
 
 def _wanted(args: Namespace, table: Table, model: Model, path: Path) -> list[Trial]:
-    ready = table.ready(model, read_results([path]))
-    phases = ("tune",) if args.tune else ("tune", "final")
-    return [trial for trial in ready if trial.phase in phases and (not args.only or trial.row in args.only)]
+    ready = table.ready(model, read_results([path]), only_tune=args.tune)
+    return [trial for trial in ready if not args.only or trial.row in args.only]
 
 
 if __name__ == "__main__":

@@ -209,11 +209,13 @@ class Table:
         )  # fmt: skip
 
     def tuning(self, row: Row, data: str, shots: int | None) -> list[Trial]:
-        """The runs that must be done before the row's final ones are known; none where there is nothing to choose."""
-        choices = row.combinations()
-        if len(choices) == 1:
+        """The runs that compare the row's values, and the row with others, on data held out of train.
+
+        None where it has no `tune`. Where that has one value, the final runs do not wait for them.
+        """
+        if not row.tune:
             return []
-        each = itertools.product(choices, self.tune_seeds)
+        each = itertools.product(row.combinations(), self.tune_seeds)
         return [self.trial(row, data, shots, seed, "tune", choice) for choice, seed in each]
 
     def final(
@@ -236,12 +238,15 @@ class Table:
         seeds = self.seeds if row.seeds is None else row.seeds
         return [self.trial(row, data, shots, seed, "final", choices[0]) for seed in seeds]
 
-    def ready(self, model: Model, done: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
+    def ready(
+        self, model: Model, done: Mapping[str, Mapping[str, Any]], only_tune: bool = False
+    ) -> list[Trial]:
         """The runs that can be started now, in the order in which to start them: seed by seed, so that a grid which is
-        stopped has something of every row."""
+        stopped has something of every row. only_tune: those alone that do not look at dev and test."""
         waiting: list[Trial] = []
         for row, data, shots in self.cells():
-            waiting += self.final(row, data, shots, model, done) or self.tuning(row, data, shots)
+            final = None if only_tune else self.final(row, data, shots, model, done)
+            waiting += self.tuning(row, data, shots) if final is None else final
         left = [trial for trial in waiting if trial.key(model) not in done]
         order = {seed: place for place, seed in enumerate(self.seeds)}
         return sorted(left, key=lambda trial: -1 if trial.phase == "tune" else order.get(trial.seed, len(order)))

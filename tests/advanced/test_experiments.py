@@ -102,6 +102,16 @@ def test_the_mean_over_tuning_seeds_decides(tmp_path: Path, model: Model):
     assert dict(table.final(row, "films", 4, model, done)[0].settings)["lr"] == 0.02
 
 
+def test_a_single_value_is_measured_on_held_out_data_too_where_that_is_asked_for(tmp_path: Path, model: Model):
+    """So that rows can be compared without a look at dev. The final runs do not wait for it."""
+    one, none = {"name": "one", "tune": {"lr": [0.01]}}, {"name": "none"}
+    table = table_of(tmp_path, rows=[one, none], shots=[None], baseline="none")
+    wanted = table.ready(model, {}, only_tune=True)
+    assert [(each.row, each.phase) for each in wanted] == [("one", "tune")]
+    assert {(each.row, each.phase) for each in table.ready(model, {})} == {("one", "final"), ("none", "final")}
+    assert not table.ready(model, scored(wanted, model, lambda each: 0.5), only_tune=True)
+
+
 def test_ready_runs_are_those_that_are_not_done_seed_by_seed(tmp_path: Path, model: Model):
     table = table_of(tmp_path)
     ready = table.ready(model, {})

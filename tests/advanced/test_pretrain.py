@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,13 @@ import torch.nn.functional as F
 from conftest import SENTENCES
 from torch import nn
 
-from advanced import pretrain
+from advanced.pretrain import check_args, get_args, main
+from advanced.pretraining import pretrain
 from advanced.text import Passes, hold_out, pack, read_documents, train_tokenizer
 from llama import load_pretrained
+from plan import Place
 from tokenizer import Tokenizer
+from training import Diverged
 from utils import UserError
 
 SHAPE = ["--dim", 32, "--n_layers", 2, "--n_heads", 4, "--n_kv_heads", 2, "--vocab_size", 380, "--max_seq_len", 32]
@@ -33,22 +38,15 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def arguments(*flags: object) -> pretrain.Namespace:
-    args = pretrain.get_args([str(flag) for flag in flags])
-    pretrain.check_args(args)
+def arguments(*flags: object) -> Namespace:
+    args = get_args([str(flag) for flag in flags])
+    check_args(args)
     return args
 
 
-def rows_of(args: pretrain.Namespace, most: int | None = None) -> list[dict]:
+def rows_of(args: Namespace, most: int | None = None) -> list[dict]:
     """The figures of a run, or of its first rows: then it is stopped."""
-    from plan import Place
-
-    rows = []
-    for row in pretrain.pretrain(args, Place(torch.device("cpu"))):
-        rows.append(row)
-        if len(rows) == most:
-            break
-    return rows
+    return [*islice(pretrain(args, Place(torch.device("cpu"))), most)]
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -100,16 +98,17 @@ def test_every_pass_draws_each_window_once_in_its_own_order_wherever_the_run_beg
     assert [*Passes(7, 2, 21, seed=6)] != [*whole]
 
 
-def test_a_tokenizer_is_the_same_file_again_and_knows_every_byte(tmp_path: Path):
-    paths = [tmp_path / f"{name}.model" for name in "ab"]
-    for path in paths:
-        train_tokenizer(SENTENCES * 3, path, 380)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    tokenizer = Tokenizer(tokenizer_model=paths[0])
+def test_a_tokenizer_is_the_same_file_again_and_knows_every_byte():
+    model = train_tokenizer(SENTENCES * 3, 380)
+    assert train_tokenizer(SENTENCES * 3, 380) == model
+    tokenizer = Tokenizer.from_bytes(model)
     assert tokenizer.n_words == 380 and tokenizer.pad_id == 3
     assert tokenizer.decode(tokenizer.encode("Ω 42 films", bos=True, eos=True)) == "Ω 42 films"
-    with pytest.raises(UserError, match="no vocabulary of 9000 pieces"):
-        train_tokenizer(SENTENCES, tmp_path / "c.model", 9000)
+    with pytest.raises(UserError, match=r"^--vocab_size 9000 does not fit the text; it must be at most \d+$") as error:
+        train_tokenizer(SENTENCES, 9000)
+    train_tokenizer(SENTENCES, int(str(error.value).split()[-1]))
+    with pytest.raises(UserError, match="^--vocab_size 260 does not fit the text; it must be larger"):
+        train_tokenizer(SENTENCES, 260)
 
 
 # ---------------------------------------------------------------------------------------------------------- runs
@@ -130,7 +129,7 @@ def test_a_model_is_trained_from_scratch_and_every_command_loads_it(tmp_path: Pa
     assert "Wrote generated" in drive("--option", "generate", "--pretrained-model-path", args.out, "--prompt", "The")
 
 
-def held_out_ids(args: pretrain.Namespace, tokenizer: Tokenizer) -> list[int]:
+def held_out_ids(args: Namespace, tokenizer: Tokenizer) -> list[int]:
     return pack(hold_out(read_documents(args.text[0]), args.held_out, args.seed)[1], tokenizer)
 
 
@@ -146,7 +145,7 @@ def loss_of(llama: nn.Module, ids: list[int], length: int) -> float:
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, text: Path):
-    def args_for(name: str, *flags: str) -> pretrain.Namespace:
+    def args_for(name: str, *flags: str) -> Namespace:
         return arguments("--text", text, "--out", tmp_path / f"{name}.pt", *SHAPE, *PACE, *flags)
 
     undisturbed = rows_of(args_for("one"))
@@ -193,7 +192,7 @@ def test_the_figures_are_written_without_text_or_folders(
 ):
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
     monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
-    pretrain.main()
+    main()
     written = (tmp_path / "new.json").read_text(encoding="utf-8")
     figures = json.loads(written)
     assert str(tmp_path) not in written and figures["settings"]["text"] == ["text.txt"]
@@ -210,14 +209,107 @@ def test_the_figures_are_written_without_text_or_folders(
         (["--dim", 30], "no model has this shape"),
         (["--out", "new.bin"], "must end in .pt"),
         (["--text", "absent.txt"], "absent.txt does not exist"),
+        (["--text", "data"], "--text data is a folder"),
         (["--length", 16, "--batch_size", 0], "--batch_size 0"),
+        (["--init", "checkpoints/minllama1M.pt"], "--dim: the shape is that of --init"),
     ],
 )
 def test_a_wrong_flag_is_one_line(tmp_path: Path, text: Path, flags: list, words: str):
     base = ["--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE]
     with pytest.raises(UserError, match=words) as error:
         rows_of(arguments(*base, *flags))
-    assert "\n" not in str(error.value) and not (tmp_path / "new.pt").exists()
+    assert "\n" not in str(error.value) and [*tmp_path.glob("new*")] == []
+
+
+def test_a_text_that_is_named_twice_is_refused(tmp_path: Path, text: Path):
+    with pytest.raises(UserError, match="text.txt twice"):
+        arguments("--text", text, text.parent / "." / text.name, "--out", tmp_path / "new.pt")
+
+
+@pytest.mark.parametrize(("name", "warns"), [("sst-dev", True), ("TEST_2", True), ("device", False), ("train", False)])
+def test_sentences_of_dev_and_test_are_not_trained_on_unseen(
+    tmp_path: Path, text: Path, name: str, warns: bool, capsys: pytest.CaptureFixture
+):
+    path = text.rename(tmp_path / f"{name}.txt")
+    arguments("--text", path, "--out", tmp_path / "new.pt")
+    assert ("scores there say nothing more" in capsys.readouterr().err) == warns
+
+
+def files_beside(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.parent.glob(f"{out.stem}.*")}
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path, text: Path):
+    """Neither a finished checkpoint, nor its tokenizer alone, nor an interrupted run."""
+    out = tmp_path / "new.pt"
+    flags = "--text", text, "--out", out, *SHAPE, *PACE
+    rows_of(arguments(*flags), most=1)
+    interrupted = files_beside(out)
+    assert interrupted.keys() == {"new.pt", "new.model", "new.resume"}
+    with pytest.raises(UserError, match="new.resume is of an interrupted run; go on with --resume"):
+        arguments(*flags)
+    rows_of(arguments(*flags, "--resume"))
+    finished = files_beside(out)
+    assert finished.keys() == {"new.pt", "new.model"}
+    with pytest.raises(UserError, match="new.pt is there already; name another file"):
+        arguments(*flags)
+    with pytest.raises(UserError, match="no .*new.resume to go on from: that run is over"):
+        arguments(*flags, "--resume")
+    assert files_beside(out) == finished
+    out.unlink()
+    with pytest.raises(UserError, match="new.model is there already"):
+        arguments(*flags)
+
+
+def test_a_run_that_goes_on_writes_its_tokenizer_again(tmp_path: Path, text: Path):
+    flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
+    rows_of(arguments(*flags), most=1)
+    model = (tmp_path / "new.model").read_bytes()
+    (tmp_path / "new.model").unlink()
+    rows_of(arguments(*flags, "--resume"), most=1)
+    assert (tmp_path / "new.model").read_bytes() == model
+
+
+def test_two_runs_do_not_share_a_name(tmp_path: Path, text: Path):
+    flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
+    first = pretrain(arguments(*flags), Place(torch.device("cpu")))
+    next(first)
+    with pytest.raises(UserError, match="in use by process"):
+        rows_of(arguments(*flags, "--resume"))
+    first.close()
+    assert not (tmp_path / "new.lock").exists() and rows_of(arguments(*flags, "--resume"))
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, text: Path, tiny_checkpoint: Path
+):
+    (other := tmp_path / "other.model").write_bytes(train_tokenizer(SENTENCES * 3, 380))
+    flags = "--text", text, "--out", tmp_path / "new.pt", *PACE, "--init", tiny_checkpoint, "--tokenizer", other
+    with pytest.raises(UserError, match="other.model has 380 pieces, and .* a vocabulary of"):
+        rows_of(arguments(*flags))
+    assert files_beside(tmp_path / "new.pt") == {}
+
+
+@pytest.mark.parametrize(
+    ("after", "kept"), [(0, "nothing was measured, nothing was saved"), (1, "the best model so far stays in .*new.pt")]
+)
+@pytest.mark.parametrize("error", [Diverged("the loss is nan"), KeyboardInterrupt("interrupted")])
+def test_a_run_that_ends_early_says_what_is_kept(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int, kept: str
+):
+    """After so many measurements."""
+
+    def stopped(args: Namespace, place: Place) -> Iterator[dict]:
+        yield from islice(pretrain(args, place), after)
+        raise error
+
+    monkeypatch.setattr("advanced.pretraining.pretrain", stopped)
+    flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
+    monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
+    with pytest.raises((UserError, KeyboardInterrupt), match=f"{error}; .*{kept}"):
+        main()
+    names = {"new.pt", "new.model", "new.json", "new.resume"} if after else set()
+    assert files_beside(tmp_path / "new.pt").keys() == names
 
 
 def test_an_input_is_not_overwritten(tmp_path: Path, text: Path, tiny_checkpoint: Path):
