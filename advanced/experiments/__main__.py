@@ -42,8 +42,7 @@ HERE = Path(__file__).resolve().parent
 def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m advanced.experiments", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    known = ", ".join(sorted(path.stem for path in (HERE / "tables").glob("*.json")))
-    add("table", help=f"a name of the folder tables/ ({known}), or a file")
+    add("table", help=f"a name of the folder tables/ ({known_tables()}), or a file")
     add("--pretrained-model-path", default=Default("stories42M.pt"), help="checkpoint that all runs start from")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--results", help="file of JSON lines; else results/TABLE-CHECKPOINT.jsonl beside this program")
@@ -59,6 +58,10 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     return parser.parse_args(argv)
 
 
+def known_tables() -> str:
+    return ", ".join(sorted(path.stem for path in (HERE / "tables").glob("*.json")))
+
+
 def check_args(args: Namespace) -> None:
     """Raises `UserError` naming the flag."""
     if args.workers < 1:
@@ -70,12 +73,22 @@ def check_args(args: Namespace) -> None:
     if args.report:
         if Path(args.report).suffix != ".md":
             raise UserError(f"--report {args.report}: the name must end in .md")
-        check_writable(args.report, "--report")
+        for path in (Path(args.report), Path(args.report).with_suffix(".pdf")):
+            check_new(path, "--report")
+
+
+def check_new(path: Path, flag: str) -> None:
+    """Raises `UserError` unless a file of this name can be written without the loss of another."""
+    check_writable(path, flag)
+    if path.exists():
+        raise UserError(f"{flag}: {path} is there already; name another file, or remove it")
 
 
 def main() -> None:
     args = get_args()
     named = HERE / "tables" / f"{args.table}.json"
+    if not (named.is_file() or Path(args.table).is_file()):
+        raise UserError(f"there is no table {args.table}; there are {known_tables()}")
     table = Table.read(named if named.is_file() else args.table)
     if unknown := {*(args.only or ())} - {row.name for row in table.rows}:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")

@@ -143,10 +143,15 @@ def table_of(work: Workload, methods: list[str]) -> list[str]:
 
 
 def main() -> None:
-    from advanced.experiments.__main__ import model_of
+    from advanced.experiments.__main__ import check_new, model_of
     from advanced.experiments.trial import machine
 
     args = get_args()
+    for name in ("batch_size", "steps", "rounds"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
+    if args.out is not None:
+        check_new(Path(args.out), "--out")
     for names in args.methods:
         choose(names)
     work = Workload(model_of(args, {}), args.data, args.attention, args.batch_size, args.steps, args.rounds)

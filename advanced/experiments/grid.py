@@ -25,7 +25,8 @@ from statistics import fmean
 from typing import Any
 
 from advanced import choose
-from utils import UserError, find_asset, sha256_of, warn
+from advanced.experiments.schema import check_table
+from utils import UserError, find_asset, read_text, sha256_of, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -155,27 +156,35 @@ class Table:
     @classmethod
     def read(cls, path: str | Path) -> Table:
         """Raises `UserError` for a file that is no table, or one with a method that is refused."""
+        text = read_text(path)
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            rows = tuple(Row(**{key: _frozen(key, value) for key, value in row.items()}) for row in content.pop("rows"))
-            table = cls(Path(path).stem, rows=rows, **{key: _frozen(key, value) for key, value in content.items()})
-        except UserError:
-            raise
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not JSON: {error}") from None
+        try:
+            check_table(content)
+            rows = tuple(Row(**{key: _frozen(value) for key, value in row.items()}) for row in content.pop("rows"))
+            table = cls(Path(path).stem, rows=rows, **{key: _frozen(value) for key, value in content.items()})
+            table._check("baseline" in content)
+        except UserError as error:
             raise UserError(f"{path} is not a table of experiments: {error}") from None
-        if not (isinstance(table.data, dict) and table.data and table.rows and table.seeds):
-            raise UserError(f"{path} is not a table of experiments: it needs data, rows and seeds")
-        names = [row.name for row in table.rows]
-        if len(set(names)) < len(names):
-            raise UserError(f"{path}: two rows have one name")
-        if "baseline" in content and table.baseline not in names:
-            raise UserError(f"{path}: there is no row {table.baseline}, which is the baseline")
-        for row, data, _ in table.cells():
-            for combination in row.combinations():
-                trial = table.trial(row, data, None, 0, "tune", combination)
-                if row.option == "finetune" and row.tune and not dict(trial.settings)["hold_out"]:
-                    raise UserError(f"{path}, row {row.name}: with hold_out 0 its tune would be a choice on dev")
         return table
+
+    def _check(self, has_baseline: bool) -> None:
+        """What cannot be seen of an entry alone. has_baseline: it names one."""
+        names = [row.name for row in self.rows]
+        if len(set(names)) < len(names):
+            raise UserError("two rows have one name")
+        if has_baseline and self.baseline not in names:
+            raise UserError(f"there is no row {self.baseline}, which is the baseline")
+        for row, data, _ in self.cells():
+            for combination in row.combinations():
+                try:
+                    trial = self.trial(row, data, None, 0, "tune", combination)
+                except UserError as error:
+                    raise UserError(f"row {row.name}: {error}") from None
+                if row.option == "finetune" and row.tune and not dict(trial.settings)["hold_out"]:
+                    raise UserError(f"row {row.name}: with hold_out 0 its tune would be a choice on dev")
 
     def without_unknown(self, model: Model) -> Table:
         """The rows whose checkpoint is known, with a line about the others."""
@@ -196,9 +205,6 @@ class Table:
     ) -> Trial:
         """chosen: values for the keys of the row's `tune`."""
         settings = PLAN_SETTINGS | self.settings | self.data[data] | row.settings
-        unknown = settings.keys() - PLAN_SETTINGS.keys()
-        if unknown:
-            raise UserError(f"{self.name}, row {row.name}: there is no setting {', '.join(sorted(unknown))}")
         plan = {key: value for key, value in chosen.items() if key in PLAN_SETTINGS}
         arguments = (*row.arguments, *(f"{key}={value}" for key, value in chosen.items() if key not in plan))
         if row.method:
@@ -252,5 +258,5 @@ class Table:
         return sorted(left, key=lambda trial: -1 if trial.phase == "tune" else order.get(trial.seed, len(order)))
 
 
-def _frozen(key: str, value: Any) -> Any:
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -50,7 +50,7 @@ def render(table: Table, model: Model, done: Results) -> str:
         for shots in sizes:
             lines += _section(table, model, done, data, shots)
     if choices := render_choices(table, model, done):
-        lines += ["## What was tried", "", CHOICES.format(seeds=len(table.tune_seeds)), "", *choices]
+        lines += ["## What was tried", "", CHOICES.format(seeds=", ".join(map(str, table.tune_seeds))), "", *choices]
     return "\n".join(lines) + "\n"
 
 

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from advanced import METHODS
 from advanced.experiments.grid import PLAN_SETTINGS, Model, Table
 from advanced.experiments.plots import Panel, panels_of
-from advanced.experiments.render import Results, difference_in_words, render_cells
+from advanced.experiments.render import Cell, Results, difference_in_words, render_cells
 from advanced.experiments.results import Spread, compare
+from arguments import OUTPUT_WORDS
 from course import majority_accuracy
+from utils import UserError, atomic_write, some, warn
 
 MOST_ROWS = 12  # of a table, so that the report keeps to three pages
 
 
 def write_report(table: Table, model: Model, done: Results, rows: Sequence[str], path: Path) -> list[Path]:
-    """Write `path`, and a PDF beside it where pandoc can make one. rows: what is reported, beside the baseline."""
-    path.write_text(text_of(table, model, done, rows), encoding="utf-8")
+    """Write `path`, and a PDF beside it where pandoc can make one. rows: what is reported, beside the baseline.
+
+    Raises `UserError` where they have no results, or are too many.
+    """
+    text = text_of(table, model, done, rows)
+    with atomic_write(path) as file:
+        file.write(text)
     pdf = path.with_suffix(".pdf")
     if shutil.which("pandoc") is None:
+        warn(f"pandoc is not here, so there is no {pdf}")
         return [path]
     made = subprocess.run(["pandoc", path.name, "-o", pdf.name], cwd=path.parent, capture_output=True, check=False)
-    return [path, pdf] if made.returncode == 0 and pdf.is_file() else [path]
+    if made.returncode or not pdf.is_file():
+        warn(f"pandoc made no {pdf}: {(made.stderr.decode(errors='replace').strip() or 'no reason').splitlines()[0]}")
+        return [path]
+    return [path, pdf]
 
 
 def text_of(table: Table, model: Model, done: Results, rows: Sequence[str]) -> str:
-    chosen = [row for row in table.rows if row.name in rows or row.name == table.baseline][:MOST_ROWS]
+    chosen = [row for row in table.rows if row.name in rows or row.name == table.baseline]
+    if len(chosen) > MOST_ROWS:
+        raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(chosen)}; name them with --only")
     names = list(dict.fromkeys(name for row in chosen for name in row.method.split(",") if name))
     parts = [f"# {table.title}", *_what(names), *_how(table, model)]
+    reported: list[tuple[str, Cell]] = []
     for panel in panels_of(table, model, done):
         cells = [cell for cell in panel.cells if cell.row in chosen]
         if any(cell.row.name != table.baseline for cell in cells):
             lines = render_cells(cells, panel.baseline, panel.data, table.baseline)
             parts += [f"## Results: {panel.title}", "", *lines, *_reading(panel._replace(cells=cells), table.baseline)]
-    return "\n".join([*parts, *_limits(table, done, model), *_again(table, model)]) + "\n"
+            reported += [(panel.title, cell) for cell in cells]
+    if not reported:
+        raise UserError(f"none of these rows has a final run: {some(rows)}; run the table first")
+    return "\n".join([*parts, *_limits(table, done, model, rows), *_again(table, model, rows, reported)]) + "\n"
 
 
 def _what(names: Sequence[str]) -> list[str]:
@@ -64,6 +83,8 @@ def _how(table: Table, model: Model) -> list[str]:
 def _reading(panel: Panel, baseline: str) -> list[str]:
     """What the table says, in sentences."""
     lines = [""]
+    if not panel.baseline:
+        lines.append(f"*{baseline}*, which the others would be compared with, has no runs here.")
     for cell in panel.cells:
         difference = compare(cell.runs, panel.baseline, "dev", panel.labels) if panel.baseline else None
         if cell.row.name == baseline or difference is None:
@@ -78,15 +99,48 @@ def _reading(panel: Panel, baseline: str) -> list[str]:
     return [*lines, ""]
 
 
-def _limits(table: Table, done: Results, model: Model) -> list[str]:
-    left = len(table.ready(model, done))
-    missing = f"{left} runs of the table are missing. " if left else ""
+def _limits(table: Table, done: Results, model: Model, rows: Sequence[str]) -> list[str]:
+    left = sum(trial.row in rows for trial in table.ready(model, done))
+    missing = f"{left} runs of these rows are missing. " if left else ""
     return ["## Limits", "", f"{missing}One checkpoint, one machine; few seeds see little of what chance does.", ""]
 
 
-def _again(table: Table, model: Model) -> list[str]:
-    command = f"python -m advanced.experiments {table.name} --pretrained-model-path {model.name}.pt"
-    return ["## How to do it again", "", f"`{command}`, and the same with `--render`."]
+def _again(table: Table, model: Model, rows: Sequence[str], reported: Sequence[tuple[str, Cell]]) -> list[str]:
+    """The commands: of the whole, and of one run of each row."""
+    only = "" if len(rows) == len(table.rows) else f" --only {' '.join(map(shlex.quote, rows))}"
+    is_named = (Path(__file__).parent / "tables" / f"{table.name}.json").is_file()
+    named = shlex.quote(table.name if is_named else f"{table.name}.json")
+    lines = ["## How to do it again", "", "The whole, then the same with `--render`; one run of each row:", "", "```"]
+    lines.append(f"python -m advanced.experiments {named} {_files(model.name, model)}{only}")
+    for title, cell in reported:
+        lines += [f"# {cell.row.name}, {title}", _command(next(iter(cell.runs.values())), model)]
+    return [*lines, "```"]
+
+
+def _files(name: str, model: Model) -> str:
+    flags = f"--pretrained-model-path {shlex.quote(name)}.pt"
+    tokenizer = Path(model.tokenizer)
+    return flags if tokenizer.stem in ("", model.name) else f"{flags} --tokenizer {shlex.quote(tokenizer.name)}"
+
+
+def _command(result: Mapping[str, Any], model: Model) -> str:
+    """The driver's command for a run."""
+    data, settings = result["data"], result["settings"]
+    flags = [f"--option {result['option']}", _files(result["model"], model)]
+    flags += [f"--{split} data/{data}-{split}.txt" for split in ("train", "dev", "test")]
+    kind = "advanced" if result["method"] else OUTPUT_WORDS[result["option"]]
+    flags += [f"--{split}_out {data}-{split}-{kind}-output.txt" for split in ("dev", "test")]
+    flags += [f"--label-names data/{data}-label-mapping.json", f"--seed {result['seed']}"]
+    if result["method"]:
+        flags.append(f"--method {result['method']}")
+    if result["arguments"]:
+        flags.append(f"--method-args {' '.join(map(shlex.quote, result['arguments']))}")
+    if result["shots"] is not None:
+        flags.append(f"--shots {result['shots']}")
+    of_asking = "attention", "batch_size", "precision", "max_sentence_len"
+    names = settings if result["option"] == "finetune" else [name for name in of_asking if name in settings]
+    flags += [f"--{name} {settings[name]}" for name in names if settings[name] is not None]
+    return f"python run_llama.py {' '.join(flags)}"
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -31,6 +31,7 @@ from advanced.experiments.results import (
     read_results,
     unpack,
 )
+from advanced.experiments.schema import SETTINGS
 from config import PRESETS, LlamaConfig
 from course import create_data
 from llama import Llama
@@ -142,9 +143,33 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
         ({"rows": [{"name": "a"}, {"name": "a"}]}, "two rows have one name"),
         ({"rows": [{"name": "a", "method": "nothing"}]}, "no method 'nothing'"),
         ({"rows": [{"name": "a", "method": "lora", "tune": {"r": [1]}}]}, "no argument of that name"),
-        ({"rows": [{"name": "a", "wrong": 1}]}, "not a table"),
-        ({"settings": {"lrr": 1}}, "no setting lrr"),
-        ({"data": []}, "not a table"),
+        ({"rows": [{"name": "a", "wrong": 1}]}, "row 'a': there is no 'wrong' here"),
+        ({"rows": [{"method": "ema"}]}, "row 1: it has no name"),
+        ({"rows": [1]}, "rows must be a list of rows"),
+        ({"rows": []}, "rows must be a list of rows"),
+        ({"rows": [{"name": "a", "tune": {"lr": 1}}]}, "row 'a': tune: lr must be a list of values"),
+        ({"rows": [{"name": "a", "tune": {"lr": ["abc"]}}]}, "row 'a': tune: lr must be a number above 0, not 'abc'"),
+        ({"rows": [{"name": "a", "tune": {"rank": [1]}}]}, "no setting rank, and no method that it could be of"),
+        ({"rows": [{"name": "a", "data": ["other"]}]}, "row 'a': the table has no data set other"),
+        ({"rows": [{"name": "a", "option": "generate"}]}, "option must be finetune or prompt"),
+        ({"rows": [{"name": "a", "arguments": "rank=2"}]}, "arguments must be a list of texts"),
+        ({"settings": {"lrr": 1}}, "settings: there is no 'lrr' here; there are lr, epochs"),
+        ({"settings": {"epochs": "1"}}, "settings: epochs must be a whole number of at least 1, not '1'"),
+        ({"settings": {"epochs": True}}, "settings: epochs must be a whole number"),
+        ({"settings": {"lr": -1}}, "lr must be a number above 0"),
+        ({"settings": {"lr": math.nan}}, "lr must be a number above 0"),
+        ({"settings": {"lr": 10**400}}, "lr must be a number above 0"),
+        ({"settings": {"hold_out": 2}}, "hold_out must be a number from 0 to below 1"),
+        ({"settings": {"precision": "fp8"}}, "precision must be one of fp32"),
+        ({"data": []}, "data must be an object"),
+        ({"data": {}}, "it names no data set"),
+        ({"data": {"films": {"batch_size": 0}}}, "data, films: batch_size must be a whole number of at least 1"),
+        ({"data": {"films": 1}}, "data: films must be an object"),
+        ({"seeds": 1}, "seeds must be a list of seeds"),
+        ({"seeds": ["a"]}, "seeds must be a list of seeds"),
+        ({"seeds": [1, 1]}, "seeds must be a list of seeds from 0 to 2.32 - 1, none of them twice"),
+        ({"shots": 4}, "shots must be a list"),
+        ({"shots": [-1]}, "shots must be a list"),
         ({"baseline": "nothing"}, "no row nothing, which is the baseline"),
         ({"settings": {"hold_out": 0.0}}, "with hold_out 0 its tune would be a choice on dev"),
     ],
@@ -152,6 +177,22 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
 def test_a_wrong_table_is_refused_before_anything_is_run(tmp_path: Path, changes: dict, words: str):
     with pytest.raises(UserError, match=words):
         table_of(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is not JSON"), ("[]", "no JSON object"), ("{}", "it has no title"), ("[" * 10**5, "is not JSON")],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, words: str):
+    (path := tmp_path / "table.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=words) as error:
+        Table.read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_every_setting_of_a_run_is_checked():
+    assert SETTINGS.keys() == grid.PLAN_SETTINGS.keys()
+    assert all(SETTINGS[name].fits(value) for name, value in grid.PLAN_SETTINGS.items())
 
 
 def test_a_line_that_a_kill_has_cut_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -477,7 +518,10 @@ def test_a_preset_for_stories42m_runs_on_a_random_model_of_that_shape(
 
 def test_an_unknown_table_or_row_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table_of(tmp_path)
-    for flags, words in ((["nothing"], "not a table"), ([str(tmp_path / "trial.json"), "--only", "x"], "no row x")):
+    for flags, words in (
+        (["nothing"], "no table nothing; there are adapted, "),
+        ([str(tmp_path / "trial.json"), "--only", "x"], "no row x"),
+    ):
         monkeypatch.setattr("sys.argv", ["experiments", *flags])
         with pytest.raises(UserError, match=words):
             program.main()
@@ -500,7 +544,9 @@ def finished(tmp_path: Path, model: Model, films: dict[str, Path]) -> tuple[Tabl
             sweep = {"alphas": [0.0, 1.0], "scores": [0.5, 0.6], "alpha": 1.0}
             found = {"wise-ft": sweep} if row.name == "mixed" else {}
             figures = {"trainable": 100, "seconds": 7.0, "figures": found, "dev": scores, "test": scores}
-            done[one.key(model)] = {"key": one.key(model), **figures}
+            about = {name: getattr(one, name) for name in ("row", "option", "method", "data", "shots", "seed")}
+            about |= {"arguments": list(one.arguments), "settings": dict(one.settings), "model": model.name}
+            done[one.key(model)] = {"key": one.key(model), **about, **figures}
     return table, done
 
 
@@ -533,10 +579,79 @@ def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
     assert "which is beyond noise; it is +0.500 from the majority class" in text
     assert "| plain | 100 | 3 |" in text and len(text.split()) < 1500  # three pages
     assert "held out of the training data" in text and "chosen on dev" not in text
-    on_dev = report.text_of(replace(table, settings={"hold_out": 0.0}), model, done, ["ema"])
+    other = replace(table, settings={"hold_out": 0.0})
+    of_other = {}
+    for row in table.rows:
+        pairs = zip(*(each.final(row, "films", None, model, {}) for each in (table, other)), strict=True)
+        of_other |= {new.key(model): done[old.key(model)] for old, new in pairs}
+    on_dev = report.text_of(other, model, of_other, ["ema"])
     assert "The epoch is chosen on dev" in on_dev and "held out" not in on_dev
     nothing = report.text_of(table, model, done, ["mixed"])
     assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], which is within noise" in nothing
+
+
+def test_a_reports_command_makes_the_predictions_of_the_grid(
+    tmp_path: Path, model: Model, drive: Callable, films: dict[str, Path]
+):
+    """Its paths are those of the course's data, here replaced."""
+    from advanced.experiments import report
+
+    rows = [{"name": "plain"}, {"name": "ema", "method": "ema", "arguments": ["decay=0.5"]}]
+    table = table_of(tmp_path, rows=rows, shots=[4], seeds=[3])
+    done = {}
+    for row in table.rows:
+        for one in table.final(row, "films", 4, model, {}):
+            done[one.key(model)] = trial.run_trial(one, model, tmp_path, PLACE)
+    text = report.text_of(table, model, done, ["ema"])
+    command = text.split("# ema, ")[1].splitlines()[1].split()
+    assert command[:2] == ["python", "run_llama.py"] and "--method ema --method-args decay=0.5 --shots 4" in text
+    for place, word in enumerate(command):
+        for name in ("train", "dev", "test", "label_names"):
+            if word == path_in_course(name):
+                command[place] = str(films[name])
+    command[command.index(f"{model.name}.pt")] = model.checkpoint
+    drive(*command[2:], "--kernels", "plain")
+    (result,) = (result for result in done.values() if result["row"] == "ema")
+    written = [each.label for each in create_data(tmp_path / "films-dev-advanced-output.txt")]
+    assert written == unpack(result["dev"]["predictions"])
+
+
+def path_in_course(name: str) -> str:
+    return "data/films-label-mapping.json" if name == "label_names" else f"data/films-{name}.txt"
+
+
+def test_a_report_without_results_or_with_too_many_rows_is_refused(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch
+):
+    from advanced.experiments import report
+
+    table, done = finished
+    with pytest.raises(UserError, match="none of these rows has a final run: ema"):
+        report.write_report(table, model, {}, ["ema"], tmp_path / "r.md")
+    monkeypatch.setattr(report, "MOST_ROWS", 2)
+    with pytest.raises(UserError, match="room for 2 rows, not for 3; name them with --only"):
+        report.write_report(table, model, done, ["ema", "mixed"], tmp_path / "r.md")
+    assert not (tmp_path / "r.md").exists()
+    plain = {key for key, result in done.items() if result["row"] == "plain"}
+    alone = report.text_of(table, model, {key: done[key] for key in done.keys() - plain}, ["ema"])
+    assert "*plain*, which the others would be compared with, has no runs here." in alone
+
+
+def test_a_pdf_that_cannot_be_made_is_a_line(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):  # fmt: skip
+    from advanced.experiments import report
+
+    monkeypatch.setattr(report.shutil, "which", lambda name: None)
+    report.write_report(*finished[:1], model, finished[1], ["ema"], tmp_path / "r.md")
+    assert "pandoc is not here" in capsys.readouterr().err
+    (tool := tmp_path / "pandoc").write_text("#!/bin/sh\necho no engine >&2; exit 47\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(report.shutil, "which", lambda name: str(tool))
+    assert report.write_report(*finished[:1], model, finished[1], ["ema"], tmp_path / "s.md") == [tmp_path / "s.md"]
+    assert "pandoc made no" in (said := capsys.readouterr().err) and "no engine" in said
 
 
 def test_what_a_method_costs_is_measured_beside_plain_training(model: Model, monkeypatch: pytest.MonkeyPatch):
@@ -549,3 +664,32 @@ def test_what_a_method_costs_is_measured_beside_plain_training(model: Model, mon
     assert cost.measure_time(work, "linear-probe")["trained"] == 2 * 32 + 2
     with pytest.raises(UserError, match="too few for 9 batches"):
         work._replace(steps=9).sentences()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--steps", 0], "--steps 0: must be at least 1"),
+        (["--rounds", -1], "--rounds -1: must be at least 1"),
+        (["--batch_size", 0], "--batch_size 0: must be at least 1"),
+        (["--out", "."], "is a folder"),
+        (["--out", "there.md"], "there.md is there already"),
+    ],
+)
+def test_what_cannot_be_measured_or_written_is_refused_first(
+    tmp_path: Path, flags: list, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    from advanced.experiments import cost
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.md").write_text("mine", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["cost", "--pretrained-model-path", "absent.pt", *map(str, flags)])
+    with pytest.raises(UserError, match=words):
+        cost.main()
+
+
+@pytest.mark.parametrize("name", ["r.md", "r.pdf"])
+def test_a_report_does_not_replace_a_file(tmp_path: Path, name: str):
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=f"--report: .*{name} is there already"):
+        program.check_args(program.get_args(["full", "--report", str(tmp_path / "r.md")]))

@@ -1,0 +1,113 @@
+"""What the file of a table may hold, checked before anything is run. No PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from config import PRECISIONS
+from utils import UserError, shown
+
+
+class Wanted(NamedTuple):
+    """What a value must be, and in words."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= 1e300
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+def _list_of(fits: Callable[[Any], bool], words: str, is_set: bool = True) -> Wanted:
+    """A list that is not empty. is_set: no two are equal."""
+
+    def all_fit(values: Any) -> bool:
+        is_list = isinstance(values, list) and values and all(map(fits, values))
+        return bool(is_list) and (not is_set or len(set(values)) == len(values))
+
+    return Wanted(all_fit, f"a list of {words}{', none of them twice' if is_set else ''}")
+
+
+SETTINGS = {
+    "lr": Wanted(lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "epochs": Wanted(_is_count, "a whole number of at least 1"),
+    "batch_size": Wanted(_is_count, "a whole number of at least 1"),
+    "hidden_dropout_prob": Wanted(_is_share, "a number from 0 to below 1"),
+    "hold_out": Wanted(_is_share, "a number from 0 to below 1"),
+    "precision": Wanted(lambda value: value in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+    "attention": Wanted(lambda value: value in (None, "causal", "bidirectional"), "causal, bidirectional or null"),
+    "max_sentence_len": Wanted(lambda value: value is None or _is_count(value), "a whole number above 0, or null"),
+}
+TEXT = Wanted(lambda value: isinstance(value, str), "a text")
+OBJECT = Wanted(lambda value: isinstance(value, dict), "an object")
+SEEDS = _list_of(lambda value: type(value) is int and 0 <= value < 2**32, "seeds from 0 to 2^32 - 1")
+SHOTS = _list_of(lambda value: value is None or _is_count(value), "null for all, or sentences a class")
+TABLE = {
+    "title": TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False), "seeds": SEEDS,
+    "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": TEXT,
+}  # fmt: skip
+ROW = {
+    "name": TEXT,
+    "option": Wanted(lambda value: value in ("finetune", "prompt"), "finetune or prompt"),
+    "method": TEXT,
+    "arguments": _list_of(TEXT.fits, "texts KEY=VALUE"),
+    "settings": OBJECT,
+    "tune": OBJECT,
+    "shots": SHOTS,
+    "data": _list_of(TEXT.fits, "data sets of the table"),
+    "seeds": SEEDS,
+    "checkpoint": TEXT,
+}
+
+
+def check_table(content: Any) -> None:
+    """Raises `UserError` naming the first entry that cannot be."""
+    if not isinstance(content, dict):
+        raise UserError("it is no JSON object")
+    if missing := [name for name in ("title", "data", "rows", "seeds") if name not in content]:
+        raise UserError(f"it has no {missing[0]}")
+    _check(content, TABLE, "")
+    _check(content.get("settings", {}), SETTINGS, "settings: ")
+    if not content["data"]:
+        raise UserError("data: it names no data set")
+    for name, settings in content["data"].items():
+        if not isinstance(settings, dict):
+            raise UserError(f"data: {name} must be an object")
+        _check(settings, SETTINGS, f"data, {name}: ")
+    for number, row in enumerate(content["rows"], start=1):
+        _check_row(row, f"row {shown(row['name']) if isinstance(row.get('name'), str) else number}: ", content["data"])
+
+
+def _check_row(row: Mapping[str, Any], place: str, data: Mapping[str, Any]) -> None:
+    if "name" not in row:
+        raise UserError(f"{place}it has no name")
+    _check(row, ROW, place)
+    _check(row.get("settings", {}), SETTINGS, f"{place}settings: ")
+    if unknown := {*row.get("data", ())} - data.keys():
+        raise UserError(f"{place}the table has no data set {', '.join(sorted(unknown))}")
+    for key, values in row.get("tune", {}).items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{place}tune: {key} must be a list of values")
+        for value in values:
+            if key in SETTINGS:
+                _check({key: value}, SETTINGS, f"{place}tune: ")
+            elif not row.get("method"):
+                raise UserError(f"{place}tune: there is no setting {key}, and no method that it could be of")
+
+
+def _check(values: Mapping[str, Any], wanted: Mapping[str, Wanted], place: str) -> None:
+    for name, value in values.items():
+        if name not in wanted:
+            raise UserError(f"{place}there is no {shown(name)} here; there are {', '.join(wanted)}")
+        if not wanted[name].fits(value):
+            raise UserError(f"{place}{name} must be {wanted[name].words}, not {shown(value)}")
