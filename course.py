@@ -86,16 +86,18 @@ def divide(
     """The examples to train on, and those held out to choose by; both in the order of the data.
 
     shots: train on so many of each class, drawn at random; as many others are held out, if any are. hold_out: else the
-    share of each class that is held out. Raises `UserError` where a class has too few.
+    share of each class that is held out, at least one example. Raises `UserError` where a class has too few.
     """
     drawing, train, held_out = random.Random(seed), set(), set()
     for label in sorted({example.label for example in examples}):
         places = [place for place, example in enumerate(examples) if example.label == label]
         drawing.shuffle(places)
-        held = shots or round(hold_out * len(places)) if hold_out else 0
+        held = shots or max(1, round(hold_out * len(places))) if hold_out else 0
         rest = len(places) - held if shots is None else shots
         if rest < 1 or rest + held > len(places):
-            raise UserError(f"class {label} has {len(places)} examples, too few to train on some and hold out others")
+            wanted = f"{rest} to train on" if shots else "one to train on"
+            wanted += f" and {held} to hold out" if held else ""
+            raise UserError(f"class {label} has {len(places)} examples, too few for {wanted}")
         train |= {*places[:rest]}
         held_out |= {*places[rest : rest + held]}
     return [examples[place] for place in sorted(train)], [examples[place] for place in sorted(held_out)]

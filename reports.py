@@ -174,8 +174,9 @@ def print_epoch_table(history: list[EpochResult], chosen_on: str) -> None:
     best = best_of(history)
     for result in history:
         mark = f"  <- best on {chosen_on}, used for the predictions" if result is best else ""
+        epoch = "after" if result.is_finish else result.epoch
         print(
-            f"{result.epoch:5d}  {result.train_loss:10.3f}  {result.train_score:9.3f}  "
+            f"{epoch:>5}  {result.train_loss:10.3f}  {result.train_score:9.3f}  "
             f"{result.dev_score:{len(chosen_on) + 4}.3f}  {result.seconds:7.1f}{mark}"
         )
 

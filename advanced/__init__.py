@@ -50,8 +50,9 @@ def choose(names: str, assignments: Sequence[str] = (), option: str = "finetune"
     if len(set(chosen)) < len(chosen):
         raise UserError(f"a method is named twice in {names}")
     for name in chosen:
-        if clash := set(METHODS[name].conflicts) & set(chosen):
-            raise UserError(f"{name} and {some(sorted(clash))} cannot be combined")
+        for other in chosen:
+            if reason := METHODS[name].conflicts.get(other):
+                raise UserError(f"{name} and {other} cannot be combined: {reason}")
     settings = {name: {key: each.default for key, each in METHODS[name].arguments.items()} for name in chosen}
     given = set()
     for assignment in assignments:

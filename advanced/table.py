@@ -7,7 +7,7 @@ the loss, what paces the steps, what averages the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,18 +38,18 @@ def _refuse() -> None:
 class MethodEntry:
     """Where a method is, what it takes, and what it cannot be combined with.
 
-    summary: what it changes, after its name in a sentence. paper: where it is published. cost: of a step beside a plain
-    one, in words. options: the commands that take it. is_head: it says what is predicted, in the place of the base's
-    classifier (`create_head`), and is no `training.Method`. needs_causal: it reads likelihoods. holds_out: it chooses
-    something by a score, for which part of the training data is held out. refuses: why settings make no sense together,
-    or nothing.
+    summary: what it changes, after its name in a sentence. conflicts: by method, why not. paper: where it is published.
+    cost: of a step beside a plain one, in words. options: the commands that take it. is_head: it says what is
+    predicted, in the place of the base's classifier (`create_head`), and is no `training.Method`. needs_causal: it
+    reads likelihoods. holds_out: it chooses something by a score, for which part of the training data is held out.
+    refuses: why settings make no sense together, or nothing.
     """
 
     module: str
     class_name: str
     summary: str
     arguments: dict[str, Argument] = field(default_factory=dict)
-    conflicts: tuple[str, ...] = ()
+    conflicts: Mapping[str, str] = field(default_factory=dict)
     paper: str = ""
     cost: str = "none"
     options: tuple[str, ...] = ("finetune",)
@@ -92,11 +92,21 @@ def one_of(values: Collection[str], default: str, help: str) -> Argument:
 def some_of(values: Collection[str], default: str, help: str, what: str) -> Argument:
     """Names joined by +."""
     described = f"{help}, joined by +: {', '.join(values)}"
-    return Argument(default, described, lambda text: {*text.split("+")} <= {*values}, f"names of {what}, joined by +")
+
+    def fits(text: str) -> bool:
+        names = text.split("+")
+        return {*names} <= {*values} and len({*names}) == len(names)
+
+    return Argument(default, described, fits, f"names of {what}, joined by +, each once")
 
 
 MATRICES = ("compute_query", "compute_key", "compute_value", "compute_output", "w1", "w2", "w3")
-TEMPLATE = Argument("", "the question after the sentence; if it is empty the course's, of these words")
+TEMPLATE = Argument(
+    "",
+    "the question after the sentence; if it is empty the course's, of these words",
+    lambda text: "{label}" not in text,
+    "what stands before the label, without {label}, which is for channel",
+)
 WORDS = Argument(
     "",
     "a word for each label, joined by +; if it is empty the label names",
@@ -104,6 +114,12 @@ WORDS = Argument(
     "words joined by +",
 )
 FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
+NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
+
+
+def of_frozen(reason: str) -> dict[str, str]:
+    return dict.fromkeys(FROZEN, reason)
+
 
 
 # ------------------------------------------------------------------------------------------------- the methods
@@ -182,7 +198,12 @@ PREDICTED = {
             "words": WORDS,
             "control": one_of(("none", "shuffled-words", "null-template"), "none", "what it is compared with"),
         },
-        conflicts=("linear-probe", "pooling"),
+        conflicts={
+            "linear-probe": "there is no head to train",
+            "pooling": "a label word is read where it would stand",
+            "padding-mask": "padding is hidden from a label word in any case",
+            "r-drop": "a label word has no dropout before it",
+        },
         paper="arXiv:2012.15723",
         cost="longer texts; a pass a label where one has several tokens",
         is_head=True,
@@ -210,7 +231,7 @@ READING = {
         "PromptTuning",
         "trains vectors before the text and the head alone",
         {"length": count(16, "vectors")},
-        conflicts=("linear-probe",),
+        conflicts={"linear-probe": "one trains the head alone"},
         paper="arXiv:2104.08691",
         cost="longer texts",
     ),
@@ -222,14 +243,14 @@ PARAMETERS = {
         "Reinit",
         "draws the weights of the top layers anew before training",
         {"layers": count(1, "how many, from the top"), "head": one_of(("uniform", "zero"), "uniform", "the head")},
-        conflicts=FROZEN,
+        conflicts=of_frozen("what is drawn anew would never be trained"),
         paper="arXiv:2006.05987",
     ),
     "linear-probe": MethodEntry(
         "advanced.linear_probe",
         "LinearProbe",
         "trains the head alone",
-        conflicts=("lora", "adapter", "prefix", "prompt-tuning", "bitfit", "layer-decay"),
+        conflicts=dict.fromkeys((*FROZEN[1:], "layer-decay"), "it trains the head alone"),
         paper="arXiv:1610.01644",
         cost="less: no gradients of the model",
     ),
@@ -280,7 +301,7 @@ PARAMETERS = {
         "Mixout",
         "takes some input neurons of each matrix from the pretrained weights, drawn anew in every step",
         {"p": share(0.7, "the share of neurons that are pretrained")},
-        conflicts=(*FROZEN, "reinit"),
+        conflicts=of_frozen("frozen weights are the pretrained ones") | {"reinit": NOT_PRETRAINED},
         paper="arXiv:1909.11299",
         cost="almost twice the time, and a copy of the weights",
     ),
@@ -289,7 +310,11 @@ PARAMETERS = {
         "Mixconnect",
         "mixout of single weights in the place of neurons",
         {"p": share(0.7, "the share of weights that are pretrained")},
-        conflicts=(*FROZEN, "mixout", "reinit"),
+        conflicts={
+            **of_frozen("frozen weights are the pretrained ones"),
+            "mixout": "each takes weights in the other's place",
+            "reinit": NOT_PRETRAINED,
+        },
         paper="arXiv:1909.11299",
         cost="twice the time, and a copy of the weights",
     ),
@@ -308,7 +333,7 @@ LOSSES = {
         "Ordinal",
         "gives near classes more of the target's probability than far ones",
         {"sharpness": positive(1.5, "how fast it falls with the squared distance")},
-        conflicts=("label-smoothing",),
+        conflicts={"label-smoothing": "each says how the target spreads over the classes"},
         paper="Diaz & Marathe 2019",
     ),
     "class-weights": MethodEntry(
@@ -323,7 +348,6 @@ LOSSES = {
         "RDrop",
         "keeps two passes with different dropout close to each other",
         {"weight": positive(1.0, "of the divergence")},
-        conflicts=("prompt-finetune",),  # whose head has no dropout
         paper="arXiv:2106.14448",
         cost="twice the time",
     ),
@@ -353,7 +377,7 @@ PACE = {
         "LayerDecay",
         "trains lower layers at lower rates",
         {"factor": Argument(0.9, "from a layer to the one below it", lambda f: 0 < f <= 1, "above 0 and at most 1")},
-        conflicts=("prompt-tuning",),  # which trains nothing in a layer
+        conflicts={"prompt-tuning": "no layer is trained"},
         paper="arXiv:1801.06146",
     ),
     "schedule": MethodEntry(
@@ -372,7 +396,7 @@ PACE = {
         "stops when the score has not risen for some epochs",
         {"patience": count(2, "epochs without a better score")},
         paper="Prechelt 1998",
-        cost="less",
+        cost="less; a tenth of train is held out",
         holds_out=True,
     ),
 }
@@ -391,9 +415,9 @@ AVERAGES = {
         "WiSEFT",
         "saves the best mixture of the pretrained and the fine-tuned weights",
         {"points": count(11, "mixtures that are tried, both ends among them", least=2, most=101)},
-        conflicts=(*FROZEN, "reinit"),
+        conflicts=of_frozen("frozen weights are the pretrained ones") | {"reinit": NOT_PRETRAINED},
         paper="arXiv:2109.01903",
-        cost="a copy of the weights, and an evaluation for each mixture at the end",
+        cost="a copy of the weights, an evaluation for each mixture at the end; a tenth of train is held out",
         holds_out=True,
     ),
 }

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from training import Method
+from utils import warn
 from weights import blueprint
 
 
@@ -55,6 +56,8 @@ class WiSEFT(Method):
         alpha = best_of(self.alphas, scores)
         self.found = {"alphas": self.alphas, "scores": scores, "alpha": alpha}
         self.mix(llama, after, alpha)
+        if alpha == 0.0:
+            warn("wise-ft: no mixture scores better than the pretrained weights, so of the training a new head is left")
         return alpha < 1.0
 
     @torch.no_grad()

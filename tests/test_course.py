@@ -153,3 +153,32 @@ def test_the_reference_numbers_are_those_of_the_readme_and_of_the_published_file
     for name, accepted in sanity_check.PUBLISHED_LABELS.items():
         means = {round(one.accuracy, 3) for one in accepted if one.accuracy is not None}
         assert references[f"{name}-prompting"].mean in means if means else f"{name}-prompting" not in references
+
+
+@pytest.mark.parametrize(
+    ("shots", "hold_out", "sizes"),
+    [(None, 0.0, (20, 0)), (None, 0.25, (15, 5)), (None, 0.0001, (18, 2)), (3, 0.0, (6, 0)), (3, 0.5, (6, 6))],
+)
+def test_the_training_data_is_divided_class_by_class(shots: int | None, hold_out: float, sizes: tuple[int, int]):
+    """8 of one class and 12 of the other. What is asked to be held out is never nothing."""
+    examples = [Example(f"film {number}", int(number >= 8)) for number in range(20)]
+    train, held = course.divide(examples, 3, shots, hold_out)
+    assert (len(train), len(held)) == sizes and len({*train, *held}) == sum(sizes)
+    assert not held or {each.label for each in held} == {0, 1}
+    assert (train, held) == course.divide(examples, 3, shots, hold_out)
+    assert [*sorted(train, key=examples.index)] == train
+    assert not held or held != course.divide(examples, 4, shots, hold_out)[1]
+
+
+@pytest.mark.parametrize(
+    ("shots", "hold_out", "words"),
+    [
+        (5, 0.1, "class 0 has 8 examples, too few for 5 to train on and 5 to hold out"),
+        (9, 0.0, "class 0 has 8 examples, too few for 9 to train on"),
+        (None, 0.95, "class 0 has 8 examples, too few for one to train on and 8 to hold out"),
+    ],
+)
+def test_too_few_examples_to_divide_are_counted(shots: int | None, hold_out: float, words: str):
+    examples = [Example(f"film {number}", int(number >= 8)) for number in range(20)]
+    with pytest.raises(UserError, match=f"^{words}$"):
+        course.divide(examples, 3, shots, hold_out)

@@ -67,6 +67,7 @@ def test_every_method_and_argument_is_listed():
     for name, entry in METHODS.items():
         row = rows_of(out)[name]
         assert row == [name, ", ".join(entry.options), "-", entry.paper, entry.cost, entry.summary]
+        assert entry.holds_out == ("a tenth of train is held out" in row[4])
         for key, argument in entry.arguments.items():
             line = next(each for each in lines if argument.help in each and each.startswith(f"  {key}="))
             assert str(argument.default).lower() in line.lower()

@@ -304,8 +304,11 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("smart", ["weight=0", "bregman=0"], "leave nothing to do"),
         ("prompt-finetune", ["template=Well?", "control=null-template"], "a null template is none"),
         ("reinit,wise-ft", [], "cannot be combined"),  # nothing pretrained is left to mix with
-        ("mixout,reinit", [], "cannot be combined"),
-        ("r-drop,prompt-finetune", [], "cannot be combined"),  # whose head has no dropout
+        ("mixout,reinit", [], "mixout and reinit cannot be combined: what is drawn anew has no pretrained weights"),
+        ("r-drop,prompt-finetune", [], "cannot be combined: a label word has no dropout before it"),
+        ("padding-mask,prompt-finetune", [], "cannot be combined: padding is hidden"),
+        ("lora", ["targets=w1+w1"], "joined by +, each once"),
+        ("prompt-finetune", ["template=It is {label}"], "without {label}, which is for channel"),
     ],
 )
 def test_a_wrong_name_or_argument_is_refused_in_one_line(names: str, assignments: list[str], words: str):
@@ -320,8 +323,8 @@ def test_a_key_of_two_methods_must_name_one_and_conflicts_are_refused(monkeypatc
     with pytest.raises(UserError, match="ema and other have an argument decay; write ema.decay="):
         choose("ema,other", ["decay=0.5"])
     assert dict(choose("ema,other", ["other.decay=0.5"])[1].settings) == {"decay": 0.5}
-    monkeypatch.setitem(METHODS, "third", MethodEntry("", "", "", {}, conflicts=("ema",)))
-    with pytest.raises(UserError, match="third and ema cannot be combined"):
+    monkeypatch.setitem(METHODS, "third", MethodEntry("", "", "", {}, conflicts={"ema": "that is why"}))
+    with pytest.raises(UserError, match="third and ema cannot be combined: that is why"):
         choose("third,ema")
 
 

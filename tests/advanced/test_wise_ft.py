@@ -19,8 +19,10 @@ from advanced.ema import EMA
 from advanced.wise_ft import WiSEFT
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from llama import load_pretrained
+from reports import print_epoch_table
 from saver import best_of
 from storage import load_tensors
+from training import EpochResult
 
 
 def swept(scores: list[float], model: nn.Module | None = None) -> tuple[WiSEFT, nn.Module, list[dict], bool]:
@@ -71,10 +73,13 @@ def test_every_mixture_is_that_of_the_formula_and_both_ends_are_exact():
         ([0.1, 0.6, 0.5, 0.6, 0.7], 1.0),
     ],
 )
-def test_the_best_is_taken_and_of_equals_the_last_epoch_or_the_nearest_to_one_half(scores: list[float], alpha: float):
+def test_the_best_is_taken_and_of_equals_the_last_epoch_or_the_nearest_to_one_half(
+    scores: list[float], alpha: float, capsys: pytest.CaptureFixture
+):
     method, model, seen, is_judged = swept(scores)
     assert method.figures() == {"alphas": [0.0, 0.25, 0.5, 0.75, 1.0], "scores": scores, "alpha": alpha}
     assert is_judged == (alpha < 1.0)  # the last epoch has been judged
+    assert ("no mixture scores better than the pretrained weights" in capsys.readouterr().err) == (alpha == 0.0)
     chosen = seen[method.alphas.index(alpha)]
     assert all(torch.equal(tensor, chosen[name]) for name, tensor in model.state_dict().items())
 
@@ -178,6 +183,12 @@ def test_the_driver_prints_the_sweep_and_holds_data_out_for_it(
     assert alphas == ("0.000", "0.500", "1.000")
     last = re.findall(r"^epoch 1:.*held-out acc :: (\d\.\d{3})$", out, re.MULTILINE)
     assert [scores[2]] == last  # alpha = 1 is the last epoch
+
+
+def test_what_is_judged_after_the_last_epoch_is_no_epoch_in_the_table(capsys: pytest.CaptureFixture):
+    history = [EpochResult(0, 0.5, 0.6, 0.7, 1.0, True), EpochResult(0, 0.5, 0.6, 0.8, 1.0, True, is_finish=True)]
+    print_epoch_table(history, "held-out")
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["0", "after"]
 
 
 def test_a_real_checkpoint_keeps_what_it_knew_at_alpha_zero(assets: Path):
