@@ -63,7 +63,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--precision", choices=PRECISIONS, default=Default("fp32"), help="of the products; int8 is not for finetune")
     add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest here, or everything as it is written")
     add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
-    add("--list-methods", action="store_true", help="print what there is beyond the base, and what it costs")
+    add("--list-methods", action="store_true", help="print what there is beyond the base, or what --method names")
 
     _add_generate_flags(parser)
     _add_classify_flags(parser)

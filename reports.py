@@ -210,6 +210,7 @@ def print_methods(args: Namespace, missing: str) -> None:
     if advanced is None:
         raise UserError("--list-methods needs the folder advanced/ of this package beside run_llama.py")
     listing, trained = advanced.part("listing"), None
+    listing.chosen_of(args.method)  # a wrong name is said before anything is loaded
     if missing:
         print(f"How many parameters each method trains is left out: {missing}.")
     else:
@@ -217,9 +218,9 @@ def print_methods(args: Namespace, missing: str) -> None:
         label_names = read_label_names(path) if path else list(LABEL_NAMES["cfimdb"])
         with naming_the_flag():
             llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer)
-        trained = listing.count_trained(llama.config, tokenizer, label_names)
+        trained = listing.count_trained(llama.config, tokenizer, label_names, args.method)
         print(f"Parameters that are trained are those of {args.pretrained_model_path} with {len(label_names)} labels.")
-    print("\n".join(listing.lines_of(trained)))
+    print("\n".join(listing.lines_of(trained, args.method)))
 
 
 # -------------------------------------------------------------------------------------------------------- texts

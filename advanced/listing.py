@@ -18,6 +18,7 @@ from config import LlamaConfig
 from runs import make_classifier, model_settings
 from tokenizer import Tokenizer
 from training import prepare
+from utils import UserError, some
 from weights import blueprint
 
 COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
@@ -27,22 +28,47 @@ PRETRAINING = (
 )
 
 
-def lines_of(trained: Mapping[str, int] | None = None) -> Iterator[str]:
-    """The table and the arguments. trained: the number of parameters that each method trains; None: not known."""
-    rows = [COLUMNS, *(_row(name, entry, trained) for name, entry in METHODS.items())]
+def chosen_of(names: str | None) -> dict[str, MethodEntry]:
+    """The methods `a,b`; all of them for None. Raises `UserError` where there is none of that name."""
+    if names is None:
+        return METHODS
+    chosen = [name.strip() for name in names.split(",")]
+    if unknown := [name for name in chosen if name not in METHODS]:
+        raise UserError(f"there is no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    return {name: entry for name, entry in METHODS.items() if name in chosen}
+
+
+def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None) -> Iterator[str]:
+    """The table, the arguments, and what does not combine.
+
+    trained: the number of parameters that each method trains; None: not known. names: of those methods alone.
+    """
+    entries = chosen_of(names)
+    rows = [COLUMNS, *(_row(name, entry, trained) for name, entry in entries.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     yield ""
     yield "Arguments, as key=value or method.key=value, with their defaults:"
-    arguments = {name: _arguments(entry) for name, entry in METHODS.items()}
-    width = max(len(assignment) for given in arguments.values() for assignment in given)
+    arguments = {name: _arguments(entry) for name, entry in entries.items()}
+    width = max((len(assignment) for given in arguments.values() for assignment in given), default=0)
     for name, given in arguments.items():
         yield name if given else f"{name}: no arguments"
         for assignment, help in given.items():
             yield f"  {assignment:{width}}  {help}"
+        for reason, others in _conflicts(name).items():
+            yield f"  not with {some(others)}: {reason}"
     yield ""
     yield from PRETRAINING
+
+
+def _conflicts(name: str) -> dict[str, list[str]]:
+    """The methods that this one cannot be combined with, by the reason, whichever of the two knows it."""
+    found: dict[str, list[str]] = {}
+    for other, entry in METHODS.items():
+        if reason := METHODS[name].conflicts.get(other) or entry.conflicts.get(name):
+            found.setdefault(reason, []).append(other)
+    return found
 
 
 def _row(name: str, entry: MethodEntry, trained: Mapping[str, int] | None) -> tuple[str, ...]:
@@ -57,9 +83,11 @@ def _arguments(entry: MethodEntry) -> dict[str, str]:
     return {f"{key}={defaults[key]}": argument.help for key, argument in entry.arguments.items()}
 
 
-def count_trained(config: LlamaConfig, tokenizer: Tokenizer, label_names: Sequence[str]) -> dict[str, int]:
+def count_trained(
+    config: LlamaConfig, tokenizer: Tokenizer, label_names: Sequence[str], names: str | None = None
+) -> dict[str, int]:
     """For each method, by itself and with its defaults, how many parameters a fine-tuning of this shape trains."""
-    return {name: trained_by(name, config, tokenizer, label_names) for name in METHODS}
+    return {name: trained_by(name, config, tokenizer, label_names) for name in chosen_of(names)}
 
 
 def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names: Sequence[str]) -> int:

@@ -83,6 +83,15 @@ def test_the_driver_lists_what_the_checkpoint_at_hand_has(tmp_path: Path, drive:
     assert not [*tmp_path.iterdir()]
 
 
+def test_one_method_can_be_listed_with_what_it_does_not_combine_with(drive: Callable):
+    out = drive("--list-methods", "--pretrained-model-path", "absent.pt", "--method", "ema,reinit")
+    assert rows_of(out).keys() == {"ema", "reinit"} and "  rank=8" not in out
+    assert "\n  not with mixout, mixconnect, wise-ft: what is drawn anew has no pretrained weights" in out
+    assert ": what is drawn anew would never be trained" in out and out.count("not with") == 2
+    with pytest.raises(UserError, match="there is no method 'nope'; there are direct"):
+        drive("--list-methods", "--method", "nope")
+
+
 def test_without_a_checkpoint_the_counts_are_left_out(drive: Callable):
     out = drive("--list-methods", "--pretrained-model-path", "absent.pt")
     assert "left out: --pretrained-model-path absent.pt does not exist" in out
