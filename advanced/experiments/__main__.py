@@ -49,7 +49,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--work", help="folder for weights while a run lasts; else one in the system's temporary folder")
     add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
     add("--minutes", type=float, help="start no run after so many")
-    add("--only", nargs="+", metavar="ROW", help="rows of the table; all of them if not given")
+    add("--only", nargs="+", metavar="ROW", help="rows of the table, beside its baseline; all of them if not given")
     add("--tune", action="store_true", help="only choose what is to be chosen: no run that looks at dev or test")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--list", action="store_true", help="say which runs are left, and end")
@@ -103,6 +103,7 @@ def main() -> None:
         for written in write_report(table, model, done, rows, Path(args.report)):
             print(f"wrote {written}")
         return
+    table = table.only(args.only)
     if args.render:
         with atomic_write(path.with_suffix(".md")) as file:
             file.write(render(table, model, done))
@@ -145,8 +146,7 @@ def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]]) -> Model
 
 
 def _wanted(args: Namespace, table: Table, model: Model, path: Path) -> list[Trial]:
-    ready = table.ready(model, read_results([path]), only_tune=args.tune)
-    return [trial for trial in ready if not args.only or trial.row in args.only]
+    return table.ready(model, read_results([path]), only_tune=args.tune)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,10 @@ class Trial:
     settings: tuple[tuple[str, Any], ...]
     checkpoint: str = ""  # which it starts from, if that is not the one of the whole table
 
+    @property
+    def size(self) -> str:
+        return size_in_words(self.shots)
+
     def model(self, model: Model) -> Model:
         """What it starts from. model: that of the whole table."""
         return model.beside(self.checkpoint) if self.checkpoint else model
@@ -108,6 +112,11 @@ class Trial:
 def _checksum(path: str, changed: int) -> str:
     """Of a file as it is since it was changed: a table asks thousands of times."""
     return sha256_of(path)
+
+
+def size_in_words(shots: int | None) -> str:
+    """How much of the training data is used."""
+    return "all" if shots is None else f"{shots} a class"
 
 
 def path_of(data: str, split: str) -> str:
@@ -193,6 +202,11 @@ class Table:
             other = model.beside(row.checkpoint).checkpoint
             warn(f"left out: {row.name}, which starts from {other}, and that is not here")
         return replace(self, rows=tuple(row for row in self.rows if row not in unknown))
+
+    def only(self, rows: Sequence[str] | None) -> Table:
+        """Of these rows, and of the baseline, which they are compared with; all of them for None."""
+        wanted = {row.name for row in self.rows} if rows is None else {*rows, self.baseline}
+        return replace(self, rows=tuple(row for row in self.rows if row.name in wanted))
 
     def cells(self) -> Iterator[tuple[Row, str, int | None]]:
         """Every row on every data set and size."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from advanced.experiments.grid import Model, Table
+from advanced.experiments.grid import Model, Table, size_in_words
 from advanced.experiments.render import Cell, Results, cells_of, labels_of
 from advanced.experiments.results import compare
 from course import majority_accuracy
@@ -57,7 +57,7 @@ def panels_of(table: Table, model: Model, done: Results) -> list[Panel]:
         cells = [cell for cell in cells_of(table, model, done, data, shots) if cell.runs]
         if cells:
             baseline = next((cell.runs for cell in cells if cell.row.name == table.baseline), {})
-            size = "all" if shots is None else f"{shots} a class"
+            size = size_in_words(shots)
             panels.append(Panel(f"{data.upper()}, {size}", data, cells, baseline, labels_of(data, "dev")))
     return panels
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from advanced.experiments.grid import Model, Row, Table, Trial, path_of
+from advanced.experiments.grid import Model, Row, Table, Trial, path_of, size_in_words
 from advanced.experiments.results import Difference, Spread, compare
 from course import create_data, has_gold_labels, majority_accuracy
 
@@ -72,7 +72,7 @@ def render_choices(table: Table, model: Model, done: Results) -> list[str]:
                 scores.setdefault(_values(row, trial), []).append(result["selection"])
         tried = ", ".join(f"{values}: {_spread(found)}" for values, found in scores.items())
         if tried:
-            lines.append(f"| {row.name} | {data}{'' if shots is None else f', {shots} a class'} | {tried} |")
+            lines.append(f"| {row.name} | {data}, {size_in_words(shots)} | {tried} |")
     return ["| method | data | tried |", "|---|---|---|", *lines] if lines else []
 
 

@@ -119,7 +119,7 @@ def _now() -> str:
 
 
 def describe(trial: Trial) -> str:
-    size = "all" if trial.shots is None else f"{trial.shots} a class"
     rate = [f"lr={dict(trial.settings)['lr']:g}"] if trial.option == "finetune" else []
     chosen = " ".join([*rate, *trial.arguments])
-    return f"{trial.phase} {trial.row} on {trial.data} ({size}), seed {trial.seed}{': ' if chosen else ''}{chosen}"
+    what = f"{trial.phase} {trial.row} on {trial.data} ({trial.size}), seed {trial.seed}"
+    return f"{what}: {chosen}" if chosen else what

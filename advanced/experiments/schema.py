@@ -56,11 +56,12 @@ TABLE = {
     "title": TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False), "seeds": SEEDS,
     "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": TEXT,
 }  # fmt: skip
+KEYS_AND_VALUES = _list_of(TEXT.fits, "texts KEY=VALUE")
 ROW = {
     "name": TEXT,
     "option": Wanted(lambda value: value in ("finetune", "prompt"), "finetune or prompt"),
     "method": TEXT,
-    "arguments": _list_of(TEXT.fits, "texts KEY=VALUE"),
+    "arguments": Wanted(lambda value: value == [] or KEYS_AND_VALUES.fits(value), KEYS_AND_VALUES.words),
     "settings": OBJECT,
     "tune": OBJECT,
     "shots": SHOTS,

@@ -480,7 +480,7 @@ def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
     assert "| plain | films, 4 a class | lr 0.01: .400 ± .000, lr 0.02: .800 ± .000 |" in render(table, model, done)
     command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", model.checkpoint, "--list"]
     command += ["--results", str(tmp_path / "r.jsonl")]
-    for flags, counted, word in ((["--tune"], 8, "tune"), (["--only", "asked", "--tune"], 0, "tune"), ([], 9, "")):
+    for flags, counted, word in ((["--tune"], 8, "tune"), (["--only", "asked", "--tune"], 4, "tune"), ([], 9, "")):
         monkeypatch.setattr("sys.argv", [*command, *flags])
         program.main()
         *lines, last = capsys.readouterr().out.splitlines()
@@ -548,6 +548,15 @@ def finished(tmp_path: Path, model: Model, films: dict[str, Path]) -> tuple[Tabl
             about |= {"arguments": list(one.arguments), "settings": dict(one.settings), "model": model.name}
             done[one.key(model)] = {"key": one.key(model), **about, **figures}
     return table, done
+
+
+def test_rows_can_be_named_and_the_baseline_stays_beside_them(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]]
+):
+    table, done = finished
+    assert table.only(None) == table and [row.name for row in table.only(["mixed"]).rows] == ["plain", "mixed"]
+    text = render(table.only(["ema"]), model, done)
+    assert "| ema" in text and "| plain" in text and "| mixed" not in text
 
 
 def test_every_kind_of_plot_is_drawn_of_what_has_it(
