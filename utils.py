@@ -336,6 +336,13 @@ def check_writable(path: str | os.PathLike, flag: str) -> None:
         raise UserError(f"{flag} {path}: the folder {path.parent} is not writable")
 
 
+def check_new(path: str | os.PathLike, flag: str) -> None:
+    """Raise `UserError` naming `flag` unless `path` can be created, and nothing is lost by that."""
+    check_writable(path, flag)
+    if os.path.lexists(path):
+        raise UserError(f"{flag}: {path} is there already; name another file, or remove it")
+
+
 def find_asset(name: str | os.PathLike) -> Path | None:
     """Where an input file lies: as named (from the current folder), else beside this code; None if in neither."""
     for path in (Path(name), ROOT / name):

@@ -9,8 +9,8 @@ dropped. Always causal: a bidirectional model sees the token that it is to predi
 of tokens, bos and eos between them, and cut into windows.
 
 Beside NEW.pt lie NEW.model, its tokenizer, and NEW.json, the figures: loss and perplexity of held-out documents after
-every `--every` steps. NEW.pt holds the best model so far by that loss; every other command loads it. None of these
-files is there before the first measurement, and one that is there already is never overwritten by another run.
+about every `--every` steps. NEW.pt holds the best model so far by that loss; every other command loads it. None of
+these files is there before the first measurement, and one that is there already is never overwritten by another run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--weight_decay", type=float, default=0.1, help="of the matrices")
     add("--clip", type=float, default=1.0, help="the largest norm of all gradients together")
     add("--held_out", type=float, default=0.02, help="the share of the documents that is not trained on")
-    add("--every", type=int, default=100, help="steps between two measurements, and resume points")
+    add("--every", type=int, default=100, help="about how many steps between two measurements, and resume points")
     add("--seed", type=int, default=1337, help="of everything random")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--precision", choices=[each for each in PRECISIONS if each != "int8"], default="fp32", help="of the products")
@@ -97,7 +97,7 @@ def check_args(args: Namespace) -> None:
         if not args.tokenizer:
             raise UserError(f"{args.init} has no .model file beside it; name its tokenizer with --tokenizer")
     args.out = Path(args.out)
-    _check_out(args)
+    check_out(args)
 
 
 def _found(flag: str, name: str) -> str:
@@ -110,6 +110,8 @@ def _found(flag: str, name: str) -> str:
 def _check_shape(args: Namespace) -> None:
     """Fill in the shape of a new model; that of --init is its own."""
     given = [name for name in SHAPE if getattr(args, name) is not None]
+    if args.tokenizer is not None and "vocab_size" in given:
+        raise UserError(f"--vocab_size: the pieces are those of --tokenizer {args.tokenizer}")
     if args.init is not None:
         if given:
             raise UserError(f"--{given[0]}: the shape is that of --init {args.init}")
@@ -128,28 +130,32 @@ def check_length(args: Namespace, positions: int) -> None:
         raise UserError(f"--length {args.length}: the model has {positions} positions")
 
 
-def _check_out(args: Namespace) -> None:
-    """Nothing that is there is lost: what is not gone on with stays."""
+def check_out(args: Namespace) -> None:
+    """Nothing that is there is lost: what is not gone on with stays. Raises `UserError`."""
     if args.out.suffix != ".pt":
         raise UserError(f"--out {args.out}: the name must end in .pt")
     inputs = {Path(path).resolve() for path in (*args.text, args.init, args.tokenizer) if path is not None}
     files = files_of(args.out)
-    for path in files:
+    for path in (*files, lock_of(args.out)):
         check_writable(path, "--out")
         if path.resolve() in inputs:
             raise UserError(f"--out {args.out}: {path} is also an input; choose another name")
     there, point = [path for path in files if path.exists()], files[-1]
     if point in there:
         if not args.resume:
-            raise UserError(f"{point} is of an interrupted run; go on with --resume, or remove it and {args.out}")
+            raise UserError(f"{point} is of an interrupted run; go on with --resume, or name another --out")
     elif there:
-        over = f"; there is no {point} to go on from: that run is over" if args.resume else ""
-        raise UserError(f"--out {args.out}: {there[0]} is there already{over}; name another file, or remove it")
+        over = f", and there is no {point} to go on from" if args.resume else ""
+        raise UserError(f"--out {args.out}: {there[0]} is there already{over}; name another --out, or remove it")
 
 
 def files_of(out: Path) -> tuple[Path, Path, Path, Path]:
     """The checkpoint, its tokenizer, the figures, the resume point."""
     return out, out.with_suffix(".model"), out.with_suffix(".json"), out.with_suffix(".resume")
+
+
+def lock_of(out: Path) -> Path:
+    return out.with_suffix(".pt.lock")
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -169,10 +175,10 @@ def write_figures(args: Namespace, rows: Sequence[dict[str, Any]]) -> None:
         file.write(json.dumps(content, indent=1) + "\n")
 
 
-def what_is_kept(args: Namespace, rows: Sequence[dict[str, Any]]) -> str:
+def what_is_kept(args: Namespace) -> str:
     out, *_, point = files_of(args.out)
-    if not any("train" in row for row in rows):
-        return "nothing was measured, nothing was saved"
+    if not point.is_file():
+        return "nothing was saved"
     return f"the best model so far stays in {out}, and --resume goes on from {point}"
 
 
@@ -193,9 +199,9 @@ def main() -> None:
             if "train" in row:
                 write_figures(args, rows)
     except Diverged as error:
-        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(args, rows)}") from None
+        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(args)}") from None
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(args, rows)}") from None
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(args)}") from None
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
     print(f"save the model to {args.out} (step {best['step']}, held-out perplexity {best['perplexity']:.2f})")
     if best["held_out"] >= rows[0]["held_out"] and best is not rows[0]:

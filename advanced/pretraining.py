@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from advanced import create
-from advanced.pretrain import SHAPE, check_length
+from advanced.pretrain import SHAPE, check_length, check_out, lock_of
 from advanced.text import hold_out, pack, read_documents, train_tokenizer, training_batches
 from batches import TextWindows
 from config import LlamaConfig
@@ -27,7 +27,7 @@ from storage import NameLock
 from tasks import NextToken
 from tokenizer import Tokenizer
 from training import EpochResult, evaluate, fit
-from utils import UserError, atomic_write, sha256_of
+from utils import UserError, atomic_write, check_new, sha256_of
 
 
 class Corpus(NamedTuple):
@@ -69,6 +69,8 @@ def make_model(args: Namespace, tokenizer: Tokenizer) -> Llama:
         pieces = f"{args.tokenizer} has {tokenizer.n_words} pieces"
         raise UserError(f"{pieces}, and {args.init} a vocabulary of {model.config.vocab_size}")
     check_length(args, model.config.max_seq_len)
+    for name in SHAPE:  # as it is, for the figures
+        setattr(args, name, getattr(model.config, name))
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters")
     return model
 
@@ -95,12 +97,18 @@ def identity_of(args: Namespace, corpus: Corpus, config: LlamaConfig) -> dict[st
 
 @dataclass
 class SaverWithTokenizer(Saver):
-    """Writes NEW.model with the first NEW.pt: neither is there while nothing has been learned."""
+    """Writes NEW.model with the first NEW.pt: neither is there while nothing has been learned.
+
+    Raises `UserError` where somebody else has made one of them since the run began.
+    """
 
     tokenizer_file: bytes = b""
+    has_saved: bool = False
 
     def save_model(self, model: nn.Module, result: EpochResult) -> None:
-        self.save_tokenizer()
+        if not self.has_saved:
+            check_new(self.model_path, "--out")
+            self.save_tokenizer()
         super().save_model(model, result)
 
     def save_tokenizer(self) -> None:
@@ -108,17 +116,21 @@ class SaverWithTokenizer(Saver):
         if not path.exists():
             with atomic_write(path, "wb") as file:
                 file.write(self.tokenizer_file)
+        elif path.read_bytes() != self.tokenizer_file:
+            raise UserError(f"--out {self.model_path}: {path} is another tokenizer than this run's; move it away")
+        self.has_saved = True
 
 
 def pretrain(args: Namespace, place: Place) -> Iterator[dict[str, Any]]:
-    """Yields a row of figures after every `--every` steps; the model is saved whenever it is the best.
+    """Yields a row of figures after about every `--every` steps; the model is saved whenever it is the best.
 
     Raises `UserError` where another process uses `--out`, or a text is too short.
     """
-    lock = NameLock(args.out.with_suffix(".lock"))
+    lock = NameLock(lock_of(args.out))
     if holder := lock.acquire():
         raise UserError(f"--out {args.out} is in use by {holder}")
     try:
+        check_out(args)  # once more: another run may have ended since
         yield from _pretrain(args, place)
     finally:
         lock.release()
@@ -165,7 +177,7 @@ def resume(args: Namespace, saver: Saver, model: Llama, optimizer: AdamW) -> lis
     try:
         history = saver.load_resume_point(model, optimizer)
     except OtherRun as error:
-        raise UserError(f"{error}; use the same arguments, or leave out --resume to start anew") from None
+        raise UserError(f"{error}; use the same arguments, or name another --out") from None
     print(f"resuming from {saver.resume_path}")
     return history
 

@@ -11,16 +11,15 @@ processes may share one file of results.
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
 
-from advanced.experiments.grid import Model, Table, Trial
+from advanced.experiments.grid import Model, Table, Trial, model_of
 from advanced.experiments.plots import WHY_NONE, can_plot, draw
-from advanced.experiments.render import render
+from advanced.experiments.render import Results, render
 from advanced.experiments.report import write_report
 from advanced.experiments.results import read_results
 from advanced.experiments.runner import Runner, describe
@@ -29,10 +28,10 @@ from utils import (
     Default,
     UserError,
     atomic_write,
+    check_new,
     check_writable,
-    find_asset,
+    read_text,
     run_main,
-    tokenizer_name,
     warn,
 )
 
@@ -50,7 +49,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
     add("--minutes", type=float, help="start no run after so many")
     add("--only", nargs="+", metavar="ROW", help="rows of the table, beside its baseline; all of them if not given")
-    add("--tune", action="store_true", help="only choose what is to be chosen: no run that looks at dev or test")
+    add("--tune", action="store_true", help="only the runs on data held out of train, none that looks at dev or test")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--list", action="store_true", help="say which runs are left, and end")
     add("--render", action="store_true", help="write tables and plots beside the results, and end")
@@ -68,8 +67,11 @@ def check_args(args: Namespace) -> None:
         raise UserError(f"--workers {args.workers}: must be at least 1")
     if args.minutes is not None and not 0 < args.minutes < math.inf:
         raise UserError(f"--minutes {args.minutes}: must be above 0 and finite")
-    if args.results and Path(args.results).exists():
-        check_writable(args.results, "--results")
+    if args.results:
+        if Path(args.results).suffix != ".jsonl":
+            raise UserError(f"--results {args.results}: the name must end in .jsonl")
+        if Path(args.results).exists():
+            check_writable(args.results, "--results")
     if args.report:
         if Path(args.report).suffix != ".md":
             raise UserError(f"--report {args.report}: the name must end in .md")
@@ -77,11 +79,36 @@ def check_args(args: Namespace) -> None:
             check_new(path, "--report")
 
 
-def check_new(path: Path, flag: str) -> None:
-    """Raises `UserError` unless a file of this name can be written without the loss of another."""
-    check_writable(path, flag)
-    if path.exists():
-        raise UserError(f"{flag}: {path} is there already; name another file, or remove it")
+def results_of(args: Namespace, table: Table) -> Path:
+    name = f"{table.name}-{Path(args.pretrained_model_path).stem}.jsonl"
+    return Path(args.results or HERE / "results" / name)
+
+
+def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> None:
+    """Beside the results; those of some rows alone under a name of their own.
+
+    Raises `UserError` where the name is another file's.
+    """
+    path = results_of(args, table)
+    stem = path.with_name(f"{path.stem}-part" if args.only else path.stem)
+    page, text = stem.with_name(f"{stem.name}.md"), render(table, model, done)
+    if page.exists() and read_text(page).split("\n")[0] != text.split("\n")[0]:
+        raise UserError(f"{page} is there already and is not of this table; move it, or name other --results")
+    with atomic_write(page) as file:
+        file.write(text)
+    print(f"wrote {page}")
+    if not can_plot():
+        warn(WHY_NONE)
+        return
+    for plot in draw(table, model, done, stem):
+        print(f"wrote {plot}")
+
+
+def command_of(args: Namespace) -> str:
+    """What makes the runs again."""
+    words = [args.table, "--pretrained-model-path", args.pretrained_model_path]
+    words += ["--tokenizer", args.tokenizer] if args.tokenizer else []
+    return shlex.join(["python", "-m", "advanced.experiments", *words, *(["--only", *args.only] if args.only else [])])
 
 
 def main() -> None:
@@ -93,60 +120,30 @@ def main() -> None:
     if unknown := {*(args.only or ())} - {row.name for row in table.rows}:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
     check_args(args)
-    name = Path(args.pretrained_model_path).stem
-    path = Path(args.results or HERE / "results" / f"{table.name}-{name}.jsonl")
+    path = results_of(args, table)
     done = read_results([path]) if args.render or args.report else {}
-    model = model_of(args, done)
-    table = table.without_unknown(model)
+    model = model_of(args.pretrained_model_path, args.tokenizer, done)
+    table = table.without_unknown(model).only(args.only)
     if args.report:
-        rows = args.only or [row.name for row in table.rows]
-        for written in write_report(table, model, done, rows, Path(args.report)):
+        for written in write_report(table, model, done, command_of(args), Path(args.report)):
             print(f"wrote {written}")
         return
-    table = table.only(args.only)
     if args.render:
-        with atomic_write(path.with_suffix(".md")) as file:
-            file.write(render(table, model, done))
-        print(f"wrote {path.with_suffix('.md')}")
-        if not can_plot():
-            warn(WHY_NONE)
-            return
-        for plot in draw(table, model, done, path.with_suffix("")):
-            print(f"wrote {plot}")
+        write_tables(args, table, model, done)
         return
+
+    def left() -> list[Trial]:
+        return table.ready(model, read_results([path]), only_tune=args.tune)
+
     if args.list:
-        left = _wanted(args, table, model, path)
-        for trial in left:
+        for trial in (trials := left()):
             print(describe(trial))
-        print(f"{len(left)} runs can be started now")
+        print(f"{len(trials)} runs can be started now")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     work = Path(args.work or Path(gettempdir()) / "min-llama-experiments")
     work.mkdir(parents=True, exist_ok=True)
-    Runner(lambda: _wanted(args, table, model, path), model, path, work, args.device, args.workers).run(args.minutes)
-
-
-def model_of(args: Namespace, results: Mapping[str, Mapping[str, Any]]) -> Model:
-    """The checkpoint and the tokenizer that the flags name. results: where they are named, too, if they are not here.
-
-    Raises `UserError` if they are neither.
-    """
-    recorded = {result["model"]: result["checksums"] for result in results.values()}
-    checkpoint = find_asset(args.pretrained_model_path)
-    if checkpoint is None:
-        model = Model(args.pretrained_model_path, "", recorded)
-        if not model.is_known:
-            raise UserError(f"--pretrained-model-path {args.pretrained_model_path} does not exist")
-        return model
-    name = tokenizer_name(checkpoint, args.tokenizer)
-    tokenizer = find_asset(name)
-    if tokenizer is None:
-        raise UserError(f"--tokenizer {name} does not exist")
-    return Model(str(checkpoint), str(tokenizer), recorded)
-
-
-def _wanted(args: Namespace, table: Table, model: Model, path: Path) -> list[Trial]:
-    return table.ready(model, read_results([path]), only_tune=args.tune)
+    Runner(left, model, path, work, args.device, args.workers).run(args.minutes)
 
 
 if __name__ == "__main__":

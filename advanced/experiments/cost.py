@@ -18,9 +18,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import METHODS, choose
-from advanced.experiments.grid import Model, path_of
+from advanced.experiments.grid import Model, model_of, path_of
 from course import Example, create_data, read_label_names
-from utils import ArgumentParser, Default, UserError, atomic_write, run_main
+from utils import ArgumentParser, Default, UserError, atomic_write, check_new, run_main
 
 if TYPE_CHECKING:
     from runs import Run
@@ -143,7 +143,6 @@ def table_of(work: Workload, methods: list[str]) -> list[str]:
 
 
 def main() -> None:
-    from advanced.experiments.__main__ import check_new, model_of
     from advanced.experiments.trial import machine
 
     args = get_args()
@@ -151,10 +150,11 @@ def main() -> None:
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
     if args.out is not None:
-        check_new(Path(args.out), "--out")
+        check_new(args.out, "--out")
     for names in args.methods:
         choose(names)
-    work = Workload(model_of(args, {}), args.data, args.attention, args.batch_size, args.steps, args.rounds)
+    model = model_of(args.pretrained_model_path, args.tokenizer, {})
+    work = Workload(model, args.data, args.attention, args.batch_size, args.steps, args.rounds)
     work.sentences()
     lines = table_of(work, args.methods)
     about = f"{work.model.name}, {work.attention}, {work.steps} batches of {work.batch_size} sentences of {work.data}"

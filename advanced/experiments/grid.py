@@ -8,7 +8,8 @@ A table is a JSON file:
 
 Every row is run with every seed, on every data set and size. Where a row has `tune`, each combination of those values
 is run first with the seeds of `tune_seeds`, without a look at dev or test; the one that does best on the data held
-out of train is taken. A key of `tune` is a setting of `plan.Plan`, or an argument of the row's methods.
+out of train is taken. A single combination is only run so where `--tune` asks for it, to be compared with other rows. A
+key of `tune` is a setting of `plan.Plan`, or an argument of the row's methods.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 from advanced import choose
 from advanced.experiments.schema import check_table
-from utils import UserError, find_asset, read_text, sha256_of, warn
+from utils import UserError, find_asset, read_text, sha256_of, tokenizer_name, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -69,6 +70,25 @@ class Model:
         if self.name in self.recorded:
             return tuple(self.recorded[self.name])
         raise UserError(f"{self.checkpoint} does not exist")
+
+
+def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mapping[str, Any]]) -> Model:
+    """The checkpoint and the tokenizer that flags name. results: where they are named, too, if they are not here.
+
+    Raises `UserError` if they are neither.
+    """
+    recorded = {result["model"]: result["checksums"] for result in results.values()}
+    path = find_asset(checkpoint)
+    if path is None:
+        model = Model(checkpoint, "", recorded)
+        if not model.is_known:
+            raise UserError(f"--pretrained-model-path {checkpoint} does not exist")
+        return model
+    name = tokenizer_name(path, tokenizer)
+    found = find_asset(name)
+    if found is None:
+        raise UserError(f"--tokenizer {name} does not exist")
+    return Model(str(path), str(found), recorded)
 
 
 @dataclass(frozen=True)
@@ -209,10 +229,11 @@ class Table:
         return replace(self, rows=tuple(row for row in self.rows if row.name in wanted))
 
     def cells(self) -> Iterator[tuple[Row, str, int | None]]:
-        """Every row on every data set and size."""
+        """Every row on every data set and size; what is not trained, on the data alone."""
         for data, row in itertools.product(self.data, self.rows):
+            sizes = (None,) if row.option == "prompt" else self.shots if row.shots is None else row.shots
             if row.data is None or data in row.data:
-                yield from ((row, data, shots) for shots in (self.shots if row.shots is None else row.shots))
+                yield from ((row, data, shots) for shots in sizes)
 
     def trial(
         self, row: Row, data: str, shots: int | None, seed: int, phase: str, chosen: Mapping[str, Any]

@@ -79,8 +79,12 @@ def render_choices(table: Table, model: Model, done: Results) -> list[str]:
 def _values(row: Row, trial: Trial) -> str:
     """What a run of the row has of that which is tried in it."""
     settings = dict(trial.settings)
-    chosen = [f"{key} {settings[key]:g}" for key in row.tune if key in settings]
+    chosen = [f"{key} {_shown(settings[key])}" for key in row.tune if key in settings]
     return ", ".join(chosen + [argument for argument in trial.arguments if argument not in row.arguments])
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _section(table: Table, model: Model, done: Results, data: str, shots: int | None) -> list[str]:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from advanced import METHODS
-from advanced.experiments.grid import PLAN_SETTINGS, Model, Table
+from advanced.experiments.grid import PLAN_SETTINGS, Model, Row, Table
 from advanced.experiments.plots import Panel, panels_of
-from advanced.experiments.render import Cell, Results, difference_in_words, render_cells
+from advanced.experiments.render import Results, cells_of, difference_in_words, render_cells
 from advanced.experiments.results import Spread, compare
 from arguments import OUTPUT_WORDS
 from course import majority_accuracy
 from utils import UserError, atomic_write, some, warn
 
-MOST_ROWS = 12  # of a table, so that the report keeps to three pages
+MOST_ROWS = 8  # of a table, so that the report keeps to three pages
 
 
-def write_report(table: Table, model: Model, done: Results, rows: Sequence[str], path: Path) -> list[Path]:
-    """Write `path`, and a PDF beside it where pandoc can make one. rows: what is reported, beside the baseline.
+def write_report(table: Table, model: Model, done: Results, command: str, path: Path) -> list[Path]:
+    """Write `path`, and a PDF beside it where pandoc can make one. command: what makes the runs again.
 
-    Raises `UserError` where they have no results, or are too many.
+    Raises `UserError` where the rows have no results, or are too many.
     """
-    text = text_of(table, model, done, rows)
+    text = text_of(table, model, done, command)
     with atomic_write(path) as file:
         file.write(text)
     pdf = path.with_suffix(".pdf")
@@ -40,22 +42,19 @@ def write_report(table: Table, model: Model, done: Results, rows: Sequence[str],
     return [path, pdf]
 
 
-def text_of(table: Table, model: Model, done: Results, rows: Sequence[str]) -> str:
-    chosen = [row for row in table.rows if row.name in rows or row.name == table.baseline]
-    if len(chosen) > MOST_ROWS:
-        raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(chosen)}; name them with --only")
-    names = list(dict.fromkeys(name for row in chosen for name in row.method.split(",") if name))
+def text_of(table: Table, model: Model, done: Results, command: str) -> str:
+    if len(table.rows) > MOST_ROWS:
+        raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(table.rows)}; name them with --only")
+    names = list(dict.fromkeys(name for row in table.rows for name in row.method.split(",") if name))
     parts = [f"# {table.title}", *_what(names), *_how(table, model)]
-    reported: list[tuple[str, Cell]] = []
-    for panel in panels_of(table, model, done):
-        cells = [cell for cell in panel.cells if cell.row in chosen]
-        if any(cell.row.name != table.baseline for cell in cells):
-            lines = render_cells(cells, panel.baseline, panel.data, table.baseline)
-            parts += [f"## Results: {panel.title}", "", *lines, *_reading(panel._replace(cells=cells), table.baseline)]
-            reported += [(panel.title, cell) for cell in cells]
-    if not reported:
-        raise UserError(f"none of these rows has a final run: {some(rows)}; run the table first")
-    return "\n".join([*parts, *_limits(table, done, model, rows), *_again(table, model, rows, reported)]) + "\n"
+    panels = panels_of(table, model, done)
+    panels = [panel for panel in panels if any(cell.row.name != table.baseline for cell in panel.cells)]
+    if not panels:
+        raise UserError(f"none of these rows has a final run: {some(row.name for row in table.rows)}; run them first")
+    for panel in panels:
+        lines = render_cells(panel.cells, panel.baseline, panel.data, table.baseline)
+        parts += [f"## Results: {panel.title}", "", *lines, *_reading(panel, table.baseline)]
+    return "\n".join([*parts, *_limits(table, model, done), *_again(command, panels, model)]) + "\n"
 
 
 def _what(names: Sequence[str]) -> list[str]:
@@ -99,48 +98,45 @@ def _reading(panel: Panel, baseline: str) -> list[str]:
     return [*lines, ""]
 
 
-def _limits(table: Table, done: Results, model: Model, rows: Sequence[str]) -> list[str]:
-    left = sum(trial.row in rows for trial in table.ready(model, done))
+def _limits(table: Table, model: Model, done: Results) -> list[str]:
+    pairs = dict.fromkeys((data, shots) for _, data, shots in table.cells())
+    left = sum(cell.missing for data, shots in pairs for cell in cells_of(table, model, done, data, shots))
     missing = f"{left} runs of these rows are missing. " if left else ""
     return ["## Limits", "", f"{missing}One checkpoint, one machine; few seeds see little of what chance does.", ""]
 
 
-def _again(table: Table, model: Model, rows: Sequence[str], reported: Sequence[tuple[str, Cell]]) -> list[str]:
-    """The commands: of the whole, and of one run of each row."""
-    only = "" if len(rows) == len(table.rows) else f" --only {' '.join(map(shlex.quote, rows))}"
-    is_named = (Path(__file__).parent / "tables" / f"{table.name}.json").is_file()
-    named = shlex.quote(table.name if is_named else f"{table.name}.json")
-    lines = ["## How to do it again", "", "The whole, then the same with `--render`; one run of each row:", "", "```"]
-    lines.append(f"python -m advanced.experiments {named} {_files(model.name, model)}{only}")
-    for title, cell in reported:
-        lines += [f"# {cell.row.name}, {title}", _command(next(iter(cell.runs.values())), model)]
-    return [*lines, "```"]
+def _again(command: str, panels: Sequence[Panel], model: Model) -> list[str]:
+    """The commands: of the whole, and of one run of the row that did best."""
+    lines = ["## How to do it again", "", "Everything, then the same with `--render`:", "", f"    {command}", ""]
+    lines += ["One run of the row with the best accuracy on dev:", ""]
+    for panel in panels:
+        best = max(panel.cells, key=lambda cell: fmean(run["dev"]["accuracy"] for run in cell.runs.values()))
+        lines.append(f"    {command_of(best.row, next(iter(best.runs.values())), model)}")
+    return lines
 
 
-def _files(name: str, model: Model) -> str:
-    flags = f"--pretrained-model-path {shlex.quote(name)}.pt"
-    tokenizer = Path(model.tokenizer)
-    return flags if tokenizer.stem in ("", model.name) else f"{flags} --tokenizer {shlex.quote(tokenizer.name)}"
-
-
-def _command(result: Mapping[str, Any], model: Model) -> str:
-    """The driver's command for a run."""
-    data, settings = result["data"], result["settings"]
-    flags = [f"--option {result['option']}", _files(result["model"], model)]
-    flags += [f"--{split} data/{data}-{split}.txt" for split in ("train", "dev", "test")]
-    kind = "advanced" if result["method"] else OUTPUT_WORDS[result["option"]]
-    flags += [f"--{split}_out {data}-{split}-{kind}-output.txt" for split in ("dev", "test")]
-    flags += [f"--label-names data/{data}-label-mapping.json", f"--seed {result['seed']}"]
-    if result["method"]:
-        flags.append(f"--method {result['method']}")
-    if result["arguments"]:
-        flags.append(f"--method-args {' '.join(map(shlex.quote, result['arguments']))}")
-    if result["shots"] is not None:
-        flags.append(f"--shots {result['shots']}")
-    of_asking = "attention", "batch_size", "precision", "max_sentence_len"
-    names = settings if result["option"] == "finetune" else [name for name in of_asking if name in settings]
-    flags += [f"--{name} {settings[name]}" for name in names if settings[name] is not None]
-    return f"python run_llama.py {' '.join(flags)}"
+def command_of(row: Row, result: Mapping[str, Any], model: Model) -> str:
+    """The driver's command for a run. model: that of the table."""
+    model = model.beside(row.checkpoint) if row.checkpoint else model
+    data, option, settings = result["data"], result["option"], result["settings"]
+    words = ["--option", option, "--pretrained-model-path", Path(model.checkpoint).name]
+    if Path(model.tokenizer).stem not in ("", model.name):
+        words += ["--tokenizer", Path(model.tokenizer).name]
+    for split in ("train", "dev", "test"):
+        words += [f"--{split}", f"data/{data}-{split}.txt"]
+    kind = "advanced" if result["method"] else OUTPUT_WORDS[option]
+    stem = "-".join([data, *re.findall(r"\w+", row.name.lower())])
+    for split in ("dev", "test"):
+        words += [f"--{split}_out", f"{stem}-{split}-{kind}-output.txt"]
+    words += ["--label-names", f"data/{data}-label-mapping.json", "--seed", str(result["seed"])]
+    words += ["--method", result["method"]] if result["method"] else []
+    words += ["--method-args", *result["arguments"]] if result["arguments"] else []
+    words += ["--shots", str(result["shots"])] if result["shots"] is not None else []
+    names = settings if option == "finetune" else ("attention", "batch_size", "precision", "max_sentence_len")
+    for name in names:
+        words += [f"--{name}", str(settings[name])] if settings[name] is not None else []
+    # measuring train accuracy would move the random generator
+    return shlex.join(["python", "run_llama.py", *words, *(["--no_train_eval"] if option == "finetune" else [])])
 
 
 def _listed(values: Sequence[object]) -> str:

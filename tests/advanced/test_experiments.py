@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import torch
 from conftest import FIGURES, ROOT, asset, save_checkpoint
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import grid, runner, trial
+from advanced.experiments import grid, report, runner, trial
 from advanced.experiments.grid import Model, Row, Table, Trial
 from advanced.experiments.render import difference_in_words, render
 from advanced.experiments.results import (
@@ -118,7 +119,7 @@ def test_ready_runs_are_those_that_are_not_done_seed_by_seed(tmp_path: Path, mod
     ready = table.ready(model, {})
     kinds = [(each.row, each.phase) for each in ready]
     assert kinds.count(("plain", "tune")) == 4 and kinds.count(("lora", "tune")) == 2  # two sizes, and one
-    assert kinds.count(("asked", "final")) == 2 and ("plain", "final") not in kinds
+    assert kinds.count(("asked", "final")) == 1 and ("plain", "final") not in kinds
     done = scored(ready, model, lambda each: 0.5)
     after = table.ready(model, done)
     assert [each.seed for each in after] == [1, 1, 1, 2, 2, 2] and {each.phase for each in after} == {"final"}
@@ -150,6 +151,10 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
         ({"rows": [{"name": "a", "tune": {"lr": 1}}]}, "row 'a': tune: lr must be a list of values"),
         ({"rows": [{"name": "a", "tune": {"lr": ["abc"]}}]}, "row 'a': tune: lr must be a number above 0, not 'abc'"),
         ({"rows": [{"name": "a", "tune": {"rank": [1]}}]}, "no setting rank, and no method that it could be of"),
+        ({"rows": [{"name": "a", "arguments": ["rank=2"]}]}, "it has arguments, and no method"),
+        ({"rows": [{"name": "a", "option": "prompt", "shots": [4]}]}, "shots are of training sentences"),
+        ({"rows": [{"name": "a", "settings": {"precision": "int8"}}]}, "precision int8 rounds the weights"),
+        ({"rows": [{"name": "a", "tune": {"precision": ["fp32", "int8"]}}]}, "precision int8 rounds the weights"),
         ({"rows": [{"name": "a", "data": ["other"]}]}, "row 'a': the table has no data set other"),
         ({"rows": [{"name": "a", "option": "generate"}]}, "option must be finetune or prompt"),
         ({"rows": [{"name": "a", "arguments": "rank=2"}]}, "arguments must be a list of texts"),
@@ -341,7 +346,9 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
         (["--workers", "-1"], "at least 1"),
         (["--minutes", "0"], "--minutes 0.0: must be above 0"),
         (["--minutes", "nan"], "must be above 0 and finite"),
-        (["--results", "."], "is a folder"),
+        (["--results", "."], "must end in .jsonl"),
+        (["--results", "trial.json"], "must end in .jsonl"),
+        (["--results", "folder.jsonl"], "is a folder"),
         (["--report", "dev.txt"], "must end in .md"),
         (["--report", "absent/r.md"], "does not exist"),
     ],
@@ -350,6 +357,7 @@ def test_a_flag_that_makes_no_sense_is_one_line(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
 ):
     table_of(tmp_path)
+    (tmp_path / "folder.jsonl").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["experiments", "trial.json", "--pretrained-model-path", model.checkpoint, *flags])
     with pytest.raises(UserError, match=words):
@@ -459,6 +467,14 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
     monkeypatch.setattr(program, "can_plot", lambda: False)
     program.main()
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == text
+    program.main()  # its own page is written anew
+    monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "r.jsonl"), "--only", "ema"])
+    program.main()
+    assert "| mixed" not in (tmp_path / "r-part.md").read_text(encoding="utf-8")
+    assert (tmp_path / "r.md").read_text(encoding="utf-8") == text
+    (tmp_path / "r-part.md").write_text("# My notes\n", encoding="utf-8")
+    with pytest.raises(UserError, match="r-part.md is there already and is not of this table"):
+        program.main()
 
 
 def test_a_row_that_starts_from_an_absent_checkpoint_is_left_out(
@@ -477,6 +493,12 @@ def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
 ):
     table = table_of(tmp_path, tune_seeds=[5, 6], shots=[4])
     done = scored(table.tuning(table.rows[0], "films", 4), model, lambda each: 40 * dict(each.settings)["lr"])
+    mixed = table_of(tmp_path, rows=[{"name": "a", "tune": {"attention": ["causal"], "max_sentence_len": [None, 9]}}])
+    scores = scored(mixed.tuning(mixed.rows[0], "films", 4), model, lambda each: 0.5)
+    assert "| attention causal, max_sentence_len None: .500, attention causal, max_sentence_len 9: .500 |" in render(
+        mixed, model, scores
+    )
+    table = table_of(tmp_path, tune_seeds=[5, 6], shots=[4])
     assert "| plain | films, 4 a class | lr 0.01: .400 ± .000, lr 0.02: .800 ± .000 |" in render(table, model, done)
     command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", model.checkpoint, "--list"]
     command += ["--results", str(tmp_path / "r.jsonl")]
@@ -577,90 +599,137 @@ def test_every_kind_of_plot_is_drawn_of_what_has_it(
 def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
     tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch
 ):
-    from advanced.experiments import report
-
-    table, done = finished
+    whole, done = finished
+    table = whole.only(["ema"])
     monkeypatch.setattr(report.shutil, "which", lambda name: None)
-    assert report.write_report(table, model, done, ["ema"], tmp_path / "r.md") == [tmp_path / "r.md"]
+    assert report.write_report(table, model, done, "python -m this", tmp_path / "r.md") == [tmp_path / "r.md"]
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
     assert "**ema** evaluates and saves an exponential moving average" in text and "wise-ft" not in text
     assert "*ema* differs from *plain* by **+0.400 [" in text
     assert "which is beyond noise; it is +0.500 from the majority class" in text
-    assert "| plain | 100 | 3 |" in text and len(text.split()) < 1500  # three pages
-    assert "held out of the training data" in text and "chosen on dev" not in text
+    assert "| plain | 100 | 3 |" in text and "\n    python -m this\n" in text
+    assert "held out of the training data" in text and "chosen on dev" not in text and "are missing" not in text
     other = replace(table, settings={"hold_out": 0.0})
     of_other = {}
     for row in table.rows:
         pairs = zip(*(each.final(row, "films", None, model, {}) for each in (table, other)), strict=True)
         of_other |= {new.key(model): done[old.key(model)] for old, new in pairs}
-    on_dev = report.text_of(other, model, of_other, ["ema"])
+    on_dev = report.text_of(other, model, of_other, "")
     assert "The epoch is chosen on dev" in on_dev and "held out" not in on_dev
-    nothing = report.text_of(table, model, done, ["mixed"])
+    nothing = report.text_of(whole.only(["mixed"]), model, done, "")
     assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], which is within noise" in nothing
 
 
+def test_a_report_of_the_most_rows_has_three_pages(model: Model, finished: tuple[Table, dict[str, dict]]):
+    table, done = finished
+    ema, plain = table.rows[1], table.rows[0]
+    runs = [done[each.key(model)] for each in table.final(ema, "films", None, model, {})]
+    numbers = range(1, report.MOST_ROWS)
+    rows = [replace(ema, name=f"ema {number}", arguments=(f"decay=0.{number}",)) for number in numbers]
+    many = replace(table, rows=(plain, *rows))
+    for row in rows:
+        trials = many.final(row, "films", None, model, {})
+        done |= {one.key(model): run for one, run in zip(trials, runs, strict=True)}
+    text = report.text_of(many, model, done, "")
+    assert text.count("differs from") == report.MOST_ROWS - 1 and len(text.split()) < 700  # with two data sets 1400
+
+
+def test_a_report_counts_what_is_missing_of_its_rows_and_of_the_baseline(
+    model: Model, finished: tuple[Table, dict[str, dict]]
+):
+    table, done = finished
+    left = {key: run for key, run in done.items() if (run["row"], run["seed"]) not in {("plain", 3), ("mixed", 1)}}
+    assert "1 runs of these rows are missing" in report.text_of(table.only(["ema"]), model, left, "")
+    tuned = replace(table, rows=(*table.only(["ema"]).rows, Row("new", tune={"lr": [0.1, 0.2]})))
+    assert "3 runs of these rows are missing" in report.text_of(tuned, model, done, "")
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"name": "plain"}, "finetuning"),
+        ({"name": "ema", "method": "ema", "arguments": ["decay=0.5"]}, "advanced"),
+        ({"name": "asked", "option": "prompt"}, "prompting"),
+        ({"name": "ask: it", "option": "prompt", "method": "direct", "arguments": ["words=bad+good"]}, "advanced"),
+    ],
+)
 def test_a_reports_command_makes_the_predictions_of_the_grid(
-    tmp_path: Path, model: Model, drive: Callable, films: dict[str, Path]
+    tmp_path: Path, model: Model, drive: Callable, films: dict[str, Path], row: dict, kind: str
 ):
     """Its paths are those of the course's data, here replaced."""
-    from advanced.experiments import report
-
-    rows = [{"name": "plain"}, {"name": "ema", "method": "ema", "arguments": ["decay=0.5"]}]
-    table = table_of(tmp_path, rows=rows, shots=[4], seeds=[3])
-    done = {}
-    for row in table.rows:
-        for one in table.final(row, "films", 4, model, {}):
-            done[one.key(model)] = trial.run_trial(one, model, tmp_path, PLACE)
-    text = report.text_of(table, model, done, ["ema"])
-    command = text.split("# ema, ")[1].splitlines()[1].split()
-    assert command[:2] == ["python", "run_llama.py"] and "--method ema --method-args decay=0.5 --shots 4" in text
-    for place, word in enumerate(command):
-        for name in ("train", "dev", "test", "label_names"):
-            if word == path_in_course(name):
-                command[place] = str(films[name])
-    command[command.index(f"{model.name}.pt")] = model.checkpoint
-    drive(*command[2:], "--kernels", "plain")
-    (result,) = (result for result in done.values() if result["row"] == "ema")
-    written = [each.label for each in create_data(tmp_path / "films-dev-advanced-output.txt")]
+    table = table_of(tmp_path, rows=[row], shots=[4], seeds=[3], data={"films": {"epochs": 3, "batch_size": 4}})
+    (cell,) = table.cells()
+    (one,) = table.final(*cell, model, {})
+    result = trial.run_trial(one, model, tmp_path, PLACE)
+    command = shlex.split(report.command_of(cell[0], result, model))
+    assert command[:2] == ["python", "run_llama.py"]
+    paths = {f"data/films-{split}.txt": films[split] for split in ("train", "dev", "test")}
+    paths |= {"data/films-label-mapping.json": films["label_names"], f"{model.name}.pt": model.checkpoint}
+    drive(*(paths.get(word, word) for word in command[2:]), "--kernels", "plain")
+    name = row["name"].replace(": ", "-")
+    written = [each.label for each in create_data(tmp_path / f"films-{name}-dev-{kind}-output.txt")]
     assert written == unpack(result["dev"]["predictions"])
 
 
-def path_in_course(name: str) -> str:
-    return "data/films-label-mapping.json" if name == "label_names" else f"data/films-{name}.txt"
+def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_path: Path):
+    for name in ("base.pt", "other.model", "base-task.pt", "base-task.model", "base-more.pt"):
+        (tmp_path / name).touch()
+    model = Model(str(tmp_path / "base.pt"), str(tmp_path / "other.model"))
+    about = {"data": "sst", "option": "prompt", "method": "", "arguments": [], "shots": None, "seed": 1}
+    result = about | {"settings": dict.fromkeys(("attention", "batch_size", "precision", "max_sentence_len"))}
+    checkpoints = "", "base-task.pt", "base-more.pt"
+    commands = [report.command_of(Row("x", checkpoint=own), result, model) for own in checkpoints]
+    assert "--pretrained-model-path base.pt --tokenizer other.model --train" in commands[0]
+    assert "--pretrained-model-path base-task.pt --train" in commands[1]
+    assert "--pretrained-model-path base-more.pt --tokenizer other.model --train" in commands[2]
+
+
+def test_the_command_of_everything_is_what_was_typed():
+    flags = "my/full.json", "--pretrained-model-path", "a b.pt", "--tokenizer", "t.model", "--only", "x y"
+    command = program.command_of(program.get_args([*flags, "--report", "r.md"]))
+    assert command == (
+        "python -m advanced.experiments my/full.json --pretrained-model-path 'a b.pt' --tokenizer t.model --only 'x y'"
+    )
 
 
 def test_a_report_without_results_or_with_too_many_rows_is_refused(
     tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch
 ):
-    from advanced.experiments import report
-
     table, done = finished
-    with pytest.raises(UserError, match="none of these rows has a final run: ema"):
-        report.write_report(table, model, {}, ["ema"], tmp_path / "r.md")
+    with pytest.raises(UserError, match="none of these rows has a final run: plain, ema"):
+        report.write_report(table.only(["ema"]), model, {}, "", tmp_path / "r.md")
     monkeypatch.setattr(report, "MOST_ROWS", 2)
     with pytest.raises(UserError, match="room for 2 rows, not for 3; name them with --only"):
-        report.write_report(table, model, done, ["ema", "mixed"], tmp_path / "r.md")
+        report.write_report(table, model, done, "", tmp_path / "r.md")
     assert not (tmp_path / "r.md").exists()
     plain = {key for key, result in done.items() if result["row"] == "plain"}
-    alone = report.text_of(table, model, {key: done[key] for key in done.keys() - plain}, ["ema"])
+    alone = report.text_of(table.only(["ema"]), model, {key: done[key] for key in done.keys() - plain}, "")
     assert "*plain*, which the others would be compared with, has no runs here." in alone
 
 
-def test_a_pdf_that_cannot_be_made_is_a_line(
-    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+@pytest.mark.parametrize(
+    ("script", "warning"),
+    [
+        (None, "pandoc is not here"),
+        ("echo no engine >&2; exit 47", "pandoc made no .*r.pdf: no engine"),
+        ("exit 0", "pandoc made no .*r.pdf: no reason"),
+        ('echo PDF > "$3"', None),
+    ],
+)
+def test_a_pdf_is_made_where_that_is_possible(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], script: str | None, warning: str | None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
 ):  # fmt: skip
-    from advanced.experiments import report
-
-    monkeypatch.setattr(report.shutil, "which", lambda name: None)
-    report.write_report(*finished[:1], model, finished[1], ["ema"], tmp_path / "r.md")
-    assert "pandoc is not here" in capsys.readouterr().err
-    (tool := tmp_path / "pandoc").write_text("#!/bin/sh\necho no engine >&2; exit 47\n", encoding="utf-8")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(report.shutil, "which", lambda name: str(tool))
-    assert report.write_report(*finished[:1], model, finished[1], ["ema"], tmp_path / "s.md") == [tmp_path / "s.md"]
-    assert "pandoc made no" in (said := capsys.readouterr().err) and "no engine" in said
+    (tools := tmp_path / "tools").mkdir()
+    if script is not None:
+        (tools / "pandoc").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tools / "pandoc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    table, done = finished
+    written = report.write_report(table, model, done, "", tmp_path / "r.md")
+    said = capsys.readouterr().err
+    assert re.search(warning, said) if warning else not said
+    assert [path.name for path in written] == ["r.md"] + ["r.pdf"] * (warning is None)
 
 
 def test_what_a_method_costs_is_measured_beside_plain_training(model: Model, monkeypatch: pytest.MonkeyPatch):

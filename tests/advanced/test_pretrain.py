@@ -6,8 +6,8 @@ import json
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from conftest import SENTENCES
 from torch import nn
 
+from advanced.pretrain import SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main
-from advanced.pretraining import pretrain
+from advanced.pretraining import SaverWithTokenizer, pretrain
 from advanced.text import Passes, hold_out, pack, read_documents, train_tokenizer
 from llama import load_pretrained
 from plan import Place
+from tasks import NextToken
 from tokenizer import Tokenizer
 from training import Diverged
 from utils import UserError
@@ -195,6 +197,8 @@ def test_the_figures_are_written_without_text_or_folders(
     main()
     written = (tmp_path / "new.json").read_text(encoding="utf-8")
     figures = json.loads(written)
+    config = load_pretrained(tmp_path / "new.pt").config
+    assert {name: figures["settings"][name] for name in SIZES} == {name: getattr(config, name) for name in SIZES}
     assert str(tmp_path) not in written and figures["settings"]["text"] == ["text.txt"]
     printed = capsys.readouterr().out
     assert len(figures["curve"]) == printed.count("held-out loss ::") and "save the model to" in printed
@@ -212,6 +216,7 @@ def test_the_figures_are_written_without_text_or_folders(
         (["--text", "data"], "--text data is a folder"),
         (["--length", 16, "--batch_size", 0], "--batch_size 0"),
         (["--init", "checkpoints/minllama1M.pt"], "--dim: the shape is that of --init"),
+        (["--tokenizer", "checkpoints/minllama1M.model"], "--vocab_size: the pieces are those of --tokenizer"),
     ],
 )
 def test_a_wrong_flag_is_one_line(tmp_path: Path, text: Path, flags: list, words: str):
@@ -251,9 +256,9 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path, text: Path):
     rows_of(arguments(*flags, "--resume"))
     finished = files_beside(out)
     assert finished.keys() == {"new.pt", "new.model"}
-    with pytest.raises(UserError, match="new.pt is there already; name another file"):
+    with pytest.raises(UserError, match="new.pt is there already; name another --out"):
         arguments(*flags)
-    with pytest.raises(UserError, match="no .*new.resume to go on from: that run is over"):
+    with pytest.raises(UserError, match="there already, and there is no .*new.resume to go on from"):
         arguments(*flags, "--resume")
     assert files_beside(out) == finished
     out.unlink()
@@ -277,7 +282,29 @@ def test_two_runs_do_not_share_a_name(tmp_path: Path, text: Path):
     with pytest.raises(UserError, match="in use by process"):
         rows_of(arguments(*flags, "--resume"))
     first.close()
-    assert not (tmp_path / "new.lock").exists() and rows_of(arguments(*flags, "--resume"))
+    assert not (tmp_path / "new.pt.lock").exists() and rows_of(arguments(*flags, "--resume"))
+
+
+def test_what_somebody_else_makes_meanwhile_is_not_overwritten(tmp_path: Path, text: Path):
+    """Before the run begins, before its first measurement, and a tokenizer beside a run that goes on."""
+    out, model = tmp_path / "new.pt", tmp_path / "new.model"
+    flags = "--text", text, "--out", out, *SHAPE, *PACE
+    args = arguments(*flags)
+    out.write_bytes(b"theirs")
+    with pytest.raises(UserError, match="new.pt is there already"):
+        rows_of(args)
+    out.unlink()
+    saver = SaverWithTokenizer(out, tmp_path / "new.resume", tokenizer_file=b"ours")
+    out.write_bytes(b"theirs")
+    with pytest.raises(UserError, match="--out: .*new.pt is there already"):
+        saver.save_model(nn.Linear(1, 1), None)
+    assert out.read_bytes() == b"theirs" and not model.exists()
+    out.unlink()
+    rows_of(args, most=1)
+    model.write_bytes(b"theirs")
+    with pytest.raises(UserError, match="new.model is another tokenizer than this run's"):
+        rows_of(arguments(*flags, "--resume"))
+    assert model.read_bytes() == b"theirs"
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(
@@ -291,19 +318,22 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("after", "kept"), [(0, "nothing was measured, nothing was saved"), (1, "the best model so far stays in .*new.pt")]
+    ("after", "kept"), [(0, "nothing was saved"), (1, "the best model so far stays in .*new.pt")]
 )
 @pytest.mark.parametrize("error", [Diverged("the loss is nan"), KeyboardInterrupt("interrupted")])
 def test_a_run_that_ends_early_says_what_is_kept(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int, kept: str
 ):
-    """After so many measurements."""
+    """In the round after so many measurements."""
+    steps = count()
 
-    def stopped(args: Namespace, place: Place) -> Iterator[dict]:
-        yield from islice(pretrain(args, place), after)
-        raise error
+    def stopped(self: NextToken, *args: object) -> object:
+        if next(steps) == 5 * after + 3:
+            raise error
+        return plain(self, *args)
 
-    monkeypatch.setattr("advanced.pretraining.pretrain", stopped)
+    plain = NextToken.loss
+    monkeypatch.setattr(NextToken, "loss", stopped)
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
     monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
     with pytest.raises((UserError, KeyboardInterrupt), match=f"{error}; .*{kept}"):
