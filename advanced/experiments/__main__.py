@@ -11,7 +11,6 @@ processes may share one file of results.
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -104,11 +103,11 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
         print(f"wrote {plot}")
 
 
-def command_of(args: Namespace) -> str:
-    """What makes the runs again."""
+def command_of(args: Namespace) -> list[str]:
+    """The words of what makes the runs again."""
     words = [args.table, "--pretrained-model-path", args.pretrained_model_path]
     words += ["--tokenizer", args.tokenizer] if args.tokenizer else []
-    return shlex.join(["python", "-m", "advanced.experiments", *words, *(["--only", *args.only] if args.only else [])])
+    return ["python", "-m", "advanced.experiments", *words, *(["--only", *args.only] if args.only else [])]
 
 
 def main() -> None:

@@ -57,8 +57,9 @@ def panels_of(table: Table, model: Model, done: Results) -> list[Panel]:
         cells = [cell for cell in cells_of(table, model, done, data, shots) if cell.runs]
         if cells:
             baseline = next((cell.runs for cell in cells if cell.row.name == table.baseline), {})
-            size = size_in_words(shots)
-            panels.append(Panel(f"{data.upper()}, {size}", data, cells, baseline, labels_of(data, "dev")))
+            is_trained = any(cell.row.option == "finetune" for cell in cells)
+            title = f"{data.upper()}, {size_in_words(shots)}" if is_trained else data.upper()
+            panels.append(Panel(title, data, cells, baseline, labels_of(data, "dev")))
     return panels
 
 

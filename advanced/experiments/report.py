@@ -21,9 +21,10 @@ from course import majority_accuracy
 from utils import UserError, atomic_write, some, warn
 
 MOST_ROWS = 8  # of a table, so that the report keeps to three pages
+WIDTH = 84  # of a line of a command
 
 
-def write_report(table: Table, model: Model, done: Results, command: str, path: Path) -> list[Path]:
+def write_report(table: Table, model: Model, done: Results, command: Sequence[str], path: Path) -> list[Path]:
     """Write `path`, and a PDF beside it where pandoc can make one. command: what makes the runs again.
 
     Raises `UserError` where the rows have no results, or are too many.
@@ -42,7 +43,7 @@ def write_report(table: Table, model: Model, done: Results, command: str, path: 
     return [path, pdf]
 
 
-def text_of(table: Table, model: Model, done: Results, command: str) -> str:
+def text_of(table: Table, model: Model, done: Results, command: Sequence[str]) -> str:
     if len(table.rows) > MOST_ROWS:
         raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(table.rows)}; name them with --only")
     names = list(dict.fromkeys(name for row in table.rows for name in row.method.split(",") if name))
@@ -66,6 +67,8 @@ HELD_OUT = """Where a row has something to choose, it is chosen on a part that i
 {tuning}); the epoch is chosen there, too. Dev and test were looked at once, by the final runs (seeds {seeds})."""
 ON_DEV = """The epoch is chosen on dev, as the assignment does, so that accuracies on dev are a little too high (seeds
 {seeds})."""
+ASKED = """Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
+(seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
 seeds. Differences from *{baseline}* are paired: a bootstrap over seeds and sentences, with 95 % intervals; bold ones
 exclude 0."""
@@ -74,6 +77,7 @@ exclude 0."""
 def _how(table: Table, model: Model) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in sorted(table.settings.items()))
     choice = HELD_OUT if table.settings.get("hold_out", PLAN_SETTINGS["hold_out"]) else ON_DEV
+    choice = choice if any(row.option == "finetune" for row in table.rows) else ASKED
     choice = choice.format(tuning=_listed(table.tune_seeds), seeds=_listed(table.seeds))
     values = dict(model=model.name, settings=settings, choice=choice, baseline=table.baseline)
     return ["## How it was measured", "", HOW.format(**values), ""]
@@ -105,18 +109,29 @@ def _limits(table: Table, model: Model, done: Results) -> list[str]:
     return ["## Limits", "", f"{missing}One checkpoint, one machine; few seeds see little of what chance does.", ""]
 
 
-def _again(command: str, panels: Sequence[Panel], model: Model) -> list[str]:
+def _again(command: Sequence[str], panels: Sequence[Panel], model: Model) -> list[str]:
     """The commands: of the whole, and of one run of the row that did best."""
-    lines = ["## How to do it again", "", "Everything, then the same with `--render`:", "", f"    {command}", ""]
-    lines += ["One run of the row with the best accuracy on dev:", ""]
+    lines = ["## How to do it again", "", "Everything, then the same with `--render`:", ""]
+    lines += ["```", *_shell(command), "```", "", "One run of the row with the best accuracy on dev:", "", "```"]
     for panel in panels:
         best = max(panel.cells, key=lambda cell: fmean(run["dev"]["accuracy"] for run in cell.runs.values()))
-        lines.append(f"    {command_of(best.row, next(iter(best.runs.values())), model)}")
-    return lines
+        lines += _shell(command_of(best.row, next(iter(best.runs.values())), model))
+    return [*lines, "```"]
 
 
-def command_of(row: Row, result: Mapping[str, Any], model: Model) -> str:
-    """The driver's command for a run. model: that of the table."""
+def _shell(words: Sequence[str]) -> list[str]:
+    """A command in lines of a page's width."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) > WIDTH:
+            lines[-1] += "\\"
+            lines.append("    ")
+        lines[-1] += f"{word} "
+    return [line.rstrip() for line in lines]
+
+
+def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
+    """The words of the driver's command for a run. model: that of the table."""
     model = model.beside(row.checkpoint) if row.checkpoint else model
     data, option, settings = result["data"], result["option"], result["settings"]
     words = ["--option", option, "--pretrained-model-path", Path(model.checkpoint).name]
@@ -136,7 +151,7 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> str:
     for name in names:
         words += [f"--{name}", str(settings[name])] if settings[name] is not None else []
     # measuring train accuracy would move the random generator
-    return shlex.join(["python", "run_llama.py", *words, *(["--no_train_eval"] if option == "finetune" else [])])
+    return ["python", "run_llama.py", *words, *(["--no_train_eval"] if option == "finetune" else [])]
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -602,21 +601,21 @@ def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
     whole, done = finished
     table = whole.only(["ema"])
     monkeypatch.setattr(report.shutil, "which", lambda name: None)
-    assert report.write_report(table, model, done, "python -m this", tmp_path / "r.md") == [tmp_path / "r.md"]
+    assert report.write_report(table, model, done, ["python", "-m", "this"], tmp_path / "r.md") == [tmp_path / "r.md"]
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
     assert "**ema** evaluates and saves an exponential moving average" in text and "wise-ft" not in text
     assert "*ema* differs from *plain* by **+0.400 [" in text
     assert "which is beyond noise; it is +0.500 from the majority class" in text
-    assert "| plain | 100 | 3 |" in text and "\n    python -m this\n" in text
+    assert "| plain | 100 | 3 |" in text and "\n```\npython -m this\n```\n" in text
     assert "held out of the training data" in text and "chosen on dev" not in text and "are missing" not in text
     other = replace(table, settings={"hold_out": 0.0})
     of_other = {}
     for row in table.rows:
         pairs = zip(*(each.final(row, "films", None, model, {}) for each in (table, other)), strict=True)
         of_other |= {new.key(model): done[old.key(model)] for old, new in pairs}
-    on_dev = report.text_of(other, model, of_other, "")
+    on_dev = report.text_of(other, model, of_other, [])
     assert "The epoch is chosen on dev" in on_dev and "held out" not in on_dev
-    nothing = report.text_of(whole.only(["mixed"]), model, done, "")
+    nothing = report.text_of(whole.only(["mixed"]), model, done, [])
     assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], which is within noise" in nothing
 
 
@@ -630,7 +629,7 @@ def test_a_report_of_the_most_rows_has_three_pages(model: Model, finished: tuple
     for row in rows:
         trials = many.final(row, "films", None, model, {})
         done |= {one.key(model): run for one, run in zip(trials, runs, strict=True)}
-    text = report.text_of(many, model, done, "")
+    text = report.text_of(many, model, done, [])
     assert text.count("differs from") == report.MOST_ROWS - 1 and len(text.split()) < 700  # with two data sets 1400
 
 
@@ -639,9 +638,9 @@ def test_a_report_counts_what_is_missing_of_its_rows_and_of_the_baseline(
 ):
     table, done = finished
     left = {key: run for key, run in done.items() if (run["row"], run["seed"]) not in {("plain", 3), ("mixed", 1)}}
-    assert "1 runs of these rows are missing" in report.text_of(table.only(["ema"]), model, left, "")
+    assert "1 runs of these rows are missing" in report.text_of(table.only(["ema"]), model, left, [])
     tuned = replace(table, rows=(*table.only(["ema"]).rows, Row("new", tune={"lr": [0.1, 0.2]})))
-    assert "3 runs of these rows are missing" in report.text_of(tuned, model, done, "")
+    assert "3 runs of these rows are missing" in report.text_of(tuned, model, done, [])
 
 
 @pytest.mark.parametrize(
@@ -661,7 +660,7 @@ def test_a_reports_command_makes_the_predictions_of_the_grid(
     (cell,) = table.cells()
     (one,) = table.final(*cell, model, {})
     result = trial.run_trial(one, model, tmp_path, PLACE)
-    command = shlex.split(report.command_of(cell[0], result, model))
+    command = report.command_of(cell[0], result, model)
     assert command[:2] == ["python", "run_llama.py"]
     paths = {f"data/films-{split}.txt": films[split] for split in ("train", "dev", "test")}
     paths |= {"data/films-label-mapping.json": films["label_names"], f"{model.name}.pt": model.checkpoint}
@@ -678,7 +677,7 @@ def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_pat
     about = {"data": "sst", "option": "prompt", "method": "", "arguments": [], "shots": None, "seed": 1}
     result = about | {"settings": dict.fromkeys(("attention", "batch_size", "precision", "max_sentence_len"))}
     checkpoints = "", "base-task.pt", "base-more.pt"
-    commands = [report.command_of(Row("x", checkpoint=own), result, model) for own in checkpoints]
+    commands = [" ".join(report.command_of(Row("x", checkpoint=own), result, model)) for own in checkpoints]
     assert "--pretrained-model-path base.pt --tokenizer other.model --train" in commands[0]
     assert "--pretrained-model-path base-task.pt --train" in commands[1]
     assert "--pretrained-model-path base-more.pt --tokenizer other.model --train" in commands[2]
@@ -687,9 +686,25 @@ def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_pat
 def test_the_command_of_everything_is_what_was_typed():
     flags = "my/full.json", "--pretrained-model-path", "a b.pt", "--tokenizer", "t.model", "--only", "x y"
     command = program.command_of(program.get_args([*flags, "--report", "r.md"]))
-    assert command == (
-        "python -m advanced.experiments my/full.json --pretrained-model-path 'a b.pt' --tokenizer t.model --only 'x y'"
-    )
+    assert command == ["python", "-m", "advanced.experiments", *flags]
+
+
+def test_a_long_command_is_broken_between_words_and_means_the_same():
+    words = ["python", "x.py", *(f"--flag{number} 'a b' $c" for number in range(30)), "w" * 200]
+    lines = report._shell(words)
+    script = "\n".join(["printf '%s\\0' \\", *lines])
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.split("\0")[:-1] == words and len(lines) > 8
+    assert all(len(line) <= report.WIDTH + 2 for line in lines if "w" * 200 not in line)
+
+
+def test_a_report_of_what_is_only_asked_speaks_of_no_epochs(tmp_path: Path, model: Model):
+    rows = [{"name": "asked", "option": "prompt"}, {"name": "direct", "option": "prompt", "method": "direct"}]
+    table = table_of(tmp_path, rows=rows, shots=[None], seeds=[1], baseline="asked")
+    trials = [table.final(*cell, model, {})[0] for cell in table.cells()]
+    done = {one.key(model): trial.run_trial(one, model, tmp_path, PLACE) for one in trials}
+    text = report.text_of(table, model, done, [])
+    assert "Nothing is trained." in text and "epoch" not in text and "## Results: FILMS\n" in text
 
 
 def test_a_report_without_results_or_with_too_many_rows_is_refused(
@@ -697,13 +712,13 @@ def test_a_report_without_results_or_with_too_many_rows_is_refused(
 ):
     table, done = finished
     with pytest.raises(UserError, match="none of these rows has a final run: plain, ema"):
-        report.write_report(table.only(["ema"]), model, {}, "", tmp_path / "r.md")
+        report.write_report(table.only(["ema"]), model, {}, [], tmp_path / "r.md")
     monkeypatch.setattr(report, "MOST_ROWS", 2)
     with pytest.raises(UserError, match="room for 2 rows, not for 3; name them with --only"):
-        report.write_report(table, model, done, "", tmp_path / "r.md")
+        report.write_report(table, model, done, [], tmp_path / "r.md")
     assert not (tmp_path / "r.md").exists()
     plain = {key for key, result in done.items() if result["row"] == "plain"}
-    alone = report.text_of(table.only(["ema"]), model, {key: done[key] for key in done.keys() - plain}, "")
+    alone = report.text_of(table.only(["ema"]), model, {key: done[key] for key in done.keys() - plain}, [])
     assert "*plain*, which the others would be compared with, has no runs here." in alone
 
 
@@ -726,7 +741,7 @@ def test_a_pdf_is_made_where_that_is_possible(
         (tools / "pandoc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
     table, done = finished
-    written = report.write_report(table, model, done, "", tmp_path / "r.md")
+    written = report.write_report(table, model, done, [], tmp_path / "r.md")
     said = capsys.readouterr().err
     assert re.search(warning, said) if warning else not said
     assert [path.name for path in written] == ["r.md"] + ["r.pdf"] * (warning is None)
