@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import asset, random_llama
 from test_contract import Laboratory, outputs_of
 from test_methods import TOKENS, classifier, exported, train
@@ -16,7 +17,7 @@ from torch import nn
 
 import runs
 from advanced import create
-from advanced.adapter import Adapter
+from advanced.adapter import Adapter, Bottleneck
 from advanced.added import trainable_parameters
 from advanced.bitfit import BitFit
 from advanced.lora import LoRA
@@ -100,6 +101,24 @@ def test_an_adapter_computes_the_formula(form: str, attention: str):
         one = model.llama.hidden_state_at(TOKENS, at)  # the last layer's attention gives one position of each row
         torch.testing.assert_close(one, expected[torch.arange(3), at], atol=1e-4, rtol=1e-4)
         assert not torch.allclose(expected, base.llama.hidden_states(TOKENS), atol=0.1)
+
+
+def test_dropout_is_where_the_formulas_have_it():
+    """Within an adapter's bottleneck, behind its ReLU; of what LoRA reads, before A."""
+    torch.manual_seed(1)
+    bottleneck, x = Bottleneck(32, 3, 2.0, 0.5), torch.randn(4, 5, 32)
+    lora, model = LoRA(dropout=0.5, targets="w1"), classifier()
+    lora.prepare(model)
+    layer = model.llama.layers[0].feed_forward.w1.train()
+    for weight in (bottleneck.up.weight, layer.lora_B):
+        nn.init.normal_(weight)
+    torch.manual_seed(0)
+    adapted, updated = bottleneck(x), layer(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(adapted, 2.0 * bottleneck.up(F.dropout(F.relu(bottleneck.down(x)), 0.5)))
+    read = F.dropout(x, 0.5)
+    expected = x @ layer.weight.T + lora.scale * read @ layer.lora_A.T @ layer.lora_B.T
+    torch.testing.assert_close(updated, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_an_adapter_finds_its_input_however_the_attention_is_called():

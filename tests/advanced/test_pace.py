@@ -50,6 +50,7 @@ def test_a_short_run_has_a_rate_in_every_step(total: int):
     for warmup in (0.0, 0.5, 0.99):
         rates = [Schedule(warmup).rate(number, total) for number in range(total)]
         assert all(0 < rate <= 1 for rate in rates)
+    assert Schedule(0.5).rate(2, 7) == 1.0  # 3.5 steps of warm-up are 3
 
 
 def test_the_optimizer_has_the_rates_and_those_of_layers_are_multiplied(laboratory: Laboratory):  # noqa: F811

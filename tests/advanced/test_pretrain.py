@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
@@ -13,14 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SENTENCES
+from conftest import SENTENCES, random_llama
 from torch import nn
 
 from advanced.pretrain import SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main
-from advanced.pretraining import SaverWithTokenizer, pretrain
+from advanced.pretraining import SaverWithTokenizer, make_optimizer, pretrain
 from advanced.text import Passes, hold_out, pack, read_documents, train_tokenizer
 from llama import load_pretrained
+from optimizer import AdamW
 from plan import Place
 from tasks import NextToken
 from tokenizer import Tokenizer
@@ -70,6 +72,16 @@ def test_a_file_without_text_is_refused(tmp_path: Path):
         read_documents(path)
 
 
+def test_a_text_that_mentions_the_separator_is_no_data_file(tmp_path: Path):
+    (path := tmp_path / "text.txt").write_text("one ||| two\nthree\n", encoding="utf-8")
+    assert read_documents(path) == ["one ||| two\nthree"]
+
+
+def test_of_a_small_text_something_is_held_out_all_the_same():
+    assert [len(part) for part in hold_out([f"document {index}" for index in range(10)], 0.02, 1)] == [9, 1]
+    assert hold_out(["a\nb\nc"], 0.02, 0) == (["a\nb"], ["c"])
+
+
 def test_held_out_documents_are_drawn_once_and_not_trained_on():
     documents = [f"document {index}" for index in range(50)]
     train, held = hold_out(documents, 0.1, seed=3)
@@ -106,6 +118,9 @@ def test_a_tokenizer_is_the_same_file_again_and_knows_every_byte():
     tokenizer = Tokenizer.from_bytes(model)
     assert tokenizer.n_words == 380 and tokenizer.pad_id == 3
     assert tokenizer.decode(tokenizer.encode("Ω 42 films", bos=True, eos=True)) == "Ω 42 films"
+    years = Tokenizer.from_bytes(train_tokenizer([*SENTENCES, *["in 1999 and 1984"] * 50], 400))
+    pieces = map(years.sp_model.id_to_piece, years.encode("in 1999", bos=False, eos=False))
+    assert [piece for piece in pieces if re.search(r"\d", piece)] == ["1", "9", "9", "9"]
     with pytest.raises(UserError, match=r"^--vocab_size 9000 does not fit the text; it must be at most \d+$") as error:
         train_tokenizer(SENTENCES, 9000)
     train_tokenizer(SENTENCES, int(str(error.value).split()[-1]))
@@ -168,11 +183,65 @@ def test_nobody_goes_on_without_the_best_model_so_far(tmp_path: Path, text: Path
         rows_of(arguments(*flags, "--resume"))
 
 
-def test_what_is_resumed_must_be_the_same_run(tmp_path: Path, text: Path):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lr", 0.5), ("seed", 7), ("held_out", 0.3), ("precision", "bf16"), ("clip", 0.5), ("warmup", 0.2)]
+    + [("weight_decay", 0.3), ("every", 4), ("epochs", 7), ("length", 15), ("batch_size", 5)],
+)
+def test_what_is_resumed_must_be_the_same_run(tmp_path: Path, text: Path, name: str, value: float | str):
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE, "--resume"
     rows_of(arguments(*flags), most=1)
-    with pytest.raises(UserError, match="another lr"):
-        rows_of(arguments(*flags, "--lr", 0.5))
+    with pytest.raises(UserError, match=f"another (?:tokenizer, )?{name}"):
+        rows_of(arguments(*flags, f"--{name}", value))
+
+
+def test_what_is_resumed_must_read_the_same_text(tmp_path: Path, text: Path, tiny_checkpoint: Path):
+    flags = "--text", text, "--out", tmp_path / "new.pt", "--init", tiny_checkpoint, *PACE, "--resume"
+    rows_of(arguments(*flags), most=2)
+    text.write_text(text.read_text(encoding="utf-8").replace("warm", "cold"), encoding="utf-8")
+    with pytest.raises(UserError, match="another train"):
+        rows_of(arguments(*flags))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("precision", "bf16"), ("warmup", 0.5), ("clip", 0.01), ("weight_decay", 5.0), ("lr", 0.1)]
+)
+def test_every_flag_of_the_pace_changes_what_is_learned(tmp_path: Path, text: Path, name: str, value: float | str):
+    common = "--text", text, *SHAPE, *PACE
+    one = rows_of(arguments(*common, "--out", tmp_path / "one.pt"))
+    other = rows_of(arguments(*common, "--out", tmp_path / "other.pt", f"--{name}", value))
+    assert one[-1]["held_out"] != other[-1]["held_out"]
+
+
+def test_weight_decay_is_on_matrices_alone():
+    groups = make_optimizer(random_llama(), 0.1, 0.3).param_groups
+    assert {(each.dim(), group["weight_decay"]) for group in groups for each in group["params"]} == {(2, 0.3), (1, 0.0)}
+
+
+def test_the_rate_falls_to_nothing_at_the_end(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch):
+    rates = []
+
+    def watched(*how: object) -> AdamW:
+        optimizer = make_optimizer(*how)
+        step = optimizer.step
+        monkeypatch.setattr(optimizer, "step", lambda: (rates.append(optimizer.param_groups[0]["lr"]), step()))
+        return optimizer
+
+    monkeypatch.setattr("advanced.pretraining.make_optimizer", watched)
+    rows_of(arguments("--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE, "--lr", 0.01))
+    assert max(rates) == pytest.approx(0.01) and rates[-1] < 0.001 and rates[0] < 0.01
+
+
+def test_the_figures_of_a_row_count_steps_and_bytes(tmp_path: Path, text: Path):
+    text.write_text(text.read_text(encoding="utf-8").replace("a", "é"), encoding="utf-8")
+    args = arguments("--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE)
+    rows = rows_of(args)
+    assert [row["step"] for row in rows] == [rows[0]["step"] * number for number in range(1, len(rows) + 1)]
+    assert 4 <= rows[0]["step"] <= 6
+    ids = held_out_ids(args, Tokenizer(tokenizer_model=tmp_path / "new.model"))
+    size = sum(len(each.encode()) for each in hold_out(read_documents(text), args.held_out, args.seed)[1])
+    bits = rows[0]["held_out"] * len(ids) / math.log(2)
+    assert rows[0]["bits_per_byte"] == pytest.approx(bits / size)
 
 
 def test_going_on_from_a_checkpoint_begins_with_what_that_predicts(tmp_path: Path, text: Path, tiny_checkpoint: Path):
@@ -193,8 +262,7 @@ def test_the_figures_are_written_without_text_or_folders(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
-    monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
-    main()
+    run_main(monkeypatch, *flags)
     written = (tmp_path / "new.json").read_text(encoding="utf-8")
     figures = json.loads(written)
     config = load_pretrained(tmp_path / "new.pt").config
@@ -202,6 +270,37 @@ def test_the_figures_are_written_without_text_or_folders(
     assert str(tmp_path) not in written and figures["settings"]["text"] == ["text.txt"]
     printed = capsys.readouterr().out
     assert len(figures["curve"]) == printed.count("held-out loss ::") and "save the model to" in printed
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
+    main()
+
+
+@pytest.mark.parametrize(("lr", "warns"), [(1e-12, True), (0.003, False)])
+def test_going_on_says_where_it_came_from_and_whether_it_has_helped(
+    tmp_path: Path, text: Path, tiny_checkpoint: Path, lr: float, warns: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+):  # fmt: skip
+    run_main(monkeypatch, "--text", text, "--out", tmp_path / "new.pt", "--init", tiny_checkpoint, *PACE, "--lr", lr)
+    printed = capsys.readouterr()
+    assert ("no better than" in printed.err) == warns and "(step 0," not in printed.out
+    written = (tmp_path / "new.json").read_text(encoding="utf-8")
+    assert str(tiny_checkpoint.parent) not in written and json.loads(written)["settings"]["init"] == "tiny.pt"
+
+
+def test_before_the_first_step_nothing_is_written(
+    tmp_path: Path, text: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a checkpoint predicts before it is trained is no measurement of the new one."""
+
+    def interrupted(*how: object, **settings: object) -> None:
+        raise KeyboardInterrupt("interrupted")
+
+    monkeypatch.setattr("advanced.pretraining.fit", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="interrupted; nothing was saved"):
+        run_main(monkeypatch, "--text", text, "--out", tmp_path / "new.pt", "--init", tiny_checkpoint, *PACE)
+    assert files_beside(tmp_path / "new.pt") == {}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +311,8 @@ def test_the_figures_are_written_without_text_or_folders(
         (["--length", 64], "--length 64: the model has 32 positions"),
         (["--dim", 30], "no model has this shape"),
         (["--out", "new.bin"], "must end in .pt"),
+        (["--out", "absent/new.pt"], "the folder absent does not exist"),
+        (["--every", 0], "--every 0: must be at least 1"),
         (["--text", "absent.txt"], "absent.txt does not exist"),
         (["--text", "data"], "--text data is a folder"),
         (["--length", 16, "--batch_size", 0], "--batch_size 0"),
@@ -335,13 +436,17 @@ def test_a_run_that_ends_early_says_what_is_kept(
     plain = NextToken.loss
     monkeypatch.setattr(NextToken, "loss", stopped)
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
-    monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
     with pytest.raises((UserError, KeyboardInterrupt), match=f"{error}; .*{kept}"):
-        main()
+        run_main(monkeypatch, *flags)
     names = {"new.pt", "new.model", "new.json", "new.resume"} if after else set()
     assert files_beside(tmp_path / "new.pt").keys() == names
 
 
 def test_an_input_is_not_overwritten(tmp_path: Path, text: Path, tiny_checkpoint: Path):
+    (tmp_path / "new.resume").touch()
+    for suffix in (".json", ".model", ".resume", ".pt.lock"):
+        text = text.rename(tmp_path / f"new{suffix}")
+        with pytest.raises(UserError, match=f"new{suffix} is also an input"):
+            arguments("--text", text, "--out", tmp_path / "new.pt", "--resume")
     with pytest.raises(UserError, match="is also an input"):
         arguments("--text", text, "--init", tiny_checkpoint, "--out", tiny_checkpoint)

@@ -195,6 +195,19 @@ def test_pmi_takes_away_what_the_question_alone_makes_likely(llama: Llama, token
             torch.testing.assert_close(row, expected, atol=3e-5, rtol=1e-5)
 
 
+def test_a_space_at_the_end_of_a_premise_or_a_channel_is_no_token(llama: Llama, tokenizer: Tokenizer):
+    premises = [head("pmi", llama, tokenizer, premise=text).premise_ids for text in ("It was ", "It was")]
+    assert torch.equal(*premises)
+    channels = [head("channel", llama, tokenizer, template=text).before for text in ("{label}: ", "{label}:")]
+    assert channels[0] == channels[1]
+
+
+def test_a_premise_must_fit_into_the_model(tokenizer: Tokenizer):
+    llama = random_llama(attention="causal", max_seq_len=40)
+    with pytest.raises(UserError, match="premise takes"):
+        head("pmi", llama, tokenizer, template="It was", premise="word " * 60)
+
+
 @pytest.mark.parametrize(
     ("template", "premise"), [("It was", "It was"), ("Overall, was it so? In a word:", "In a word:")]
 )

@@ -1,0 +1,280 @@
+"""One run of a table and what is made of many: what tells runs apart, what is chosen by, each figure in its place."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random_llama, save_checkpoint
+from test_experiments import PLACE, Threads, finished, model, table_of  # noqa: F401 (two fixtures)
+from torch import nn
+
+import runs
+from advanced.experiments import __main__ as program
+from advanced.experiments import cost, grid, plots, runner, trial
+from advanced.experiments.grid import Model, Table, model_of
+from advanced.experiments.render import render
+from advanced.experiments.report import _how
+from advanced.experiments.results import pack, paired_bootstrap
+from course import create_data
+from storage import NameLock
+from training import EpochResult
+from utils import UserError
+
+# ------------------------------------------------------------------------------------------- which runs there are
+
+
+@pytest.fixture
+def pair(tmp_path: Path, tiny_checkpoint: Path) -> Model:
+    """`m.pt`, and beside it another model `o.pt` with a tokenizer of its own name."""
+    for name in "mo":
+        (tmp_path / f"{name}.model").write_bytes(tiny_checkpoint.with_suffix(".model").read_bytes())
+    (tmp_path / "m.pt").write_bytes(tiny_checkpoint.read_bytes())
+    save_checkpoint(tmp_path / "o.pt", random_llama(1))
+    return Model(str(tmp_path / "m.pt"), str(tmp_path / "m.model"))
+
+
+def test_a_checkpoint_beside_another_one_has_its_own_tokenizer_if_that_is_there(pair: Model, tmp_path: Path):
+    assert pair.beside("o.pt").tokenizer == str(tmp_path / "o.model")
+    assert pair.beside("p.pt").tokenizer == pair.tokenizer
+
+
+def test_a_row_with_a_checkpoint_of_its_own_is_another_run_and_starts_from_it(
+    tmp_path: Path, model: Model, pair: Model  # noqa: F811
+):
+    table = table_of(tmp_path, rows=[{"name": "plain"}, {"name": "other", "checkpoint": "o.pt"}])
+    plain, other = (table.final(row, "films", None, pair, {})[0] for row in table.rows)
+    assert plain.key(pair) != other.key(pair)
+    results = [trial.run_trial(each, pair, tmp_path, PLACE) for each in (plain, other)]
+    assert [result["model"] for result in results] == ["m", "o"]
+    assert results[0]["train_losses"] != results[1]["train_losses"]
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_other_data_is_another_run(
+    tmp_path: Path, model: Model, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch, split: str  # noqa: F811
+):
+    table = table_of(tmp_path)
+    (one, *_) = table.tuning(table.rows[0], "films", 4)
+    before = one.key(model)
+    (other := tmp_path / "other.txt").write_text("0 ||| another film\n", encoding="utf-8")
+    monkeypatch.setattr(grid, "path_of", lambda data, name: str({**films, split: other}[name]))
+    assert one.key(model) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "value"),
+    [
+        ({"rows": [{"name": "plain"}]}, "lr", 0.01),  # the table's
+        ({"rows": [{"name": "plain"}], "data": {"films": {"lr": 0.5}}}, "lr", 0.5),
+        ({"rows": [{"name": "plain", "settings": {"epochs": 3}}]}, "epochs", 3),
+    ],
+)
+def test_a_row_decides_before_its_data_and_that_before_the_table(
+    tmp_path: Path, changes: dict, name: str, value: float
+):
+    table = table_of(tmp_path, **changes)
+    assert dict(table.trial(table.rows[0], "films", None, 1, "final", {}).settings)[name] == value
+
+
+def test_a_row_is_run_on_its_data_sets_alone(tmp_path: Path):
+    rows = [{"name": "plain"}, {"name": "other", "data": ["b"]}]
+    table = table_of(tmp_path, data={"a": {}, "b": {}}, shots=[None], rows=rows)
+    assert [(row.name, data) for row, data, _ in table.cells()] == [("plain", "a"), ("plain", "b"), ("other", "b")]
+
+
+def test_what_is_tuned_is_started_first(tmp_path: Path, model: Model):  # noqa: F811
+    rows = [{"name": "fixed"}, {"name": "plain", "tune": {"lr": [0.01, 0.02]}}]
+    ready = table_of(tmp_path, rows=rows, shots=[4]).ready(model, {})
+    assert [each.phase for each in ready] == ["tune"] * 2 + ["final"] * 2
+
+
+# ------------------------------------------------------------------------------------------------ running them
+
+
+@pytest.fixture
+def running(tmp_path: Path, model: Model) -> runner.Runner:  # noqa: F811
+    """Three runs for two workers."""
+    table = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4], seeds=[1, 2, 3])
+    return runner.Runner(lambda: table.ready(model, {}), model, tmp_path / "r.jsonl", tmp_path, "cpu", 2)
+
+
+def test_after_the_time_nothing_is_started(running: runner.Runner, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(runner, "compute", lambda *run: pytest.fail("started"))
+    running.run(minutes=-1.0)
+    assert running.done == 0
+
+
+def test_no_more_runs_are_started_than_there_are_workers(running: runner.Runner):
+    assert len([*running.free()]) == 2
+
+
+def test_a_run_that_another_process_has_taken_is_left_to_it(running: runner.Runner, model: Model, tmp_path: Path):  # noqa: F811
+    key = running.left()[0].key(model)
+    assert NameLock(tmp_path / f"{key}.lock").acquire() is None
+    assert key not in [each.key(model) for each, _ in running.free()]
+
+
+def test_workers_share_the_processors(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    assert runner.Runner(list, model, tmp_path / "r.jsonl", tmp_path, "cpu", 2).threads == 4
+
+
+def test_a_run_is_judged_by_its_best_epoch(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    best, last = EpochResult(0, 1.0, 1.0, 0.9, 0.0, True), EpochResult(1, 1.0, 1.0, 0.1, 0.0, False)
+    monkeypatch.setattr(runs, "fine_tune", lambda *run, **how: [best, last])
+    table = table_of(tmp_path)
+    result = trial.run_trial(table.tuning(table.rows[0], "films", 4)[0], model, tmp_path, PLACE)
+    assert (result["selection"], result["epoch"], result["epoch_scores"]) == (0.9, 0, [0.9, 0.1])
+
+
+def test_zero_shot_choices_are_made_by_macro_f1_on_a_sample_of_the_seed(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    seen: list[Any] = []
+    monkeypatch.setattr(trial, "SAMPLE", 5)
+    monkeypatch.setattr(trial, "_evaluate", lambda model, tokenizer, examples, *how: seen.append(examples))
+    monkeypatch.setattr(trial, "_scores", lambda result: {"accuracy": 0.1, "macro_f1": 0.2})
+    table = table_of(tmp_path)
+    for seed in (1, 2):
+        one = table.trial(table.rows[2], "films", None, seed, "tune", {})
+        assert trial.run_trial(one, model, tmp_path, PLACE)["selection"] == 0.2
+    assert len(seen[0]) == len(seen[1]) == 5 and seen[0] != seen[1]
+
+
+def test_macro_f1_counts_each_class_alike():
+    """F1 of the first class is 6/7, of the other, which is never predicted, 0."""
+    result = SimpleNamespace(labels=[0, 0, 0, 1], predictions=[0, 0, 0, 0], accuracy=0.75)
+    assert trial._scores(result) == {"accuracy": 0.75, "macro_f1": 0.42857}
+
+
+# ------------------------------------------------------------------------------------------ statistics and tables
+
+
+def test_an_interval_is_as_wide_above_as_below():
+    drawing = np.random.default_rng(1)
+    better, base = drawing.random((1, 900)) < 0.6, drawing.random((1, 900)) < 0.5
+    values = better[0].astype(float) - base[0]
+    error = values.std(ddof=1) / math.sqrt(900)
+    difference = paired_bootstrap(better, base)
+    assert difference.high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+
+
+def rendered(folder: Path, model: Model, labels: dict[str, list[int]], wrong: dict[str, dict[str, int]]) -> str:  # noqa: F811
+    """A table of two rows with two seeds. wrong: by row and split, how many answers."""
+    table = table_of(folder, rows=[{"name": "plain"}, {"name": "ema", "method": "ema"}], shots=[None], seeds=[1, 2])
+    done = {}
+    for row in table.rows:
+        for one in table.final(row, "films", None, model, {}):
+            scores = {}
+            for split, gold in labels.items():
+                count = wrong[row.name][split]
+                answers = [1 - label if index < count else label for index, label in enumerate(gold)]
+                accuracy = 1 - count / len(gold)
+                scores[split] = {"accuracy": accuracy, "macro_f1": 0.5, "predictions": pack(answers)}
+            done[one.key(model)] = {"key": one.key(model), "trainable": 1, "seconds": 1.0, **scores}
+    return render(table, model, done)
+
+
+@pytest.mark.parametrize("gold", [[0, 1, 1, 1, 1, 1, 1, 0, 1, 1], [0] * 10])
+def test_figures_of_test_are_those_of_test(
+    tmp_path: Path, model: Model, films: dict[str, Path], gold: list[int], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    """A split whose labels are all 0 is one without gold labels, and has no majority class."""
+    (test := tmp_path / "test.txt").write_text("".join(f"{label} ||| film {i}\n" for i, label in enumerate(gold)))
+    paths = {**films, "test": test}
+    for module in ("grid", "render"):
+        monkeypatch.setattr(f"advanced.experiments.{module}.path_of", lambda data, split: str(paths[split]))
+    labels = {"dev": [each.label for each in create_data(films["dev"])], "test": gold}
+    text = rendered(tmp_path, model, labels, {"plain": {"dev": 4, "test": 2}, "ema": {"dev": 0, "test": 3}})
+    ema = [cell.strip() for cell in next(line for line in text.splitlines() if line.startswith("| ema")).split("|")]
+    assert ema[4] == "1.000 ± .000" and ema[6].startswith("**+0.400 [")
+    assert ema[7] == ".700 ± .000" and ema[8].startswith("-0.100 [")
+    assert ("Majority class: dev .500, test .800." if any(gold) else "Majority class: dev .500.") in text
+
+
+def test_what_waits_for_a_choice_is_missing(tmp_path: Path, model: Model):  # noqa: F811
+    assert "Missing: 3 runs (plain 2, asked 1)." in render(table_of(tmp_path, shots=[None]), model, {})
+
+
+def test_a_report_says_what_epochs_are_chosen_on_where_the_table_does_not(
+    model: Model, finished: tuple[Table, dict[str, dict]]  # noqa: F811
+):
+    """The default holds out a part of train."""
+    assert "held out of the training data" in "\n".join(_how(replace(finished[0], settings={}), model))
+
+
+def test_each_point_of_a_plot_has_the_name_of_its_row_and_lies_in_its_interval(
+    model: Model, finished: tuple[Table, dict[str, dict]]  # noqa: F811
+):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    (panel,) = plots.panels_of(finished[0], model, finished[1])
+    figure, axis = pyplot.subplots()
+    plots._accuracy(axis, panel._replace(cells=panel.cells[:2]))
+    points = {line.get_ydata()[0]: line.get_xdata()[0] for line in axis.lines if line.get_marker() == "o"}
+    names = {place: label.get_text() for place, label in zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)}
+    assert {names[place]: mean for place, mean in points.items()} == pytest.approx({"plain": 0.6, "ema": 1.0})
+    lines = [line.get_xdata() for line in axis.lines if line.get_marker() == "None"]
+    (interval,) = [ends for ends in lines if len({*ends}) > 1]
+    assert min(interval) < 1.0 < max(interval) and sum(interval) / 2 == pytest.approx(1.0, abs=0.05)
+    pyplot.close(figure)
+
+
+# ------------------------------------------------------------------------------------------------- the programs
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
+    monkeypatch.setattr("sys.argv", ["experiments", *map(str, flags)])
+    program.main()
+
+
+def test_the_program_leaves_out_rows_whose_checkpoint_is_not_here(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture  # noqa: F811
+):
+    table_of(tmp_path, rows=[{"name": "plain"}, {"name": "adapted", "checkpoint": "{model}-adapted.pt"}], shots=[None])
+    flags = "--pretrained-model-path", model.checkpoint, "--results", tmp_path / "r.jsonl", "--list"
+    run_main(monkeypatch, tmp_path / "trial.json", *flags)
+    assert "2 runs can be started now" in capsys.readouterr().out
+
+
+def test_a_tokenizer_can_be_named(tmp_path: Path, model: Model):  # noqa: F811
+    (other := tmp_path / "other.model").write_bytes(Path(model.tokenizer).read_bytes())
+    assert model_of(model.checkpoint, str(other), {}).tokenizer == str(other)
+    with pytest.raises(UserError, match="--tokenizer absent.model does not exist"):
+        model_of(model.checkpoint, "absent.model", {})
+
+
+def test_a_report_has_the_rows_that_are_named(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    lines = [json.dumps({**result, "checksums": model.checksums}) for result in finished[1].values()]
+    (results := tmp_path / "r.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    flags = "--pretrained-model-path", model.checkpoint, "--results", results, "--report", tmp_path / "o.md"
+    run_main(monkeypatch, tmp_path / "trial.json", *flags, "--only", "ema")
+    text = (tmp_path / "o.md").read_text(encoding="utf-8")
+    assert "| ema" in text and "| mixed" not in text and "--only" in text
+
+
+def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(
+    model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    """The first turn of each warms up and is not counted."""
+    times = {"": [1.0, 1.0, 1.0, 1.0], "ema": [9.0, 2.0, 3.0, 4.0]}
+
+    def assembled(work: cost.Workload, names: str) -> SimpleNamespace:
+        return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[names]))
+
+    monkeypatch.setattr(cost, "path_of", trial.path_of)
+    monkeypatch.setattr(cost, "assemble", assembled)
+    monkeypatch.setattr(cost, "seconds_of_a_turn", lambda run, examples: next(run.turn))
+    work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=3)
+    found = cost.measure_time(work, "ema")
+    assert (found["least"], found["ratio"], found["most"], found["trained"]) == (2.0, 3.0, 4.0, 2)
