@@ -212,7 +212,10 @@ class Table:
                     trial = self.trial(row, data, None, 0, "tune", combination)
                 except UserError as error:
                     raise UserError(f"row {row.name}: {error}") from None
-                if row.option == "finetune" and row.tune and not dict(trial.settings)["hold_out"]:
+                settings = dict(trial.settings)
+                if row.option == "finetune" and settings["precision"] == "int8":
+                    raise UserError(f"row {row.name}: precision int8 rounds the weights, which cannot be trained then")
+                if row.option == "finetune" and row.tune and not settings["hold_out"]:
                     raise UserError(f"row {row.name}: with hold_out 0 its tune would be a choice on dev")
 
     def without_unknown(self, model: Model) -> Table:

@@ -94,15 +94,10 @@ def _check_row(row: Mapping[str, Any], place: str, data: Mapping[str, Any]) -> N
         raise UserError(f"{place}it has no name")
     _check(row, ROW, place)
     _check(row.get("settings", {}), SETTINGS, f"{place}settings: ")
-    asks = row.get("option") == "prompt"
     if row.get("arguments") and not row.get("method"):
         raise UserError(f"{place}it has arguments, and no method that they could be of")
-    if asks and "shots" in row:
+    if row.get("option") == "prompt" and "shots" in row:
         raise UserError(f"{place}shots are of training sentences, and it is not trained")
-    tuned = row.get("tune", {}).get("precision")
-    for precision in [row.get("settings", {}).get("precision"), *(tuned if isinstance(tuned, list) else ())]:
-        if precision == "int8" and not asks:
-            raise UserError(f"{place}precision int8 rounds the weights, which cannot be trained then")
     if unknown := {*row.get("data", ())} - data.keys():
         raise UserError(f"{place}the table has no data set {', '.join(sorted(unknown))}")
     for key, values in row.get("tune", {}).items():

@@ -154,6 +154,7 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
         ({"rows": [{"name": "a", "option": "prompt", "shots": [4]}]}, "shots are of training sentences"),
         ({"rows": [{"name": "a", "settings": {"precision": "int8"}}]}, "precision int8 rounds the weights"),
         ({"rows": [{"name": "a", "tune": {"precision": ["fp32", "int8"]}}]}, "precision int8 rounds the weights"),
+        ({"data": {"films": {"precision": "int8"}}}, "row plain: precision int8 rounds the weights"),
         ({"rows": [{"name": "a", "data": ["other"]}]}, "row 'a': the table has no data set other"),
         ({"rows": [{"name": "a", "option": "generate"}]}, "option must be finetune or prompt"),
         ({"rows": [{"name": "a", "arguments": "rank=2"}]}, "arguments must be a list of texts"),
