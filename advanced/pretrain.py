@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from advanced.lineage import origin
 from config import PRECISIONS, LlamaConfig
 from utils import (
     ArgumentParser,
@@ -32,6 +33,7 @@ from utils import (
     check_writable,
     find_asset,
     run_main,
+    sha256_of,
     tokenizer_name,
     warn,
 )
@@ -165,12 +167,15 @@ def line_of(row: dict[str, Any]) -> str:
     return f"step {row['step']}: {train}{held_out}, bits a byte :: {row['bits_per_byte']:.4f}{speed}"
 
 
-def write_figures(args: Namespace, rows: Sequence[dict[str, Any]]) -> None:
-    """Everything that tells how NEW.pt was made; no path, no text."""
+def write_figures(args: Namespace, rows: Sequence[dict[str, Any]], ended: bool = False) -> None:
+    """Everything that tells how NEW.pt was made; no path, no text. ended: and of what, once it is made."""
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "resume", "tokenizer")}
     settings |= {"text": [Path(path).name for path in args.text], "init": args.init and Path(args.init).name}
     curve = [{name: round(value, 5) for name, value in row.items()} for row in rows]
     content = {"settings": settings, "seconds": round(sum(row.get("seconds", 0) for row in rows)), "curve": curve}
+    if ended:
+        content["made_of"] = origin(args.text, args.out.with_suffix(".model"), args.init)
+        content["weights"] = sha256_of(args.out)
     with atomic_write(args.out.with_suffix(".json")) as file:
         file.write(json.dumps(content, indent=1) + "\n")
 
@@ -202,6 +207,7 @@ def main() -> None:
         raise UserError(f"{error}; try a smaller --lr; {what_is_kept(args)}") from None
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(args)}") from None
+    write_figures(args, rows, ended=True)
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
     print(f"save the model to {args.out} (step {best['step']}, held-out perplexity {best['perplexity']:.2f})")
     if best["held_out"] >= rows[0]["held_out"] and best is not rows[0]:

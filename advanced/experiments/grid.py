@@ -17,17 +17,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from advanced import choose
 from advanced.experiments.schema import check_table
-from utils import UserError, find_asset, read_text, sha256_of, tokenizer_name, warn
+from advanced.lineage import checksum, identity_of
+from utils import UserError, find_asset, read_text, tokenizer_name, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -38,7 +37,7 @@ TUNE_SEEDS = (0,)
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint and its tokenizer. recorded: the checksums of both by the name of a checkpoint, from results."""
+    """A checkpoint and its tokenizer. recorded: `checksums` by the name of a checkpoint, from results."""
 
     checkpoint: str
     tokenizer: str
@@ -63,10 +62,10 @@ class Model:
 
     @property
     def checksums(self) -> tuple[str, ...]:
-        """Of the checkpoint and of the tokenizer; where the files are not here, as they were recorded. So results can
-        be rendered without the weights that they come from."""
+        """What the checkpoint and the tokenizer are known by; where the files are not here, as it was recorded. So
+        results can be rendered without the weights that they come from."""
         if Path(self.checkpoint).is_file():
-            return tuple(_checksum(path, os.stat(path).st_mtime_ns) for path in (self.checkpoint, self.tokenizer))
+            return identity_of(self.checkpoint), checksum(self.tokenizer)
         if self.name in self.recorded:
             return tuple(self.recorded[self.name])
         raise UserError(f"{self.checkpoint} does not exist")
@@ -119,19 +118,13 @@ class Trial:
         """What tells this run from every other one, wherever the files lie. Equal in all tables."""
         model = self.model(model)
         files = {split: path_of(self.data, split) for split in ("train", "dev", "test")}
-        inputs = {name: _checksum(path, os.stat(path).st_mtime_ns) for name, path in files.items()}
+        inputs = {name: checksum(path) for name, path in files.items()}
         inputs |= dict(zip(("checkpoint", "tokenizer"), model.checksums, strict=True))
         names = "option", "shots", "seed", "phase", "settings"
         own = {"method": self.method, **{name: getattr(self, name) for name in names}}
         methods = choose(self.method, self.arguments, self.option) if self.method else ()
         content = {**own, **inputs, "arguments": methods}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=256)
-def _checksum(path: str, changed: int) -> str:
-    """Of a file as it is since it was changed: a table asks thousands of times."""
-    return sha256_of(path)
 
 
 def size_in_words(shots: int | None) -> str:

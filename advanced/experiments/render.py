@@ -49,9 +49,23 @@ def render(table: Table, model: Model, done: Results) -> str:
         sizes = [*dict.fromkeys(shots for _, of_data, shots in table.cells() if of_data == data)]
         for shots in sizes:
             lines += _section(table, model, done, data, shots)
+    lines += _makes(done)
     if choices := render_choices(table, model, done):
         lines += ["## What was tried", "", CHOICES.format(seeds=", ".join(map(str, table.tune_seeds))), "", *choices]
     return "\n".join(lines) + "\n"
+
+
+def _makes(done: Results) -> list[str]:
+    """A line for every checkpoint that was made more than once (see `advanced.lineage`)."""
+    weights: dict[str, set[str]] = {}
+    for result in done.values():
+        weights.setdefault(result.get("model", ""), set()).add(result.get("weights", ""))
+    return [
+        line
+        for name, each in weights.items()
+        if len(each) > 1
+        for line in (f"`{name}` was made {len(each)} times by the same command; weights differ by rounding.", "")
+    ]
 
 
 def labels_of(data: str, split: str) -> list[int]:

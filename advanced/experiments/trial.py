@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from advanced import choose
 from advanced.experiments.grid import Model, Trial, path_of
 from advanced.experiments.results import pack
+from advanced.lineage import checksum
 from course import create_data, divide, has_gold_labels, read_label_names
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
         "key": key,
         "model": model.name,
         "checksums": model.checksums,
+        "weights": checksum(model.checkpoint),
         **{name: getattr(trial, name) for name in ("row", "option", "method", "data", "shots", "seed", "phase")},
         "arguments": list(trial.arguments),
         "settings": dict(trial.settings),

@@ -36,7 +36,7 @@ from config import PRESETS, LlamaConfig
 from course import create_data
 from llama import Llama
 from plan import Place
-from utils import UserError
+from utils import UserError, sha256_of
 
 PLACE = Place(torch.device("cpu"), kernels="plain")
 CONTENT = {
@@ -233,7 +233,7 @@ def test_a_run_has_the_figures_that_the_driver_prints(
     (macro,) = re.findall(r"dev macro-F1 :: (.*)", out)
     assert f"{result['dev']['macro_f1']:.3f}" == macro
     written = (tmp_path / f"films-dev-{kind}-output.txt").read_text(encoding="utf-8").splitlines()
-    assert tuple(result["checksums"]) == model.checksums
+    assert tuple(result["checksums"]) == model.checksums and result["weights"] == sha256_of(model.checkpoint)
     assert unpack(result["dev"]["predictions"]) == [int(line[0]) for line in written]
     assert not list(tmp_path.glob(f"{result['key']}*"))  # weights do not stay
     json.dumps(result)
@@ -475,6 +475,26 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
     (tmp_path / "r-part.md").write_text("# My notes\n", encoding="utf-8")
     with pytest.raises(UserError, match="r-part.md is there already and is not of this table"):
         program.main()
+
+
+def test_runs_of_a_model_that_was_made_again_are_not_done_again_and_the_table_says_so(
+    model: Model, finished: tuple[Table, dict[str, dict]]
+):
+    table, done = finished
+    assert "was made" not in render(table, model, done)
+    path, settings = Path(model.checkpoint), {"lr": 0.1, "device": "cpu"}
+    keys = []
+    for settings["device"] in ("cpu", "cuda"):
+        state = torch.load(path, weights_only=True)
+        state["model"]["norm.weight"] += 1e-6
+        torch.save(state, path)
+        record = {"settings": settings, "made_of": {"text": ["1"]}, "weights": sha256_of(path)}
+        path.with_suffix(".json").write_text(json.dumps(record), encoding="utf-8")
+        keys.append(table.final(table.rows[0], "films", None, model, done)[0].key(model))
+    assert keys[0] == keys[1] not in done
+    lines = [{**result, "model": "base", "weights": str(number % 3)} for number, result in enumerate(done.values())]
+    text = render(table, model, done | {str(number): line for number, line in enumerate(lines)})
+    assert "`base` was made 3 times by the same command; weights differ by rounding." in text
 
 
 def test_a_row_that_starts_from_an_absent_checkpoint_is_left_out(

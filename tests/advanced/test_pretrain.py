@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from conftest import SENTENCES, random_llama
 from torch import nn
 
+from advanced.lineage import identity_of
 from advanced.pretrain import SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main
 from advanced.pretraining import SaverWithTokenizer, make_optimizer, pretrain
@@ -27,7 +29,7 @@ from plan import Place
 from tasks import NextToken
 from tokenizer import Tokenizer
 from training import Diverged
-from utils import UserError
+from utils import UserError, sha256_of
 
 SHAPE = ["--dim", 32, "--n_layers", 2, "--n_heads", 4, "--n_kv_heads", 2, "--vocab_size", 380, "--max_seq_len", 32]
 PACE = ["--batch_size", 4, "--length", 16, "--every", 5, "--epochs", 6, "--held_out", 0.2]
@@ -270,6 +272,47 @@ def test_the_figures_are_written_without_text_or_folders(
     assert str(tmp_path) not in written and figures["settings"]["text"] == ["text.txt"]
     printed = capsys.readouterr().out
     assert len(figures["curve"]) == printed.count("held-out loss ::") and "save the model to" in printed
+
+
+def test_a_model_that_is_made_again_counts_as_the_same_one(
+    tmp_path: Path, text: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another processor rounds otherwise; what the command makes of the same texts is the same model all the same."""
+    here, there = tmp_path / "new.pt", tmp_path / "there" / "else.pt"
+    there.parent.mkdir()
+    for out in (here, there):
+        run_main(monkeypatch, "--text", text, "--out", out, *SHAPE, *PACE)
+    record = json.loads(there.with_suffix(".json").read_text(encoding="utf-8"))
+    assert record["weights"] == sha256_of(there)
+    assert record["made_of"] == {
+        "text": [sha256_of(text)], "tokenizer": sha256_of(there.with_suffix(".model")), "init": None
+    }  # fmt: skip
+    content = torch.load(there, weights_only=True)
+    content["model"]["norm.weight"] += 1e-6
+    torch.save(content, there)
+    assert identity_of(there) == sha256_of(there) != identity_of(here)  # the record is not of these weights
+    there.with_suffix(".json").write_text(json.dumps({**record, "weights": sha256_of(there)}), encoding="utf-8")
+    assert identity_of(there) == identity_of(here) != sha256_of(here)
+
+    other = tmp_path / "other.pt"
+    run_main(monkeypatch, "--text", text, "--out", other, *SHAPE, *PACE, "--lr", 0.004)
+    assert identity_of(other) != identity_of(here)
+    first, second = (tmp_path / f"{name}.pt" for name in ("first", "second"))
+    for init, out in ((here, first), (there, second)):  # what goes on from two makes of one model is one model, too
+        run_main(monkeypatch, "--text", text, "--out", out, "--init", init, *PACE)
+    assert sha256_of(first) != sha256_of(second) and identity_of(first) == identity_of(second)
+    run_main(monkeypatch, "--text", text, "--out", tmp_path / "third.pt", "--init", other, *PACE)
+    assert identity_of(tmp_path / "third.pt") != identity_of(first)
+
+
+@pytest.mark.parametrize(
+    "record", ["", "[1]", "null", '{"weights": 1}', '{"weights": "W"}', '{"weights": "W", "settings": 3}', "[" * 99_999]
+)
+def test_another_file_beside_a_checkpoint_says_nothing_of_it(tmp_path: Path, tiny_checkpoint: Path, record: str):
+    copy = tmp_path / "copy.pt"
+    shutil.copy(tiny_checkpoint, copy)
+    copy.with_suffix(".json").write_text(record.replace("W", sha256_of(copy)), encoding="utf-8")
+    assert identity_of(copy) == sha256_of(copy)
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
