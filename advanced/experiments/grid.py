@@ -9,7 +9,8 @@ A table is a JSON file:
 Every row is run with every seed, on every data set and size. Where a row has `tune`, each combination of those values
 is run first with the seeds of `tune_seeds`, without a look at dev or test; the one that does best on the data held
 out of train is taken. A single combination is only run so where `--tune` asks for it, to be compared with other rows. A
-key of `tune` is a setting of `plan.Plan`, or an argument of the row's methods.
+key of `tune` is a setting of `plan.Plan`, or an argument of the row's methods. A table whose `seeds` are an empty list
+is all choice: nothing in it ever looks at dev or test.
 """
 
 from __future__ import annotations
@@ -281,6 +282,7 @@ class Table:
         """The runs that can be started now, in the order in which to start them: seed by seed, so that a grid which is
         stopped has something of every row. only_tune: those alone that do not look at dev and test."""
         waiting: list[Trial] = []
+        only_tune = only_tune or not self.seeds
         for row, data, shots in self.cells():
             final = None if only_tune else self.final(row, data, shots, model, done)
             waiting += self.tuning(row, data, shots) if final is None else final

@@ -33,7 +33,7 @@ def cells_of(table: Table, model: Model, done: Results, data: str, shots: int | 
         if (of_data, of_shots) != (data, shots):
             continue
         trials = table.final(row, data, shots, model, done)
-        if trials is None:
+        if not trials:
             seeds = table.seeds if row.seeds is None else row.seeds
             cells.append(Cell(row, {}, len(seeds), "to be chosen"))
             continue
@@ -45,7 +45,7 @@ def cells_of(table: Table, model: Model, done: Results, data: str, shots: int | 
 def render(table: Table, model: Model, done: Results) -> str:
     """Everything that is done, and how much is missing."""
     lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`.", ""]
-    for data in table.data:
+    for data in table.data if table.seeds else ():
         sizes = [*dict.fromkeys(shots for _, of_data, shots in table.cells() if of_data == data)]
         for shots in sizes:
             lines += _section(table, model, done, data, shots)

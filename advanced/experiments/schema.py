@@ -53,7 +53,8 @@ OBJECT = Wanted(lambda value: isinstance(value, dict), "an object")
 SEEDS = _list_of(lambda value: type(value) is int and 0 <= value < 2**32, "seeds from 0 to 2^32 - 1")
 SHOTS = _list_of(lambda value: value is None or _is_count(value), "null for all, or sentences a class")
 TABLE = {
-    "title": TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False), "seeds": SEEDS,
+    "title": TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False),
+    "seeds": Wanted(lambda value: value == [] or SEEDS.fits(value), SEEDS.words),
     "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": TEXT,
 }  # fmt: skip
 KEYS_AND_VALUES = _list_of(TEXT.fits, "texts KEY=VALUE")
@@ -86,19 +87,21 @@ def check_table(content: Any) -> None:
             raise UserError(f"data: {name} must be an object")
         _check(settings, SETTINGS, f"data, {name}: ")
     for number, row in enumerate(content["rows"], start=1):
-        _check_row(row, f"row {shown(row['name']) if isinstance(row.get('name'), str) else number}: ", content["data"])
+        _check_row(row, f"row {shown(row['name']) if isinstance(row.get('name'), str) else number}: ", content)
 
 
-def _check_row(row: Mapping[str, Any], place: str, data: Mapping[str, Any]) -> None:
+def _check_row(row: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> None:
     if "name" not in row:
         raise UserError(f"{place}it has no name")
+    if not content["seeds"] and ("seeds" in row or not row.get("tune")):
+        raise UserError(f"{place}in a table without seeds a row has tune, and no seeds")
     _check(row, ROW, place)
     _check(row.get("settings", {}), SETTINGS, f"{place}settings: ")
     if row.get("arguments") and not row.get("method"):
         raise UserError(f"{place}it has arguments, and no method that they could be of")
     if row.get("option") == "prompt" and "shots" in row:
         raise UserError(f"{place}shots are of training sentences, and it is not trained")
-    if unknown := {*row.get("data", ())} - data.keys():
+    if unknown := {*row.get("data", ())} - content["data"].keys():
         raise UserError(f"{place}the table has no data set {', '.join(sorted(unknown))}")
     for key, values in row.get("tune", {}).items():
         if not isinstance(values, list) or not values:

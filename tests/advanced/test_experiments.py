@@ -103,6 +103,19 @@ def test_the_mean_over_tuning_seeds_decides(tmp_path: Path, model: Model):
     assert dict(table.final(row, "films", 4, model, done)[0].settings)["lr"] == 0.02
 
 
+def test_a_table_without_seeds_is_all_choice(tmp_path: Path, model: Model):
+    rows = [{"name": "plain", "tune": {"lr": [0.01]}}, {"name": "ema", "method": "ema", "tune": {"lr": [0.01, 0.02]}}]
+    table = table_of(tmp_path, rows=rows, shots=[None], seeds=[])
+    wanted = table.ready(model, {})
+    assert [(each.row, each.phase) for each in wanted] == [("plain", "tune"), ("ema", "tune"), ("ema", "tune")]
+    done = scored(wanted, model, lambda each: 0.25)
+    assert table.ready(model, done) == []
+    text = render(table, model, done)
+    assert "| ema | films, all | lr 0.01: .250, lr 0.02: .250 |" in text and "Majority" not in text
+    with pytest.raises(UserError, match="none of these rows has a final run"):
+        report.text_of(table, model, done, ["python"])
+
+
 def test_a_single_value_is_measured_on_held_out_data_too_where_that_is_asked_for(tmp_path: Path, model: Model):
     """So that rows can be compared without a look at dev. The final runs do not wait for it."""
     one, none = {"name": "one", "tune": {"lr": [0.01]}}, {"name": "none"}
@@ -172,6 +185,8 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
         ({"data": {"films": 1}}, "data: films must be an object"),
         ({"seeds": 1}, "seeds must be a list of seeds"),
         ({"seeds": ["a"]}, "seeds must be a list of seeds"),
+        ({"seeds": []}, "row 'asked': in a table without seeds a row has tune, and no seeds"),
+        ({"seeds": [], "rows": [{"name": "plain"}]}, "row 'plain': in a table without seeds"),
         ({"seeds": [1, 1]}, "seeds must be a list of seeds from 0 to 2.32 - 1, none of them twice"),
         ({"shots": 4}, "shots must be a list"),
         ({"shots": [-1]}, "shots must be a list"),
