@@ -1,0 +1,63 @@
+"""The committed figures: pages are what the lines of their runs say, and the README quotes the pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, asset
+
+from advanced.experiments import __main__ as program
+from advanced.experiments.grid import Table, model_of
+from advanced.experiments.render import render
+from advanced.experiments.results import read_results
+
+RESULTS = program.HERE / "results"
+LINES = sorted(RESULTS.glob("*.jsonl"))
+TABLES = sorted((path.stem for path in (program.HERE / "tables").glob("*.json")), key=len, reverse=True)
+
+
+def table_and_model(path: Path) -> tuple[str, str]:
+    """Of a file TABLE-CHECKPOINT.jsonl."""
+    name = next(name for name in TABLES if path.stem.startswith(f"{name}-"))
+    return name, path.stem.removeprefix(f"{name}-")
+
+
+PAGES = [path for path in LINES if path.with_suffix(".md").exists()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_is_what_the_lines_of_its_runs_say(assets: Path, path: Path, monkeypatch: pytest.MonkeyPatch):
+    def find(data: str, split: str) -> str:
+        name = f"{data}-label-mapping.json" if split == "label_names" else f"{data}-{split}.txt"
+        return str(asset(assets / "data", name))
+
+    for module in ("grid", "render"):
+        monkeypatch.setattr(f"advanced.experiments.{module}.path_of", find)
+    (name, checkpoint), done = table_and_model(path), read_results([path])
+    model = model_of(str(path.with_name(f"{checkpoint}.pt")), None, done)
+    table = Table.read(program.HERE / "tables" / f"{name}.json").without_unknown(model)
+    assert render(table, model, done) == path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", LINES, ids=lambda path: path.stem)
+def test_lines_hold_figures_alone(path: Path):
+    """No sentence of a data set, no folder of a machine; and what tells one make of a checkpoint from another."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        assert "/" not in result["model"] and len(result["checksums"]) == 2
+        assert re.fullmatch("[0-9a-f]{64}", result["weights"])
+        assert "|||" not in line and "/tmp" not in line and "/home" not in line
+
+
+def test_the_readme_quotes_the_pages():
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md")).splitlines()
+    readme = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8")
+    for name, block in re.findall(r"<!-- of (\S+) -->\n(.*?)\n\n", readme, flags=re.DOTALL):
+        page = (RESULTS / name).read_text(encoding="utf-8").splitlines()
+        rows = block.splitlines()
+        assert len(rows) > 2 and not {*rows} - {*page}, name
+    quoted = [line for line in readme.splitlines() if re.match(r"\| .* ± ", line)]
+    assert quoted and not {*quoted} - {*pages}
