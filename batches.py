@@ -16,47 +16,22 @@ from tokenizer import Tokenizer
 from utils import UserError
 
 
-class EncodingRules(NamedTuple):
-    """How sentences become token ids: what follows them, and how long they may be.
+class Sentences(Dataset):
+    """Classified sentences with their token ids, encoded once.
 
-    room: how many positions are to stay free after them. Given at all, it says that what follows is never cut.
+    `sentences` are what is written to the output file. `is_too_long` tells which are longer than the model.
     """
 
-    prompt_suffix: str | None = None
-    max_seq_len: int | None = None
-    is_causal: bool = False
-    room: int | None = None
+    labels: list[int]
+    sentences: list[str]
+    token_ids: list[list[int]]
+    is_too_long: list[bool]
+    pad_id: int
 
-
-class LlamaDataset(Dataset):
-    """Examples with their token ids, encoded once: bos, sentence, prompt suffix; no eos.
-
-    `sentences` are what is written to the output file (with the suffix). `is_too_long` tells which examples are beyond
-    `max_seq_len`, `too_long` how many: the bidirectional reference uses them whole; in causal mode the sentence, never
-    the suffix, is cut. Raises `UserError` if there is no room for a sentence then.
-    """
-
-    def __init__(self, examples: Sequence[Example], tokenizer: Tokenizer, rules: EncodingRules | None = None):
-        rules = rules or EncodingRules()
-        self.labels = [example.label for example in examples]
-        self.pad_id = tokenizer.pad_id
-        suffix = "" if rules.prompt_suffix is None else f" {rules.prompt_suffix}"
-        self.sentences = [example.sentence + suffix for example in examples]
-        if rules.is_causal or rules.room is not None:
-            bare = [example.sentence for example in examples]
-            sentence_ids = tokenizer.encode_batch(bare, bos=True, eos=False)
-            suffix_ids = _suffix_ids(tokenizer, rules)
-        else:
-            sentence_ids = tokenizer.encode_batch(self.sentences, bos=True, eos=False)
-            suffix_ids = []
-        taken = len(suffix_ids) + (rules.room or 0)
-        limit = float("inf") if rules.max_seq_len is None else rules.max_seq_len - taken
-        if rules.is_causal and taken and limit < 2:
-            raise UserError(f"the prompt takes {taken} tokens, which leaves no room in max_seq_len={rules.max_seq_len}")
-        self.is_too_long = [len(ids) > limit for ids in sentence_ids]
-        self.too_long = sum(self.is_too_long)
-        cut = int(limit) if rules.is_causal and rules.max_seq_len is not None else None
-        self.token_ids = [ids[:cut] + suffix_ids for ids in sentence_ids]
+    @property
+    def too_long(self) -> int:
+        """How many are longer than the model."""
+        return sum(self.is_too_long)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,7 +56,7 @@ class LlamaDataset(Dataset):
     ) -> DataLoader:
         """Batches in file order, or in an order drawn from PyTorch's global random generator.
 
-        bucket: sentences of like length together, so that little is padding. For causal models, whose predictions do
+        bucket: sentences of like length together, so that little is padding. For models whose predictions do
         not depend on the batch. pin_memory: for CUDA, which copies from such memory without making anybody wait.
         """
         how = dict(collate_fn=self.collate_fn, pin_memory=pin_memory)
@@ -118,6 +93,47 @@ class LengthBuckets(Sampler[list[int]]):
             batches += [group[first : first + self.batch_size] for first in range(0, len(group), self.batch_size)]
         order = torch.randperm(len(batches)).tolist() if self.shuffle else range(len(batches))
         yield from (batches[position] for position in order)
+
+
+class EncodingRules(NamedTuple):
+    """How sentences become token ids: what follows them, and how long they may be.
+
+    room: how many positions are to stay free after them. Given at all, it says that what follows is never cut.
+    """
+
+    prompt_suffix: str | None = None
+    max_seq_len: int | None = None
+    is_causal: bool = False
+    room: int | None = None
+
+
+class LlamaDataset(Sentences):
+    """As a Llama reads them: bos, sentence, prompt suffix; no eos.
+
+    `sentences` have the suffix. Of what is longer than `max_seq_len` the bidirectional reference uses all; in causal
+    mode the sentence, never the suffix, is cut. Raises `UserError` if there is no room for a sentence then.
+    """
+
+    def __init__(self, examples: Sequence[Example], tokenizer: Tokenizer, rules: EncodingRules | None = None):
+        rules = rules or EncodingRules()
+        self.labels = [example.label for example in examples]
+        self.pad_id = tokenizer.pad_id
+        suffix = "" if rules.prompt_suffix is None else f" {rules.prompt_suffix}"
+        self.sentences = [example.sentence + suffix for example in examples]
+        if rules.is_causal or rules.room is not None:
+            bare = [example.sentence for example in examples]
+            sentence_ids = tokenizer.encode_batch(bare, bos=True, eos=False)
+            suffix_ids = _suffix_ids(tokenizer, rules)
+        else:
+            sentence_ids = tokenizer.encode_batch(self.sentences, bos=True, eos=False)
+            suffix_ids = []
+        taken = len(suffix_ids) + (rules.room or 0)
+        limit = float("inf") if rules.max_seq_len is None else rules.max_seq_len - taken
+        if rules.is_causal and taken and limit < 2:
+            raise UserError(f"the prompt takes {taken} tokens, which leaves no room in max_seq_len={rules.max_seq_len}")
+        self.is_too_long = [len(ids) > limit for ids in sentence_ids]
+        cut = int(limit) if rules.is_causal and rules.max_seq_len is not None else None
+        self.token_ids = [ids[:cut] + suffix_ids for ids in sentence_ids]
 
 
 def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:

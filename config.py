@@ -82,6 +82,11 @@ class LlamaConfig:
     def is_causal(self) -> bool:
         return self.attention == "causal"
 
+    @property
+    def ignores_padding(self) -> bool:
+        """Whether what is said of a text does not depend on the batch that it stands in."""
+        return self.is_causal
+
     @classmethod
     def from_preset(cls, name: str, **changes) -> LlamaConfig:
         """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""

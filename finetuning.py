@@ -33,6 +33,7 @@ def finetune(args: Namespace, place: Place, world: World) -> None:
     """Train a head and the Llama below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
     import runs
     from saver import best_of
+    from training import pretrained_of
 
     splits, label_names = read_data(args)
     splits["train"], held_out = divide(splits["train"], args.seed, args.shots, args.hold_out)
@@ -42,7 +43,7 @@ def finetune(args: Namespace, place: Place, world: World) -> None:
         splits["held-out"] = held_out
     with naming_the_flag():
         run = runs.assemble(plan_of(args, label_names), place, world)
-    print_model(args, run.model.llama)
+    print_model(args, pretrained_of(run.model))
     datasets = encode(args, splits, run.tokenizer, run.model)
     with ExitStack() as held:  # the lock on the run's name
         saver = open_saver(args, run, held)

@@ -50,6 +50,7 @@ class Plan:
     max_sentence_len: int | None = None
     precision: str = "fp32"
     train_eval: bool = True  # going through the training data once more moves the random generator
+    family: str = "llama"  # the kind of the checkpoint, see `families`
     option: str = "finetune"  # or "pretrain", which freezes the Llama
     methods: tuple[ChosenMethod, ...] = ()
     shots: int | None = None  # train on so many sentences of each class; None for all

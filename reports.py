@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def naming_the_flag() -> Iterator[None]:
-    from runs import OtherVocabulary
+    from families import OtherVocabulary
     from training import NeedsCausal
 
     try:
@@ -69,8 +69,9 @@ def encode(
 ) -> dict[str, LlamaDataset]:
     """Encode the splits as a classifier reads them, and warn of sentences beyond the model's length."""
     import runs
+    from training import pretrained_of
 
-    datasets, config = {}, model.llama.config
+    datasets, config = {}, pretrained_of(model).config
     for split, examples in splits.items():
         dataset = runs.encode_for(model, tokenizer, examples)
         datasets[split] = dataset
@@ -121,7 +122,7 @@ def line_of(prediction: Prediction, with_probabilities: bool) -> str:
 def warn_of_long_sentences(count: int, config: LlamaConfig, path: str = "") -> None:
     """Say how many sentences are beyond the model's length, and what becomes of them."""
     if count:
-        what = "cut" if config.is_causal else "used whole, as the reference does"
+        what = "cut" if config.ignores_padding else "used whole, as the reference does"
         where = f"{path}: " if path else ""
         warn(f"{where}{count} sentences are longer than max_seq_len={config.max_seq_len} tokens; {what}")
 
@@ -136,12 +137,12 @@ def predict_and_report(
 ) -> None:
     """Predict dev and test, write both files, print the accuracies, then the tables."""
     from runs import loader_of
-    from training import evaluate
+    from training import evaluate, pretrained_of
 
     results = {}
     for split in ("dev", "test"):
         dataset = datasets[split]
-        loader = loader_of(dataset, model.llama.config, args.batch_size, device)
+        loader = loader_of(dataset, pretrained_of(model).config, args.batch_size, device)
         results[split] = evaluate(model, loader, desc=split, world=world)
         if world.is_first:
             write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
@@ -204,7 +205,7 @@ def print_methods(args: Namespace, missing: str) -> None:
 
     missing: why that cannot be told, if it cannot.
     """
-    from runs import load_llama
+    from families import load_llama
 
     advanced = import_folder("advanced")
     if advanced is None:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def load_llama(args: Namespace) -> tuple[Llama, Tokenizer]:
-    from runs import load_llama
+    from families import load_llama
 
     with naming_the_flag():
         llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, args.attention, args.max_sentence_len)

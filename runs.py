@@ -12,27 +12,26 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from batches import EncodingRules, LlamaDataset, TextWindows
-from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
-from config import PRECISIONS, LlamaConfig
+from batches import Sentences, TextWindows
+from config import PRECISIONS
 from course import NO_GOLD_LABEL, Example
-from llama import Llama, load_pretrained
+from families import LLAMAS, advanced_folder, family_named, family_of, model_settings
+from llama import Llama
 from optimizer import AdamW
 from plan import Place, Plan
 from saver import KINDS, Saver
 from storage import load_tensors, save_tensors
 from tasks import ALONE, NextToken, World
 from tokenizer import Tokenizer
-from training import Method, evaluate, fit, prepare
+from training import Method, evaluate, fit, prepare, pretrained_of
 from utils import UserError, import_folder, some, warn
-from weights import is_finite, misfits
+from weights import is_finite
 
 if TYPE_CHECKING:
     from training import EpochResult
@@ -40,24 +39,20 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------- assembly
 
 
-class OtherVocabulary(UserError):
-    """A tokenizer that is not that of the model."""
-
-
 class Run(NamedTuple):
     """What `assemble` made of a plan: everything that training needs but the data."""
 
     plan: Plan
-    model: LlamaEmbeddingClassifier
-    tokenizer: Tokenizer
+    model: nn.Module
+    tokenizer: Any
     methods: list[Method]
     optimizer: torch.optim.Optimizer
     place: Place
     world: World
 
     @property
-    def config(self) -> LlamaConfig:
-        return self.model.llama.config
+    def config(self) -> Any:
+        return pretrained_of(self.model).config
 
 
 def assemble(plan: Plan, place: Place | None = None, world: World = ALONE) -> Run:
@@ -67,10 +62,11 @@ def assemble(plan: Plan, place: Place | None = None, world: World = ALONE) -> Ru
     given what is trained in the end.
     """
     place = place or Place(torch.device("cpu"))
-    llama, tokenizer = load_llama(plan.checkpoint.path, plan.tokenizer.path, plan.attention, plan.max_sentence_len)
+    family = family_named(plan.family)
+    pretrained, tokenizer = family.load(plan)
     head, chosen = head_among(plan.methods)
     settings = model_settings(head, len(plan.label_names), plan.hidden_dropout_prob)
-    model = make_classifier(settings, llama, tokenizer, plan.label_names, plan.option)
+    model = family.make_classifier(settings, pretrained, tokenizer, plan.label_names, plan.option)
     methods = create_methods(chosen)
     prepare(model, methods)
     if remark := getattr(model, "remark", ""):
@@ -82,25 +78,8 @@ def assemble(plan: Plan, place: Place | None = None, world: World = ALONE) -> Ru
     groups = [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad], "lr": plan.lr}]
     for method in methods:
         groups = method.parameter_groups(groups, model)
-    plan = dataclasses.replace(plan, attention=llama.config.attention)
+    plan = dataclasses.replace(plan, attention=pretrained.config.attention)
     return Run(plan, model, tokenizer, methods, AdamW(groups, lr=plan.lr), place, world)
-
-
-def load_llama(
-    checkpoint: str | os.PathLike,
-    tokenizer_model: str | os.PathLike,
-    attention: str | None = None,
-    max_sentence_len: int | None = None,
-) -> tuple[Llama, Tokenizer]:
-    """A pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together."""
-    tokenizer = Tokenizer(max_sentence_len, tokenizer_model)
-    llama = load_pretrained(checkpoint, attention=attention)
-    if tokenizer.n_words != llama.config.vocab_size:
-        raise OtherVocabulary(
-            f"{checkpoint} has a vocabulary of {llama.config.vocab_size}, "
-            f"but {tokenizer_model} has {tokenizer.n_words} pieces"
-        )
-    return llama, tokenizer
 
 
 def assemble_zero_shot(
@@ -121,7 +100,7 @@ def assemble_zero_shot(
     place = place or Place(torch.device("cpu"))
     head, chosen = head_among(methods)
     settings = model_settings(head or ("label words", ()), len(label_names))
-    model = make_classifier(settings, llama, tokenizer, label_names).requires_grad_(False)
+    model = LLAMAS.make_classifier(settings, llama, tokenizer, label_names).requires_grad_(False)
     prepare(model, create_methods(chosen))
     model.requires_grad_(False)
     compute_fast(model, precision, place, trains=False)
@@ -134,13 +113,6 @@ def assemble_zero_shot(
 def create_methods(chosen: Sequence[tuple[str, Any]]) -> list[Method]:
     """Of names and settings. Raises `UserError` where the folder advanced/ is not here."""
     return [advanced_folder().create(name, dict(settings)) for name, settings in chosen]
-
-
-def advanced_folder() -> Any:
-    advanced = import_folder("advanced")
-    if advanced is None:
-        raise UserError("methods need the folder advanced/ of this package beside its modules")
-    return advanced
 
 
 def head_among(chosen: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any] | None, list[tuple[str, Any]]]:
@@ -194,27 +166,17 @@ def search_of(
 # ------------------------------------------------------------------------------------------------ fine-tuning
 
 
-def encode(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    config: LlamaConfig,
-    prompt_suffix: str | None = None,
-    room: int | None = None,
-) -> LlamaDataset:
-    """A data set as a model of this config reads it. prompt_suffix, room: see `EncodingRules`."""
-    return LlamaDataset(examples, tokenizer, EncodingRules(prompt_suffix, config.max_seq_len, config.is_causal, room))
-
-
-def encode_for(model: nn.Module, tokenizer: Tokenizer, examples: Sequence[Example]) -> LlamaDataset:
-    """A data set as this classifier reads it: what it asks after every text, and the room that it needs there."""
-    return encode(examples, tokenizer, model.llama.config, model.prompt_suffix, getattr(model, "room", None))
+def encode_for(model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
+    """A data set as this classifier reads it."""
+    return family_of(model).encode(model, tokenizer, examples)
 
 
 def loader_of(
-    dataset: LlamaDataset, config: LlamaConfig, batch_size: int, device: torch.device, *, shuffle: bool = False
+    dataset: Sentences, config: Any, batch_size: int, device: torch.device, *, shuffle: bool = False
 ) -> DataLoader:
     """Batches as the model and its device want them."""
-    return dataset.loader(batch_size, shuffle=shuffle, bucket=config.is_causal, pin_memory=device.type == "cuda")
+    how = dict(bucket=config.ignores_padding, pin_memory=device.type == "cuda")
+    return dataset.loader(batch_size, shuffle=shuffle, **how)
 
 
 def saver_for(run: Run, model_path: Path, resume_path: Path) -> Saver:
@@ -233,8 +195,8 @@ def saver_for(run: Run, model_path: Path, resume_path: Path) -> Saver:
 
 def fine_tune(
     run: Run,
-    train: LlamaDataset,
-    dev: LlamaDataset,
+    train: Sentences,
+    dev: Sentences,
     saver: Saver,
     *,
     history: Iterable[EpochResult] = (),
@@ -270,61 +232,30 @@ class SavedRun:
     """
 
     label_names: tuple[str, ...]
-    tokenizer: Tokenizer
+    tokenizer: Any
     prompt_suffix: str | None
     batch_size: int
     precision: str
-    config: LlamaConfig
+    config: Any
     identity: dict[str, Any]
     epoch: int | None
     dev_score: float | None
 
 
-HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassifier}  # and those of advanced/
-
-
-def model_settings(
-    head: tuple[str, Any] | None, num_labels: int, hidden_dropout_prob: float = 0.0
-) -> dict[str, Any]:
-    """What `make_classifier` needs of a plan, or of a saved run, besides the Llama. head: its name and settings."""
-    name, settings = head or ("linear", ())
-    shape = {"num_labels": num_labels, "hidden_dropout_prob": hidden_dropout_prob}
-    return {"head": name, "head_settings": dict(settings), **shape}
-
-
-def make_classifier(
-    settings: dict[str, Any],
-    llama: Llama,
-    tokenizer: Tokenizer,
-    label_names: Sequence[str],
-    option: str = "finetune",
-) -> nn.Module:
-    """Token ids b s -> log-probabilities b c. settings: see `model_settings`."""
-    head = settings["head"]
-    if head not in HEADS:
-        made = dict(settings["head_settings"])
-        return advanced_folder().create_head(head, made, llama, tokenizer, list(label_names))
-    names = "num_labels", "hidden_dropout_prob"
-    config = SimpleNamespace(option=option, pad_id=tokenizer.pad_id, **{name: settings[name] for name in names})
-    labels = (tokenizer, list(label_names)) if head == "label words" else ()
-    return HEADS[head](config, *labels, llama=llama)
-
-
 def record_of(
     model: nn.Module,
-    tokenizer: Tokenizer,
+    tokenizer: Any,
     label_names: Sequence[str],
     batch_size: int,
     precision: str = "fp32",
 ) -> dict[str, Any]:
     """What is saved beside the weights of a classifier, so that they are enough by themselves."""
-    own = [name for name, kind in HEADS.items() if isinstance(model, kind)]
-    head = (own[0], {}) if own else (model.name, model.settings)
-    dropout = model.dropout.p if isinstance(model, LlamaEmbeddingClassifier) else 0.0
+    family = family_of(model)
     return {
+        "family": family.name,
         "model_config": {
-            **model_settings(head, model.num_labels, dropout),
-            "model_args": dataclasses.asdict(model.llama.config),
+            **family.settings_of(model),
+            "model_args": dataclasses.asdict(pretrained_of(model).config),
         },
         "label_names": list(label_names),
         "tokenizer": torch.frombuffer(bytearray(tokenizer.to_bytes()), dtype=torch.uint8),
@@ -359,11 +290,12 @@ def load_classifier(path: str | os.PathLike, world: World = ALONE) -> tuple[nn.M
 
 def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
     settings, state = saved["model_config"], saved["model"]
-    config = LlamaConfig.from_checkpoint(settings["model_args"])
-    llama_state = {str(name).removeprefix("llama."): state[name] for name in state if str(name).startswith("llama.")}
-    if found := misfits(llama_state, config):  # before a model of this shape is made
+    family = family_named(saved.get("family", LLAMAS.name))
+    config, prefix = family.config(settings["model_args"]), f"{family.part}."
+    pretrained = {str(name).removeprefix(prefix): state[name] for name in state if str(name).startswith(prefix)}
+    if found := family.misfits(pretrained, config):  # before a model of this shape is made
         raise UserError(f"the model does not fit its model_args: {some(found)}")
-    tokenizer = Tokenizer.from_bytes(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
+    tokenizer = family.tokenizer(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
     names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
     most, precision = saved["max_sentence_len"], saved["precision"]
     is_possible = len(names) == settings["num_labels"] and all(isinstance(name, str) for name in names)
@@ -373,7 +305,8 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
         raise ValueError("settings that cannot be")
     with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced at once
         settings = {"head_settings": {}, **settings}
-        model = make_classifier(settings, Llama(config), tokenizer, names)
+        model = family.make_classifier(settings, family.make(config), tokenizer, names)
+        model.prompt_suffix = suffix
         own = saved["methods"]  # of the methods that could not be merged into the plain model
         prepare(model, create_methods([(name, own[name]["settings"]) for name in reversed(own)]))
     model.load_state_dict(_joined(state, *(each["tensors"] for each in own.values())))
@@ -409,7 +342,7 @@ class Prediction(NamedTuple):
     is_too_long: bool
 
 
-BUCKETED = 50  # batches of a causal model among which sentences of like length are put together
+BUCKETED = 50  # batches of a model that ignores padding among which sentences of like length are put together
 
 
 def predict(
@@ -418,8 +351,8 @@ def predict(
     """Classify sentences one after the other, however many: what is kept is a few batches.
 
     model, about: what `load_classifier` gave, on any device. sentences: a None among them says that no more are at hand
-    for the moment. A bidirectional model, whose predictions depend on the batch, gets full batches of the size that it
-    was judged with, in the order of the sentences; only the last is short. A causal one gets what is at hand.
+    for the moment. A bidirectional Llama, whose predictions depend on the batch, gets full batches of the size that it
+    was judged with, in the order of the sentences; only the last is short. Any other model gets what is at hand.
     """
     size = batch_size or about.batch_size
     waiting: list[str] = []
@@ -428,7 +361,7 @@ def predict(
             waiting.append(sentence)
             if len(waiting) < BUCKETED * size:
                 continue
-        ready = len(waiting) if about.config.is_causal else len(waiting) // size * size
+        ready = len(waiting) if about.config.ignores_padding else len(waiting) // size * size
         yield from _predict(model, about, waiting[:ready], size)
         del waiting[:ready]
     yield from _predict(model, about, waiting, size)
@@ -438,7 +371,7 @@ def predict(
 def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size: int) -> list[Prediction]:
     device = next(model.parameters()).device
     examples = [Example(sentence, NO_GOLD_LABEL) for sentence in sentences]
-    dataset = encode(examples, about.tokenizer, about.config, about.prompt_suffix, getattr(model, "room", None))
+    dataset = encode_for(model, about.tokenizer, examples)
     predictions: list[Any] = [None] * len(sentences)
     for batch in loader_of(dataset, about.config, batch_size, device) if sentences else ():
         log_probs = model(batch["token_ids"].to(device))  # b c

@@ -226,12 +226,20 @@ def prepare(model: nn.Module, methods: Sequence[Method]) -> None:
 
     The pretrained weights are frozen here, once, so that no method freezes what another one has added.
     """
-    pretrained = [*getattr(model, "llama", model).parameters()]
+    pretrained = [*pretrained_of(model).parameters()]
     for method in methods:
         method.prepare(model)
     if any(method.freezes for method in methods):
         for parameter in pretrained:
             parameter.requires_grad_(False)
+
+
+PARTS = ("llama", "encoder")  # what a classifier may call the pretrained model in it
+
+
+def pretrained_of(model: nn.Module) -> nn.Module:
+    """The pretrained model in a classifier; what is no classifier, itself."""
+    return next((getattr(model, name) for name in PARTS if hasattr(model, name)), model)
 
 
 class _RandomState:

@@ -15,7 +15,7 @@ from advanced import create
 from advanced.added import trainable_parameters
 from advanced.table import METHODS, MethodEntry
 from config import LlamaConfig
-from runs import make_classifier, model_settings
+from families import LLAMAS, model_settings
 from tokenizer import Tokenizer
 from training import prepare
 from utils import UserError, some
@@ -100,6 +100,6 @@ def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names
     with torch.device("meta"):
         llama = blueprint(dataclasses.replace(config, attention=attention))
         settings = model_settings(chosen if entry.is_head else None, len(label_names))
-        model = make_classifier(settings, llama, tokenizer, label_names)
+        model = LLAMAS.make_classifier(settings, llama, tokenizer, label_names)
         prepare(model, [] if entry.is_head else [create(*chosen)])
     return trainable_parameters(model)

@@ -126,9 +126,10 @@ def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str
 def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:
     """Zero-shot; where something is to be chosen, on a sample of the training data."""
     import runs
+    from families import load_llama
 
     settings, names = dict(trial.settings), read_label_names(path_of(trial.data, "label_names"))
-    llama, tokenizer = runs.load_llama(model.checkpoint, model.tokenizer, settings["attention"])
+    llama, tokenizer = load_llama(model.checkpoint, model.tokenizer, settings["attention"])
     train = create_data(path_of(trial.data, "train"), len(names))
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
     texts = [example.sentence for example in train]
@@ -173,10 +174,10 @@ def _evaluate(
     model: nn.Module, tokenizer: Tokenizer, examples: list[Example], trial: Trial, place: Place
 ) -> Evaluation:
     import runs
-    from training import evaluate
+    from training import evaluate, pretrained_of
 
     dataset = runs.encode_for(model, tokenizer, examples)
-    loader = runs.loader_of(dataset, model.llama.config, dict(trial.settings)["batch_size"], place.device)
+    loader = runs.loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], place.device)
     return evaluate(model, loader, progress=False)
 
 

@@ -37,7 +37,7 @@ def head(llama: Llama, tokenizer: Tokenizer, names: Sequence[str] = NAMES, name=
 def tokens_of(model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str] = SENTENCES[:3]) -> torch.Tensor:
     """A batch. Returns b s"""
     examples = [Example(text, 0) for text in sentences]
-    dataset = runs.encode(examples, tokenizer, model.llama.config, model.prompt_suffix, model.room)
+    dataset = runs.encode_for(model, tokenizer, examples)
     return dataset.collate_fn([dataset[place] for place in range(len(dataset))])["token_ids"]
 
 

@@ -113,7 +113,7 @@ def test_zero_shot_classification_without_padding(tokenizer: Tokenizer):
     for methods in ((), [("padding-mask", {})]):
         model = runs.assemble_zero_shot(random_llama(), tokenizer, ["bad", "good"], methods).eval()
         examples = [Example(sentence, 0) for sentence in SENTENCES[:4]]
-        dataset = runs.encode(examples, tokenizer, model.llama.config, model.prompt_suffix)
+        dataset = runs.encode_for(model, tokenizer, examples)
         batch = dataset.collate_fn([dataset[index] for index in range(4)])["token_ids"]
         shortest = min(range(4), key=lambda index: len(dataset.token_ids[index]))
         with torch.no_grad():

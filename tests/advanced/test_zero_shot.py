@@ -51,10 +51,9 @@ def outputs_of(
     model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str], batch_size: int = 64
 ) -> torch.Tensor:
     """Log-probabilities of sentences in batches. Returns n c, in the order of the sentences."""
-    config = model.llama.config
-    dataset = runs.encode([Example(text, 0) for text in sentences], tokenizer, config, model.prompt_suffix, model.room)
+    dataset = runs.encode_for(model, tokenizer, [Example(text, 0) for text in sentences])
     outputs = torch.empty(len(sentences), model.num_labels)
-    for batch in runs.loader_of(dataset, config, batch_size, CPU):
+    for batch in runs.loader_of(dataset, model.llama.config, batch_size, CPU):
         outputs[batch["indices"]] = model(batch["token_ids"])
     return outputs
 

@@ -98,7 +98,7 @@ def test_probabilities_are_those_of_the_runs_own_batches(saved: Path, films: dic
     """Which depend on the batch where the model is bidirectional."""
     model, about = load_classifier(saved / "best.pt")
     examples = create_data(films["dev"])
-    dataset = runs.encode(examples, about.tokenizer, about.config)
+    dataset = runs.encode_for(model, about.tokenizer, examples)
     with torch.inference_mode():
         expected = torch.cat([model(batch["token_ids"]).exp() for batch in dataset.loader(4)])
     sentences = [example.sentence for example in examples]
