@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from typing import ClassVar, TypeVar
 
 from course import ATTENTION_KINDS, DEFAULT_EDITION, EDITIONS
 from utils import shown, some
+
+Config = TypeVar("Config", bound="Checks")
 
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each: keeps a damaged config from asking for terabytes
@@ -18,8 +22,50 @@ PRESETS = {
 }
 
 
+class Checks:
+    """What the configs of all models share: checks of single fields, which raise `ValueError` by name, and presets."""
+
+    presets: ClassVar[dict[str, dict]] = {}
+
+    def _require_positive_int(self, name: str) -> None:
+        self._require_int(name, least=1)
+
+    def _require_int(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise ValueError(f"{name}={shown(value)} must be a whole number of at least {least}, and below 2^31")
+
+    def _require_number(self, name: str, fits: Callable[[float], bool], wanted: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
+            raise ValueError(f"{name}={shown(value)} must be a number {wanted}")
+
+    def _require_choice(self, name: str, choices: Iterable[str]) -> None:
+        value = getattr(self, name)
+        if value not in tuple(choices):
+            raise ValueError(f"{name}={shown(value)} must be one of {', '.join(choices)}")
+
+    def _require_fraction(self, name: str) -> None:
+        self._require_number(name, lambda p: 0.0 <= p < 1.0, "from 0 to below 1")
+
+    def _require_epsilon(self, name: str) -> None:
+        self._require_number(name, lambda eps: 0.0 < eps < 1.0, "above 0 and below 1")
+
+    def _require_positions(self, name: str) -> None:
+        self._require_positive_int(name)
+        if getattr(self, name) > MAX_POSITIONS:
+            raise ValueError(f"{name}={getattr(self, name)} must be at most {MAX_POSITIONS}")
+
+    @classmethod
+    def from_preset(cls: type[Config], name: str, **changes) -> Config:
+        """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""
+        if name not in cls.presets:
+            raise ValueError(f"no preset {shown(name)}; there are {', '.join(cls.presets)}")
+        return cls(**{**cls.presets[name], **changes})
+
+
 @dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(Checks):
     """Hyper-parameters of a Llama 2 (Touvron et al. 2023, arXiv:2307.09288); the defaults are those of `stories42M.pt`.
 
     Left as None, `n_kv_heads` becomes `n_heads` and `hidden_dim` follows the SwiGLU rule. Raises `ValueError`,
@@ -29,6 +75,8 @@ class LlamaConfig:
     attention: "bidirectional" lets every position attend to every other, padding included (the assignment's reference);
     "causal" lets a position attend to itself and to what stands before it (what Llama is).
     """
+
+    presets = PRESETS
 
     vocab_size: int = 32000
     dim: int = 512
@@ -46,33 +94,21 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
-        for name in ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "max_seq_len", "multiple_of"):
+        for name in ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of"):
             self._require_positive_int(name)
+        self._require_positions("max_seq_len")
         if self.hidden_dim is None:
             object.__setattr__(self, "hidden_dim", swiglu_hidden_dim(self.dim, self.multiple_of))
         self._require_positive_int("hidden_dim")
-        if self.max_seq_len > MAX_POSITIONS:
-            raise ValueError(f"max_seq_len={self.max_seq_len} must be at most {MAX_POSITIONS}")
-        self._require_number("dropout", lambda p: 0.0 <= p < 1.0, "from 0 to below 1")
-        self._require_number("layer_norm_eps", lambda eps: 0.0 < eps < 1.0, "above 0 and below 1")
+        self._require_fraction("dropout")
+        self._require_epsilon("layer_norm_eps")
         self._require_number("rope_theta", lambda theta: 0.0 < theta < 1e30, "above 0 and below 1e30")
         object.__setattr__(self, "rope_theta", float(self.rope_theta))  # of whole ones PyTorch takes 64 bits at most
         if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim} into heads of an even size")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
-        if self.attention not in ATTENTION_KINDS:
-            raise ValueError(f"attention={shown(self.attention)} must be one of {', '.join(ATTENTION_KINDS)}")
-
-    def _require_positive_int(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise ValueError(f"{name}={shown(value)} must be a whole number of at least 1, and below 2^31")
-
-    def _require_number(self, name: str, fits, wanted: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
-            raise ValueError(f"{name}={shown(value)} must be a number {wanted}")
+        self._require_choice("attention", ATTENTION_KINDS)
 
     @property
     def head_dim(self) -> int:
@@ -86,13 +122,6 @@ class LlamaConfig:
     def ignores_padding(self) -> bool:
         """Whether what is said of a text does not depend on the batch that it stands in."""
         return self.is_causal
-
-    @classmethod
-    def from_preset(cls, name: str, **changes) -> LlamaConfig:
-        """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""
-        if name not in PRESETS:
-            raise ValueError(f"no preset {shown(name)}; there are {', '.join(PRESETS)}")
-        return cls(**{**PRESETS[name], **changes})
 
     @classmethod
     def from_checkpoint(cls, model_args: dict, **changes) -> LlamaConfig:

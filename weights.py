@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from config import LlamaConfig
+from config import Checks, LlamaConfig
 from llama import Llama
 from storage import load_tensors
 from utils import UserError, shorten, some
+
+Model = TypeVar("Model", bound=nn.Module)
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit ones mean nothing without their scales
 
@@ -132,37 +135,59 @@ def canonical_state(state: dict) -> dict:
 # ------------------------------------------------------------------------------------- what a file must hold
 
 
-def blueprint(config: LlamaConfig) -> Llama:
-    """A Llama of this config on device "meta": names, shapes and settings, no numbers. Nothing random is drawn."""
-    with torch.device("meta"), _Unfilled():
-        return Llama(config)
+def blueprint(config: Checks, make: Callable[[Any], Model] = Llama) -> Model:
+    """A model of this config on device "meta": names, shapes and settings, no numbers. Nothing random is drawn."""
+    with torch.device("meta"), Unfilled():
+        return make(config)
 
 
-class _Unfilled(TorchFunctionMode):
-    """Draws no weights: on device "meta" there is nothing to fill, and PyTorch would import much to do so."""
+class Unfilled(TorchFunctionMode):
+    """Draws no weights, which are loaded afterwards, or never: on device "meta" PyTorch would import much to do so."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if getattr(function, "__name__", "") in ("normal_", "uniform_", "fill_", "zero_"):
+        if getattr(function, "__name__", "") in ("kaiming_uniform_", "normal_", "uniform_", "fill_", "zero_"):
             return args[0] if args else kwargs["tensor"]
         return function(*args, **(kwargs or {}))
 
 
 def misfits(state: dict, config: LlamaConfig) -> list[str]:
-    """What keeps `state` from filling a model of this config, found without allocating one."""
-    unusable = {name: fault for name, tensor in state.items() if (fault := _fault(tensor))}
-    found = [f"{name} {fault}" for name, fault in unusable.items()]
-    usable = {name: tensor for name, tensor in state.items() if name not in unusable}
-    if too_much := _asks_for_too_much(config, len(state), max((t.numel() for t in usable.values()), default=0)):
-        return [*found, too_much]
-    expected = {name: tensor.shape for name, tensor in blueprint(config).state_dict().items()}
-    found += [f"missing {name}" for name in expected if name not in state]
-    found += [f"unexpected {name}" for name in state if name not in expected]
-    for name, tensor in usable.items():
-        if name in expected and tensor.shape != expected[name]:
-            found.append(f"{name} is {list(tensor.shape)}, not {list(expected[name])}")
-    if not found and not _are_equal(state["tok_embeddings.weight"], state["output.weight"]):
+    """What keeps `state` from filling a Llama of this config, found without allocating one."""
+    found = misfits_of(state, config, Llama)
+    if not found and not are_equal(state["tok_embeddings.weight"], state["output.weight"]):
         found.append("tok_embeddings.weight and output.weight differ, but this model ties them")
     return found
+
+
+def misfits_of(
+    state: dict,
+    config: Checks,
+    make: Callable[[Any], nn.Module],
+    sizes: Iterable[str] = ("vocab_size", "dim", "hidden_dim"),
+) -> list[str]:
+    """What keeps `state` from filling `make(config)`, found without allocating one.
+
+    sizes: fields of the config of which each is a side of some matrix.
+    """
+    most = max((tensor.numel() for tensor in state.values() if not _fault(tensor)), default=0)
+    if too_much := _asks_for_too_much(config, len(state), most, sizes):
+        return [*faults(state), too_much]
+    return unlike(state, blueprint(config, make).state_dict())
+
+
+def unlike(state: dict, expected: dict[str, torch.Tensor]) -> list[str]:
+    """What is wrong with each value, then which are missing, unexpected or of another shape than the expected one."""
+    found = faults(state)
+    found += [f"missing {name}" for name in expected if name not in state]
+    found += [f"unexpected {name}" for name in state if name not in expected]
+    for name, tensor in state.items():
+        if name in expected and not _fault(tensor) and tensor.shape != expected[name].shape:
+            found.append(f"{name} is {list(tensor.shape)}, not {list(expected[name].shape)}")
+    return found
+
+
+def faults(state: dict) -> list[str]:
+    """The values that are no weights, with the reason."""
+    return [f"{name} {fault}" for name, tensor in state.items() if (fault := _fault(tensor))]
 
 
 def _fault(tensor: Any) -> str | None:
@@ -172,15 +197,14 @@ def _fault(tensor: Any) -> str | None:
     return None if _is_stored_in_full(tensor) else "does not hold the numbers that its shape promises"
 
 
-def _asks_for_too_much(config: LlamaConfig, tensors: int, most: int) -> str | None:
+def _asks_for_too_much(config: Checks, tensors: int, most: int, sizes: Iterable[str]) -> str | None:
     """Keeps a damaged config from asking for a million layers, or for a tensor of more numbers than can be counted.
 
     tensors: how many are in the file; most: how many numbers the largest has.
     """
     if config.n_layers > tensors:
         return f"n_layers={config.n_layers}, but there are only {tensors} tensors"
-    sizes = {name: getattr(config, name) for name in ("vocab_size", "dim", "hidden_dim")}
-    too_large = [f"{name}={size}" for name, size in sizes.items() if size > most]
+    too_large = [f"{name}={size}" for name in sizes if (size := getattr(config, name)) > most]
     return f"{too_large[0]}, but the largest tensor has only {most} numbers" if too_large else None
 
 
@@ -191,7 +215,7 @@ def _is_stored_in_full(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+def are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
