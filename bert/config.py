@@ -1,0 +1,86 @@
+"""The shape of a BERT. Nothing here needs PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from config import Checks
+from utils import shown
+
+POSITIONS = ("learned", "sinusoidal")
+ACTIVATIONS = ("gelu", "gelu_new", "relu")  # as `config.json` calls them; gelu_new is GELU approximated by tanh
+
+PRESETS = {
+    "base": dict(dim=768, n_layers=12, n_heads=12),
+    "large": dict(dim=1024, n_layers=24, n_heads=16),
+    "mini": dict(vocab_size=300, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_seq_len=64),
+}
+
+
+@dataclass(frozen=True)
+class BertConfig(Checks):
+    """Hyper-parameters of a BERT (Devlin et al. 2019, arXiv:1810.04805, section 3); the defaults are those of base.
+
+    Left as None, `hidden_dim` becomes 4 * `dim`, and `head_dropout`, that of the heads, becomes `dropout`. Raises
+    `ValueError`, naming the field, for a value that no model can have.
+
+    positions: "learned" as in the paper, or "sinusoidal" as in Vaswani et al. 2017 (arXiv:1706.03762, section 3.5),
+    which are never trained.
+    n_segments, has_pooler: 0 and False in a DistilBERT (Sanh et al. 2019, arXiv:1910.01108, section 3).
+    """
+
+    presets = PRESETS
+
+    vocab_size: int = 30522
+    dim: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    hidden_dim: int | None = None
+    max_seq_len: int = 512
+    n_segments: int = 2
+    has_pooler: bool = True
+    positions: str = "learned"
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    head_dropout: float | None = None
+    layer_norm_eps: float = 1e-12
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim", "n_layers", "n_heads"):
+            self._require_positive_int(name)
+        for name in ("n_segments", "pad_id"):
+            self._require_int(name, least=0)
+        self._require_positions("max_seq_len")
+        if self.hidden_dim is None:
+            object.__setattr__(self, "hidden_dim", 4 * self.dim)
+        self._require_positive_int("hidden_dim")
+        if self.head_dropout is None:
+            object.__setattr__(self, "head_dropout", self.dropout)
+        for name in ("dropout", "attention_dropout", "head_dropout"):
+            self._require_fraction(name)
+        self._require_epsilon("layer_norm_eps")
+        self._require_choice("positions", POSITIONS)
+        self._require_choice("activation", ACTIVATIONS)
+        if not isinstance(self.has_pooler, bool):
+            raise ValueError(f"has_pooler={shown(self.has_pooler)} must be True or False")
+        if self.dim % self.n_heads:
+            raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim}")
+        if self.positions == "sinusoidal" and self.dim % 2:
+            raise ValueError(f"dim={self.dim} must be even: sinusoidal positions are pairs of sine and cosine")
+        if self.pad_id >= self.vocab_size:
+            raise ValueError(f"pad_id={self.pad_id} must be below vocab_size={self.vocab_size}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def attention(self) -> None:
+        """There is one kind: every token sees every other one."""
+
+    @property
+    def ignores_padding(self) -> bool:
+        """Nobody sees padding, so what is said of a text does not depend on the batch that it stands in."""
+        return True

@@ -1,0 +1,205 @@
+"""Hugging Face's directories as models: `config.json` with `model.safetensors` or `pytorch_model.bin`.
+
+BERT's and DistilBERT's, under old names and new ones, with a head or without. Nothing but tensors is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from bert import heads
+from bert.model import Bert
+from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Family
+from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
+from storage import DAMAGED, load_tensors
+from utils import UserError, read_text, shorten, shown, some
+from weights import Unfilled, are_equal, is_finite, misfits_of, unlike
+
+CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
+DECODER, TOKENS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
+
+State = dict[str, torch.Tensor]
+
+
+def load_pretrained(path: str | os.PathLike) -> Bert:
+    """The encoder of a directory, in float32 on the CPU, in evaluation mode; weights of heads are passed over.
+
+    A directory that has no weights of a pooler gives an encoder without one. A DistilBERT that is trained further drops
+    out the output of attention too, as BERT does. Raises `UserError` if a file is missing
+    or damaged, or describes another kind of model: every missing, unexpected or misshapen key is named.
+    """
+    return _load_encoder(path, *read_config(path))[0]
+
+
+def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None = None) -> tuple[nn.Module, list[str]]:
+    """A model with a head on the encoder of a directory, in evaluation mode, and which parts of the head are new.
+
+    make: the model for an encoder, such as `BertForPreTraining`, or a function that gives the number of classes as
+    well; by default the one of `heads.py` that the directory says it holds. Weights of the head are taken where the
+    directory has them; a part of which it has none stays as `make` drew it. Raises `UserError` as `load_pretrained`,
+    and where the weights of a part are there, but not all of them, or do not fit.
+    """
+    family, settings = read_config(path)
+    make = make or _declared(path, family, settings)
+    encoder, stored = _load_encoder(path, family, settings)
+    model = make(encoder)
+    own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEADS}
+    if any(_part(name) == _part(DECODER) for name in stored):
+        stored.setdefault(DECODER, encoder.state_dict()[TOKENS])
+    new, found, wrong = [], {}, []
+    for part in sorted({_part(name) for name in own}):
+        wanted, there = ({name: t for name, t in state.items() if _part(name) == part} for state in (own, stored))
+        if wanted.keys() & there.keys():
+            wrong += unlike(there, wanted)
+            found |= there
+        else:
+            new.append(part)
+    if not wrong and DECODER in found and not are_equal(found[DECODER].to(own[DECODER].dtype), own[DECODER]):
+        wrong.append("the decoder of masked tokens differs from the token embeddings, to which this model ties it")
+    if wrong:
+        raise UserError(f"{path} does not fit its head: {family.in_their_words(some(wrong))}")
+    _check_finite(path, found, family)
+    model.load_state_dict(found, strict=False)
+    return model.eval(), new
+
+
+def load_tokenizer(path: str | os.PathLike) -> WordPiece:
+    """The tokenizer of a directory: `vocab.txt`, lower-cased unless `tokenizer_config.json` says otherwise.
+
+    Raises `UserError` as `WordPiece.from_file`, and for a vocabulary with more pieces than the model has embeddings.
+    """
+    _, settings = read_config(path)
+    beside = Path(path, SETTINGS)
+    lower_case = not beside.exists() or bool(_read_settings(beside).get("do_lower_case", True))
+    tokenizer, most = WordPiece.from_file(Path(path, VOCABULARY), lower_case), settings.get("vocab_size")
+    if isinstance(most, int) and len(tokenizer) > most:
+        raise UserError(f"{path} has {len(tokenizer)} pieces in {VOCABULARY}, but a vocab_size of {most} in {CONFIG}")
+    return tokenizer
+
+
+def read_config(path: str | os.PathLike) -> tuple[Family, dict[str, Any]]:
+    """Which of the two formats a directory has, and its settings. Raises `UserError`."""
+    if not Path(path).is_dir():
+        raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT")
+    file = Path(path, CONFIG)
+    settings = _read_settings(file)
+    kind = settings.get("model_type", BERT.name)  # the oldest files do not say it
+    for family in (BERT, DISTILBERT):
+        if kind == family.name:
+            return family, settings
+    raise UserError(f"{file} describes a model of type {shown(kind)}; bert and distilbert are known here")
+
+
+def safetensors() -> ModuleType:
+    """The module that reads and writes safetensors. Raises `UserError` where it is not installed."""
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ModuleNotFoundError:
+        raise UserError(f"{SAFETENSORS} needs a package: pip install safetensors") from None
+
+
+# ------------------------------------------------------------------------------------------- parts of loading
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """What a JSON file says. Raises `UserError` where that is no object."""
+    text = read_text(file)
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError):  # of numbers with thousands of digits; of brackets in brackets
+        settings = None
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} does not hold a JSON object, or it is damaged")
+    return settings
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _load_encoder(path: str | os.PathLike, family: Family, settings: dict[str, Any]) -> tuple[Bert, State]:
+    """The encoder, and the tensors of heads under our names."""
+    file, tensors = _read_tensors(Path(path))
+    try:
+        state = _canonical_state(tensors, family)
+        config = family.config(settings, has_pooler=any(_part(name) == "pooler" for name in state))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    stored = {name: state.pop(name) for name in [*state] if _part(name) in HEADS}
+    if found := misfits_of(state, config, Bert, SIZES):
+        raise UserError(f"{file} does not fit its {CONFIG}: {family.in_their_words(some(found))}")
+    _check_finite(file, state, family)
+    with Unfilled():
+        encoder = Bert(config)
+    encoder.load_state_dict(state)
+    return encoder.eval(), stored
+
+
+def _check_finite(path: str | os.PathLike, state: State, family: Family) -> None:
+    if damaged := [name for name, tensor in state.items() if not is_finite(tensor)]:
+        where = family.in_their_words(some(damaged))
+        raise UserError(f"{path} is damaged: not all numbers are finite in {where}")
+
+
+def _read_tensors(folder: Path) -> tuple[Path, dict]:
+    """The file that holds the weights, and what it holds."""
+    for file, read in ((folder / SAFETENSORS, _read_safetensors), (folder / PICKLED, load_tensors)):
+        if file.exists():
+            tensors = read(file)
+            if not isinstance(tensors, dict):
+                raise UserError(f"{file} does not hold a state dict")
+            return file, tensors
+    raise UserError(f"{folder} holds no weights: neither {SAFETENSORS} nor {PICKLED}")
+
+
+def _read_safetensors(file: Path) -> State:
+    read = safetensors().load_file
+    try:
+        return read(file)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+    except Exception:  # of several unrelated classes, by what is damaged
+        raise UserError(f"cannot load {file}: {DAMAGED.replace('PyTorch checkpoint', 'safetensors file')}") from None
+
+
+def _canonical_state(tensors: dict, family: Family) -> dict:
+    """The state dict under our names. Raises `ValueError` where two names of the same tensor differ in value."""
+    renamed, before = {}, {}
+    for name, tensor in tensors.items():
+        full = str(name)
+        name = family.ours(full)
+        if name in LEFT_OVER:
+            continue
+        if name in renamed and not _are_alike(tensor, renamed[name]):
+            raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
+        renamed[name], before[name] = tensor, full
+    return renamed
+
+
+def _are_alike(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    return a.shape == b.shape and are_equal(a, b)
+
+
+def _declared(path: str | os.PathLike, family: Family, settings: dict[str, Any]) -> Callable[[Bert], nn.Module]:
+    """The model of `heads.py` that `config.json` names, with its number of classes."""
+    named = settings.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else "nothing"
+    make = getattr(heads, f"Bert{name.removeprefix(family.prefix)}", None) if name.startswith(family.prefix) else None
+    if make is None or not name.startswith(f"{family.prefix}For"):
+        raise UserError(f"{path} holds no head that is known here: its {CONFIG} names {shown(name)}")
+    if make not in (heads.BertForSequenceClassification, heads.BertForTokenClassification):
+        return make
+    labels = settings.get("id2label")
+    return lambda encoder: make(encoder, len(labels) if isinstance(labels, dict) and labels else 2)

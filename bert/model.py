@@ -1,0 +1,164 @@
+"""BERT (Devlin et al. 2019, arXiv:1810.04805), the encoder: read it beside `llama.py`.
+
+What differs from the Llama there: every position sees every other one, but padding; positions are vectors that are
+added to the tokens', not rotations; each half of a layer is normalised after it was added (post-norm), by LayerNorm;
+the feed-forward has two matrices and GELU; every matrix has a bias.
+
+Shapes: b batch   s position (of queries)   t position (of keys)   h heads   d head dim   D model dim   f feed-forward
+dim   v vocabulary   c classes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bert.config import BertConfig
+
+INIT_STD = 0.02  # of all matrices (the paper's appendix A.2 leaves it to the original code)
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415), exact or by their tanh; or ReLU."""
+    return {"gelu": F.gelu, "gelu_new": nn.GELU(approximate="tanh"), "relu": F.relu}[name]
+
+
+def sinusoids(length: int, dim: int) -> torch.Tensor:
+    """The table of Vaswani et al. 2017 (arXiv:1706.03762, section 3.5): sine and cosine of each wavelength. s D"""
+    rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)  # D/2
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), rates)  # s D/2
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
+
+
+class Embeddings(nn.Module):
+    """The sum of three embeddings (section 3.2, figure 2): which token, where it stands, in which segment."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = nn.Embedding(config.max_seq_len, config.dim)
+        self.segments = nn.Embedding(config.n_segments, config.dim) if config.n_segments else None
+        self.norm = nn.LayerNorm(config.dim, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, input_ids: torch.Tensor, segment_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """input_ids: b s, segment_ids: b s -> b s D. Without segment_ids all is of the first segment."""
+        length, limit = input_ids.shape[1], self.positions.num_embeddings
+        if length > limit:
+            raise ValueError(f"a text of {length} tokens does not fit into {limit} positions; truncate it")
+        x = self.tokens(input_ids) + self.positions.weight[:length]  # b s D
+        if self.segments is not None:
+            x = x + self.segments(torch.zeros_like(input_ids) if segment_ids is None else segment_ids)
+        return self.dropout(self.norm(x))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, bidirectional (Vaswani et al. 2017, section 3.2)."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.n_heads, self.head_dim = config.n_heads, config.head_dim
+        self.compute_query = nn.Linear(config.dim, config.dim)
+        self.compute_key = nn.Linear(config.dim, config.dim)
+        self.compute_value = nn.Linear(config.dim, config.dim)
+        self.compute_output = nn.Linear(config.dim, config.dim)
+        self.attn_dropout = nn.Dropout(config.attention_dropout)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def compute_query_key_value_scores(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """softmax(q k^T / sqrt(d)) v. query, key, value: b h s d -> b h s d. mask: b 1 1 t, true where one may look."""
+        scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)  # b h s t
+        scores = scores.float()
+        if mask is not None:  # the lowest finite number: a row of nothing but padding stays free of NaN
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = self.attn_dropout(scores.softmax(dim=-1).type_as(query))  # b h s t
+        return weights @ value  # b h s d
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """x: b s D -> b s D"""
+        projections = (self.compute_query, self.compute_key, self.compute_value)
+        heads = (compute(x).unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2) for compute in projections)
+        output = self.compute_query_key_value_scores(*heads, mask)  # b h s d
+        return self.resid_dropout(self.compute_output(output.transpose(1, 2).flatten(-2)))
+
+
+class FeedForward(nn.Module):
+    """w2(gelu(w1 x)), at each position by itself."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.w1 = nn.Linear(config.dim, config.hidden_dim)
+        self.w2 = nn.Linear(config.hidden_dim, config.dim)
+        self.activation = activation(config.activation)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: b s D -> b s D, through b s f"""
+        return self.dropout(self.w2(self.activation(self.w1(x))))
+
+
+class BertLayer(nn.Module):
+    """One transformer layer, post-norm: each half's output is added to its input, and the sum is normalised."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = nn.LayerNorm(config.dim, eps=config.layer_norm_eps)
+        self.ffn_norm = nn.LayerNorm(config.dim, eps=config.layer_norm_eps)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """x: b s D -> b s D"""
+        h = self.attention_norm(x + self.attention(x, mask))
+        return self.ffn_norm(h + self.feed_forward(h))
+
+
+class Bert(nn.Module):
+    """The encoder: token ids to a hidden state for each token and, with a pooler, a vector for the whole text."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.n_layers))
+        self.pooler = nn.Linear(config.dim, config.dim) if config.has_pooler else None
+        self.apply(init_weights)
+        if config.positions == "sinusoidal":
+            positions = self.embeddings.positions.weight.requires_grad_(False)
+            with torch.no_grad():
+                positions.copy_(sinusoids(config.max_seq_len, config.dim))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        segment_ids: torch.Tensor | None = None,
+        padding_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The hidden states and the pooled vector: tanh of a linear map of the first token's state, that of [CLS].
+
+        input_ids, segment_ids: b s. Without segment_ids all is of the first segment; a model that has no segments does
+        not read them. padding_mask: b s, true (or 1) at real tokens; None means `input_ids != pad_id`.
+        Returns hidden states (b s D), and b D or, of a model without a pooler, None. What stands at padding means
+        nothing. Raises `ValueError` for a text that is longer than the model's positions.
+        """
+        if padding_mask is None:
+            padding_mask = input_ids != self.config.pad_id
+        mask = padding_mask.bool()[:, None, None, :]  # b 1 1 t
+        h = self.embeddings(input_ids, segment_ids)  # b s D
+        for layer in self.layers:
+            h = layer(h, mask)
+        return h, None if self.pooler is None else torch.tanh(self.pooler(h[:, 0]))
+
+
+def init_weights(module: nn.Module) -> None:
+    """Matrices from N(0, 0.02^2), biases zero; LayerNorm begins as the identity, as PyTorch makes it."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=INIT_STD)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

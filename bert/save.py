@@ -1,0 +1,70 @@
+"""Models as Hugging Face's directories, which transformers and `load.py` read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from bert.heads import BertForPreTraining
+from bert.load import CONFIG, DECODER, SAFETENSORS, State, safetensors
+from bert.model import Bert
+from bert.names import BERT, Family, family_of
+from utils import UserError, atomic_write
+
+if TYPE_CHECKING:
+    from bert.wordpiece import WordPiece
+
+
+def save_pretrained(path: str | os.PathLike, model: nn.Module, tokenizer: WordPiece | None = None) -> None:
+    """Write an encoder, or a model of `heads.py`, as a directory, which is made where it does not exist.
+
+    tokenizer: its vocabulary is written as `vocab.txt`. Raises `UserError` for a model that transformers has no class
+    for (with the plain head, or one that reads the pooler of an encoder without one), before anything is written.
+    """
+    encoder = model if isinstance(model, Bert) else model.encoder
+    family = family_of(encoder.config)
+    tensors, settings = _tensors(model, family), _settings(model, encoder, family)
+    content = safetensors().save(tensors, metadata={"format": "pt"})
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / SAFETENSORS, "wb") as file:
+        file.write(content)
+    with atomic_write(folder / CONFIG) as file:
+        file.write(json.dumps(settings, indent=2) + "\n")
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _settings(model: nn.Module, encoder: Bert, family: Family) -> dict[str, Any]:
+    """What `config.json` says."""
+    kind = "Model" if model is encoder else type(model).__name__.removeprefix("Bert")
+    settings = {"architectures": [f"{family.prefix}{kind}"], **family.config_json(encoder.config)}
+    if hasattr(model, "classifier"):
+        names = [f"LABEL_{index}" for index in range(model.classifier.out_features)]
+        settings["id2label"] = {str(index): name for index, name in enumerate(names)}
+        settings["label2id"] = {name: index for index, name in enumerate(names)}
+    if isinstance(model, BertForPreTraining) and not encoder.config.has_pooler:
+        raise UserError(f"transformers has no {family.prefix}{kind} on an encoder without a pooler")
+    if family is BERT and not encoder.config.n_segments:
+        raise UserError("transformers has no encoder without segments but DistilBERT, which has no pooler either")
+    return settings
+
+
+def _tensors(model: nn.Module, family: Family) -> State:
+    """The state dict under their names; what is tied is written once."""
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        is_inner = name.startswith("encoder.")
+        name = name.removeprefix("encoder.")
+        if name == DECODER:
+            continue
+        try:
+            theirs = family.theirs(name)
+        except KeyError:
+            raise UserError(f"transformers has no place for {name}; such a model cannot be written for it") from None
+        tensors[f"{family.name}.{theirs}" if is_inner else theirs] = tensor.detach().cpu().contiguous()
+    return tensors

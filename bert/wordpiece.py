@@ -1,0 +1,171 @@
+"""WordPiece: a word as the longest pieces of a vocabulary, from left to right (Wu et al. 2016, arXiv:1609.08144).
+
+    WordPiece.from_file("vocab.txt").encode("unaffable")    [CLS] una ##ffa ##ble [SEP]
+
+A piece that does not begin a word is written with ## in front. What a text is made of before that is in `basic.py`. The
+result is that of transformers' `BertTokenizer`, special tokens in the text included: "[MASK]" there is the token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bert.basic import Word, words
+from utils import UserError, atomic_write, read_text, shown
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUED = "##"
+LONGEST_WORD = 100  # characters; a longer one is not cut up but unknown
+CLOSING = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # written without a space before them
+VOCABULARY, SETTINGS = "vocab.txt", "tokenizer_config.json"
+
+
+class Token(NamedTuple):
+    """A token's id, and from where to where (exclusive) it stands in its text."""
+
+    id: int
+    start: int
+    end: int
+
+
+class Encoding(NamedTuple):
+    """One text, or a pair of texts, as a model takes it; all of one length.
+
+    segment_ids: 0 for `[CLS] a [SEP]`, 1 for `b [SEP]`. offsets: where each token stands in its own text, (0, 0) for
+    the special tokens around.
+    """
+
+    ids: list[int]
+    segment_ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class WordPiece:
+    """A tokenizer of a vocabulary: a list of different pieces, whose places are their ids.
+
+    lower_case: as the vocabulary was made, "uncased": lower case and no accents. Raises `UserError`, naming `path`, for
+    an empty piece, one that is there twice, or a special token that is not there.
+    """
+
+    def __init__(self, pieces: Iterable[str], lower_case: bool = True, path: str = VOCABULARY):
+        self.pieces = list(pieces)
+        self.lower_case = lower_case
+        self.max_len: int | None = None  # the most tokens that a classifier is to read, special ones not counted
+        self.ids: dict[str, int] = {}
+        for number, piece in enumerate(self.pieces):
+            if not piece:
+                raise UserError(f"{path} line {number + 1} is empty; a vocabulary has a piece on each line")
+            if (first := self.ids.setdefault(piece, number)) != number:
+                raise UserError(f"{path} line {number + 1}: {shown(piece)} stands in line {first + 1} already")
+        if absent := [token for token in SPECIAL if token not in self.ids]:
+            raise UserError(f"{path} is no vocabulary of a BERT: it lacks {', '.join(absent)}")
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self.ids[token] for token in SPECIAL)
+        self._specials = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
+
+    @classmethod
+    def from_file(cls, vocab_txt: str | os.PathLike, lower_case: bool = True) -> WordPiece:
+        """The tokenizer of a `vocab.txt`: UTF-8, one piece a line."""
+        text = read_text(vocab_txt)
+        return cls(text.removesuffix("\n").split("\n") if text else (), lower_case, str(vocab_txt))
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write `vocab.txt`, and beside it what else transformers has to know of this tokenizer."""
+        with atomic_write(Path(folder, VOCABULARY)) as file:
+            file.writelines(f"{piece}\n" for piece in self.pieces)
+        with atomic_write(Path(folder, SETTINGS)) as file:
+            file.write(json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": self.lower_case}) + "\n")
+
+    def to_bytes(self) -> bytes:
+        """The vocabulary and how it was made, which `from_bytes` reads."""
+        return json.dumps({"lower_case": self.lower_case, "pieces": self.pieces}).encode()
+
+    @classmethod
+    def from_bytes(cls, saved: bytes, path: str = VOCABULARY) -> WordPiece:
+        """What `to_bytes` gave. path: what errors call it."""
+        content = json.loads(saved)
+        return cls(content["pieces"], content["lower_case"], path)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def encode(self, text: str, max_len: int | None = None) -> list[int]:
+        """`[CLS] text [SEP]`, of at most `max_len` tokens."""
+        return self.encode_pair(text, max_len=max_len).ids
+
+    def encode_pair(self, a: str, b: str | None = None, max_len: int | None = None) -> Encoding:
+        """`[CLS] a [SEP]` or, unless b is None or empty, `[CLS] a [SEP] b [SEP]`.
+
+        max_len: the most tokens, special ones included. Of a pair, the longer text is cut first, then both alike.
+        Raises `ValueError` for a `max_len` that has no room for the special tokens.
+        """
+        texts = [self.tokenize(text) for text in ((a, b) if b else (a,))]
+        if max_len is not None:
+            room = max_len - 1 - len(texts)
+            if room < 0:
+                raise ValueError(f"max_len={max_len} has no room for {1 + len(texts)} special tokens")
+            texts = [tokens[:length] for tokens, length in zip(texts, shares([*map(len, texts)], room), strict=True)]
+        ids, segment_ids, offsets = [self.cls_id], [0], [(0, 0)]
+        for segment, tokens in enumerate(texts):
+            ids += [token.id for token in tokens] + [self.sep_id]
+            segment_ids += [segment] * (len(tokens) + 1)
+            offsets += [(token.start, token.end) for token in tokens] + [(0, 0)]
+        return Encoding(ids, segment_ids, offsets)
+
+    def tokenize(self, text: str) -> list[Token]:
+        """The tokens of a text, without any around it."""
+        tokens, start = [], 0
+        for part in self._specials.split(text):
+            if part in SPECIAL:
+                tokens.append(Token(self.ids[part], start, start + len(part)))
+            else:
+                for word in words(part, self.lower_case):
+                    tokens += [Token(id, start + first, start + last) for id, first, last in self._pieces_of(word)]
+            start += len(part)
+        return tokens
+
+    def _pieces_of(self, word: Word) -> Iterator[Token]:
+        """Greedy: the longest piece that the word begins with, then the longest that its rest begins with."""
+        found, start, length = [], 0, len(word.text)
+        while start < length <= LONGEST_WORD:
+            for end in range(length, start, -1):
+                id = self.ids.get(CONTINUED * (start > 0) + word.text[start:end])
+                if id is not None:
+                    break
+            else:
+                break  # no piece: then the whole word is unknown
+            found.append(Token(id, *word.span(start, end)))
+            start = end
+        return iter(found if start == length else [Token(self.unk_id, *word.span(0, length))])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The pieces as a text; special tokens become nothing. Case, accents and spaces are not what they were.
+
+        Raises `ValueError` for an id that is not in the vocabulary.
+        """
+        text = ""
+        for id in ids:
+            if not 0 <= id < len(self.pieces):
+                raise ValueError(f"there is no token {shown(id)} in a vocabulary of {len(self.pieces)}")
+            piece = self.pieces[id]
+            if piece in SPECIAL:
+                continue
+            if text and piece.startswith(CONTINUED):
+                text += piece.removeprefix(CONTINUED)
+            else:
+                text += piece if not text or piece.startswith(CLOSING) else f" {piece}"
+        return text
+
+
+def shares(lengths: list[int], room: int) -> list[int]:
+    """How much of one or two texts is kept in so much room: of the longer one less, of two long ones half each."""
+    if sum(lengths) <= room:
+        return lengths
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(min(lengths), room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
