@@ -170,6 +170,10 @@ class Task:
     def check(self, outputs: torch.Tensor) -> None:
         """Raise `UserError` if the outputs cannot be what the loss is of. Asked once an epoch."""
 
+    def faults(self, outputs: Any) -> torch.Tensor:
+        """How many of the outputs are not numbers."""
+        return outputs.isnan().sum()
+
     def evaluation(self, dataset: Any) -> Any:
         """An object that is shown every batch (`add`) and has a `score` at the end: the higher, the better."""
         raise NotImplementedError

@@ -54,7 +54,7 @@ def evaluate(
         for part in world.parts(loader):
             batch = on_device(part.batch, device)
             outputs = task.forward(network, batch)
-            if world.total(outputs.isnan().sum()) > 0:
+            if world.total(task.faults(outputs)) > 0:
                 raise Diverged(f"{desc}: the predictions are not finite; training diverged, or the model is wrong")
             result.add(outputs, batch)
             bar.update(part.total)

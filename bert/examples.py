@@ -1,0 +1,240 @@
+"""What BERT is pre-trained on: pairs of segments with masked tokens (Devlin et al. 2019, section 3.1 and appendix A.2).
+
+    [CLS] the man went to the [MASK] [SEP] he bought a gallon of milk [SEP]     IsNext
+
+Everything here is drawn from a seed, the number of a pass and the place of an example, so that a run which was stopped
+goes on with the examples that it would have seen.
+
+Shapes: b batch   s position
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from advanced.text import Passes
+from bert.wordpiece import CONTINUED, WordPiece, shares
+from tasks import NO_TARGET
+
+SHORT = 0.1  # how many pairs are made shorter on purpose, for pre-training and fine-tuning not to differ (A.2)
+
+Document = list[list[int]]  # the token ids of each of its sentences
+
+
+class Pair(NamedTuple):
+    """Two segments, and whether the second one follows the first. Without a second one it is a text of its own."""
+
+    a: list[int]
+    b: list[int]
+    is_next: bool
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How tokens are masked (section 3.1, task 1).
+
+    share: of the tokens that are to be predicted. mask, random: of these, how many become [MASK], and how many another
+    token; the rest stays what it is. whole_words: all pieces of a word are chosen together, as in the models that the
+    authors published later.
+    """
+
+    share: float = 0.15
+    mask: float = 0.8
+    random: float = 0.1
+    whole_words: bool = False
+
+    def apply(self, ids: list[int], tokenizer: WordPiece, drawing: Random) -> tuple[list[int], list[int]]:
+        """The noisy ids, and the targets: what stood there, `NO_TARGET` where nothing is to be predicted."""
+        noisy, targets = [*ids], [NO_TARGET] * len(ids)
+        for place in self._chosen(ids, tokenizer, drawing):
+            targets[place] = ids[place]
+            chance = drawing.random()
+            if chance < self.mask:
+                noisy[place] = tokenizer.mask_id
+            elif chance < self.mask + self.random:
+                noisy[place] = drawing.randrange(len(tokenizer))
+        return noisy, targets
+
+    def _chosen(self, ids: list[int], tokenizer: WordPiece, drawing: Random) -> list[int]:
+        """At least one place. Words that would be too much are passed over."""
+        units = self._units(ids, tokenizer)
+        wanted = max(1, round(self.share * sum(map(len, units))))
+        drawing.shuffle(units)
+        chosen: list[int] = []
+        for unit in units:
+            if len(chosen) + len(unit) <= wanted:
+                chosen += unit
+        return chosen or units[0][:1]
+
+    def _units(self, ids: list[int], tokenizer: WordPiece) -> list[list[int]]:
+        """The places of what is chosen together: tokens, or whole words; special tokens never are."""
+        units: list[list[int]] = []
+        for place, token in enumerate(ids):
+            if token in (tokenizer.cls_id, tokenizer.sep_id):
+                continue
+            if self.whole_words and units and tokenizer.pieces[token].startswith(CONTINUED):
+                units[-1].append(place)
+            else:
+                units.append([place])
+        return units
+
+
+# ------------------------------------------------------------------------------------------------------ pairs
+
+
+def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing: Random) -> list[Pair]:
+    """All documents once, as pairs of at most `length` tokens, special ones included.
+
+    A document is cut into stretches of whole sentences that fill a row; a stretch is divided between two sentences,
+    and with probability 1/2 its second part is replaced by a stretch of another document; what was replaced begins the
+    next pair. A single sentence that is left of a document makes none. has_next: False for stretches that are not
+    divided, for models without next sentences.
+    """
+    pairs = []
+    for number, document in enumerate(documents):
+        first, last = 0, len(document)
+        while first < last:
+            room = _room(length, has_next, drawing)
+            end = _end_of(document, first, room)
+            if not has_next:
+                pairs.append(Pair(_joined(document[first:end])[:room], [], True))
+                first = end
+                continue
+            if end - first < 2:  # nothing can follow it here
+                end = first + 2
+                if end > last:
+                    break
+            middle = drawing.randrange(first + 1, end)
+            a, is_next = document[first:middle], drawing.random() < 0.5
+            b = document[middle:end]
+            if not is_next:
+                b = _elsewhere(documents, number, room - sum(map(len, a)), drawing)
+            pairs.append(Pair(*_cut(_joined(a), _joined(b), room), is_next))
+            first = end if is_next else middle
+    return pairs
+
+
+def _room(length: int, has_next: bool, drawing: Random) -> int:
+    """How many tokens a row is to have besides [CLS] and the [SEP] of each segment."""
+    room = length - (3 if has_next else 2)
+    return drawing.randint(min(2, room), room) if drawing.random() < SHORT else room
+
+
+def _end_of(document: Document, first: int, room: int) -> int:
+    """Where a stretch ends that begins at a sentence and fills the room, perhaps more than that."""
+    size, end = 0, first
+    while end < len(document) and size < room:
+        size += len(document[end])
+        end += 1
+    return end
+
+
+def _elsewhere(documents: Sequence[Document], number: int, room: int, drawing: Random) -> Document:
+    """A stretch of another document than that of this number."""
+    other = drawing.randrange(len(documents) - 1)
+    document = documents[other + (other >= number)]
+    first = drawing.randrange(len(document))
+    return document[first : max(first + 1, _end_of(document, first, room))]
+
+
+def _joined(sentences: Sequence[list[int]]) -> list[int]:
+    return [token for sentence in sentences for token in sentence]
+
+
+def _cut(a: list[int], b: list[int], room: int) -> tuple[list[int], list[int]]:
+    """Two segments that fit. What is cut of a stands at its beginning, so that what is left meets b."""
+    before, after = shares([len(a), len(b)], room)
+    return a[len(a) - before :], b[:after]
+
+
+# ---------------------------------------------------------------------------------------------------- batches
+
+
+@dataclass
+class PretrainingData(Dataset):
+    """Examples by the number of the pass and the place in it.
+
+    is_dynamic: pairs and masks are drawn anew in every pass (Liu et al. 2019, "RoBERTa", arXiv:1907.11692, section
+    4.1); else those of the first pass are seen again and again.
+    """
+
+    documents: Sequence[Document]
+    tokenizer: WordPiece
+    length: int
+    noise: Noise = Noise()
+    has_next: bool = True
+    is_dynamic: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._made: tuple[int, list[Pair]] = (-1, [])
+
+    @cached_property
+    def count(self) -> int:
+        """How many examples a pass draws from: as many as the first one has."""
+        return len(self.pairs(0))
+
+    def pairs(self, number: int) -> list[Pair]:
+        """Of a pass. Those of the last one that was asked for are kept."""
+        number = number if self.is_dynamic else 0
+        if self._made[0] != number:
+            drawing = Random(f"pairs {self.seed} {number}")
+            self._made = number, pairs_of(self.documents, self.length, self.has_next, drawing)
+        return self._made[1]
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, list[int] | int]:
+        number, place = key if self.is_dynamic else (0, key[1])
+        pairs = self.pairs(number)
+        a, b, is_next = pairs[place % len(pairs)]
+        special = self.tokenizer
+        ids = [special.cls_id, *a, special.sep_id, *([*b, special.sep_id] if self.has_next else ())]
+        segment_ids = [0] * (len(a) + 2) + [1] * (len(ids) - len(a) - 2)
+        noisy, targets = self.noise.apply(ids, special, Random(f"noise {self.seed} {number} {place}"))
+        return {"token_ids": noisy, "segment_ids": segment_ids, "targets": targets, "next": 0 if is_next else 1}
+
+    def collate_fn(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """token_ids, segment_ids, targets: b s; weights: b s, 1 / the number of targets at each; next: b, if any."""
+        longest = max(len(example["token_ids"]) for example in examples)
+        fill = {"token_ids": self.tokenizer.pad_id, "segment_ids": 0, "targets": NO_TARGET}
+        batch = {
+            name: torch.tensor([example[name] + [value] * (longest - len(example[name])) for example in examples])
+            for name, value in fill.items()
+        }
+        is_asked = batch["targets"] != NO_TARGET
+        batch["weights"] = is_asked / is_asked.sum()
+        if self.has_next:
+            batch["next"] = torch.tensor([example["next"] for example in examples])
+        return batch
+
+    def training_batches(self, batch_size: int, steps: int) -> DataLoader:
+        """An epoch of so many batches, pass after pass over all examples."""
+        batches = NumberedPasses(self.count, batch_size, steps, self.seed)
+        return DataLoader(self, batch_sampler=batches, collate_fn=self.collate_fn)
+
+    def batches(self, batch_size: int) -> DataLoader:
+        """Every example of the first pass once, in the order of the text."""
+        keys = [(0, place) for place in range(self.count)]
+        each = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
+        return DataLoader(self, batch_sampler=each, collate_fn=self.collate_fn)
+
+
+class NumberedPasses(Passes):
+    """`Passes` whose places come with the number of their pass."""
+
+    def _drawn(self, place: int) -> tuple[int, int]:
+        return place // self.windows, super()._drawn(place)
+
+
+def sentences_of(documents: Sequence[str], tokenizer: WordPiece) -> Iterator[Document]:
+    """The token ids of documents, which have a sentence in each line. What has no tokens is left out."""
+    for document in documents:
+        sentences = [[token.id for token in tokenizer.tokenize(line)] for line in document.split("\n")]
+        if kept := [sentence for sentence in sentences if sentence]:
+            yield kept
