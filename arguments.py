@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,30 +45,49 @@ LORA_TARGETS = "compute_query+compute_key+compute_value+compute_output"  # of th
 
 def get_args(argv: list[str] | None = None) -> Namespace:
     """Parse the command line. Raises `UserError` for an unknown flag or a value of the wrong type."""
-    from config import ATTENTION_KINDS, PRECISIONS
+    from config import ATTENTION_KINDS
 
     parser = ArgumentParser(description="Llama 2: generate text, classify zero-shot, fine-tune a classifier.")
+    parser.set_defaults(family="llama")
     add = parser.add_argument
     add("--option", choices=OPTIONS, default="generate", help="the task")
+    add_data_flags(parser)
+    add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help="checkpoint to start from")
+    add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
+    add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
+    add_place_flags(parser)
+    add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
+    add("--list-methods", action="store_true", help="print what there is beyond the base, or what --method names")
+
+    _add_generate_flags(parser)
+    add_classify_flags(parser)
+    add = parser.add_argument_group("lora").add_argument
+    add("--lora_rank", type=int, help="the rank of an update; 4 if not given")
+    add("--lora_alpha", type=float, help="updates are scaled by this / rank; 1.0 if not given")
+    _add_predict_flags(parser)
+    return parser.parse_args(argv)
+
+
+def add_data_flags(parser: ArgumentParser) -> None:
+    """Which sentences."""
+    add = parser.add_argument
     add("--train", default=Default("data/cfimdb-train.txt"), help=f"training data, lines of 'LABEL{SEPARATOR}sentence'")
     add("--dev", default=Default("data/cfimdb-dev.txt"), help="development data")
     add("--test", default="data/cfimdb-test.txt", help="test data")
     add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
-    add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help="checkpoint to start from")
-    add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
-    add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
+
+
+def add_place_flags(parser: ArgumentParser) -> None:
+    """How much of a sentence is read, where a run is computed, and with which random numbers."""
+    from config import PRECISIONS
+
+    add = parser.add_argument
     add("--max_sentence_len", type=int, help="cut sentences to this many tokens")
     add("--seed", type=int, default=1337, help="seed of everything random")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
     add("--precision", choices=PRECISIONS, default=Default("fp32"), help="of the products; int8 is not for finetune")
     add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest here, or everything as it is written")
-    add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
-    add("--list-methods", action="store_true", help="print what there is beyond the base, or what --method names")
-
-    _add_generate_flags(parser)
-    _add_classify_flags(parser)
-    return parser.parse_args(argv)
 
 
 def _add_generate_flags(parser: ArgumentParser) -> None:
@@ -87,7 +107,8 @@ def _add_generate_flags(parser: ArgumentParser) -> None:
     add("--generated_sentence_high_temp_out", default="generated-sentence-temp-1.txt", help="text at temperature 1")
 
 
-def _add_classify_flags(parser: ArgumentParser) -> None:
+def add_classify_flags(parser: ArgumentParser) -> None:
+    """How sentences are classified, and a classifier is trained."""
     add = parser.add_argument_group("prompt and finetune").add_argument
     ending = "the name ends in {0}-prompting-output.txt, in {0}-finetuning-output.txt where it is fine-tuned, in "
     ending += "{0}-lora-output.txt with --option lora, in {0}-advanced-output.txt where a method is used"
@@ -107,9 +128,9 @@ def _add_classify_flags(parser: ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
     add("--shots", type=int, metavar="N", help="train on N sentences of each class alone, drawn with the seed")
     add("--hold_out", type=float, metavar="SHARE", help=HOLD_OUT)
-    add("--lora_rank", type=int, help="lora: the rank of an update; 4 if not given")
-    add("--lora_alpha", type=float, help="lora: updates are scaled by this / rank; 1.0 if not given")
 
+
+def _add_predict_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("predict and perplexity").add_argument
     add("--model", metavar="FILE", help="predict: what finetune has saved; it needs no other file")
     add("--input", metavar="FILE", help="predict: a sentence a line, - for standard input; perplexity: a text")
@@ -147,18 +168,19 @@ class Once(argparse.Action):
 # ----------------------------------------------------------------------------------------------------- checks
 
 
-def check_args(args: Namespace) -> None:
+def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None) -> None:
     """Find every mistake in the arguments before anything is loaded, and resolve input files to where they lie.
 
-    Adds `methods`, `derive_labels`, and `is_bundled`: whether the bundled checkpoint stands in for an absent default.
-    Raises `UserError` naming the flag.
+    find: resolves the model's files, and says whether the bundled checkpoint stands in for an absent default; that of
+    a Llama and its tokenizer if it is not given. Adds `methods`, `derive_labels`, and `is_bundled`. Raises `UserError`
+    naming the flag.
     """
-    _check_numbers(args)
+    check_numbers(args)
     _check_option(args)
     _check_precision(args)
     _check_processes(args)
     try:
-        args.prompt.encode()
+        getattr(args, "prompt", "").encode()
     except UnicodeEncodeError:
         raise UserError("--prompt is not UTF-8 text") from None
     args.methods = _choose_methods(args)
@@ -167,36 +189,47 @@ def check_args(args: Namespace) -> None:
     args.is_bundled = False
     outputs = _check_files(args)
     if args.option != "predict":
-        args.is_bundled = _resolve_checkpoint(args)
-        args.tokenizer = _resolve_tokenizer(args)
+        args.is_bundled = (find or _find_llama)(args)
     check_overlaps(args, outputs)
 
 
-def _check_numbers(args: Namespace) -> None:
-    def require(flag: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            raise UserError(f"--{flag} {getattr(args, flag)}: must be {wanted}")
+def _at_least_1(number: int) -> bool:
+    return number >= 1
 
-    require("seed", 0 <= args.seed < 2**32, "from 0 to 2^32 - 1")
-    require("batch_size", 1 <= args.batch_size < 2**31, "from 1 to 2^31 - 1")
-    require("epochs", args.epochs >= 1, "at least 1")
-    require("lr", 0.0 < args.lr < math.inf, "above 0 and finite")
-    require("hidden_dropout_prob", 0.0 <= args.hidden_dropout_prob < 1.0, "from 0 to below 1")
-    require("max_sentence_len", args.max_sentence_len is None or args.max_sentence_len >= 1, "at least 1")
-    require("max_new_tokens", args.max_new_tokens >= 1, "at least 1")
-    require("num_samples", 1 <= args.num_samples < 2**16, "from 1 to 2^16 - 1")
-    require("top_k", args.top_k is None or args.top_k >= 1, "at least 1")
-    require("top_p", args.top_p is None or 0.0 < args.top_p <= 1.0, "above 0 and at most 1")
-    require("min_p", args.min_p is None or 0.0 <= args.min_p <= 1.0, "from 0 to 1")
-    penalty = args.repetition_penalty
-    require("repetition_penalty", penalty is None or 0.0 < penalty < math.inf, "above 0 and finite")
-    require("beam", args.beam is None or 1 <= args.beam <= 1000, "from 1 to 1000")
-    require("shots", args.shots is None or args.shots >= 1, "at least 1")
-    require("hold_out", args.hold_out is None or 0.0 <= args.hold_out < 1.0, "from 0 to below 1")
-    require("lora_rank", args.lora_rank is None or 1 <= args.lora_rank <= 2**16, "from 1 to 2^16")
-    require("lora_alpha", args.lora_alpha is None or 0.0 < args.lora_alpha < math.inf, "above 0 and finite")
-    require("epsilon", args.epsilon is None or 0.0 <= args.epsilon < 1.0, "from 0 to below 1")
-    if args.contrastive is not None:
+
+def _positive(number: float) -> bool:
+    return 0.0 < number < math.inf
+
+
+NUMBERS = {  # flags that are not given are not asked about
+    "seed": (lambda number: 0 <= number < 2**32, "from 0 to 2^32 - 1"),
+    "batch_size": (lambda number: 1 <= number < 2**31, "from 1 to 2^31 - 1"),
+    "epochs": (_at_least_1, "at least 1"),
+    "lr": (_positive, "above 0 and finite"),
+    "hidden_dropout_prob": (lambda share: 0.0 <= share < 1.0, "from 0 to below 1"),
+    "max_sentence_len": (_at_least_1, "at least 1"),
+    "max_new_tokens": (_at_least_1, "at least 1"),
+    "num_samples": (lambda number: 1 <= number < 2**16, "from 1 to 2^16 - 1"),
+    "top_k": (_at_least_1, "at least 1"),
+    "top_p": (lambda share: 0.0 < share <= 1.0, "above 0 and at most 1"),
+    "min_p": (lambda share: 0.0 <= share <= 1.0, "from 0 to 1"),
+    "repetition_penalty": (_positive, "above 0 and finite"),
+    "beam": (lambda number: 1 <= number <= 1000, "from 1 to 1000"),
+    "shots": (_at_least_1, "at least 1"),
+    "hold_out": (lambda share: 0.0 <= share < 1.0, "from 0 to below 1"),
+    "lora_rank": (lambda number: 1 <= number <= 2**16, "from 1 to 2^16"),
+    "lora_alpha": (_positive, "above 0 and finite"),
+    "epsilon": (lambda share: 0.0 <= share < 1.0, "from 0 to below 1"),
+}
+
+
+def check_numbers(args: Namespace) -> None:
+    """Raises `UserError` for a number that cannot be."""
+    for flag, (fits, wanted) in NUMBERS.items():
+        value = getattr(args, flag, None)
+        if value is not None and not fits(value):
+            raise UserError(f"--{flag} {value}: must be {wanted}")
+    if getattr(args, "contrastive", None) is not None:
         alpha, count = args.contrastive
         if not (0.0 <= alpha <= 1.0 and 1 <= count <= 1000):
             raise UserError(f"--contrastive {alpha},{count}: ALPHA must be from 0 to 1, and K from 1 to 1000")
@@ -225,14 +258,15 @@ NEEDED = {"predict": ("model", "input"), "perplexity": ("input",)}
 
 def _check_option(args: Namespace) -> None:
     for name, options in OF_OPTIONS.items():
-        value = getattr(args, name)
+        value = getattr(args, name, None)
         is_given = value is not None and value is not False and value != []  # 0 is given, too
         if is_given and args.option not in options:
             raise UserError(f"{_flag(name)} is for --option {' and '.join(options)}, not for {args.option}")
-    if args.beam and args.contrastive:
+    searches = [flag for flag in ("beam", "contrastive") if getattr(args, flag, None)]
+    if len(searches) > 1:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")
-    if (args.beam or args.contrastive) and import_folder("advanced") is None:
-        flag = "--beam" if args.beam else "--contrastive"
+    if searches and import_folder("advanced") is None:
+        flag = f"--{searches[0]}"
         raise UserError(f"{flag} needs the folder advanced/ of this package beside run_llama.py")
     if args.option == "predict" and not isinstance(args.pretrained_model_path, Default):
         raise UserError("--pretrained-model-path is not for --option predict, whose --model is enough by itself")
@@ -262,7 +296,7 @@ def is_one_of_several() -> bool:
 def _check_processes(args: Namespace) -> None:
     if is_one_of_several() and args.option not in ("prompt", *TRAINING):
         raise UserError(f"--option {args.option} runs in one process; start it without torchrun")
-    if args.shard and not is_one_of_several():
+    if getattr(args, "shard", False) and not is_one_of_several():
         raise UserError(
             "--shard splits the model over several processes; start them with torchrun --nproc_per_node N run_llama.py"
         )
@@ -281,7 +315,7 @@ def _choose_methods(args: Namespace) -> tuple:
     advanced = import_folder("advanced")
     if advanced is None:
         raise UserError("--method needs the folder advanced/ of this package beside run_llama.py")
-    return advanced.choose(names, assignments, "finetune" if args.option == "lora" else args.option)
+    return advanced.choose(names, assignments, "finetune" if args.option == "lora" else args.option, args.family)
 
 
 def _held_out(args: Namespace) -> float:
@@ -364,7 +398,8 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
 
 
 def contract_model_path(args: Namespace) -> Path:
-    return Path(f"{args.option}-{args.epochs}-{args.lr}.pt")
+    kind = "" if args.family == "llama" else f"{args.family}-"
+    return Path(f"{kind}{args.option}-{args.epochs}-{args.lr}.pt")
 
 
 def model_candidates(args: Namespace, digest: str = "") -> list[Path]:
@@ -425,11 +460,17 @@ def _resolve_checkpoint(args: Namespace) -> bool:
     return is_bundled
 
 
+def _find_llama(args: Namespace) -> bool:
+    """Turn the names of checkpoint and tokenizer into paths."""
+    is_bundled = _resolve_checkpoint(args)
+    args.tokenizer = _resolve_tokenizer(args)
+    return is_bundled
+
+
 def find_model(args: Namespace) -> str:
-    """Turn the names of checkpoint and tokenizer into paths. Returns why that cannot be, empty where it can."""
+    """The same. Returns why that cannot be, empty where it can."""
     try:
-        _resolve_checkpoint(args)
-        args.tokenizer = _resolve_tokenizer(args)
+        _find_llama(args)
     except UserError as error:
         return str(error)
     return ""

@@ -6,6 +6,7 @@ know which it is.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -135,7 +136,7 @@ class Llamas(Family):
 
 
 LLAMAS = Llamas()
-OTHERS = ("bert",)  # folders that have a `FAMILY`
+OTHERS = ("bert",)  # folders that have a module `family`
 
 
 def load_llama(
@@ -178,10 +179,9 @@ def family_named(name: str) -> Family:
     """Raises `UserError` where the folder of that kind is not here."""
     if name == LLAMAS.name:
         return LLAMAS
-    folder = import_folder(name) if name in OTHERS else None
-    if folder is None:
+    if name not in OTHERS or import_folder(name) is None:
         raise UserError(f"models of the kind {shown(name)} need a folder of this package that is not here")
-    return folder.FAMILY
+    return importlib.import_module(f"{name}.family").FAMILY
 
 
 def family_of(model: nn.Module) -> Family:

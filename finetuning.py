@@ -75,7 +75,7 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
     from plan import InputFile, Plan
 
     names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
-    names += ("shots", "hold_out")
+    names += ("shots", "hold_out", "family")
     return Plan(
         checkpoint=InputFile.of(args.pretrained_model_path),
         tokenizer=InputFile.of(args.tokenizer),
@@ -84,7 +84,7 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
         label_names=tuple(label_names),
         precision=str(args.precision),
         train_eval=not args.no_train_eval,
-        **{name: getattr(args, name) for name in names},
+        **{name: getattr(args, name, None) for name in names},
     )
 
 

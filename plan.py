@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that a run reads: it is what its content is, wherever it lies."""
+    """A file, or the files of a folder, that a run reads: it is what its content is, wherever it lies."""
 
     sha256: str
     path: str = field(compare=False)
 
     @classmethod
     def of(cls, path: str | os.PathLike) -> InputFile:
-        return cls(sha256_of(path), str(path))
+        if not os.path.isdir(path):
+            return cls(sha256_of(path), str(path))
+        files = sorted(filter(os.DirEntry.is_file, os.scandir(path)), key=lambda entry: entry.name)
+        sums = {entry.name: sha256_of(entry.path) for entry in files}
+        return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), str(path))
 
 
 @dataclass(frozen=True)

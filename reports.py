@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from batches import LlamaDataset
     from config import LlamaConfig
-    from llama import Llama
     from runs import Prediction
     from tasks import Evaluation, World
     from tokenizer import Tokenizer
@@ -38,8 +37,9 @@ def naming_the_flag() -> Iterator[None]:
         raise UserError(f"{error}; add --attention causal") from None
 
 
-def print_model(args: Namespace, llama: Llama) -> None:
-    print(f"load model from {args.pretrained_model_path} (attention: {llama.config.attention})")
+def print_model(args: Namespace, model: torch.nn.Module) -> None:
+    attention = model.config.attention
+    print(f"load model from {args.pretrained_model_path}" + (f" (attention: {attention})" if attention else ""))
 
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:

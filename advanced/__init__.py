@@ -31,12 +31,14 @@ class ChosenMethod(NamedTuple):
     settings: tuple[tuple[str, Any], ...]
 
 
-def choose(names: str, assignments: Sequence[str] = (), option: str = "finetune") -> tuple[ChosenMethod, ...]:
+def choose(
+    names: str, assignments: Sequence[str] = (), option: str = "finetune", family: str = "llama"
+) -> tuple[ChosenMethod, ...]:
     """The methods `a,b`, with `key=value` or `method.key=value` for the arguments that are not the default.
 
     They come in the order of the table, which is that of their work: what adds parameters before what averages them.
-    Raises `UserError` for an unknown name or argument, a value that does not fit, a key that fits several methods, and
-    methods that cannot be combined.
+    family: the kind of the model. Raises `UserError` for an unknown name or argument, a value that does not fit, a key
+    that fits several methods, and methods that cannot be combined, or are not for such a model.
     """
     chosen = [name.strip() for name in names.split(",")]
     for name in chosen:
@@ -44,6 +46,8 @@ def choose(names: str, assignments: Sequence[str] = (), option: str = "finetune"
             raise UserError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
         if option not in METHODS[name].options:
             raise UserError(f"{name} is for {' and '.join(METHODS[name].options)}, not for {option}")
+        if family not in METHODS[name].families:
+            raise UserError(f"{name} is not for models of the kind {family}: it changes parts that these do not have")
     heads = [name for name in chosen if METHODS[name].is_head]
     if len(heads) > 1:
         raise UserError(f"{some(heads)} cannot be combined: each says what is predicted")

@@ -41,8 +41,8 @@ class MethodEntry:
     summary: what it changes, after its name in a sentence. conflicts: by method, why not. paper: where it is published.
     cost: of a step beside a plain one, in words. options: the commands that take it. is_head: it says what is
     predicted, in the place of the base's classifier (`create_head`), and is no `training.Method`. needs_causal: it
-    reads likelihoods. holds_out: it chooses something by a score, for which part of the training data is held out.
-    refuses: why settings make no sense together, or nothing.
+    reads likelihoods. families: the kinds of models that it is for (see `families`). holds_out: it chooses something by
+    a score, for which part of the training data is held out. refuses: why settings make no sense together, or nothing.
     """
 
     module: str
@@ -53,10 +53,14 @@ class MethodEntry:
     paper: str = ""
     cost: str = "none"
     options: tuple[str, ...] = ("finetune",)
+    families: tuple[str, ...] = ("llama",)
     is_head: bool = False
     needs_causal: bool = False
     holds_out: bool = False
     refuses: Callable[[dict[str, Any]], str] = lambda settings: ""
+
+
+EVERY = ("llama", "bert")  # families, for what needs no part that only one of them has
 
 
 # ----------------------------------------------------------------------------------------- kinds of arguments
@@ -253,6 +257,7 @@ PARAMETERS = {
         conflicts=dict.fromkeys((*FROZEN[1:], "layer-decay"), "it trains the head alone"),
         paper="arXiv:1610.01644",
         cost="less: no gradients of the model",
+        families=EVERY,
     ),
     "lora": MethodEntry(
         "advanced.lora",
@@ -266,6 +271,7 @@ PARAMETERS = {
         },
         paper="arXiv:2106.09685",
         cost="less time, and little for the optimizer to keep",
+        families=EVERY,
     ),
     "adapter": MethodEntry(
         "advanced.adapter",
@@ -327,6 +333,7 @@ LOSSES = {
         "gives every class a part of the target's probability",
         {"epsilon": share(0.1, "the probability that is spread evenly over all classes")},
         paper="arXiv:1512.00567",
+        families=EVERY,
     ),
     "ordinal": MethodEntry(
         "advanced.losses",
@@ -335,6 +342,7 @@ LOSSES = {
         {"sharpness": positive(1.5, "how fast it falls with the squared distance")},
         conflicts={"label-smoothing": "each says how the target spreads over the classes"},
         paper="Diaz & Marathe 2019",
+        families=EVERY,
     ),
     "class-weights": MethodEntry(
         "advanced.losses",
@@ -342,6 +350,7 @@ LOSSES = {
         "weighs rare classes more in the loss",
         {"power": part(1.0, "of the inverse frequency; 0 is no weight")},
         paper="King & Zeng 2001",
+        families=EVERY,
     ),
     "r-drop": MethodEntry(
         "advanced.r_drop",
@@ -350,6 +359,7 @@ LOSSES = {
         {"weight": positive(1.0, "of the divergence")},
         paper="arXiv:2106.14448",
         cost="twice the time",
+        families=EVERY,
     ),
     "smart": MethodEntry(
         "advanced.smart",
@@ -389,6 +399,7 @@ PACE = {
             "decay": one_of(("cosine", "linear", "none"), "cosine", "how it falls"),
         },
         paper="arXiv:1608.03983",
+        families=EVERY,
     ),
     "early-stopping": MethodEntry(
         "advanced.early_stopping",
@@ -398,6 +409,7 @@ PACE = {
         paper="Prechelt 1998",
         cost="less; a tenth of train is held out",
         holds_out=True,
+        families=EVERY,
     ),
 }
 
@@ -409,6 +421,7 @@ AVERAGES = {
         {"decay": share(0.99, "of the average, per step")},
         paper="arXiv:1703.01780",
         cost="a copy of the weights",
+        families=EVERY,
     ),
     "wise-ft": MethodEntry(
         "advanced.wise_ft",

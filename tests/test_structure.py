@@ -31,8 +31,8 @@ LEVELS = (
 LAZILY = {("llama", "weights")}  # the course's scripts look for `load_pretrained` in llama.py
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
-FOLDERS = ("advanced", "benchmarks", "checkpoints", "convert", "fast", "parallel", "tests")
-LAZY = {"advanced", "fast", "parallel"}  # imported inside of functions, where they are wanted
+FOLDERS = ("advanced", "benchmarks", "bert", "checkpoints", "convert", "fast", "parallel", "tests")
+LAZY = {"advanced", "bert", "fast", "parallel"}  # imported inside of functions, where they are wanted
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
     path
@@ -42,6 +42,15 @@ SOURCES = sorted(
 )
 ROOT_SOURCES = [path for path in SOURCES if path.parent == ROOT]
 FAST_SOURCES = [path for path in SOURCES if path.parent == ROOT / "fast"]
+BERT_SOURCES = [path for path in SOURCES if path.parent == ROOT / "bert"]
+BERT_LEVELS = (
+    {"__init__", "categories", "config", "squad", "tasks"},
+    {"basic", "model", "names"},
+    {"heads", "wordpiece"},
+    {"examples", "load", "spans"},
+    {"family", "save"},
+    {"run"},
+)
 PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in LAZY]
 
 
@@ -93,6 +102,18 @@ def test_the_root_imports_its_folders_only_inside_of_functions(path: Path):
             assert not any(LAZY & names_of(inner) for inner in ast.walk(node))
 
 
+@pytest.mark.parametrize("path", BERT_SOURCES, ids=lambda path: path.name)
+def test_bert_imports_point_one_way_and_need_the_core_libraries_alone(path: Path):
+    level = {name: level for level, names in enumerate(BERT_LEVELS) for name in names}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "bert":
+            names = [node.module.partition(".")[2]] if "." in node.module else [alias.name for alias in node.names]
+            assert all(level[name] < level[path.stem] for name in names), ast.unparse(node)
+    assert imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - {"advanced", "bert"} <= ALLOWED_LIBRARIES
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+
+
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
@@ -100,6 +121,7 @@ def test_the_root_imports_its_folders_only_inside_of_functions(path: Path):
         *((name, {"torch"}) for name in ("advanced/__init__", "advanced/table")),
         *((name, {"argparse", "arguments", "reports"}) for name in ("training", "saver", "tasks", "batches")),
         *((name, {"argparse", "arguments", "reports"}) for name in ("families", "runs")),
+        *((f"bert/{name}", {"torch"}) for name in ("__init__", "basic", "categories", "config", "names", "wordpiece")),
     ],
 )
 def test_what_a_module_must_not_import(module: str, banned: set[str]):
@@ -135,7 +157,8 @@ def test_functions_fit_on_a_screen(path: Path):
 def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
     absent = set() if importlib.util.find_spec("numba") else NEED_NUMBA
     fast = [f"fast.{path.stem}" for path in FAST_SOURCES if path.stem not in {"__init__", *absent}]
-    names = ", ".join(sorted(set(LEVEL) | GRADERS) + fast)
+    bert = [f"bert.{path.stem}" for path in BERT_SOURCES]
+    names = ", ".join(sorted(set(LEVEL) | GRADERS) + fast + bert)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.dont_write_bytecode = True; import {names}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

