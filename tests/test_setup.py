@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from bert.run import PACKAGE
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
     "stories42M.pt",
@@ -123,7 +125,7 @@ def test_help_names_every_flag():
     result = setup(ROOT / "setup.sh", "--help")
     flags = set(re.findall(r"^ +(?:-h \| )?(--\w+)(?:\)|=\*\))", (ROOT / "setup.sh").read_text(encoding="utf-8"), re.M))
     assert result.returncode == 0 and result.stderr == ""
-    assert {"--tests", "--fetch_only", "--no_fetch", "--python", "--mirror_only"} < flags
+    assert {"--tests", "--bert", "--fetch_only", "--no_fetch", "--python", "--mirror_only"} < flags
     assert all(flag in result.stdout for flag in flags)
 
 
@@ -134,6 +136,7 @@ def test_help_names_every_flag():
         (["--python"], "", "--python needs"),
         (["--python", "no-such-python"], "", "--python no-such-python does not run"),
         (["--no_fetch", "--fetch_only"], "", "nothing to do"),
+        (["--bert", "--fetch_only"], "", "--bert installs"),
         (["--fetch_only"], "no/such/folder", "MINLLAMA_ASSETS=no/such/folder is neither"),
     ],
 )
@@ -266,7 +269,7 @@ def test_real_files_are_fetched_once(script, assets, served, tmp_path):
 
 
 def pins():
-    names = ("requirements.txt", "requirements-fast.txt", "requirements-test.txt")
+    names = ("requirements.txt", "requirements-bert.txt", "requirements-fast.txt", "requirements-test.txt")
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in names)
     return [Requirement(line) for line in text.splitlines() if line and line[0] not in "#-"]
 
@@ -275,9 +278,10 @@ def test_pins_lie_in_the_ranges_of_pyproject():
     tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["fast"], *extras["test"]]
+    declared = [*project["dependencies"], *extras["bert"], *extras["fast"], *extras["test"]]
     ranges = {requirement.name: requirement.specifier for requirement in map(Requirement, declared)}
     pinned = {pin.name: next(iter(pin.specifier)) for pin in pins()}
+    del pinned[PACKAGE]  # weights, which no code imports
     assert ranges.keys() == pinned.keys()
     for name, pin in pinned.items():
         assert pin.operator == "==" and ranges[name].contains(pin.version), name
