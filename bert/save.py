@@ -66,5 +66,5 @@ def _tensors(model: nn.Module, family: Family) -> State:
             theirs = family.theirs(name)
         except KeyError:
             raise UserError(f"transformers has no place for {name}; such a model cannot be written for it") from None
-        tensors[f"{family.name}.{theirs}" if is_inner else theirs] = tensor.detach().cpu().contiguous()
+        tensors[f"{family.name}.{theirs}" if is_inner else theirs] = tensor.cpu().contiguous()
     return tensors
