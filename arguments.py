@@ -48,7 +48,6 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     from config import ATTENTION_KINDS
 
     parser = ArgumentParser(description="Llama 2: generate text, classify zero-shot, fine-tune a classifier.")
-    parser.set_defaults(family="llama")
     add = parser.add_argument
     add("--option", choices=OPTIONS, default="generate", help="the task")
     add_data_flags(parser)
@@ -60,10 +59,9 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--list-methods", action="store_true", help="print what there is beyond the base, or what --method names")
 
     _add_generate_flags(parser)
-    add_classify_flags(parser)
-    add = parser.add_argument_group("lora").add_argument
-    add("--lora_rank", type=int, help="the rank of an update; 4 if not given")
-    add("--lora_alpha", type=float, help="updates are scaled by this / rank; 1.0 if not given")
+    add = add_classify_flags(parser, "finetune and lora")
+    add("--lora_rank", type=int, help="lora: the rank of an update; 4 if not given")
+    add("--lora_alpha", type=float, help="lora: updates are scaled by this / rank; 1.0 if not given")
     _add_predict_flags(parser)
     return parser.parse_args(argv)
 
@@ -107,8 +105,8 @@ def _add_generate_flags(parser: ArgumentParser) -> None:
     add("--generated_sentence_high_temp_out", default="generated-sentence-temp-1.txt", help="text at temperature 1")
 
 
-def add_classify_flags(parser: ArgumentParser) -> None:
-    """How sentences are classified, and a classifier is trained."""
+def add_classify_flags(parser: ArgumentParser, title: str = "finetune") -> Callable[..., Any]:
+    """How sentences are classified, and a classifier is trained. title: of the latter's group, whose `add` it gives."""
     add = parser.add_argument_group("prompt and finetune").add_argument
     ending = "the name ends in {0}-prompting-output.txt, in {0}-finetuning-output.txt where it is fine-tuned, in "
     ending += "{0}-lora-output.txt with --option lora, in {0}-advanced-output.txt where a method is used"
@@ -119,7 +117,7 @@ def add_classify_flags(parser: ArgumentParser) -> None:
     how = dict(nargs="+", action="extend", default=[])
     add("--method-args", metavar="KEY=VALUE", help="arguments of the methods; or METHOD.KEY=VALUE", **how)
 
-    add = parser.add_argument_group("finetune and lora").add_argument
+    add = parser.add_argument_group(title).add_argument
     add("--epochs", type=int, default=5, help="passes over the training data")
     add("--lr", type=float, default=2e-5, help="learning rate")
     add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
@@ -128,6 +126,7 @@ def add_classify_flags(parser: ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
     add("--shots", type=int, metavar="N", help="train on N sentences of each class alone, drawn with the seed")
     add("--hold_out", type=float, metavar="SHARE", help=HOLD_OUT)
+    return add
 
 
 def _add_predict_flags(parser: ArgumentParser) -> None:
@@ -315,7 +314,8 @@ def _choose_methods(args: Namespace) -> tuple:
     advanced = import_folder("advanced")
     if advanced is None:
         raise UserError("--method needs the folder advanced/ of this package beside run_llama.py")
-    return advanced.choose(names, assignments, "finetune" if args.option == "lora" else args.option, args.family)
+    option = "finetune" if args.option == "lora" else args.option
+    return advanced.choose(names, assignments, option, getattr(args, "family", "llama"))
 
 
 def _held_out(args: Namespace) -> float:
@@ -398,7 +398,7 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
 
 
 def contract_model_path(args: Namespace) -> Path:
-    kind = "" if args.family == "llama" else f"{args.family}-"
+    kind = f"{args.family}-" if hasattr(args, "family") else ""
     return Path(f"{kind}{args.option}-{args.epochs}-{args.lr}.pt")
 
 
@@ -468,7 +468,7 @@ def _find_llama(args: Namespace) -> bool:
 
 
 def find_model(args: Namespace) -> str:
-    """The same. Returns why that cannot be, empty where it can."""
+    """Turn the names of checkpoint and tokenizer into paths. Returns why that cannot be, empty where it can."""
     try:
         _find_llama(args)
     except UserError as error:
@@ -499,9 +499,12 @@ INPUTS = {
 def check_overlaps(args: Namespace, outputs: dict[str, Path]) -> None:
     """No output may overwrite another output or an input, under whatever name."""
     taken = {}
-    for name in INPUTS[args.option]:
+    for name in INPUTS.get(args.option, ()):
         if getattr(args, name) not in (None, STANDARD_INPUT):
             taken |= dict.fromkeys(_identities(Path(getattr(args, name))), f"--{name.replace('_', '-')}")
+    for file in getattr(args, "model_files", ()):
+        path = Path(args.pretrained_model_path, file)
+        taken |= dict.fromkeys(_identities(path), f"{file} of --pretrained-model-path")
     for name, path in outputs.items():
         identities = _identities(path)
         if other := next((taken[identity] for identity in identities if identity in taken), None):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def finetune(args: Namespace, place: Place, world: World) -> None:
-    """Train a head and the Llama below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
+    """Train a head and the model below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
     import runs
     from saver import best_of
     from training import pretrained_of
@@ -75,15 +75,17 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
     from plan import InputFile, Plan
 
     names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
-    names += ("shots", "hold_out", "family")
+    names += ("shots", "hold_out")
+    path, files = args.pretrained_model_path, getattr(args, "model_files", None)
     return Plan(
-        checkpoint=InputFile.of(args.pretrained_model_path),
+        checkpoint=InputFile.of(path) if files is None else InputFile.of_folder(path, files),
         tokenizer=InputFile.of(args.tokenizer),
         train=InputFile.of(args.train),
         dev=InputFile.of(args.dev),
         label_names=tuple(label_names),
         precision=str(args.precision),
         train_eval=not args.no_train_eval,
+        family=getattr(args, "family", "llama"),
         **{name: getattr(args, name, None) for name in names},
     )
 

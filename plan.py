@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,10 +27,12 @@ class InputFile:
 
     @classmethod
     def of(cls, path: str | os.PathLike) -> InputFile:
-        if not os.path.isdir(path):
-            return cls(sha256_of(path), str(path))
-        files = sorted(filter(os.DirEntry.is_file, os.scandir(path)), key=lambda entry: entry.name)
-        sums = {entry.name: sha256_of(entry.path) for entry in files}
+        return cls(sha256_of(path), str(path))
+
+    @classmethod
+    def of_folder(cls, path: str | os.PathLike, names: Iterable[str]) -> InputFile:
+        """What a run reads of a folder: the files of these names."""
+        sums = {name: sha256_of(os.path.join(path, name)) for name in sorted(names)}
         return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), str(path))
 
 
@@ -55,14 +58,16 @@ class Plan:
     precision: str = "fp32"
     train_eval: bool = True  # going through the training data once more moves the random generator
     family: str = "llama"  # the kind of the checkpoint, see `families`
-    option: str = "finetune"  # or "pretrain", which freezes the Llama
+    option: str = "finetune"  # or "pretrain", which freezes the pretrained model
     methods: tuple[ChosenMethod, ...] = ()
     shots: int | None = None  # train on so many sentences of each class; None for all
     hold_out: float = 0.0  # the share of the training data that epochs are chosen on, in the place of dev
 
     def identity(self) -> dict[str, Any]:
-        """Plain values by which two plans are equal: those of files are checksums."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        """Plain values by which two plans are equal: those of files are checksums. A Llama's does not say its family:
+        there were saved runs before there was another one."""
+        names = [each.name for each in dataclasses.fields(self) if (each.name, self.family) != ("family", "llama")]
+        values = {name: getattr(self, name) for name in names}
         plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
         methods = {name: dict(settings) for name, settings in self.methods}
         return {**plain, "label_names": list(self.label_names), "methods": methods}

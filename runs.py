@@ -22,6 +22,7 @@ from batches import Sentences, TextWindows
 from config import PRECISIONS
 from course import NO_GOLD_LABEL, Example
 from families import LLAMAS, advanced_folder, family_named, family_of, model_settings
+from families import load_llama as load_llama  # for who imports it from here
 from llama import Llama
 from optimizer import AdamW
 from plan import Place, Plan

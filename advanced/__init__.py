@@ -47,7 +47,8 @@ def choose(
         if option not in METHODS[name].options:
             raise UserError(f"{name} is for {' and '.join(METHODS[name].options)}, not for {option}")
         if family not in METHODS[name].families:
-            raise UserError(f"{name} is not for models of the kind {family}: it changes parts that these do not have")
+            fitting = [other for other, entry in METHODS.items() if family in entry.families]
+            raise UserError(f"{name} is not for models of the kind {family}; for these there are {', '.join(fitting)}")
     heads = [name for name in chosen if METHODS[name].is_head]
     if len(heads) > 1:
         raise UserError(f"{some(heads)} cannot be combined: each says what is predicted")

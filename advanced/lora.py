@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from training import Method
+from utils import UserError
 
 
 class LoRA(Method):
@@ -45,6 +46,10 @@ class LoRA(Method):
         self.is_merged = False
 
     def prepare(self, model: nn.Module) -> None:
+        """Raises `UserError` for a target that the model does not have."""
+        names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+        if absent := [target for target in self.targets if target not in names]:
+            raise UserError(f"lora: this model has no {absent[0]}")
         for layer in self.layers(model):
             layer.lora_A = nn.Parameter(torch.empty(self.rank, layer.in_features))  # r i
             layer.lora_B = nn.Parameter(torch.zeros(layer.out_features, self.rank))  # o r

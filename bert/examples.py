@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from advanced.text import Passes
 from bert.wordpiece import CONTINUED, WordPiece, shares
 from tasks import NO_TARGET
+from utils import UserError
 
 SHORT = 0.1  # how many pairs are made shorter on purpose, for pre-training and fine-tuning not to differ (A.2)
 
@@ -90,12 +91,12 @@ class Noise:
 
 
 def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing: Random) -> list[Pair]:
-    """All documents once, as pairs of at most `length` tokens, special ones included.
+    """All documents, as pairs of at most `length` tokens, special ones included.
 
     A document is cut into stretches of whole sentences that fill a row; a stretch is divided between two sentences,
     and with probability 1/2 its second part is replaced by a stretch of another document; what was replaced begins the
-    next pair. A single sentence that is left of a document makes none. has_next: False for stretches that are not
-    divided, for models without next sentences.
+    next pair. A single sentence that is left of a document makes none, and what does not fit is left out. has_next:
+    False for stretches that are not divided, for models without next sentences.
     """
     pairs = []
     for number, document in enumerate(documents):
@@ -159,7 +160,7 @@ def _cut(a: list[int], b: list[int], room: int) -> tuple[list[int], list[int]]:
 
 @dataclass
 class PretrainingData(Dataset):
-    """Examples by the number of the pass and the place in it.
+    """Examples by the number of the pass and the place in it. Raises `UserError` where there can be none.
 
     is_dynamic: pairs and masks are drawn anew in every pass (Liu et al. 2019, "RoBERTa", arXiv:1907.11692, section
     4.1); else those of the first pass are seen again and again.
@@ -175,6 +176,13 @@ class PretrainingData(Dataset):
 
     def __post_init__(self) -> None:
         self._made: tuple[int, list[Pair]] = (-1, [])
+        least = 5 if self.has_next else 3
+        if self.length < least:
+            raise UserError(f"a row of {self.length} tokens has no room for text; it needs {least}")
+        if self.has_next and len(self.documents) < 2:
+            raise UserError("random next sentences are of another document; the text has only one")
+        if not self.count:
+            raise UserError("no document of the text has two sentences, so none follows another")
 
     @cached_property
     def count(self) -> int:
@@ -182,8 +190,7 @@ class PretrainingData(Dataset):
         return len(self.pairs(0))
 
     def pairs(self, number: int) -> list[Pair]:
-        """Of a pass. Those of the last one that was asked for are kept."""
-        number = number if self.is_dynamic else 0
+        """Of a pass, if they are dynamic. Those of the last one that was asked for are kept."""
         if self._made[0] != number:
             drawing = Random(f"pairs {self.seed} {number}")
             self._made = number, pairs_of(self.documents, self.length, self.has_next, drawing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,11 @@ class BertSentences(Sentences):
         self.labels = [example.label for example in examples]
         self.sentences = [example.sentence for example in examples]
         self.pad_id = tokenizer.pad_id
-        most = max_seq_len if tokenizer.max_len is None else min(max_seq_len, tokenizer.max_len + 2)
+        wanted = math.inf if tokenizer.max_len is None else tokenizer.max_len + 2
+        most = min(max_seq_len, wanted)
         whole = [tokenizer.encode(sentence) for sentence in self.sentences]
-        wanted = [ids if len(ids) <= most else [*ids[: most - 1], tokenizer.sep_id] for ids in whole]
-        self.is_too_long = [len(ids) > max_seq_len for ids in (whole if tokenizer.max_len is None else wanted)]
-        self.token_ids = wanted
+        self.is_too_long = [min(len(ids), wanted) > max_seq_len for ids in whole]
+        self.token_ids = [ids if len(ids) <= most else [*ids[: most - 1], tokenizer.sep_id] for ids in whole]
 
 
 class Berts(Family):

@@ -21,7 +21,7 @@ from bert.model import Bert
 from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Family
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
 from storage import DAMAGED, load_tensors
-from utils import UserError, read_text, shorten, shown, some
+from utils import UserError, read_text, shorten, shown, some, warn
 from weights import Unfilled, are_equal, is_finite, misfits_of, unlike
 
 CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -84,6 +84,8 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
     tokenizer, most = WordPiece.from_file(Path(path, VOCABULARY), lower_case), settings.get("vocab_size")
     if isinstance(most, int) and len(tokenizer) > most:
         raise UserError(f"{path} has {len(tokenizer)} pieces in {VOCABULARY}, but a vocab_size of {most} in {CONFIG}")
+    if isinstance(most, int) and len(tokenizer) < most:
+        warn(f"{path} has {len(tokenizer)} pieces in {VOCABULARY} for a vocab_size of {most}; is the file whole?")
     return tokenizer
 
 

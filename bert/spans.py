@@ -89,6 +89,8 @@ class SpanData(Dataset):
     def __init__(self, questions: Sequence[Question], tokenizer: WordPiece, length: int, stride: int):
         if length < 8:
             raise UserError(f"a window of {length} tokens has no room for a question and a paragraph")
+        if stride < 1:
+            raise UserError(f"a stride of {stride} leads from no window to the next")
         self.questions, self.tokenizer = questions, tokenizer
         self.windows = [
             window

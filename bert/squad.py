@@ -2,7 +2,7 @@
 
 Version 1.1 (Rajpurkar et al. 2016, arXiv:1606.05250): every question is answered by a span of its paragraph. Version
 2.0 (Rajpurkar et al. 2018, arXiv:1806.03822): some have no answer. The scores are those of the evaluation scripts that
-were published with the two, which differ where an answer is empty.
+were published with the two, which differ where an answer is empty and where a prediction is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Question(NamedTuple):
 
 
 def read_squad(path: str | os.PathLike) -> tuple[list[Question], bool]:
-    """The questions of a file, and whether some may have no answer (version 2.0).
+    """The questions of a file, and whether some may have no answer: version 2.0, or none is named and some have none.
 
     Raises `UserError` that says where the file is not of this format, or an answer does not stand where it should.
     """
@@ -45,7 +45,6 @@ def read_squad(path: str | os.PathLike) -> tuple[list[Question], bool]:
         raise UserError(f"{path} is not JSON: {error}") from None
     questions: list[Question] = []
     try:
-        version = _get(content, "version", str, "", "1.1")
         for place, paragraph in _paragraphs(content):
             questions += _questions(paragraph, place)
     except UserError as error:
@@ -54,8 +53,8 @@ def read_squad(path: str | os.PathLike) -> tuple[list[Question], bool]:
         raise UserError(f"{path} has no questions")
     if repeated := [id for id, count in Counter(question.id for question in questions).items() if count > 1]:
         raise UserError(f"{path}: two questions have the id {shown(repeated[0])}")
-    has_unanswered = any(not question.answers for question in questions)
-    return questions, version.lower().removeprefix("v").startswith("2") or has_unanswered
+    version = str(content.get("version", "")).lower().removeprefix("v")
+    return questions, version.startswith("2") or (not version and any(not each.answers for each in questions))
 
 
 def _paragraphs(content: Any) -> Iterator[tuple[str, Any]]:
@@ -108,12 +107,15 @@ class Scores(NamedTuple):
 
 
 def scores_of(questions: Sequence[Question], predictions: Mapping[str, str], may_be_unanswered: bool) -> Scores:
-    """predictions: a text for each question's id, empty for no answer; a question without one counts as wrong."""
+    """predictions: a text for each question's id, empty for no answer.
+
+    A question that nobody predicted is wrong in version 1.1, and left out in version 2.0, as in the published scripts.
+    """
     exact, f1 = {}, {}
+    if may_be_unanswered:
+        questions = [question for question in questions if question.id in predictions]
     for question in questions:
-        golds = [answer.text for answer in question.answers]
-        if may_be_unanswered:
-            golds = [gold for gold in golds if normalized(gold)] or [""]
+        golds = [answer.text for answer in question.answers if not may_be_unanswered or normalized(answer.text)] or [""]
         predicted = predictions.get(question.id)
         for scores, score in ((exact, is_exact), (f1, token_f1 if may_be_unanswered else overlap_f1)):
             scores[question.id] = 0.0 if predicted is None else max(score(predicted, gold) for gold in golds)

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 
 from tasks import NO_TARGET, Batch, Task, World
 
-IS_NEXT, NOT_NEXT = 0, 1  # the classes of the next-sentence head
-
 
 class Answers(NamedTuple):
     """Log-probabilities: of the next sentence, b 2 (None for a model without it), and of the masked tokens, n v."""

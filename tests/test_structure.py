@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,15 @@ def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_the_readmes_import_is_there():
+    """Of every `from module import names` in a block of code."""
+    pages = [ROOT / "README.md", *ROOT.glob("*/README.md"), *(ROOT / "docs").glob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    blocks = [block for text in texts for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    assert nodes
+    for node in nodes:
+        module = importlib.import_module(node.module)
+        assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)

@@ -59,7 +59,8 @@ def _makes(done: Results) -> list[str]:
     """A line for every checkpoint that was made more than once (see `advanced.lineage`)."""
     weights: dict[str, set[str]] = {}
     for result in done.values():
-        weights.setdefault(result.get("model", ""), set()).add(result.get("weights", ""))
+        if "weights" in result:
+            weights.setdefault(result["model"], set()).add(result["weights"])
     return [
         line
         for name, each in weights.items()

@@ -19,6 +19,7 @@ from saver import best_of
 from training import pretrained_of
 from utils import UserError
 
+FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json")
 PLACE = Place(torch.device("cpu"))
 
 
@@ -30,7 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def plan(directory: Path, films: dict[str, Path]) -> Plan:
     return Plan(
-        checkpoint=InputFile.of(directory),
+        checkpoint=InputFile.of_folder(directory, FILES),
         tokenizer=InputFile.of(directory / "vocab.txt"),
         train=InputFile.of(films["train"]),
         dev=InputFile.of(films["dev"]),
@@ -101,17 +102,38 @@ def test_sentences_are_framed_and_cut_to_the_model_or_to_what_is_asked():
     tokenizer.max_len = 3
     data = BertSentences(examples, tokenizer, 16)
     assert len(data.token_ids[1]) == 5 and data.token_ids[1][-1] == tokenizer.sep_id and data.too_long == 0
+    tokenizer.max_len = 50  # more than the model reads
+    data = BertSentences(examples, tokenizer, 16)
+    assert len(data.token_ids[1]) == 16 and data.too_long == 1
+
+
+def test_a_saved_classifier_goes_on_cutting_sentences_as_it_was_trained(plan: Plan, tmp_path: Path):
+    _, path, _ = train(replace(plan, epochs=1, max_sentence_len=4), tmp_path)
+    model, about = runs.load_classifier(path)
+    assert about.tokenizer.max_len == 4
+    assert len(runs.encode_for(model, about.tokenizer, [Example("very " * 9, 0)]).token_ids[0]) == 6
+
+
+def test_lora_names_a_matrix_that_a_bert_does_not_have(plan: Plan):
+    settings = (("rank", 2), ("alpha", 4.0), ("dropout", 0.0), ("targets", "w1+w3"))
+    with pytest.raises(UserError, match="lora: this model has no w3"):
+        runs.assemble(replace(plan, methods=(("lora", settings),)), PLACE)
+
+
+def test_the_plan_of_a_llama_is_what_it_was_before_there_were_berts(plan: Plan):
+    """So that what was saved then goes on."""
+    assert plan.identity()["family"] == "bert" and "family" not in replace(plan, family="llama").identity()
 
 
 def test_a_plan_knows_a_directory_by_its_files(directory: Path, tmp_path: Path):
-    before = InputFile.of(directory)
-    assert before == InputFile.of(directory)
+    before = InputFile.of_folder(directory, FILES)
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert InputFile.of(tmp_path) == before
+    (tmp_path / "finetuned.resume").write_text("what a run writes there")
+    assert InputFile.of_folder(tmp_path, FILES[::-1]) == before
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**settings, "layer_norm_eps": 1e-6}))
-    assert InputFile.of(tmp_path) != before
+    assert InputFile.of_folder(tmp_path, FILES) != before
 
 
 def test_a_file_of_another_kind_is_refused_in_one_line(plan: Plan, tmp_path: Path):

@@ -13,6 +13,7 @@ import torch
 from bert.examples import Document, Noise, PretrainingData, pairs_of, sentences_of
 from bert.wordpiece import SPECIAL, WordPiece
 from tasks import NO_TARGET
+from utils import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -69,10 +70,10 @@ def test_half_of_the_segments_are_random_and_every_document_is_used():
 def test_most_pairs_fill_their_row_and_a_tenth_is_short_on_purpose():
     long = [[[number * 1000 + place * 5 + token for token in range(5)] for place in range(190)] for number in range(60)]
     pairs = pairs_of(long, 64, True, Random(3))
-    full = sum(len(a) + len(b) == 61 for a, b, is_next in pairs if is_next)
-    short = sum(len(a) + len(b) < 56 for a, b, is_next in pairs if is_next)
-    total = sum(pair.is_next for pair in pairs)
-    assert full / total > 0.8 and 0.03 < short / total < 0.2
+    inner = [pair for pair in pairs if pair.is_next and pair.b[-1] % 1000 < 880]  # not at a document's end
+    short = sum(len(a) + len(b) < 56 for a, b, _ in inner)
+    assert 0.04 < short / len(inner) < 0.15 and sum(len(a) + len(b) == 61 for a, b, _ in inner) / len(inner) > 0.8
+    assert max(len(a) for a, _, is_next in pairs if not is_next) > 50  # a random segment takes the room that is left
 
 
 def test_what_does_not_fit_is_cut_where_the_two_do_not_meet():
@@ -236,6 +237,22 @@ def test_a_run_that_was_stopped_sees_what_it_would_have_seen(tokenizer: WordPiec
     later.batch_sampler.set_epoch(3)
     assert rows_of(later) == rows[3 * 12 : 4 * 12]
     assert data_of(tokenizer, seed=6).pairs(0) != data_of(tokenizer).pairs(0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "words"),
+    [
+        (["a b\nc d", "e"], {"length": 4}, "a row of 4 tokens has no room for text; it needs 5"),
+        (["a b\nc d", "e"], {"length": 2, "has_next": False}, "it needs 3"),
+        (["a b\nc d"], {}, "of another document; the text has only one"),
+        (["a b", "c d", "e f"], {}, "no document of the text has two sentences"),
+    ],
+)
+def test_a_text_or_a_row_that_is_too_small_is_refused(tokenizer: WordPiece, texts: list, settings: dict, words: str):
+    with pytest.raises(UserError, match=words):
+        PretrainingData([*sentences_of(texts, tokenizer)], tokenizer, **{"length": 24, **settings})
+    least = {"length": 5} if settings.get("has_next", True) else {"length": 3, "has_next": False}
+    assert PretrainingData([*sentences_of(["a b\nc d", "e"], tokenizer)], tokenizer, **least)[0, 0]["token_ids"]
 
 
 def test_what_has_no_tokens_is_left_out(tokenizer: WordPiece):

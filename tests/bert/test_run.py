@@ -135,6 +135,9 @@ def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
     assert "102 tokens, of which 5 are read" in printed
     printed = call("--pretrained-model-path", directory, "--text", "a film", "--max_sentence_len", 2)
     assert "of which" not in printed and "hidden states: 4 tokens" in printed
+    pair = ["--text", "a film", "--text_b", "very good"]
+    printed = call("--pretrained-model-path", directory, *pair, "--max_sentence_len", 4)
+    assert "of which" not in printed and "hidden states: 7 tokens" in printed
 
 
 # --------------------------------------------------------------------------------------------------- errors
@@ -153,7 +156,13 @@ def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
         (["--text", "a", "--output", "absent/x.pt"], "--output"),
         (["--text", "a", "--method", "ema"], "--method is for --option finetune"),
         (["--text", "a", "--method-args", "rank=2"], "--method-args is for --option finetune"),
+        (["--text", "a", "--hold_out", "0"], "--hold_out is for --option finetune"),
+        (["--text", "a", "--resume"], "--resume is for --option finetune"),
+        (["--text", "a", "--epochs", "3"], "--epochs is for --option finetune"),
+        (["--text", "a", "--train", "file"], "--train is for --option finetune"),
+        (["--text", "a", "--text_b", " "], "--text_b holds no text"),
         (["--text", "a", "--seed", "-1"], "--seed -1: must be"),
+        (["--text", "a", "--max_sentence_len", "0"], "--max_sentence_len 0: must be"),
         (["--text", "a", "--precision", "bf16"], "--precision bf16 is for Llamas"),
         (["--option", "finetune", "--text", "a"], "--text is for --option encode"),
         (["--option", "finetune", "--lr", "0"], "--lr 0.0: must be above 0"),
@@ -183,6 +192,30 @@ def test_a_model_of_another_vocabulary_is_refused(call: Callable, directory: Pat
         file.write("".join(f"new{number}\n" for number in range(3)))
     with pytest.raises(UserError, match="pieces in vocab.txt, but a vocab_size of"):
         call("--pretrained-model-path", other, "--text", "a")
+
+
+def test_what_the_model_is_read_from_is_not_written_over(
+    call: Callable, flags: Flags, directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = {file.name: file.read_bytes() for file in directory.iterdir()}
+    (directory / "link.pt").symlink_to(directory / "model.safetensors")
+    link = directory / "link.pt"
+    encode = ["--pretrained-model-path", directory, "--text", "a", "--output", link]
+    for given in (encode, [*flags, "--model_out", link]):
+        with pytest.raises(UserError, match="is also model.safetensors of --pretrained-model-path"):
+            call(*given)
+    (directory / "link.pt").unlink()
+    assert {file.name: file.read_bytes() for file in directory.iterdir()} == files
+
+
+def test_a_vocabulary_that_is_cut_is_warned_of(call: Callable, directory: Path, tmp_path: Path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in directory.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    (other / "vocab.txt").write_text("".join((directory / "vocab.txt").read_text().splitlines(keepends=True)[:20]))
+    call("--pretrained-model-path", other, "--text", "a")
+    assert "20 pieces in vocab.txt" in capsys.readouterr().err
 
 
 def test_mistakes_and_help_answer_without_pytorch():

@@ -61,6 +61,8 @@ def test_a_token_is_taken_from_the_window_that_shows_most_around_it():
     windows = [*windows_of(0, question_of(24), TOKENIZER, 20, 10)]
     assert len(windows) == 2 and windows[0].is_central == [True] * 12 + [False] * 2
     assert windows[1].is_central == [False] * 2 + [True] * 12
+    equal = [*windows_of(0, question_of(15), TOKENIZER, 20, 2)]  # 14 and 13 tokens: the larger window has the middle
+    assert [sum(window.is_central) for window in equal] == [8, 7]
 
 
 def test_an_answer_of_parts_of_tokens_is_all_of_these_tokens():
@@ -77,6 +79,8 @@ def test_no_answer_is_cls_and_a_long_question_is_cut():
     assert all(window.first == 10 and len(window.ids) <= 20 for window in windows)
     with pytest.raises(UserError, match="no room for a question"):
         SpanData([long], TOKENIZER, 7, 3)
+    with pytest.raises(UserError, match="a stride of 0"):
+        SpanData([long], TOKENIZER, 20, 0)
 
 
 def test_a_batch_is_padded():

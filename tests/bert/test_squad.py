@@ -17,7 +17,7 @@ def question(id: str, *answers: str) -> Question:
     return Question(id, "where?", CONTEXT, tuple(Answer(text, 0) for text in answers))
 
 
-def write(path: Path, qas: list, version: str = "1.1", **paragraph) -> Path:
+def write(path: Path, qas: list, version: str | float = "1.1", **paragraph) -> Path:
     paragraph = {"context": CONTEXT, "qas": qas, **paragraph}
     path.write_text(json.dumps({"version": version, "data": [{"title": "t", "paragraphs": [paragraph]}]}))
     return path
@@ -56,6 +56,15 @@ def test_what_nobody_predicted_is_wrong_and_percentages_are_of_all_questions():
     assert scores.f1 == pytest.approx(100 * (1 + 2 / 3) / 3) and scores.answered_f1 is None
 
 
+def test_what_nobody_predicted_is_left_out_in_version_2():
+    questions = [question("1", "Basel"), question("2", "Rhine"), question("3")]
+    assert scores_of(questions, {"1": "Basel"}, True) == (100.0, 100.0, 1, 100.0, None)
+
+
+def test_a_question_without_answers_in_version_1_is_answered_by_nothing():
+    assert scores_of([question("1")], {"1": "Basel"}, False)[:2] == (0.0, 0.0)
+
+
 def test_no_answer_is_right_where_there_is_none():
     questions = [question("1"), question("2"), question("3", "Basel"), question("4", "Basel")]
     scores = scores_of(questions, {"1": "", "2": "Basel", "3": "Basel", "4": ""}, True)
@@ -80,6 +89,13 @@ def test_questions_of_both_versions_are_read(tmp_path: Path):
     questions, may_be_unanswered = read_squad(write(tmp_path / "two.json", [first, second], "v2.0"))
     assert [len(each.answers) for each in questions] == [1, 0] and may_be_unanswered
     assert read_squad(write(tmp_path / "v2.json", [first], "v2.0"))[1]
+    assert read_squad(write(tmp_path / "v2.json", [first], 2.0))[1]
+    assert not read_squad(write(tmp_path / "v1.json", [first, second], 1.1))[1]  # what is said counts
+    for qas, may_be_unanswered in (([first], False), ([first, second], True)):  # no version is named
+        (path := tmp_path / "none.json").write_text(
+            json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]})
+        )
+        assert read_squad(path)[1] == may_be_unanswered
     impossible = {**first, "is_impossible": True}
     assert read_squad(write(tmp_path / "three.json", [impossible]))[0][0].answers == ()
 
