@@ -59,16 +59,21 @@ class Spread(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of the accuracies of two methods: its mean, its standard error, and its 95 % interval."""
+    """Of the accuracies of two methods: its mean, its standard error, and its 95 % interval.
+
+    is_one_draw: of one seed of something that is trained. Its interval knows what another choice of sentences would do,
+    and nothing of another seed.
+    """
 
     mean: float
     error: float
     low: float
     high: float
+    is_one_draw: bool = False
 
     @property
     def is_beyond_noise(self) -> bool:
-        return self.low > 0 or self.high < 0
+        return not self.is_one_draw and (self.low > 0 or self.high < 0)
 
 
 def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, seed: int = 0) -> Difference:
@@ -109,4 +114,6 @@ def compare(
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
-    return paired_bootstrap(*(rightness([each[seed] for seed in seeds], split, labels) for each in (ours, theirs)))
+    found = paired_bootstrap(*(rightness([each[seed] for seed in seeds], split, labels) for each in (ours, theirs)))
+    is_trained = any("trainable" in each[seeds[0]] for each in (ours, theirs))
+    return found._replace(is_one_draw=len(seeds) == 1 and is_trained)

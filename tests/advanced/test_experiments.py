@@ -431,7 +431,19 @@ def test_seeds_that_differ_widen_the_interval_and_equal_methods_do_not_differ():
     narrow, wide = paired_bootstrap(steady, base), paired_bootstrap(moody, base)
     assert wide.mean == pytest.approx(narrow.mean, abs=0.02) and wide.error > 1.5 * narrow.error
     same = paired_bootstrap(base, base)
-    assert tuple(same) == (0, 0, 0, 0) and not same.is_beyond_noise
+    assert tuple(same[:4]) == (0, 0, 0, 0) and not same.is_beyond_noise
+
+
+def test_one_seed_of_what_is_trained_is_never_beyond_noise():
+    """Of what is not trained there is no other seed."""
+    labels = [0, 1] * 100
+    right, wrong = ({"dev": {"predictions": pack(answers)}} for answers in (labels, labels[::-1]))
+    trained = [{**each, "trainable": 5} for each in (right, wrong)]
+    assert compare({1: right}, {1: wrong}, "dev", labels).is_beyond_noise
+    assert not compare({1: trained[0]}, {1: trained[1]}, "dev", labels).is_beyond_noise
+    both = [{1: each, 2: each} for each in trained]
+    assert compare(*both, "dev", labels).is_beyond_noise
+    assert not compare(both[0], {2: trained[1]}, "dev", labels).is_beyond_noise
 
 
 def test_methods_are_compared_on_the_seeds_that_both_have():
