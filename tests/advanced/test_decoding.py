@@ -366,7 +366,7 @@ def test_what_cannot_be_searched_is_refused(
 def test_without_the_folder_a_search_is_an_error(
     drive: Callable, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ):
-    for module in ("arguments", "runs"):
+    for module in ("arguments", "families"):
         monkeypatch.setattr(f"{module}.import_folder", lambda name: None)
     with pytest.raises(UserError, match=f"{flags[0]} needs the folder advanced/"):
         drive("--pretrained-model-path", tiny_checkpoint, *flags)

@@ -41,15 +41,16 @@ from fast import compiled
 
 MODULES = ("llama", "cache", "sampling", "weights", "rope", "base_llama", "classifier", "optimizer", "tokenizer")
 MODULES += ("batches", "tasks", "training", "saver", "utils")
-DRIVERS = ("run_llama", "finetuning", "reports", "runs")
+DRIVERS = ("run_llama", "finetuning", "reports", "runs", "families")
 # where to be seen in one command is enough
 WITHOUT_KERNELS = ("optimizer", "tokenizer", "batches", "tasks", "training", "saver")
 OF_UTILS = ("seed_everything",)
 EXCEPTIONS = {  # what rightly shows nowhere, and why
     "sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
-    "weights._Unfilled.__torch_function__": "saves time where there are no numbers",
+    "weights.Unfilled.__torch_function__": "saves time where there are no numbers",
     "weights._fault": "an error for what is no weight",
     "weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
+    "batches.Sentences.too_long": "counts what is warned of, on standard error",
     "tasks.Classification.check": "an error for outputs that are no log-probabilities",
     "tasks.Evaluation.finish": "puts the predictions of several processes together",
     "tasks.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
