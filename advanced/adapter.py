@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.added import State, set_apart, view_among
-from training import Method
+from training import Method, pretrained_of
 
 
 class Bottleneck(nn.Module):
@@ -66,7 +66,7 @@ class Adapter(Method):
     def prepare(self, model: nn.Module) -> None:
         for name, sublayer in model.named_modules():
             if name.rpartition(".")[2] in self.places:
-                dim = getattr(model, "llama", model).config.dim
+                dim = pretrained_of(model).config.dim
                 sublayer.adapter = Bottleneck(dim, self.width, self.scale, self.dropout)
                 sublayer.register_forward_hook(self.add, with_kwargs=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from training import Method
+from training import Method, pretrained_of
 
 IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 EMBEDDING = re.compile(r"(?:^|\.)(?:tok_embeddings|output)\.weight$")  # two names of one matrix
@@ -31,7 +31,7 @@ class LayerDecay(Method):
 
     def parameter_groups(self, groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
         """Every group as one for each depth that it has parameters at, from the head to the embedding."""
-        layers = getattr(model, "llama", model).config.n_layers
+        layers = pretrained_of(model).config.n_layers
         depths = {parameter: depth(name, layers) for name, parameter in model.named_parameters()}
         split = []
         for group in groups:

@@ -35,7 +35,7 @@ from torch import nn
 from advanced.added import State, set_apart, view_among
 from cache import KVCache, View
 from llama import Llama
-from training import Method
+from training import Method, pretrained_of
 
 
 class Prefix(Method):
@@ -50,7 +50,7 @@ class Prefix(Method):
         self.length = length
 
     def prepare(self, model: nn.Module) -> None:
-        llama = getattr(model, "llama", model)
+        llama = pretrained_of(model)
         drawn = torch.randint(llama.config.vocab_size, (1, self.length), device=llama.norm.weight.device)  # 1 p
         for layer, (key, value) in zip(llama.layers, keys_and_values(llama, drawn), strict=True):
             layer.attention.prefix_key, layer.attention.prefix_value = nn.Parameter(key), nn.Parameter(value)  # g p d

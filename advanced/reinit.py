@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import nn
 
 from llama import RMSNorm
-from training import Method
+from training import Method, pretrained_of
 from utils import UserError
 
 
@@ -26,7 +26,7 @@ class Reinit(Method):
         self.layers, self.head = layers, head
 
     def prepare(self, model: nn.Module) -> None:
-        llama = getattr(model, "llama", model)
+        llama = pretrained_of(model)
         if self.layers > llama.n_layers:
             raise UserError(f"{self.layers} layers cannot be drawn anew: the model has {llama.n_layers}")
         for layer in llama.layers[-self.layers :]:

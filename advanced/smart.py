@@ -41,7 +41,7 @@ from torch import nn
 from advanced.r_drop import symmetric_divergence
 from cache import sequence_lengths
 from classifier import PAD_ID
-from training import Method, Step
+from training import Method, Step, pretrained_of
 
 EARLY = 0.1  # the share of all steps in which the teacher follows faster
 
@@ -75,7 +75,7 @@ class SMART(Method):
         self.teacher: dict[str, torch.Tensor] = {}
 
     def prepare(self, model: nn.Module) -> None:
-        llama = getattr(model, "llama", model)
+        llama = pretrained_of(model)
         llama.tok_embeddings.register_forward_hook(self.perturb, prepend=True)  # before what others add to a text
 
     def start(self, model: nn.Module) -> None:
@@ -117,7 +117,7 @@ class SMART(Method):
         pad_id = getattr(step.model, "pad_id", PAD_ID)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         is_real = (positions < sequence_lengths(tokens, pad_id)[:, None])[..., None]  # b s 1
-        dim = getattr(step.model, "llama", step.model).config.dim
+        dim = pretrained_of(step.model).config.dim
         perturbation = self.noise * step.normal(tokens.shape[1], dim) * is_real  # b s D
         for _ in range(self.steps):
             ascent = direction(self.gradient(step, perturbation))  # b s D

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import Method
+from training import Method, pretrained_of
 from utils import warn
 from weights import blueprint
 
@@ -39,7 +39,7 @@ class WiSEFT(Method):
         self.found: dict[str, Any] = {}
 
     def start(self, model: nn.Module) -> None:
-        llama = getattr(model, "llama", model)
+        llama = pretrained_of(model)
         pretrained = blueprint(llama.config).state_dict().keys()
         self.before = {
             name: parameter.detach().clone()
@@ -48,7 +48,7 @@ class WiSEFT(Method):
         }
 
     def finish(self, model: nn.Module, evaluate: Callable[[], float]) -> bool:
-        llama, scores = getattr(model, "llama", model), []
+        llama, scores = pretrained_of(model), []
         after = {name: llama.get_parameter(name).detach().clone() for name in self.before}
         for alpha in self.alphas:
             self.mix(llama, after, alpha)

@@ -18,13 +18,12 @@ from torch import nn
 
 from bert import heads
 from bert.model import Bert
-from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Family
+from bert.names import BERT, CONFIG, DISTILBERT, HEADS, LEFT_OVER, PICKLED, SAFETENSORS, WEIGHTS, Family
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
 from storage import DAMAGED, load_tensors
 from utils import UserError, read_text, shorten, shown, some, warn
 from weights import Unfilled, are_equal, is_finite, misfits_of, unlike
 
-CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
 DECODER, TOKENS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
 
@@ -155,7 +154,8 @@ def _check_finite(path: str | os.PathLike, state: State, family: Family) -> None
 
 def _read_tensors(folder: Path) -> tuple[Path, dict]:
     """The file that holds the weights, and what it holds."""
-    for file, read in ((folder / SAFETENSORS, _read_safetensors), (folder / PICKLED, load_tensors)):
+    readers = {SAFETENSORS: _read_safetensors, PICKLED: load_tensors}
+    for file, read in ((folder / name, readers[name]) for name in WEIGHTS):
         if file.exists():
             tensors = read(file)
             if not isinstance(tensors, dict):

