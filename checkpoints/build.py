@@ -26,8 +26,8 @@ from generate_text import LABEL_NAMES, SEED, data_set, documents  # noqa: E402
 from reference import write_reference  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler  # noqa: E402
 
-from advanced.pretraining import make_optimizer  # noqa: E402
 from advanced.text import train_tokenizer  # noqa: E402
+from advanced.text_runs import make_optimizer  # noqa: E402
 from batches import EncodingRules, LlamaDataset  # noqa: E402
 from classifier import LlamaZeroShotClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402

@@ -21,8 +21,9 @@ from torch import nn
 from advanced.lineage import identity_of
 from advanced.pretrain import SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main
-from advanced.pretraining import SaverWithTokenizer, make_optimizer, pretrain
+from advanced.pretraining import SaverWithTokenizer, pretrain
 from advanced.text import Passes, hold_out, pack, read_documents, train_tokenizer
+from advanced.text_runs import make_optimizer
 from llama import load_pretrained
 from optimizer import AdamW
 from plan import Place
@@ -229,7 +230,7 @@ def test_the_rate_falls_to_nothing_at_the_end(tmp_path: Path, text: Path, monkey
         monkeypatch.setattr(optimizer, "step", lambda: (rates.append(optimizer.param_groups[0]["lr"]), step()))
         return optimizer
 
-    monkeypatch.setattr("advanced.pretraining.make_optimizer", watched)
+    monkeypatch.setattr("advanced.text_runs.make_optimizer", watched)
     rows_of(arguments("--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE, "--lr", 0.01))
     assert max(rates) == pytest.approx(0.01) and rates[-1] < 0.001 and rates[0] < 0.01
 
@@ -340,7 +341,7 @@ def test_before_the_first_step_nothing_is_written(
     def interrupted(*how: object, **settings: object) -> None:
         raise KeyboardInterrupt("interrupted")
 
-    monkeypatch.setattr("advanced.pretraining.fit", interrupted)
+    monkeypatch.setattr("advanced.text_runs.fit", interrupted)
     with pytest.raises(KeyboardInterrupt, match="interrupted; nothing was saved"):
         run_main(monkeypatch, "--text", text, "--out", tmp_path / "new.pt", "--init", tiny_checkpoint, *PACE)
     assert files_beside(tmp_path / "new.pt") == {}
