@@ -7,7 +7,7 @@ import importlib.util
 import math
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def add_data_flags(parser: ArgumentParser) -> None:
     add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
 
 
-def add_place_flags(parser: ArgumentParser) -> None:
+def add_place_flags(parser: ArgumentParser, has_precision: bool = True) -> None:
     """How much of a sentence is read, where a run is computed, and with which random numbers."""
     from config import PRECISIONS
 
@@ -84,7 +84,9 @@ def add_place_flags(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=1337, help="seed of everything random")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
-    add("--precision", choices=PRECISIONS, default=Default("fp32"), help="of the products; int8 is not for finetune")
+    if has_precision:
+        what = "of the products; int8 is not for finetune"
+        add("--precision", choices=PRECISIONS, default=Default("fp32"), help=what)
     add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest here, or everything as it is written")
 
 
@@ -107,9 +109,12 @@ def _add_generate_flags(parser: ArgumentParser) -> None:
 
 def add_classify_flags(parser: ArgumentParser, title: str = "finetune") -> Callable[..., Any]:
     """How sentences are classified, and a classifier is trained. title: of the latter's group, whose `add` it gives."""
-    add = parser.add_argument_group("prompt and finetune").add_argument
+    is_alone = title == "finetune"
+    add = parser.add_argument_group(title if is_alone else "prompt and finetune").add_argument
     ending = "the name ends in {0}-prompting-output.txt, in {0}-finetuning-output.txt where it is fine-tuned, in "
     ending += "{0}-lora-output.txt with --option lora, in {0}-advanced-output.txt where a method is used"
+    if is_alone:
+        ending = "the name ends in {0}-finetuning-output.txt, in {0}-advanced-output.txt where a method is used"
     for split in ("dev", "test"):
         add(f"--{split}_out", default=f"cfimdb-{split}-prompting-output.txt", help=ending.format(split))
     add("--batch_size", type=int, default=8, help="sentences in a batch")
@@ -117,7 +122,7 @@ def add_classify_flags(parser: ArgumentParser, title: str = "finetune") -> Calla
     how = dict(nargs="+", action="extend", default=[])
     add("--method-args", metavar="KEY=VALUE", help="arguments of the methods; or METHOD.KEY=VALUE", **how)
 
-    add = parser.add_argument_group(title).add_argument
+    add = add if is_alone else parser.add_argument_group(title).add_argument
     add("--epochs", type=int, default=5, help="passes over the training data")
     add("--lr", type=float, default=2e-5, help="learning rate")
     add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
@@ -496,10 +501,10 @@ INPUTS = {
 }
 
 
-def check_overlaps(args: Namespace, outputs: dict[str, Path]) -> None:
-    """No output may overwrite another output or an input, under whatever name."""
+def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[str] | None = None) -> None:
+    """No output may overwrite another output or an input, under whatever name. inputs: else those of the option."""
     taken = {}
-    for name in INPUTS.get(args.option, ()):
+    for name in INPUTS[args.option] if inputs is None else inputs:
         if getattr(args, name) not in (None, STANDARD_INPUT):
             taken |= dict.fromkeys(_identities(Path(getattr(args, name))), f"--{name.replace('_', '-')}")
     for file in getattr(args, "model_files", ()):

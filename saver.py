@@ -122,14 +122,19 @@ class Saver:
         Later: a run may have been stopped after saving its model and before its resume point; that epoch is run again.
         """
         try:
-            saved = load_tensors(self.model_path)
-            fits = saved["identity"] == self.identity and saved["epoch"] >= best_epoch
+            identity, epoch = self.saved_as()
+            fits = identity == self.identity and epoch >= best_epoch
         except UserError as error:
             raise UserError(f"{error}; without it nobody can go on from {self.resume_path}") from None
         except Exception:  # whatever a foreign file holds in their places
             fits = False
         if not fits:
             raise UserError(f"{self.model_path} is not of the run that {self.resume_path} belongs to; start anew")
+
+    def saved_as(self) -> tuple[dict[str, Any], int]:
+        """The identity and the epoch of the saved model. Raises an error of some kind for a foreign file."""
+        saved = load_tensors(self.model_path)
+        return saved["identity"], saved["epoch"]
 
 
 def differences(identity: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -2,7 +2,8 @@
 
 Two processors round differently, and after a few thousand steps the weights differ in their digits, as those of two
 seeds do. A model that is made again elsewhere is still the model that its figures are of, so it is known by what it
-was made of, which `advanced.pretrain` writes to NEW.json; every other checkpoint is known by its bytes.
+was made of, which `advanced.pretrain` writes to NEW.json, and `bert.pretrain` to a file in its directory; every other
+checkpoint is known by its bytes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from typing import Any
 from utils import sha256_of
 
 PLACES = ("text", "init", "device")  # settings that say where something lies: `origin` has what lies there
+RECORD = "pretraining.json"  # of a directory
+OF_DIRECTORY = ("config.json", "model.safetensors", "pytorch_model.bin", "tokenizer_config.json", "vocab.txt")
 
 
 def origin(texts: Sequence[str], tokenizer: str | Path, init: str | None) -> dict[str, Any]:
-    """What a run of `advanced.pretrain` begins with, as checksums."""
+    """What a run of pre-training begins with, as checksums."""
     first = None if init is None else identity_of(init)
     return {"text": [sha256_of(path) for path in texts], "tokenizer": sha256_of(tokenizer), "init": first}
 
 
 def identity_of(checkpoint: str | Path) -> str:
-    """The checksum of what a checkpoint was made of, if NEW.json says so of these very weights; else of its bytes."""
-    weights = checksum(checkpoint)
+    """The checksum of what a checkpoint was made of, if its record says so of these very weights; else of its bytes."""
+    weights, path = checksum(checkpoint), Path(checkpoint)
     try:
-        record = json.loads(Path(checkpoint).with_suffix(".json").read_text(encoding="utf-8"))
+        record = json.loads((path / RECORD if path.is_dir() else path.with_suffix(".json")).read_text(encoding="utf-8"))
         if record["weights"] != weights:
             return weights
         settings = {name: value for name, value in record["settings"].items() if name not in PLACES}
@@ -41,8 +44,15 @@ def identity_of(checkpoint: str | Path) -> str:
 
 
 def checksum(path: str | Path) -> str:
-    """Of a file as it is now; it is read again only when it has changed."""
-    return _checksum(str(path), os.stat(path).st_mtime_ns)
+    """Of a file as it is now, or of the files in a directory that its model is read from.
+
+    They are read again only when they have changed.
+    """
+    if not os.path.isdir(path):
+        return _checksum(str(path), os.stat(path).st_mtime_ns)
+    files = {name: Path(path, name) for name in OF_DIRECTORY if Path(path, name).is_file()}
+    sums = {name: _checksum(str(file), file.stat().st_mtime_ns) for name, file in files.items()}
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
 @lru_cache(maxsize=256)

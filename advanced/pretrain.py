@@ -21,7 +21,7 @@ from pathlib import Path
 
 from advanced.lineage import origin
 from advanced.text_flags import Outputs, Row, add_text_flags, check_length, check_text_flags, follow, found
-from config import LlamaConfig
+from config import PRECISIONS, LlamaConfig
 from utils import ArgumentParser, UserError, find_asset, run_main, sha256_of, tokenizer_name, warn
 
 SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
@@ -34,6 +34,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--init", metavar="CHECKPOINT", help="go on from this one, with its shape and tokenizer")
     add("--tokenizer", help="SentencePiece model; else that of --init, or one that is trained on the texts")
     add_text_flags(parser)
+    add("--precision", choices=[each for each in PRECISIONS if each != "int8"], default="fp32", help="of the products")
     shape = parser.add_argument_group("the shape of a new model").add_argument
     for name, value in SHAPE.items():
         shape(f"--{name}", type=int, help=f"{value} if not given")

@@ -70,7 +70,9 @@ def make_model(args: Namespace, tokenizer: Tokenizer) -> Llama:
 def identity_with(args: Namespace, corpus: Corpus, config: LlamaConfig) -> dict[str, Any]:
     tokenizer = hashlib.sha256(corpus.tokenizer_file).hexdigest()
     init = None if args.init is None else sha256_of(args.init)
-    return identity_of(args, init=init, tokenizer=tokenizer, model_args=asdict(config))
+    return identity_of(
+        args, init=init, tokenizer=tokenizer, model_args=asdict(config), precision=args.precision
+    )
 
 
 @dataclass

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config import PRECISIONS
 from utils import UserError, atomic_write, check_writable, find_asset, warn
 
 Row = dict[str, Any]  # the figures of one measurement
 
 
 def add_text_flags(parser: ArgumentParser) -> None:
-    """All but --out, --init and the shape of a new model."""
+    """All but --out, --init, --precision and the shape of a new model."""
     add = parser.add_argument
     add("--text", nargs="+", required=True, metavar="FILE", help="texts, or data files, whose labels are dropped")
     add("--epochs", type=float, default=4.0, help="passes over the text")
@@ -31,7 +30,6 @@ def add_text_flags(parser: ArgumentParser) -> None:
     add("--every", type=int, default=100, help="about how many steps between two measurements, and resume points")
     add("--seed", type=int, default=1337, help="of everything random")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
-    add("--precision", choices=[each for each in PRECISIONS if each != "int8"], default="fp32", help="of the products")
     add("--resume", action="store_true", help="go on after the last measurement of an interrupted run")
 
 
@@ -74,29 +72,37 @@ def check_length(args: Namespace, positions: int) -> None:
 
 
 class Outputs(NamedTuple):
-    """The files of a run: what is made, what lies beside it, its figures, its resume point, and its lock."""
+    """The files of a run: what is made, what lies beside it, its figures, its resume point, and its lock.
+
+    flag: the one that names them.
+    """
 
     model: Path
     beside: tuple[Path, ...]
     figures: Path
     point: Path
     lock: Path
+    flag: str = "--out"
 
     def check(self, args: Namespace, inputs: Sequence[str | Path | None]) -> None:
         """Nothing that is there is lost: what is not gone on with stays. Raises `UserError`."""
+        if self.model.parent == args.out and args.out.exists() and not args.out.is_dir():
+            raise UserError(f"{self.flag} {args.out} is a file; name a folder")
         files = (self.model, *self.beside, self.figures, self.point)
         resolved = {Path(path).resolve() for path in inputs if path is not None}
         for path in (*files, self.lock):
-            check_writable(path, "--out")
+            check_writable(args.out if path.parent == args.out and not args.out.exists() else path, self.flag)
             if path.resolve() in resolved:
-                raise UserError(f"--out {args.out}: {path} is also an input; choose another name")
+                raise UserError(f"{self.flag} {args.out}: {path} is also an input; choose another name")
         there = [path for path in files if path.exists()]
         if self.point in there:
             if not args.resume:
-                raise UserError(f"{self.point} is of an interrupted run; go on with --resume, or name another --out")
+                how = f"go on with --resume, or name another {self.flag}"
+                raise UserError(f"{self.point} is of an interrupted run; {how}")
         elif there:
             over = f", and there is no {self.point} to go on from" if args.resume else ""
-            raise UserError(f"--out {args.out}: {there[0]} is there already{over}; name another --out, or remove it")
+            how = f"name another {self.flag}, or remove it"
+            raise UserError(f"{self.flag} {args.out}: {there[0]} is there already{over}; {how}")
 
     def what_is_kept(self, args: Namespace) -> str:
         if not self.point.is_file():

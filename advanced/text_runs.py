@@ -37,9 +37,9 @@ def read_texts(args: Namespace) -> tuple[list[str], list[str]]:
 
 
 def identity_of(args: Namespace, **more: Any) -> dict[str, Any]:
-    """What must be equal for a run to go on."""
+    """What must be equal for a run to go on. more: besides its texts and its pace."""
     train = [sha256_of(path) for path in args.text]
-    return {"train": train, **more, **{name: getattr(args, name) for name in (*PACE, "precision")}}
+    return {"train": train, **more, **{name: getattr(args, name) for name in PACE}}
 
 
 class Rounds(NamedTuple):
@@ -78,10 +78,11 @@ class TextSaver(Saver):
     """
 
     has_saved: bool = False
+    flag: str = "--out"
 
     def save_model(self, model: nn.Module, result: EpochResult) -> None:
         if not self.has_saved:
-            check_new(self.model_path, "--out")
+            check_new(self.model_path, self.flag)
             self.save_beside()
         self.save_anew(model, result)
 
@@ -97,7 +98,7 @@ def alone(args: Namespace, outputs: Outputs, check: Callable[[], None], rows: Ca
     """What `rows` yields, while no other process writes under this name. check: of what another one may have made."""
     lock = NameLock(outputs.lock)
     if holder := lock.acquire():
-        raise UserError(f"--out {args.out} is in use by {holder}")
+        raise UserError(f"{outputs.flag} {args.out} is in use by {holder}")
     try:
         check()  # once more: another run may have ended since
         yield from rows()
@@ -135,7 +136,7 @@ def resume(
     try:
         history = saver.load_resume_point(model, optimizer)
     except OtherRun as error:
-        raise UserError(f"{error}; use the same arguments, or name another --out") from None
+        raise UserError(f"{error}; use the same arguments, or name another {saver.flag}") from None
     print(f"resuming from {saver.resume_path}")
     saver.save_beside()
     return history

@@ -189,6 +189,9 @@ class PretrainingData(Dataset):
         """How many examples a pass draws from: as many as the first one has."""
         return len(self.pairs(0))
 
+    def __len__(self) -> int:
+        return self.count
+
     def pairs(self, number: int) -> list[Pair]:
         """Of a pass, if they are dynamic. Those of the last one that was asked for are kept."""
         if self._made[0] != number:

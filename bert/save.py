@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
     from bert.wordpiece import WordPiece
 
 
-def save_pretrained(path: str | os.PathLike, model: nn.Module, tokenizer: WordPiece | None = None) -> None:
+def save_pretrained(
+    path: str | os.PathLike,
+    model: nn.Module,
+    tokenizer: WordPiece | None = None,
+    about: dict[str, str] | None = None,
+) -> None:
     """Write an encoder, or a model of `heads.py`, as a directory, which is made where it does not exist.
 
-    tokenizer: its vocabulary is written as `vocab.txt`. Raises `UserError` for a model that transformers has no class
-    for (with the plain head, or one that reads the pooler of an encoder without one), before anything is written.
+    tokenizer: its vocabulary is written as `vocab.txt`. about: what `saved_about` will say of these weights. Raises
+    `UserError` for a model that transformers has no class for (with the plain head, or one that reads the pooler of an
+    encoder without one), before anything is written.
     """
     encoder = model if isinstance(model, Bert) else model.encoder
     family = family_of(encoder.config)
     tensors, settings = _tensors(model, family), _settings(model, encoder, family)
-    content = safetensors().save(tensors, metadata={"format": "pt"})
+    content = safetensors().save(tensors, metadata={"format": "pt", **(about or {})})
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / SAFETENSORS, "wb") as file:
@@ -37,6 +44,12 @@ def save_pretrained(path: str | os.PathLike, model: nn.Module, tokenizer: WordPi
         file.write(json.dumps(settings, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def saved_about(path: str | os.PathLike) -> dict[str, str]:
+    """What was written beside the weights of a directory. Raises an error of some kind where there are none."""
+    with importlib.import_module("safetensors").safe_open(Path(path, SAFETENSORS), "pt") as file:
+        return file.metadata() or {}
 
 
 def _settings(model: nn.Module, encoder: Bert, family: Family) -> dict[str, Any]:

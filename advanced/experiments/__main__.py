@@ -123,6 +123,7 @@ def main() -> None:
     done = read_results([path]) if args.render or args.report else {}
     model = model_of(args.pretrained_model_path, args.tokenizer, done)
     table = table.without_unknown(model).only(args.only)
+    table.check_families(model)
     if args.report:
         for written in write_report(table, model, done, command_of(args), Path(args.report)):
             print(f"wrote {written}")

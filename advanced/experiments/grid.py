@@ -34,11 +34,15 @@ PLAN_SETTINGS = {
     "attention": None, "max_sentence_len": None,
 }  # fmt: skip
 TUNE_SEEDS = (0,)
+VOCABULARY = "vocab.txt"
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint and its tokenizer. recorded: `checksums` by the name of a checkpoint, from results."""
+    """A checkpoint and its tokenizer; of a BERT, a directory and the vocabulary in it.
+
+    recorded: `checksums` by the name of a checkpoint, from results.
+    """
 
     checkpoint: str
     tokenizer: str
@@ -50,22 +54,27 @@ class Model:
         `{model}` in its name stands for the name of this one.
         """
         path = Path(self.checkpoint).parent / name.replace("{model}", self.name)
-        own = path.with_suffix(".model")
+        own = path / VOCABULARY if path.is_dir() else path.with_suffix(".model")
         return Model(str(path), str(own) if own.is_file() else self.tokenizer, self.recorded)
 
     @property
     def name(self) -> str:
-        return Path(self.checkpoint).stem
+        return Path(self.checkpoint).name.removesuffix(".pt")
+
+    @property
+    def family(self) -> str:
+        """The kind of the model (see `families`)."""
+        return "bert" if Path(self.checkpoint).is_dir() else "llama"
 
     @property
     def is_known(self) -> bool:
-        return Path(self.checkpoint).is_file() or self.name in self.recorded
+        return Path(self.checkpoint).exists() or self.name in self.recorded
 
     @property
     def checksums(self) -> tuple[str, ...]:
         """What the checkpoint and the tokenizer are known by; where the files are not here, as it was recorded. So
         results can be rendered without the weights that they come from."""
-        if Path(self.checkpoint).is_file():
+        if Path(self.checkpoint).exists():
             return identity_of(self.checkpoint), checksum(self.tokenizer)
         if self.name in self.recorded:
             return tuple(self.recorded[self.name])
@@ -78,6 +87,8 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
     Raises `UserError` if they are neither.
     """
     recorded = {result["model"]: result["checksums"] for result in results.values()}
+    if Path(checkpoint).is_dir():
+        return _directory(checkpoint, tokenizer, recorded)
     path = find_asset(checkpoint)
     if path is None:
         model = Model(checkpoint, "", recorded)
@@ -89,6 +100,15 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
     if found is None:
         raise UserError(f"--tokenizer {name} does not exist")
     return Model(str(path), str(found), recorded)
+
+
+def _directory(checkpoint: str, tokenizer: str | None, recorded: Mapping[str, Sequence[str]]) -> Model:
+    vocabulary = Path(checkpoint, VOCABULARY)
+    if tokenizer is not None:
+        raise UserError(f"--tokenizer: the vocabulary is that of --pretrained-model-path {checkpoint}")
+    if not vocabulary.is_file():
+        raise UserError(f"--pretrained-model-path {checkpoint} holds no {VOCABULARY}")
+    return Model(checkpoint, str(vocabulary), recorded)
 
 
 @dataclass(frozen=True)
@@ -219,6 +239,18 @@ class Table:
             other = model.beside(row.checkpoint).checkpoint
             warn(f"left out: {row.name}, which starts from {other}, and that is not here")
         return replace(self, rows=tuple(row for row in self.rows if row not in unknown))
+
+    def check_families(self, model: Model) -> None:
+        """Raises `UserError` for a row whose method, option or attention is not for the kind of its model."""
+        for row in self.rows:
+            family = model.beside(row.checkpoint).family if row.checkpoint else model.family
+            try:
+                if family != "llama" and row.option == "prompt":
+                    raise UserError(f"zero-shot methods ask a language model, which a {family} is not")
+                if row.method:
+                    choose(row.method, row.arguments, row.option, family)
+            except UserError as error:
+                raise UserError(f"row {row.name}: {error}") from None
 
     def only(self, rows: Sequence[str] | None) -> Table:
         """Of these rows, and of the baseline, which they are compared with; all of them for None."""

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from advanced import choose
 from advanced.experiments.grid import Model, Trial, path_of
 from advanced.experiments.results import pack
-from advanced.lineage import checksum
+from advanced.lineage import OF_DIRECTORY, checksum
 from course import create_data, divide, has_gold_labels, read_label_names
 
 if TYPE_CHECKING:
     from torch import nn
 
     from course import Example
-    from plan import Place, Plan
+    from plan import InputFile, Place, Plan
     from tasks import Evaluation
     from tokenizer import Tokenizer
 
@@ -145,18 +145,29 @@ def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
 
     names = read_label_names(path_of(trial.data, "label_names"))
     files = {split: InputFile.of(path_of(trial.data, split)) for split in ("train", "dev")}
+    settings = dict(trial.settings)
+    checkpoint = InputFile.of(model.checkpoint) if model.family == "llama" else _of_directory(model.checkpoint)
+    if model.family != "llama":  # of which there is one kind
+        settings["attention"] = None
     plan = Plan(
-        checkpoint=InputFile.of(model.checkpoint),
+        family=model.family,
+        checkpoint=checkpoint,
         tokenizer=InputFile.of(model.tokenizer),
         label_names=tuple(names),
-        methods=choose(trial.method, trial.arguments) if trial.method else (),
+        methods=choose(trial.method, trial.arguments, family=model.family) if trial.method else (),
         seed=trial.seed,
         shots=trial.shots,
         train_eval=False,
         **files,
-        **dict(trial.settings),
+        **settings,
     )
     return plan, names
+
+
+def _of_directory(checkpoint: str) -> InputFile:
+    from plan import InputFile
+
+    return InputFile.of_folder(checkpoint, [name for name in OF_DIRECTORY if Path(checkpoint, name).is_file()])
 
 
 def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -> dict[str, Any]:

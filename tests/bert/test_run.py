@@ -154,20 +154,34 @@ def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
         (["--text", "\udcff"], "--text is not UTF-8 text"),
         (["--text", "a", "--output", "x.txt"], "the name must end in .pt"),
         (["--text", "a", "--output", "absent/x.pt"], "--output"),
-        (["--text", "a", "--method", "ema"], "--method is for --option finetune"),
-        (["--text", "a", "--method-args", "rank=2"], "--method-args is for --option finetune"),
-        (["--text", "a", "--hold_out", "0"], "--hold_out is for --option finetune"),
-        (["--text", "a", "--resume"], "--resume is for --option finetune"),
-        (["--text", "a", "--epochs", "3"], "--epochs is for --option finetune"),
-        (["--text", "a", "--train", "file"], "--train is for --option finetune"),
+        (["--text", "a", "--method", "ema"], "--option encode has no --method (see --option encode --help)"),
+        (["--text", "a", "--resume"], "--option encode has no --resume"),
+        (["--text", "a", "--train", "file"], "--option encode has no --train"),
+        (["--option", "fill-mask"], "--option fill-mask needs --text TEXT"),
+        (["--option", "fill-mask", "--text", "a", "--top", "0"], "--top 0: must be at least 1"),
+        (["--option", "fill-mask", "--text", "a", "--text_b", "b"], "--option fill-mask has no --text_b"),
+        (["--option", "nsp", "--text", "a"], "--option nsp needs --text_b TEXT"),
+        (["--option", "nsp", "--text", "a", "--output", "x.pt"], "--option nsp has no --output"),
+        (["--option", "qa"], "--option qa needs --text TEXT"),
+        (["--option", "qa", "--text", "a"], "--option qa needs --text_b TEXT"),
+        (["--option", "qa", "--train", "file"], "--option qa needs --dev beside --train"),
+        (["--option", "qa", "--dev", "absent"], "--dev absent does not exist"),
+        (["--option", "qa", "--dev", "file", "--text", "a"], "--text is one question"),
+        (["--option", "qa", "--dev", "file", "--train", "file"], "--train and --model_out DIR belong together"),
+        (["--option", "qa", "--dev", "file", "--model_out", "d"], "--train and --model_out DIR belong together"),
+        (["--option", "qa", "--dev", "file", "--resume"], "--resume goes on with a training"),
+        (["--option", "qa", "--dev", "file", "--stride", "0"], "--stride 0: must be at least 1"),
+        (["--option", "qa", "--dev", "file", "--length", "7"], "--length 7: must be at least 8"),
+        (["--option", "qa", "--dev", "file", "--lr", "-1"], "--lr -1.0: must be above 0"),
+        (["--option", "pretrain"], "required: --out, --text"),
         (["--text", "a", "--text_b", " "], "--text_b holds no text"),
         (["--text", "a", "--seed", "-1"], "--seed -1: must be"),
         (["--text", "a", "--max_sentence_len", "0"], "--max_sentence_len 0: must be"),
-        (["--text", "a", "--precision", "bf16"], "--precision bf16 is for Llamas"),
-        (["--option", "finetune", "--text", "a"], "--text is for --option encode"),
+        (["--text", "a", "--precision", "bf16"], "--option encode has no --precision"),
+        (["--option", "finetune", "--text", "a"], "--option finetune has no --text"),
         (["--option", "finetune", "--lr", "0"], "--lr 0.0: must be above 0"),
         (["--option", "generate"], "invalid choice"),
-        (["--attention", "causal"], "unrecognized arguments"),
+        (["--attention", "causal"], "--option encode has no --attention"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_loaded(call: Callable, tmp_path: Path, given: list, words: str):
@@ -221,8 +235,9 @@ def test_a_vocabulary_that_is_cut_is_warned_of(call: Callable, directory: Path, 
 def test_mistakes_and_help_answer_without_pytorch():
     program = "import sys; from utils import run_main; from bert import run\ntry: run.main()\nexcept SystemExit: pass\n"
     program += "except Exception as error: print(error)\nassert 'torch' not in sys.modules"
-    wrong = ["--text", "a", "--lr", "-1"], "--lr -1.0: must be"
-    for given, words in ((["--help"], "--pretrained-model-path"), wrong):
+    wrong = ["--option", "finetune", "--lr", "-1"], "--lr -1.0: must be"
+    pretrain = ["--option", "pretrain", "--help"], "--whole_words"
+    for given, words in ((["--help"], "--pretrained-model-path"), wrong, pretrain):
         result = subprocess.run(
             [sys.executable, "-c", program, *given], cwd=ROOT, capture_output=True, text=True, check=False
         )

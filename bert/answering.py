@@ -1,0 +1,158 @@
+"""Question answering from the command line: fine-tuning on SQuAD's format, answers and official scores, one question.
+
+The set-up is the paper's (Devlin et al. 2019, section 4.2 and 4.3): question and paragraph as two segments, a start and
+an end vector; the rate rises over the first tenth of the steps and falls to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from advanced import create
+from advanced.lineage import checksum
+from advanced.text_flags import Outputs
+from advanced.text_runs import alone, make_optimizer, resume
+from bert.directory import DirectorySaver
+from bert.heads import BertForQuestionAnswering
+from bert.load import load_model, load_tokenizer
+from bert.names import CONFIG, SAFETENSORS
+from bert.spans import SpanData, SpanEvaluation, Spans
+from bert.squad import Question, Scores, read_squad
+from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
+from plan import Place
+from runs import compute_fast
+from training import Diverged, EpochResult, evaluate, fit
+from utils import UserError, atomic_write, choose_device, sha256_of
+
+SCORES, POINT = "scores.json", "finetuning.resume"
+OF_RUN = ("epochs", "lr", "batch_size", "length", "stride", "seed")
+
+
+def run(args: Namespace) -> None:
+    place = Place(choose_device(args.device, args.use_gpu), args.kernels)
+    if args.train is not None:
+        train(args, place)
+    elif args.dev is not None:
+        model, tokenizer = answering_model(args)
+        report(args, judge(args, model, tokenizer, place))
+    else:
+        answer(args, place)
+
+
+def answer(args: Namespace, place: Place) -> None:
+    """One question on one paragraph."""
+    model, tokenizer = answering_model(args)
+    question = Question("0", args.text, args.text_b, ())
+    data = SpanData([question], tokenizer, args.length, args.stride)
+    found = evaluate(model.to(place.device), data.loader(args.batch_size), task=Spans(True)).predictions["0"]
+    print(f"answer: {found}" if found else "the paragraph does not say it")
+
+
+def answering_model(args: Namespace) -> tuple[BertForQuestionAnswering, WordPiece]:
+    """Raises `UserError` for a directory without a trained head: it would answer at random."""
+    model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
+    if new:
+        raise UserError(f"{args.pretrained_model_path} has no head for answers; train one with --train and --model_out")
+    _check_length(args, model)
+    print(f"load model from {args.pretrained_model_path}")
+    return model, load_tokenizer(args.pretrained_model_path)
+
+
+def _check_length(args: Namespace, model: nn.Module) -> None:
+    args.length = min(args.length, model.encoder.config.max_seq_len)
+
+
+def judge(args: Namespace, model: nn.Module, tokenizer: WordPiece, place: Place) -> SpanEvaluation:
+    questions, may_be_unanswered = read_squad(args.dev)
+    data = SpanData(questions, tokenizer, args.length, args.stride)
+    compute_fast(model, "fp32", place, trains=False)
+    return evaluate(model, data.loader(args.batch_size), task=Spans(may_be_unanswered), desc="dev")
+
+
+def report(args: Namespace, found: SpanEvaluation) -> None:
+    print(line_of(found.scores))
+    if args.dev_out is not None:
+        with atomic_write(args.dev_out) as file:
+            file.write(json.dumps(found.predictions, ensure_ascii=False, indent=1) + "\n")
+        print(f"wrote {args.dev_out}")
+
+
+def line_of(scores: Scores) -> str:
+    parts = [f"dev exact match :: {scores.exact:.2f}, dev F1 :: {scores.f1:.2f} ({scores.total} questions)"]
+    if scores.answered_f1 is not None:
+        parts.append(f"F1 of answered ones :: {scores.answered_f1:.2f}")
+    if scores.unanswered_f1 is not None:
+        parts.append(f"of those without an answer :: {scores.unanswered_f1:.2f}")
+    return ", ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------- training
+
+
+def outputs_of(out: Path) -> Outputs:
+    beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
+    lock = out.with_name(f"{out.name}.lock")
+    return Outputs(out / SAFETENSORS, beside, out / SCORES, out / POINT, lock, flag="--model_out")
+
+
+def train(args: Namespace, place: Place) -> None:
+    """Fine-tune, then answer --dev with the epoch that was best on it, made anew from its files."""
+    args.out = Path(args.model_out)
+    outputs = outputs_of(args.out)
+
+    def check() -> None:
+        outputs.check(args, (args.train, args.dev, *(Path(args.pretrained_model_path, n) for n in args.model_files)))
+
+    check()
+    try:
+        for result in alone(args, outputs, check, lambda: _epochs(args, outputs, place)):
+            f1 = 100 * result.dev_score
+            print(f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, dev F1 :: {f1:.2f}")
+    except Diverged as error:
+        raise UserError(f"{error}; try a smaller --lr; {outputs.what_is_kept(args)}") from None
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {outputs.what_is_kept(args)}") from None
+    print(f"save the model to {args.out}")
+    best, _ = load_model(args.out, BertForQuestionAnswering)
+    found = judge(args, best, load_tokenizer(args.out), place)
+    with atomic_write(outputs.figures) as file:
+        file.write(json.dumps(found.scores._asdict(), indent=1) + "\n")
+    report(args, found)
+
+
+def _epochs(args: Namespace, outputs: Outputs, place: Place) -> Iterator[EpochResult]:
+    torch.manual_seed(args.seed)
+    model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
+    tokenizer = load_tokenizer(args.pretrained_model_path)
+    print(f"load model from {args.pretrained_model_path}{', with a new head' if new else ''}")
+    _check_length(args, model)
+    (questions, _), (asked, may_be_unanswered) = read_squad(args.train), read_squad(args.dev)
+    data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, asked))
+    print(f"{len(questions)} questions in {len(data)} windows to train on, {len(asked)} in {len(dev)} to be answered")
+    compute_fast(model, "fp32", place)
+    optimizer = make_optimizer(model, args.lr, 0.01)
+    methods = [create("schedule", {"warmup": 0.1, "decay": "linear"})]
+    identity = {
+        "train": sha256_of(args.train),
+        "dev": sha256_of(args.dev),
+        "init": checksum(args.pretrained_model_path),
+        "model_args": asdict(model.encoder.config),
+        **{name: getattr(args, name) for name in OF_RUN},
+    }
+    saver = DirectorySaver(
+        outputs.model, outputs.point, {}, identity, args.epochs, methods, flag=outputs.flag, tokenizer=tokenizer
+    )
+    history = resume(args, saver, model, optimizer)
+    yield from history
+    loaders = data.loader(args.batch_size, shuffle=True), dev.loader(args.batch_size)
+    settings = dict(methods=methods, clip=1.0, saver=saver, history=history, train_eval=False)
+    task = Spans(may_be_unanswered)
+    yield from fit(model, optimizer, *loaders, task=task, epochs=args.epochs, seed=args.seed, **settings)
+    saver.resume_path.unlink(missing_ok=True)

@@ -1,0 +1,163 @@
+"""Pre-train a BERT on text: masked tokens and next sentences (Devlin et al. 2019, arXiv:1810.04805, section 3.1).
+
+    python -m bert.pretrain --text F [F ...] --out DIR [--dim 192 --n_layers 6 ...]
+    python -m bert.pretrain --text F [F ...] --out DIR --init DIRECTORY
+
+A text has a sentence on each line and a blank line between documents. The second goes on from a Hugging Face directory
+of a BERT; heads that it lacks begin anew. A vocabulary is trained on the texts, if none is given.
+
+DIR becomes such a directory: the best model so far by the loss of held-out documents, its vocabulary and, in
+pretraining.json, the figures after about every `--every` steps: loss, perplexity and accuracy of masked tokens, loss
+and accuracy of next sentences, beside them what one gets who says the most frequent token everywhere. Nothing is there
+before the first measurement, and what is there already is never overwritten by another run.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from advanced.lineage import RECORD
+from advanced.text_flags import Outputs, Row, add_text_flags, check_length, check_text_flags, follow, found
+from bert.config import BertConfig
+from bert.names import CONFIG, SAFETENSORS, WEIGHTS
+from bert.vocabulary import tokenizers
+from bert.wordpiece import SETTINGS, VOCABULARY
+from utils import ArgumentParser, UserError, run_main, warn
+
+SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
+POINT = "pretraining.resume"
+
+
+def get_args(argv: list[str] | None = None) -> Namespace:
+    parser = ArgumentParser(prog="python -m bert.pretrain", description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    add("--out", required=True, metavar="DIR", help="the directory that is made")
+    add("--init", metavar="DIRECTORY", help="go on from this one, with its shape and vocabulary")
+    add("--tokenizer", metavar="VOCAB.txt", help="a vocabulary; else that of --init, or one trained on the texts")
+    add_text_flags(parser)
+    parser.set_defaults(lr=1e-3, length=128, batch_size=32)
+    add = parser.add_argument_group("what is asked").add_argument
+    add("--no_nsp", action="store_true", help="masked tokens alone; a row is a stretch of one document")
+    add("--share", type=float, default=0.15, help="of the tokens, how many are to be predicted")
+    add("--mask", type=float, default=0.8, help="of these, how many become [MASK]")
+    add("--random", type=float, default=0.1, help="and how many another token; the rest stays what it is")
+    add("--whole_words", action="store_true", help="the pieces of a word are chosen together")
+    add("--static", action="store_true", help="every pass has the pairs and masks of the first one")
+    shape = parser.add_argument_group("a new model").add_argument
+    for name, value in SHAPE.items():
+        shape(f"--{name}", type=int, help=f"{value} if not given")
+    shape("--dropout", type=float, help="in training; 0.1 if not given")
+    shape("--cased", action="store_true", help="a new vocabulary tells case and accents apart")
+    return parser.parse_args(argv)
+
+
+def check_args(args: Namespace) -> None:
+    """Raises `UserError` naming the flag; turns the names of files into paths."""
+    check_text_flags(args)
+    for name in ("share", "mask", "random"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise UserError(f"--{name} {getattr(args, name)}: must be from 0 to 1")
+    if args.share == 0:
+        raise UserError("--share 0.0: nothing would be asked")
+    if args.mask + args.random > 1:
+        raise UserError(f"--mask {args.mask} and --random {args.random}: together they must be at most 1")
+    if args.init is not None:
+        _check_init(args)
+    if args.tokenizer is not None:
+        args.tokenizer = found("tokenizer", args.tokenizer)
+    elif args.init is None:
+        tokenizers()
+    _check_shape(args)
+    args.out = Path(args.out)
+    check_out(args)
+
+
+def _check_init(args: Namespace) -> None:
+    path = Path(args.init)
+    if not path.is_dir():
+        raise UserError(f"--init {path} {'is a file; name its folder' if path.exists() else 'does not exist'}")
+    if args.tokenizer is not None:
+        raise UserError("--tokenizer: the vocabulary is that of --init")
+    if args.cased:
+        raise UserError("--cased: the vocabulary is that of --init")
+    if not (path / VOCABULARY).is_file():
+        raise UserError(f"--init {path} holds no {VOCABULARY}")
+
+
+def _check_shape(args: Namespace) -> None:
+    """Fill in the shape of a new model; that of --init is its own."""
+    given = [name for name in (*SHAPE, "dropout") if getattr(args, name) is not None]
+    if args.tokenizer is not None and "vocab_size" in given:
+        raise UserError(f"--vocab_size: the pieces are those of --tokenizer {args.tokenizer}")
+    if args.init is not None:
+        if given:
+            raise UserError(f"--{given[0]}: the shape is that of --init {args.init}")
+        return
+    for name, value in {**SHAPE, "dropout": 0.1}.items():
+        if name == "hidden_dim" and name not in given:
+            value = 4 * args.dim
+        if name not in given:
+            setattr(args, name, value)
+    try:
+        config_of(args, args.vocab_size)
+    except ValueError as error:
+        raise UserError(f"no model has this shape: {error}") from None
+    check_length(args, args.max_seq_len)
+
+
+def config_of(args: Namespace, vocab_size: int, pad_id: int = 0) -> BertConfig:
+    """Raises `ValueError` for what no model can be."""
+    sizes = {name: getattr(args, name) for name in SHAPE if name != "vocab_size"}
+    dropouts = dict(dropout=args.dropout, attention_dropout=args.dropout)
+    return BertConfig(vocab_size=vocab_size, pad_id=pad_id, **sizes, **dropouts)
+
+
+def outputs_of(out: Path) -> Outputs:
+    beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
+    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / POINT, out.with_name(f"{out.name}.lock"))
+
+
+def check_out(args: Namespace) -> None:
+    """Raises `UserError` where something would be lost."""
+    of_init = () if args.init is None else (Path(args.init, name) for name in (CONFIG, VOCABULARY, SETTINGS, *WEIGHTS))
+    outputs_of(args.out).check(args, (*args.text, *of_init, args.tokenizer))
+
+
+def line_of(row: Row) -> str:
+    parts = [f"step {row['step']}"]
+    if "train" in row:
+        parts.append(f"train loss :: {row['train']:.3f}")
+    if "word_accuracy" in row:
+        words = f"loss {row['word_loss']:.4f}, perplexity {row['perplexity']:.2f}, acc {row['word_accuracy']:.3f}"
+        parts.append(f"masked tokens :: {words}")
+    if "next_accuracy" in row:
+        parts.append(f"next sentence :: loss {row['next_loss']:.4f}, acc {row['next_accuracy']:.3f}")
+    if "unigram_accuracy" in row:
+        parts.append(f"unigrams :: perplexity {row['unigram_perplexity']:.2f}, acc {row['unigram_accuracy']:.3f}")
+    if "rows_per_second" in row:
+        parts.append(f"{row['rows_per_second']} rows a second")
+    return ", ".join(parts)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = get_args(argv)
+    check_args(args)
+    from bert.pretraining import pretrain, record_of
+    from plan import Place
+    from utils import choose_device, seed_everything
+
+    seed_everything(args.seed)
+    outputs = outputs_of(args.out)
+    rows = follow(args, outputs, pretrain(args, Place(choose_device(args.device))), line_of)
+    outputs.write_figures(args, rows, record_of(args))
+    best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
+    figures = f"masked tokens :: perplexity {best['perplexity']:.2f}, acc {best['word_accuracy']:.3f}"
+    print(f"save the model to {args.out} (step {best['step']}, {figures})")
+    if "held_out" in rows[0] and best["held_out"] >= rows[0]["held_out"]:
+        warn(f"it predicts the held-out text no better than {args.init} did; a smaller --lr may help")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

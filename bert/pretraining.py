@@ -1,0 +1,190 @@
+"""The run of `bert.pretrain`: texts as pairs with masked tokens, the model, what is saved, its figures."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from advanced.lineage import checksum, origin
+from advanced.text_flags import Row, check_length
+from advanced.text_runs import Rounds, alone, identity_of, paced, read_texts, train_in_rounds
+from bert.directory import DirectorySaver
+from bert.examples import Document, Noise, PretrainingData, sentences_of
+from bert.heads import BertForMaskedLM, BertForPreTraining
+from bert.load import load_model, load_tokenizer
+from bert.model import Bert
+from bert.pretrain import SHAPE, check_out, config_of, outputs_of
+from bert.tasks import Pretraining, PretrainingEvaluation
+from bert.vocabulary import train_vocabulary
+from bert.wordpiece import VOCABULARY, WordPiece
+from plan import Place
+from runs import compute_fast
+from tasks import NO_TARGET
+from training import EpochResult, Method, evaluate
+from utils import UserError
+
+ASKED = ("no_nsp", "share", "mask", "random", "whole_words", "static")
+
+
+class Corpus(NamedTuple):
+    """The token ids of documents to train on, and of those held out."""
+
+    tokenizer: WordPiece
+    train: list[Document]
+    held_out: list[Document]
+
+
+def read_corpus(args: Namespace) -> Corpus:
+    """Read the texts, hold out a part of each, and train the vocabulary on the rest if none is given."""
+    train, held = read_texts(args)
+    if args.init is not None:
+        tokenizer = load_tokenizer(args.init)
+    elif args.tokenizer is not None:
+        tokenizer = WordPiece.from_file(args.tokenizer, lower_case=not args.cased)
+    else:
+        lines = (line for document in train for line in document.split("\n"))
+        tokenizer = train_vocabulary(lines, args.vocab_size, lower_case=not args.cased)
+    corpus = Corpus(tokenizer, *([*sentences_of(documents, tokenizer)] for documents in (train, held)))
+    counts = [sum(map(len, (line for document in part for line in document))) for part in corpus[1:]]
+    print(f"{counts[0]} tokens to train on, {counts[1]} held out, {len(tokenizer)} pieces")
+    return corpus
+
+
+def data_of(args: Namespace, corpus: Corpus) -> tuple[PretrainingData, PretrainingData]:
+    """What is trained on, and what is held out, which is the same in every measurement."""
+    noise = Noise(args.share, args.mask, args.random, args.whole_words)
+    shape = corpus.tokenizer, args.length, noise, not args.no_nsp
+    train = PretrainingData(corpus.train, *shape, is_dynamic=not args.static, seed=args.seed)
+    try:
+        return train, PretrainingData(corpus.held_out, *shape, is_dynamic=False, seed=args.seed + 1)
+    except UserError as error:
+        raise UserError(f"--held_out {args.held_out} is too little: {error}") from None
+
+
+def make_model(args: Namespace, tokenizer: WordPiece) -> nn.Module:
+    make = BertForMaskedLM if args.no_nsp else BertForPreTraining
+    if args.init is None:
+        model = make(Bert(config_of(args, len(tokenizer), tokenizer.pad_id)))
+    else:
+        model, new = load_model(args.init, make)
+        if new:
+            print(f"{args.init} has no {' and no '.join(new)}: what it lacks begins anew")
+    config = model.encoder.config
+    if not (args.no_nsp or config.has_pooler and config.n_segments):
+        raise UserError(f"--init {args.init} has no pooler or no segments to tell next sentences by; add --no_nsp")
+    check_length(args, config.max_seq_len)
+    for name in SHAPE:  # as it is, for the figures
+        setattr(args, name, getattr(config, name))
+    args.dropout = config.dropout
+    print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters")
+    return model
+
+
+class Recording(Method):
+    """Keeps the figures of all measurements, in the resume point as well. It moves no weights."""
+
+    name = "recording"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.earlier: list[dict[str, float]] = []
+        self.evaluations: list[PretrainingEvaluation] = []
+
+    def task(self, task: Pretraining, train: Any) -> Pretraining:
+        return _Recorded(self.evaluations)
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        return [*self.earlier, *map(figures_of, self.evaluations)]
+
+    def state(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state(self, state: dict[str, Any], piece: Callable[..., torch.Tensor]) -> None:
+        if not all(isinstance(value, float) for row in state["rows"] for value in row.values()):
+            raise ValueError("no figures")
+        self.earlier = [dict(row) for row in state["rows"]]
+
+
+class _Recorded(Pretraining):
+    def __init__(self, evaluations: list[PretrainingEvaluation]):
+        self.evaluations = evaluations
+
+    def evaluation(self, dataset: Any) -> PretrainingEvaluation:
+        self.evaluations.append(super().evaluation(dataset))
+        return self.evaluations[-1]
+
+
+def figures_of(found: PretrainingEvaluation) -> dict[str, float]:
+    names = ["word_loss", "perplexity", "word_accuracy"] + ["next_loss", "next_accuracy"] * bool(found.nexts)
+    return {"held_out": -found.score, **{name: getattr(found, name) for name in names}}
+
+
+def unigrams(train: Sequence[Document], held_out: PretrainingData) -> dict[str, float]:
+    """What one gets at the held-out masks who knows how frequent each token is, and nothing else.
+
+    Each token counts once more than it was seen, for none to be impossible.
+    """
+    counts = Counter(token for document in train for sentence in document for token in sentence)
+    size = len(held_out.tokenizer)
+    total = counts.total() + size
+    most = counts.most_common(1)[0][0]
+    targets = [token for index in range(held_out.count) for token in held_out[0, index]["targets"]]
+    asked = [token for token in targets if token != NO_TARGET]
+    loss = -sum(math.log((counts[token] + 1) / total) for token in asked) / len(asked)
+    right = sum(token == most for token in asked) / len(asked)
+    return {"unigram_perplexity": math.exp(loss), "unigram_accuracy": right}
+
+
+def pretrain(args: Namespace, place: Place) -> Iterator[Row]:
+    """Yields a row of figures after about every `--every` steps; the model is saved whenever it is the best.
+
+    Raises `UserError` where another process uses `--out`, or a text is too short.
+    """
+    yield from alone(args, outputs_of(args.out), lambda: check_out(args), lambda: _pretrain(args, place))
+
+
+def _pretrain(args: Namespace, place: Place) -> Iterator[Row]:
+    corpus = read_corpus(args)
+    torch.manual_seed(args.seed)
+    model = make_model(args, corpus.tokenizer)
+    train, held_out = data_of(args, corpus)
+    compute_fast(model, "fp32", place)
+    rounds = Rounds.of(args, train.count)
+    recording, outputs = Recording(), outputs_of(args.out)
+    methods = [paced(args), recording]
+    identity = identity_of(
+        args,
+        init=None if args.init is None else checksum(args.init),
+        tokenizer=hashlib.sha256(corpus.tokenizer.to_bytes()).hexdigest(),
+        model_args=asdict(model.encoder.config),
+        asked={name: getattr(args, name) for name in ASKED},
+    )
+    saver = DirectorySaver(
+        outputs.model, outputs.point, {}, identity, rounds.count, methods, tokenizer=corpus.tokenizer
+    )
+    batches = train.training_batches(args.batch_size, rounds.steps), held_out.batches(args.batch_size)
+    first = {"step": 0, **unigrams(corpus.train, held_out)}
+    if args.init is not None:
+        first |= figures_of(evaluate(model, batches[1], task=Pretraining(), desc="before"))
+    yield first
+    for result in train_in_rounds(args, model, *batches, saver, Pretraining(), methods):
+        yield row_of(result, recording.rows[result.epoch], rounds.steps, args)
+
+
+def row_of(result: EpochResult, figures: dict[str, float], steps: int, args: Namespace) -> Row:
+    pace = {"seconds": result.seconds, "rows_per_second": round(steps * args.batch_size / result.seconds, 1)}
+    return {"step": (result.epoch + 1) * steps, "train": result.train_loss, **figures, **pace}
+
+
+def record_of(args: Namespace) -> dict[str, Any]:
+    """What the finished model was made of, for `advanced.lineage`."""
+    return {"made_of": origin(args.text, args.out / VOCABULARY, args.init), "weights": checksum(args.out)}

@@ -1,0 +1,104 @@
+"""A BERT in a table of experiments, beside a Llama: the same runs, figures and errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_llama, save_checkpoint
+from small import our_directory
+
+from advanced.experiments import __main__ as program
+from advanced.experiments import grid, trial
+from advanced.experiments.grid import Table, model_of
+from advanced.experiments.results import read_results
+from advanced.lineage import checksum
+from bert.load import load_pretrained
+from plan import Place
+from utils import UserError
+
+TABLE = {
+    "title": "Two kinds",
+    "data": {"films": {"batch_size": 4, "epochs": 2}},
+    "seeds": [1],
+    "settings": {"attention": "causal", "lr": 0.003},
+    "rows": [{"name": "plain"}, {"name": "ema", "method": "ema"}, {"name": "decoder", "checkpoint": "tiny.pt"}],
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path, films: dict[str, Path], tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Beside it, the directory `encoder` and the checkpoint `tiny.pt`."""
+    monkeypatch.setattr(grid, "path_of", lambda data, name: str(films[name]))
+    monkeypatch.setattr(trial, "path_of", lambda data, name: str(films[name]))
+    our_directory(tmp_path / "encoder")
+    save_checkpoint(tmp_path / "tiny.pt", random_llama(1))
+    (tmp_path / "tiny.model").write_bytes(tiny_checkpoint.with_suffix(".model").read_bytes())
+    return write(tmp_path, TABLE)
+
+
+def write(folder: Path, table: dict) -> Path:
+    (path := folder / "two.json").write_text(json.dumps(table), encoding="utf-8")
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["experiments", *map(str, flags)])
+    program.main()
+
+
+def test_an_encoder_and_a_decoder_stand_in_one_table(table: Path, tmp_path: Path):
+    model = model_of(str(tmp_path / "encoder"), None, {})
+    rows = Table.read(table).rows
+    found = {}
+    for row in rows:
+        (each,) = Table.read(table).final(row, "films", None, model, {})
+        found[row.name] = trial.run_trial(each, model, tmp_path, Place(torch.device("cpu")))
+    assert [found[name]["model"] for name in ("plain", "ema", "decoder")] == ["encoder", "encoder", "tiny"]
+    assert found["plain"]["checksums"][0] == checksum(tmp_path / "encoder") == found["plain"]["weights"]
+    encoder = load_pretrained(tmp_path / "encoder")
+    whole = sum(parameter.numel() for parameter in encoder.parameters())
+    classes = found["plain"]["trainable"] - whole
+    assert classes == 2 * (encoder.config.dim + 1) and len(found["ema"]["dev"]["predictions"]) > 0
+    assert found["plain"]["train_losses"] == found["ema"]["train_losses"]  # an average moves no weights
+    assert len({each["key"] for each in found.values()}) == 3
+    assert not [*tmp_path.glob("*.resume")]
+
+
+def test_the_command_lists_what_can_be_started(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    results = tmp_path / "two.jsonl"
+    flags = [table, "--pretrained-model-path", tmp_path / "encoder", "--results", results, "--work", tmp_path / "work"]
+    (tmp_path / "tiny.pt").unlink()
+    run(monkeypatch, *flags, "--list")
+    printed = capsys.readouterr()
+    assert "2 runs can be started now" in printed.out and "left out: decoder" in printed.err
+    assert read_results([results]) == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"method": "pooling"}, "row other: pooling is not for models of the kind bert"),
+        ({"option": "prompt"}, "row other: zero-shot methods ask a language model, which a bert is not"),
+    ],
+)
+def test_what_is_not_for_a_bert_is_refused_before_anything_runs(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict, words: str
+):
+    path = write(tmp_path, {**TABLE, "rows": [{"name": "plain"}, {"name": "other", **row}]})
+    with pytest.raises(UserError, match=words):
+        run(monkeypatch, path, "--pretrained-model-path", tmp_path / "encoder", "--list")
+
+
+def test_a_directory_has_its_own_vocabulary(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flags = [table, "--pretrained-model-path", tmp_path / "encoder", "--list"]
+    with pytest.raises(UserError, match="the vocabulary is that of --pretrained-model-path"):
+        run(monkeypatch, *flags, "--tokenizer", tmp_path / "tiny.model")
+    (tmp_path / "encoder" / "vocab.txt").unlink()
+    with pytest.raises(UserError, match="holds no vocab.txt"):
+        run(monkeypatch, *flags)

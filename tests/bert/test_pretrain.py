@@ -1,0 +1,371 @@
+"""Pre-training on text: what is measured, going on after a stop, going on from a directory, what is never lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conftest import SENTENCES
+from small import PIECES, our_directory
+
+from advanced.lineage import RECORD, checksum, identity_of
+from advanced.text import hold_out, read_documents
+from bert import pretrain as program
+from bert.examples import Noise, PretrainingData, sentences_of
+from bert.heads import BertForMaskedLM, BertForPreTraining
+from bert.load import load_model, load_pretrained, load_tokenizer
+from bert.pretraining import pretrain, unigrams
+from bert.save import save_pretrained, saved_about
+from bert.tasks import Pretraining
+from bert.wordpiece import WordPiece
+from plan import Place
+from tasks import NO_TARGET
+from training import Diverged
+from utils import UserError
+
+SHAPE = ["--dim", 32, "--n_layers", 2, "--n_heads", 4, "--hidden_dim", 64, "--max_seq_len", 48]
+PACE = ["--batch_size", 4, "--length", 24, "--every", 3, "--epochs", 2, "--held_out", 0.2]
+FILES = {"model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json", RECORD}
+POINT = "pretraining.resume"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Twelve documents of four sentences."""
+    documents = ["\n".join(SENTENCES[(index * 5 + each) % len(SENTENCES)] for each in range(4)) for index in range(12)]
+    (path := tmp_path / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    (path := tmp_path / "pieces.txt").write_text("".join(f"{piece}\n" for piece in PIECES), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def flags(text: Path, vocabulary: Path, tmp_path: Path) -> list:
+    return ["--text", text, "--tokenizer", vocabulary, "--out", tmp_path / "new", *SHAPE, *PACE]
+
+
+def arguments(*flags: object) -> Namespace:
+    args = program.get_args([str(flag) for flag in flags])
+    program.check_args(args)
+    return args
+
+
+def rows_of(args: Namespace, most: int | None = None) -> list[dict]:
+    """The figures of a run, or of its first rows: then it is stopped."""
+    return [*islice(pretrain(args, Place(torch.device("cpu"))), most)]
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def held_out_data(args: Namespace) -> PretrainingData:
+    tokenizer = load_tokenizer(args.out)
+    documents = hold_out(read_documents(args.text[0]), args.held_out, args.seed)[1]
+    noise = Noise(args.share, args.mask, args.random, args.whole_words)
+    shape = tokenizer, args.length, noise, not args.no_nsp
+    return PretrainingData([*sentences_of(documents, tokenizer)], *shape, is_dynamic=False, seed=args.seed + 1)
+
+
+@pytest.mark.parametrize("more", [[], ["--no_nsp"], ["--whole_words", "--static", "--mask", 1, "--random", 0]])
+def test_the_figures_are_those_of_the_saved_model(flags: list, more: list):
+    """Computed from transformers' model of the same directory, example by example and token by token."""
+    args = arguments(*flags, *more)
+    rows = rows_of(args)
+    best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
+    kind = transformers.BertForMaskedLM if args.no_nsp else transformers.BertForPreTraining
+    hf, data = kind.from_pretrained(args.out).eval(), held_out_data(args)
+    words, nexts = [], []
+    for index in range(data.count):
+        example = data[0, index]
+        with torch.no_grad():
+            found = hf(torch.tensor([example["token_ids"]]), token_type_ids=torch.tensor([example["segment_ids"]]))
+        logits = found.logits if args.no_nsp else found.prediction_logits
+        for place, target in enumerate(example["targets"]):
+            if target != NO_TARGET:
+                scores = logits[0, place].log_softmax(-1)
+                words.append((-float(scores[target]), int(scores.argmax()) == target))
+        if not args.no_nsp:
+            scores = found.seq_relationship_logits[0].log_softmax(-1)
+            nexts.append((-float(scores[example["next"]]), int(scores.argmax()) == example["next"]))
+    loss, accuracy = (sum(values) / len(words) for values in zip(*words, strict=True))
+    assert best["word_loss"] == pytest.approx(loss, abs=1e-4) and best["word_accuracy"] == pytest.approx(accuracy)
+    assert best["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    assert ("next_loss" in best) == (not args.no_nsp)
+    if nexts:
+        loss, accuracy = (sum(values) / len(nexts) for values in zip(*nexts, strict=True))
+        assert best["next_loss"] == pytest.approx(loss, abs=1e-4) and best["next_accuracy"] == pytest.approx(accuracy)
+    assert best["held_out"] == pytest.approx(best["word_loss"] + best.get("next_loss", 0.0))
+
+
+def test_unigrams_are_counted_on_the_text_that_is_trained_on():
+    tokenizer = WordPiece(PIECES)
+    the, film, bad = (tokenizer.ids[piece] for piece in ("the", "film", "bad"))
+    train = [[[the, the, film]], [[the]]]
+    held_out = PretrainingData([[[the, bad] * 4], [[film] * 5]], tokenizer, 16, has_next=False, is_dynamic=False)
+    found, total = unigrams(train, held_out), 4 + len(PIECES)
+    chances = {the: 4 / total, film: 2 / total, bad: 1 / total}
+    asked = [token for index in range(held_out.count) for token in held_out[0, index]["targets"] if token in chances]
+    expected = math.exp(-sum(math.log(chances[token]) for token in asked) / len(asked))
+    assert found["unigram_perplexity"] == pytest.approx(expected)
+    assert found["unigram_accuracy"] == pytest.approx(asked.count(the) / len(asked))
+
+
+def test_a_text_is_learned(flags: list):
+    rows = rows_of(arguments(*flags, "--epochs", 60, "--lr", 0.01, "--every", 40, "--dropout", 0))
+    assert rows[-1]["train"] < 0.75 * rows[1]["train"]
+
+
+@pytest.mark.parametrize(
+    "more", [["--no_nsp"], ["--share", 0.4], ["--mask", 1, "--random", 0], ["--whole_words"], ["--static"]]
+)
+def test_every_flag_of_what_is_asked_changes_what_is_learned(flags: list, tmp_path: Path, more: list):
+    one, other = rows_of(arguments(*flags)), rows_of(arguments(*flags, "--out", tmp_path / "other", *more))
+    assert one[-1]["train"] != other[-1]["train"]
+
+
+# ----------------------------------------------------------------------------------------------- what is saved
+
+
+def test_what_is_made_is_a_directory_that_every_reader_opens(flags: list, tmp_path: Path):
+    args = arguments(*flags)
+    rows_of(args)
+    assert names_in(args.out) == FILES - {RECORD}
+    model, new = load_model(args.out)
+    assert isinstance(model, BertForPreTraining) and not new and load_pretrained(args.out).config.n_layers == 2
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.out)
+    assert tokenizer("the film")["input_ids"] == load_tokenizer(args.out).encode("the film")
+    rows_of(arguments(*flags, "--out", tmp_path / "plain", "--no_nsp"))
+    model, new = load_model(tmp_path / "plain")
+    assert isinstance(model, BertForMaskedLM) and not new
+
+
+@pytest.mark.parametrize("more", [[], ["--static", "--no_nsp"]])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(flags: list, tmp_path: Path, more: list):
+    undisturbed = rows_of(arguments(*flags, *more))
+    there = [*flags, *more, "--out", tmp_path / "other"]
+    rows_of(arguments(*there), most=3)
+    assert POINT in names_in(tmp_path / "other")
+    rows = rows_of(arguments(*there, "--resume"))
+
+    def figures(rows: list[dict]) -> list[dict]:
+        return [{name: row[name] for name in row if "second" not in name} for row in rows]
+
+    assert figures(rows) == figures(undisturbed) and len(rows) > 4
+    one, other = (load_pretrained(tmp_path / name).state_dict() for name in ("new", "other"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert POINT not in names_in(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [(["--lr", 0.5], "lr"), (["--share", 0.3], "asked"), (["--static"], "asked"), (["--dropout", 0], "model_args")],
+)
+def test_what_is_resumed_must_be_the_same_run(flags: list, more: list, what: str):
+    rows_of(arguments(*flags), most=2)
+    with pytest.raises(UserError, match=f"another {what}; use the same arguments, or name another --out"):
+        rows_of(arguments(*flags, *more, "--resume"))
+
+
+def test_nobody_goes_on_without_the_best_model_so_far(flags: list, tmp_path: Path):
+    rows_of(arguments(*flags), most=2)
+    weights = tmp_path / "new" / "model.safetensors"
+    about = saved_about(tmp_path / "new")
+    assert about["epoch"] == "0"
+    model, _ = load_model(tmp_path / "new")
+    for wrong in ({"identity": "0"}, {"epoch": "-1"}):
+        save_pretrained(tmp_path / "new", model, about={**about, **wrong})
+        with pytest.raises(UserError, match="is not of the run that .* belongs to"):
+            rows_of(arguments(*flags, "--resume"))
+    weights.unlink()
+    with pytest.raises(UserError, match="is not of the run that|does not exist"):
+        rows_of(arguments(*flags, "--resume"))
+
+
+def test_a_model_that_is_made_again_counts_as_the_same_one(
+    flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Another processor rounds otherwise; what the command makes of the same texts is the same model all the same."""
+    here, there = tmp_path / "new", tmp_path / "there"
+    for out in (here, there):
+        run_main(monkeypatch, *flags, "--out", out)
+    printed = capsys.readouterr().out
+    assert printed.count("masked tokens :: loss") == printed.count("train loss ::") and "save the model to" in printed
+    assert "unigrams :: perplexity" in printed and names_in(here) == FILES
+    written = (there / RECORD).read_text(encoding="utf-8")
+    record = json.loads(written)
+    assert str(tmp_path) not in written and record["weights"] == checksum(there) and record["settings"]["dim"] == 32
+    model, _ = load_model(there)
+    with torch.no_grad():
+        model.encoder.pooler.weight += 1e-6
+    save_pretrained(there, model)
+    assert identity_of(there) == checksum(there) != identity_of(here)  # the record is not of these weights
+    (there / RECORD).write_text(json.dumps({**record, "weights": checksum(there)}), encoding="utf-8")
+    assert identity_of(there) == identity_of(here) != checksum(here)
+    run_main(monkeypatch, *flags, "--out", tmp_path / "other", "--lr", 0.004)
+    assert identity_of(tmp_path / "other") != identity_of(here)
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
+    program.main()
+
+
+# ------------------------------------------------------------------------------------------------- going on
+
+
+def test_going_on_begins_with_what_the_directory_predicts(flags: list, text: Path, tmp_path: Path):
+    rows_of(arguments(*flags, "--epochs", 10, "--lr", 0.01))
+    flags = ["--text", text, *PACE, "--init", tmp_path / "new", "--lr", 1e-4]
+    args = arguments(*flags, "--out", tmp_path / "on")
+    rows = rows_of(args)
+    assert rows[0]["step"] == 0 and rows[0]["word_loss"] == pytest.approx(rows[1]["word_loss"], rel=0.1)
+    assert load_pretrained(args.out).config == load_pretrained(tmp_path / "new").config
+    assert (args.out / "vocab.txt").read_bytes() == (tmp_path / "new" / "vocab.txt").read_bytes()
+
+
+def test_heads_that_a_directory_lacks_begin_anew(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    directory = our_directory(tmp_path / "encoder")
+    rows_of(arguments("--text", text, *PACE, "--init", directory, "--out", tmp_path / "new"), most=2)
+    assert "has no masked_lm and no next_sentence: what it lacks begins anew" in capsys.readouterr().out
+
+
+def test_next_sentences_need_a_pooler(text: Path, tmp_path: Path):
+    encoder = load_pretrained(our_directory(tmp_path / "encoder"))
+    encoder.pooler, config = None, encoder.config
+    object.__setattr__(config, "has_pooler", False)
+    save_pretrained(tmp_path / "bare", encoder, WordPiece(PIECES))
+    flags = ["--text", text, *PACE, "--init", tmp_path / "bare", "--out", tmp_path / "new"]
+    with pytest.raises(UserError, match="has no pooler or no segments .*; add --no_nsp"):
+        rows_of(arguments(*flags))
+    assert not (tmp_path / "new").exists() and rows_of(arguments(*flags, "--no_nsp"))
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--lr", 0], "--lr 0.0: must be above 0"),
+        (["--share", 0], "--share 0.0: nothing would be asked"),
+        (["--share", 1.5], "--share 1.5: must be from 0 to 1"),
+        (["--mask", 0.9, "--random", 0.2], "together they must be at most 1"),
+        (["--length", 64], "--length 64: the model has 48 positions"),
+        (["--length", 3], "a row of 3 tokens has no room"),
+        (["--n_heads", 5], "no model has this shape"),
+        (["--dropout", 1], "no model has this shape"),
+        (["--tokenizer", "absent.txt"], "--tokenizer absent.txt does not exist"),
+        (["--vocab_size", 300], "--vocab_size: the pieces are those of --tokenizer"),
+        (["--out", "absent/new"], "the folder absent does not exist"),
+        (["--out", "text.txt"], "--out text.txt is a file; name a folder"),
+        (["--init", "absent"], "--init absent does not exist"),
+        (["--init", "text.txt"], "text.txt is a file; name its folder"),
+        (["--init", "."], "--tokenizer: the vocabulary is that of --init"),
+        (["--precision", "bf16"], "unrecognized arguments"),
+        (["--held_out", 0.01], "--held_out 0.01 is too little"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(
+    flags: list, tmp_path: Path, more: list, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words) as error:
+        rows_of(arguments(*flags, *more))
+    assert "\n" not in str(error.value) and [*tmp_path.glob("new*")] == []
+
+
+def test_a_vocabulary_is_trained_where_none_is_given(text: Path, tmp_path: Path):
+    text.write_text(text.read_text(encoding="utf-8") * 3, encoding="utf-8")
+    flags = ["--text", text, "--out", tmp_path / "new", *SHAPE, *PACE, "--vocab_size", 90, "--cased"]
+    rows_of(arguments(*flags), most=2)
+    tokenizer = load_tokenizer(tmp_path / "new")
+    assert len(tokenizer) == 90 and not tokenizer.lower_case
+    train = hold_out(read_documents(text), 0.2, 1337)[0]
+    assert {*"".join("".join(train).split())} <= {piece.removeprefix("##") for piece in tokenizer.pieces}
+
+
+def test_without_the_library_a_vocabulary_must_be_given(flags: list, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    arguments(*flags)
+    without = flags[:2] + flags[4:]
+    with pytest.raises(UserError, match="pip install tokenizers"):
+        arguments(*without)
+
+
+def test_the_shape_and_the_case_are_those_of_the_directory(text: Path, tmp_path: Path):
+    directory = our_directory(tmp_path / "encoder")
+    flags = ["--text", text, *PACE, "--out", tmp_path / "new", "--init", directory]
+    for more, words in (
+        (["--dim", 32], "--dim: the shape is that of --init"),
+        (["--dropout", 0], "--dropout: the shape is that of --init"),
+        (["--cased"], "--cased: the vocabulary is that of --init"),
+    ):
+        with pytest.raises(UserError, match=words):
+            arguments(*flags, *more)
+    (directory / "vocab.txt").unlink()
+    with pytest.raises(UserError, match="holds no vocab.txt"):
+        arguments(*flags)
+
+
+def test_what_is_there_is_not_overwritten(flags: list, tmp_path: Path):
+    out = tmp_path / "new"
+    rows_of(arguments(*flags), most=2)
+    with pytest.raises(UserError, match="pretraining.resume is of an interrupted run; go on with --resume"):
+        arguments(*flags)
+    rows_of(arguments(*flags, "--resume"))
+    finished = {path.name: path.read_bytes() for path in out.iterdir()}
+    for more in ([], ["--resume"]):
+        with pytest.raises(UserError, match="model.safetensors is there already"):
+            arguments(*flags, *more)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == finished
+    with pytest.raises(UserError, match="is also an input"):
+        arguments("--text", tmp_path / "text.txt", "--init", out, "--out", out, *PACE)
+
+
+def test_an_empty_folder_may_be_filled_and_a_strangers_file_stays(flags: list, tmp_path: Path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "notes").write_text("mine")
+    rows_of(arguments(*flags))
+    assert names_in(tmp_path / "new") == FILES - {RECORD} | {"notes"}
+
+
+def test_two_runs_do_not_share_a_name(flags: list, tmp_path: Path):
+    first = pretrain(arguments(*flags), Place(torch.device("cpu")))
+    next(first)
+    with pytest.raises(UserError, match="--out .* is in use by process"):
+        rows_of(arguments(*flags))
+    first.close()
+    assert rows_of(arguments(*flags)) and not (tmp_path / "new.lock").exists()
+
+
+@pytest.mark.parametrize(("after", "kept"), [(0, "nothing was saved"), (1, "the best model so far stays in .*new")])
+@pytest.mark.parametrize("error", [Diverged("the loss is nan"), KeyboardInterrupt("interrupted")])
+def test_a_run_that_ends_early_says_what_is_kept(
+    flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int, kept: str
+):
+    steps, plain = count(), Pretraining.loss
+
+    def stopped(self: Pretraining, *args: object) -> object:
+        if next(steps) == 3 * after + 1:
+            raise error
+        return plain(self, *args)
+
+    monkeypatch.setattr(Pretraining, "loss", stopped)
+    with pytest.raises((UserError, KeyboardInterrupt), match=f"{error}; .*{kept}"):
+        run_main(monkeypatch, *flags)
+    assert (names_in(tmp_path / "new") if after else set()) == (FILES | {POINT} if after else set())
