@@ -48,9 +48,9 @@ BERT_LEVELS = (
     {"__init__", "categories", "config", "squad", "tasks"},
     {"basic", "model", "names"},
     {"heads", "wordpiece"},
-    {"examples", "load", "spans"},
-    {"family", "save"},
-    {"run"},
+    {"examples", "load", "spans", "vocabulary"},
+    {"family", "merges", "save"},
+    {"compare", "run"},
 )
 PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in LAZY]
 
