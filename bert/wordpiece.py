@@ -75,10 +75,11 @@ class WordPiece:
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `vocab.txt`, and beside it what else transformers has to know of this tokenizer."""
-        with atomic_write(Path(folder, VOCABULARY)) as file:
-            file.writelines(f"{piece}\n" for piece in self.pieces)
+        # the vocabulary last: where it stands alone, it is taken for an uncased one
         with atomic_write(Path(folder, SETTINGS)) as file:
             file.write(json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": self.lower_case}) + "\n")
+        with atomic_write(Path(folder, VOCABULARY)) as file:
+            file.writelines(f"{piece}\n" for piece in self.pieces)
 
     def to_bytes(self) -> bytes:
         """The vocabulary and how it was made, which `from_bytes` reads."""

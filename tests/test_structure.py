@@ -49,10 +49,10 @@ BERT_LEVELS = (
     {"basic", "model", "names"},
     {"heads", "wordpiece"},
     {"examples", "load", "spans", "vocabulary"},
-    {"family", "save", "texts"},
+    {"family", "merges", "save", "texts"},
     {"directory", "pretrain"},
     {"answering", "pretraining"},
-    {"run"},
+    {"compare", "run"},
 )
 BERT_LAZILY = {("pretrain", "pretraining")}  # flags are checked before PyTorch is imported
 PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in LAZY]
