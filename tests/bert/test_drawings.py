@@ -224,6 +224,7 @@ def test_who_sees_whom_of_layers_that_are_known():
 
     cases: list[tuple[Callable, torch.Tensor]] = [
         (lambda x: x.cumsum(dim=1), torch.ones(4, 4).tril()),
+        (lambda x: -x.cumsum(dim=1), torch.ones(4, 4).tril()),
         (lambda x: x + x.mean(dim=1, keepdim=True), torch.ones(4, 4)),
         (next_alone, torch.eye(4).roll(1, dims=1)),
     ]
