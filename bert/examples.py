@@ -24,7 +24,7 @@ from bert.wordpiece import CONTINUED, WordPiece, shares
 from tasks import NO_TARGET
 from utils import UserError
 
-SHORT = 0.1  # how many pairs are made shorter on purpose, for pre-training and fine-tuning not to differ (A.2)
+SHORT = 0.1  # how many pairs are made shorter on purpose, as in the published code: fine-tuning has short texts too
 
 Document = list[list[int]]  # the token ids of each of its sentences
 

@@ -35,7 +35,7 @@ def sinusoids(length: int, dim: int) -> torch.Tensor:
 
 
 class Embeddings(nn.Module):
-    """The sum of three embeddings (section 3.2, figure 2): which token, where it stands, in which segment."""
+    """The sum of three embeddings (section 3, figure 2): which token, where it stands, in which segment."""
 
     def __init__(self, config: BertConfig):
         super().__init__()

@@ -37,7 +37,7 @@ LAZY = {"advanced", "bert", "fast", "parallel"}  # imported inside of functions,
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
     path
-    for pattern in ("", *(f"{folder}/" for folder in FOLDERS), "tests/*/")
+    for pattern in ("", *(f"{folder}/" for folder in FOLDERS), "bert/drawings/", "tests/*/")
     for path in ROOT.glob(f"{pattern}*.py")
     if path.is_file()
 )
@@ -55,7 +55,7 @@ BERT_LEVELS = (
     {"compare", "run"},
 )
 BERT_LAZILY = {("pretrain", "pretraining")}  # flags are checked before PyTorch is imported
-PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in LAZY]
+PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in {*LAZY, "drawings"}]
 
 
 def imports(path: Path) -> set[str]:

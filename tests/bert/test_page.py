@@ -1,0 +1,110 @@
+"""`bert/README.md`: its links lead somewhere, its commands are understood, its lines of Python run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import arguments
+from bert import run
+from bert.config import BertConfig
+from bert.examples import SHORT, Noise
+from utils import UserError
+
+FOLDER = ROOT / "bert"
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+TEXT = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
+LINKS = [*dict.fromkeys(re.findall(r"\[([^]]+)\]\(([^)]+)\)", TEXT))]
+WRITTEN_APART = {"tokenizers.md"}  # the page of another module
+PARSERS = {"bert.run": run.get_args, "run_llama.py": arguments.get_args}
+
+
+def defined_in(path: Path) -> set[str]:
+    """The names of all classes and functions of a module."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+
+
+def commands() -> list[list[str]]:
+    """What the blocks say to the shell, as words."""
+    blocks = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize(("words", "target"), LINKS)
+def test_a_link_leads_to_a_file_and_to_the_name_that_it_shows(words: str, target: str):
+    if target.startswith("https://") or target in WRITTEN_APART:
+        return
+    assert (FOLDER / target).is_file()
+    if words.startswith("`"):
+        assert words.strip("`") in defined_in(FOLDER / target)
+
+
+def test_every_drawing_is_shown_and_described():
+    shown = dict(re.findall(r"!\[([^]]+)\]\((drawings/[^)]+)\)", TEXT))
+    assert {*shown.values()} == {f"drawings/{path.name}" for path in (FOLDER / "drawings").glob("*.svg")}
+    assert all(len(words) > 20 for words in shown)
+
+
+def test_the_commands_are_understood():
+    asked = set()
+    for words in commands():
+        program, *flags = words[2:] if words[1] == "-m" else words[1:]
+        args = PARSERS[program](flags)
+        asked.add((program, args.option))
+        for name in ("train", "dev", "test", "label_names"):
+            if args.option == "finetune":
+                assert (ROOT / getattr(args, name)).is_file()
+    assert asked == {("bert.run", "encode"), ("bert.run", "finetune"), ("run_llama.py", "predict")}
+
+
+def test_a_file_that_a_command_reads_is_there_or_written_by_the_one_before():
+    (wrote,) = (words[words.index("--model_out") + 1] for words in commands() if "--model_out" in words)
+    (predict,) = (words for words in commands() if "predict" in words)
+    assert predict[predict.index("--model") + 1] == wrote
+    assert (ROOT / predict[predict.index("--input") + 1]).is_file()
+
+
+def test_the_flags_that_the_text_names_are_there(capsys: pytest.CaptureFixture):
+    also = re.search(r"^Also:\n\n((?:- .*\n)+)", TEXT, re.MULTILINE)[1]  # of other programs
+    with pytest.raises(SystemExit):
+        run.get_args(["--help"])
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out)) | {"--bert"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT.replace(also, "")))
+    assert "--pretrained-model-path" in named and named <= known
+    assert "--bert" in (ROOT / "setup.sh").read_text(encoding="utf-8")
+
+
+def test_figures_of_the_text_are_those_of_the_code():
+    noise, base, large = Noise(), BertConfig.from_preset("base"), BertConfig.from_preset("large")
+    plain = " ".join(TEXT.split())
+    assert f"chooses {noise.share:.0%} of the tokens" in plain
+    assert f"{noise.mask:.0%} become [MASK], {noise.random:.0%} a token drawn" in plain
+    assert f"Only {noise.share * noise.random:.1%} of all tokens" in plain
+    assert SHORT == 0.1 and "One row in ten" in plain
+    assert f"Base has {base.n_layers} layers of {base.dim} with {base.n_heads} heads" in plain
+    assert f"large has {large.n_layers} of {large.dim} with {large.n_heads}" in plain
+    assert f"the published uncased one {base.vocab_size:,}" in plain and f"table: {base.max_seq_len} in" in plain
+
+
+def test_the_lines_of_python_run(tmp_path: Path):
+    try:
+        run.installed()
+    except UserError:
+        pytest.skip("the package that the page begins with is not installed")
+    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "['masked_lm', 'next_sentence']" in done.stdout and "[1, 15, 384]" in done.stdout
