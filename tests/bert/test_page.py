@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 import arguments
-from bert import run
+from bert import pretrain, run
 from bert.config import BertConfig
 from bert.examples import SHORT, Noise
 from utils import UserError
@@ -23,8 +23,7 @@ FOLDER = ROOT / "bert"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 TEXT = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
 LINKS = [*dict.fromkeys(re.findall(r"\[([^]]+)\]\(([^)]+)\)", TEXT))]
-WRITTEN_APART = {"tokenizers.md"}  # the page of another module
-PARSERS = {"bert.run": run.get_args, "run_llama.py": arguments.get_args}
+PARSERS = {"bert.run": run.get_args, "bert.pretrain": pretrain.get_args, "run_llama.py": arguments.get_args}
 
 
 def defined_in(path: Path) -> set[str]:
@@ -35,14 +34,14 @@ def defined_in(path: Path) -> set[str]:
 
 def commands() -> list[list[str]]:
     """What the blocks say to the shell, as words."""
-    blocks = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"\n\n```\n(.*?)```", PAGE, re.DOTALL)  # those without a language
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line) for line in lines]
 
 
 @pytest.mark.parametrize(("words", "target"), LINKS)
 def test_a_link_leads_to_a_file_and_to_the_name_that_it_shows(words: str, target: str):
-    if target.startswith("https://") or target in WRITTEN_APART:
+    if target.startswith("https://"):
         return
     assert (FOLDER / target).is_file()
     if words.startswith("`"):
@@ -60,26 +59,30 @@ def test_the_commands_are_understood():
     for words in commands():
         program, *flags = words[2:] if words[1] == "-m" else words[1:]
         args = PARSERS[program](flags)
-        asked.add((program, args.option))
+        option = getattr(args, "option", "pretrain")
+        asked.add((program, option))
         for name in ("train", "dev", "test", "label_names"):
-            if args.option == "finetune":
+            if option == "finetune":
                 assert (ROOT / getattr(args, name)).is_file()
-    assert asked == {("bert.run", "encode"), ("bert.run", "finetune"), ("run_llama.py", "predict")}
+    of_bert = {("bert.run", option) for option in run.OPTIONS if option != "pretrain"}
+    assert asked == {*of_bert, ("bert.pretrain", "pretrain"), ("run_llama.py", "predict")}
 
 
 def test_a_file_that_a_command_reads_is_there_or_written_by_the_one_before():
-    (wrote,) = (words[words.index("--model_out") + 1] for words in commands() if "--model_out" in words)
+    wrote = {words[words.index(flag) + 1] for words in commands() for flag in ("--model_out", "--out") if flag in words}
+    read = "--model", "--pretrained-model-path"
+    assert {words[words.index(flag) + 1] for words in commands() for flag in read if flag in words} == wrote
     (predict,) = (words for words in commands() if "predict" in words)
-    assert predict[predict.index("--model") + 1] == wrote
     assert (ROOT / predict[predict.index("--input") + 1]).is_file()
 
 
 def test_the_flags_that_the_text_names_are_there(capsys: pytest.CaptureFixture):
-    also = re.search(r"^Also:\n\n((?:- .*\n)+)", TEXT, re.MULTILINE)[1]  # of other programs
-    with pytest.raises(SystemExit):
-        run.get_args(["--help"])
+    for option in run.OPTIONS:
+        with pytest.raises(SystemExit):
+            args = run.get_args(["--option", option, "--help"])
+            pretrain.get_args(args.rest)
     known = set(re.findall(r"--[\w-]+", capsys.readouterr().out)) | {"--bert"}
-    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT.replace(also, "")))
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT))
     assert "--pretrained-model-path" in named and named <= known
     assert "--bert" in (ROOT / "setup.sh").read_text(encoding="utf-8")
 
