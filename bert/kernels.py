@@ -26,24 +26,24 @@ from fast.linear import OneDNNLinear
 from fast.plan import Plan, plan_linears, plan_parts
 from fast.proof import Case, Proof, Sides, say
 
-LEAST = 256  # positions of a batch: in a smaller one, finding the padding takes as long as computing it
-PADDING = 0.1  # the share of it from which it is left out; taking tokens apart costs some percent
+LEAST = 2**27  # multiplications of padding: some milliseconds, which taking the texts apart may take as well
+PADDING = 0.1  # the share of it from which it is left out
 
 
 class UnpaddedBert(StandIn, Bert):
     """`Bert` that computes real tokens alone where a batch has so much padding that this pays.
 
     What it gives at padding is zeros. Dropout draws for real tokens alone, so that a run's random numbers are others
-    than the page's. least: positions that a batch must have.
+    than the page's. least: multiplications that must be saved.
     """
 
     __slots__ = ("least",)
     stands_for = Bert
 
     @classmethod
-    def from_bert(cls, bert: Bert, least: int = LEAST) -> UnpaddedBert:
+    def from_bert(cls, bert: Bert, least: int | None = None) -> UnpaddedBert:
         kernel = cls.sharing(bert)
-        kernel.least = least
+        kernel.least = LEAST if least is None else least
         return kernel
 
     def forward(
@@ -55,7 +55,7 @@ class UnpaddedBert(StandIn, Bert):
         **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As the page's. With more arguments the page is another one than this kernel stands in for."""
-        if others or named or input_ids.numel() < self.least or input_ids.device.type != "cpu":
+        if others or named or input_ids.device.type != "cpu":
             return super().forward(input_ids, segment_ids, padding_mask, *others, **named)
         is_real = input_ids != self.config.pad_id if padding_mask is None else padding_mask.bool()  # b s
         if not (self._pays(is_real) and self._is_usual() and self._agrees()):
@@ -69,7 +69,10 @@ class UnpaddedBert(StandIn, Bert):
 
     def _pays(self, is_real: torch.Tensor) -> bool:
         """Whether there is enough padding, and none where the pooled vector is read."""
-        return bool(is_real.sum() <= (1 - PADDING) * is_real.numel() and is_real[:, 0].all())
+        config, n_padding = self.config, is_real.numel() - int(is_real.sum())
+        of_position = config.n_layers * (4 * config.dim**2 + 2 * config.dim * config.hidden_dim)  # multiplications
+        is_much = n_padding >= PADDING * is_real.numel() and n_padding * of_position >= self.least
+        return n_padding > 0 and is_much and bool(is_real[:, 0].all())
 
     def _agrees(self) -> bool:
         """Whether this computes what the page does. Attention, which also drops weights, is asked for by itself."""
@@ -175,4 +178,4 @@ def _choose_padding(device: torch.device, attention: str, is_alone: bool) -> tup
         return "plain", "attention is computed as it is written"
     if found := ENCODER.difference():
         return "plain", f"the page has changed: {found}"
-    return "left out", f"where it is {PADDING:.0%} or more of a batch of at least {LEAST} positions"
+    return "left out", f"where it is {PADDING:.0%} or more of a batch, and milliseconds of work"
