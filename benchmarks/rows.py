@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks import decoding, learning, processes
+from benchmarks import decoding, encoders, learning, processes
 from benchmarks.table import Bench, Line
 from benchmarks.targets import LINES
 
@@ -24,5 +24,7 @@ def measurements() -> dict[str, Callable[[Bench], list[Line]]]:
         learning.epoch_causal,
         learning.epoch_bidirectional,
         learning.peak_memory,
+        encoders.classify,
+        encoders.train,
     )
     return dict(zip(LINES, functions, strict=True))

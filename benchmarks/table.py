@@ -49,6 +49,7 @@ class Sizes(NamedTuple):
     forward: dict[str, tuple[int, int]] = {"10x45": (10, 45), "64x45": (64, 45)}
     train: dict[str, tuple[int, int]] = {"80x50": (80, 50), "10x300": (10, 300)}
     memory: tuple[int, int] = (80, 50)
+    bert: dict[str, tuple[int, int]] = {"32x40": (32, 40), "8x256": (8, 256), "4x512": (4, 512)}
     batch_size: int = 80
     every: int = 20
     turn: float = 0.5  # seconds of a turn, at least
@@ -65,6 +66,7 @@ QUICK = Sizes(
     forward={"10x45": (2, 7), "64x45": (3, 7)},
     train={"80x50": (3, 6), "10x300": (2, 12)},
     memory=(3, 6),
+    bert={"32x40": (3, 9), "8x256": (9, 40), "4x512": (2, 200)},
     batch_size=8,
     every=2,
     turn=0.0,

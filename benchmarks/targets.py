@@ -38,6 +38,14 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
         "peak memory 80x50, bidirectional, fp32": (COURSE,),
         "peak memory 80x50, causal, bf16": (COURSE, HF),
     },
+    **{
+        name: {
+            f"BERT, {what} {shape}, {texts}": (PLAIN, HF)
+            for shape in ("32x40", "8x256", "4x512")
+            for texts in ("no padding", "padded")
+        }
+        for name, what in (("bert-classify", "classify"), ("bert-train", "step"))
+    },
 }
 # Fractions of what this machine can do at best in the same run. One text waits for memory, the others for arithmetic.
 GOALS: dict[str, float] = {

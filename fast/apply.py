@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, 
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear, has_onednn
 from fast.measure import fastest
 from fast.memory import keep_freed_memory
-from fast.plan import Plan, carry_out, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
+from fast.plan import KERNELS, Plan, carry_out, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
 from fast.proof import say
 from llama import Attention, FeedForward, Llama, RMSNorm
 
@@ -33,6 +35,29 @@ class Choice(NamedTuple):
     reason: str
 
 
+class Products(NamedTuple):
+    """What is measured of linear layers: a small batch in layers of these shapes, o i each."""
+
+    question: str = "float32 products"
+    shapes: tuple[tuple[int, int], ...] = ((HIDDEN, WIDTH),)
+    biases: bool = False
+
+    def layers(self, requires_grad: bool = False) -> list[tuple[torch.Tensor | None, ...]]:
+        """Inputs (r i), weight (o i), bias (o, or None) and the gradient of the outputs (r o) of each."""
+        return [
+            (
+                torch.ones(ROWS, inputs, requires_grad=requires_grad),
+                torch.ones(outputs, inputs, requires_grad=requires_grad),
+                torch.ones(outputs) if self.biases else None,
+                torch.ones(ROWS, outputs),
+            )
+            for outputs, inputs in self.shapes
+        ]
+
+
+OF_LLAMAS = Products()
+
+
 def accelerate(
     model: nn.Module,
     precision: str = "fp32",
@@ -44,6 +69,8 @@ def accelerate(
 ) -> list[Choice]:
     """Compute every Llama inside `model` with the kernels that suit its device and `precision`. In place.
 
+    A model of another kind there is asked for its own: its class names the module that plans them, `kernels`, as
+    `bert.model.Bert` does. Such models are computed in float32.
     device: where the model will be computed, if it is not there yet. generates: False where no text is to be written.
     trains: False where no gradient is wanted, which saves measuring. keeps_copies: False where a weight must not lie
     twice in memory: what a kernel makes of it, in any precision, ends with the kernel's call. How text is generated is
@@ -60,46 +87,75 @@ def accelerate(
     device = device or next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
-    choices = [
-        choose_linear(precision, device, keeps_copies=keeps_copies, generates=generates, trains=trains),
-        choose_layers(device, trains),
-        choose_attention(device, precision, generates),
-    ]
-    linears = _formats_of(choices[0].kernel, device, precision, keeps_copies, generates)
-    _apply(model, device, choices, linears, generates)
+    purpose = dict(keeps_copies=keeps_copies, generates=generates)
+    others = _others(model)
+    take_away_kernels(model, KERNELS.union(*(planner.KERNELS for _, planner in others)))
+    plan: Plan = {}
+    llamas = [module for module in model.modules() if isinstance(module, Llama)]
+    choices = _plan_llamas(plan, llamas, device, precision, trains, **purpose) if llamas or not others else []
+    for module, planner in _others(model):  # as they are without kernels
+        choices += _plan_other(plan, module, planner, model, device, trains, **purpose)
+        if precision != "fp32":
+            say(f"a {type(module).__name__} is computed in fp32, whatever the precision")
+    carry_out(plan, model)
     return choices
 
 
-def _apply(
+def _others(model: nn.Module) -> list[tuple[nn.Module, ModuleType]]:
+    """The models of other kinds inside `model`, and who plans kernels for each."""
+    names = [(module, getattr(type(module), "kernels", None)) for module in model.modules()]
+    return [(module, importlib.import_module(name)) for module, name in names if isinstance(name, str)]
+
+
+def _plan_other(
+    plan: Plan,
+    module: nn.Module,
+    planner: ModuleType,
     model: nn.Module,
     device: torch.device,
-    choices: list[Choice],
-    linears: tuple[type[KernelLinear], dict[str, Any]] | None,
-    generates: bool,
-) -> None:
-    """Give the modules of every Llama the kernels that were chosen, instead of earlier ones."""
-    _, layers, attention = (choice.kernel for choice in choices)
-    take_away_kernels(model)
-    plan: Plan = {}
-    for llama in [module for module in model.modules() if isinstance(module, Llama)]:
+    trains: bool,
+    **purpose: bool,
+) -> list[Choice]:
+    """Kernels for a model of another kind inside `model`."""
+    products = Products(**planner.products(module))
+    linear = choose_linear("fp32", device, trains=trains, products=products, **purpose)
+    linears = _formats_of(linear.kernel, device, "fp32", products=products, **purpose)
+    return [linear, *(Choice(*choice) for choice in planner.plan_kernels(plan, module, model, device, linears))]
+
+
+def _plan_llamas(
+    plan: Plan, llamas: list[Llama], device: torch.device, precision: str, trains: bool, **purpose: bool
+) -> list[Choice]:
+    """The modules of every Llama are given the kernels that are chosen."""
+    linear = choose_linear(precision, device, trains=trains, **purpose)
+    layers = choose_layers(device, trains)
+    attention = choose_attention(device, precision, purpose["generates"])
+    linears = _formats_of(linear.kernel, device, precision, **purpose)
+    for llama in llamas:
         if linears is not None:
             plan_linears(plan, llama, *linears)
-        if layers != "plain":
+        if layers.kernel != "plain":
             plan_parts(plan, llama, RMSNorm, FusedRMSNorm.from_norm)
             plan_parts(plan, llama, FeedForward, FusedFeedForward.from_feed_forward)
-        if attention != "plain":
-            products_from = {torch.bfloat16: MANY} if attention == BY_PRODUCTS else {}
+        if attention.kernel != "plain":
+            products_from = {torch.bfloat16: MANY} if attention.kernel == BY_PRODUCTS else {}
             plan_parts(plan, llama, Attention, FusedAttention.from_attention, products_from=products_from)
-        pass_on_bf16(plan, llama, device, generates=generates)
-    carry_out(plan, model)
+        pass_on_bf16(plan, llama, device, generates=purpose["generates"])
+    return [linear, layers, attention]
 
 
 def _formats_of(
-    kernel: str, device: torch.device, precision: str, keeps_copies: bool, generates: bool
+    kernel: str,
+    device: torch.device,
+    precision: str,
+    *,
+    keeps_copies: bool,
+    generates: bool,
+    products: Products = OF_LLAMAS,
 ) -> tuple[type[KernelLinear], dict[str, Any]] | None:
     """The kernel of linear layers and how it computes; None for PyTorch's own."""
     packs = device.type == "cpu" and precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
-    trains_weights = kernel in ("oneDNN", "oneDNN, trained") and _in_training()[0] == "oneDNN"
+    trains_weights = kernel in ("oneDNN", "oneDNN, trained") and _in_training(products)[0] == "oneDNN"
     kinds = {
         "oneDNN": (OneDNNLinear, {"trains_weights": trains_weights}),
         "oneDNN, not trained": (OneDNNLinear, {"trains": False, "trains_weights": False}),
@@ -121,6 +177,7 @@ def choose_linear(
     keeps_copies: bool = True,
     generates: bool = False,
     trains: bool = True,
+    products: Products = OF_LLAMAS,
 ) -> Choice:
     part = "linear layers"
     if device.type != "cpu":
@@ -135,10 +192,10 @@ def choose_linear(
         return Choice(part, "plain", "whole copies of the weights are not wanted")
     if not has_onednn():
         return Choice(part, "plain", linear.why_no_onednn() or "oneDNN is switched off")
-    packs, why = _packs()
+    packs, why = _packs(products)
     if not trains:
         return Choice(part, "plain" if packs == "PyTorch" else "oneDNN, not trained", why)
-    in_training, why_trained = _in_training()
+    in_training, why_trained = _in_training(products)
     kernels = {
         (True, True): "oneDNN",
         (True, False): "oneDNN, not trained",
@@ -165,28 +222,31 @@ def _choose_int8(part: str, generates: bool) -> Choice:
     return Choice(part, "int8", "products of integers")
 
 
-def _packs() -> tuple[str, str]:
-    """Whose float32 products are faster with a weight that is not trained, and why."""
-    x, weight = torch.ones(ROWS, WIDTH), torch.ones(HIDDEN, WIDTH)
-    packed = linear.pack(weight)
-    ways = {"PyTorch": lambda: F.linear(x, weight), "oneDNN": lambda: linear.onednn_linear(x, packed)}
-    return fastest("float32 products", ways)
+def _packs(products: Products = OF_LLAMAS) -> tuple[str, str]:
+    """Whose float32 products are faster with weights that are not trained, and why."""
+    layers = [layer[:3] for layer in products.layers()]
+    packed = [(x, linear.pack(weight), bias) for x, weight, bias in layers]
+    ways = {
+        "PyTorch": lambda: [F.linear(*layer) for layer in layers],
+        "oneDNN": lambda: [linear.onednn_linear(*layer) for layer in packed],
+    }
+    return fastest(products.question, ways)
 
 
-def _in_training() -> tuple[str, str]:
-    """Whose float32 products are faster in training, and why: of all three, or of two and not the weight's gradient."""
-    x, weight = torch.ones(ROWS, WIDTH, requires_grad=True), torch.ones(HIDDEN, WIDTH, requires_grad=True)
-    grad = torch.ones(ROWS, HIDDEN)
+def _in_training(products: Products = OF_LLAMAS) -> tuple[str, str]:
+    """Whose float32 products are faster in training, and why: of all three, or of two and not weights' gradients."""
+    layers = products.layers(requires_grad=True)
 
     def train(product: Callable[..., torch.Tensor], *settings: bool) -> None:
-        torch.autograd.grad(product(x, weight, *settings), (x, weight), grad)
+        for x, weight, bias, grad in layers:
+            torch.autograd.grad(product(x, weight, *settings, bias=bias), (x, weight), grad)
 
     ways = {
         "PyTorch": lambda: train(F.linear),
         "oneDNN but for gradients of weights": lambda: train(linear.onednn_trained, False),
         "oneDNN": lambda: train(linear.onednn_trained, True),
     }
-    return fastest("float32 products, trained", ways)
+    return fastest(f"{products.question}, trained", ways)
 
 
 def _bf16() -> tuple[str, str]:

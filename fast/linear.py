@@ -49,9 +49,9 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
     return torch.backends.mkldnn.enabled and why_no_onednn(dtype) is None
 
 
-def onednn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`F.linear` computed by oneDNN. x: ... i, weight: o i, plain or packed. Returns ... o"""
-    return torch.ops.mkldnn._linear_pointwise(x, _in_layout(weight), None, "none", [], "")
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`F.linear` computed by oneDNN. x: ... i, weight: o i, plain or packed, bias: o. Returns ... o"""
+    return torch.ops.mkldnn._linear_pointwise(x, _in_layout(weight), bias, "none", [], "")
 
 
 def _in_layout(weight: torch.Tensor) -> torch.Tensor:
@@ -73,8 +73,9 @@ def state_of(weight: torch.Tensor) -> tuple[int, Any]:
 
 
 class KernelLinear(Kernel, nn.Linear):
-    """A bias-free linear layer that, while it is not trained, keeps a copy of its weight in a kernel's own layout.
+    """A linear layer that, while it is not trained, keeps a copy of its weight in a kernel's own layout.
 
+    Of all of these, `OneDNNLinear` alone has a bias, if the layer has one that it stands in for.
     The copy is no part of the state dict. It is dropped by `train()` and `eval()` and by every training step, and made
     anew when the weight was written to, so that it is never older than the weight. keeps_copies: False where a weight
     must not lie twice in memory, such as one that is gathered for the time of its layer's computation alone; what is
@@ -92,7 +93,7 @@ class KernelLinear(Kernel, nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **formats: Any) -> KernelLinear:
-        """A kernel in the place of a layer without a bias: it shares the weight and all else that the layer holds."""
+        """A kernel in the place of a layer: it shares the weight and all else that the layer holds."""
         kernel = cls.sharing(linear)
         kernel.set_formats(**formats)
         return kernel
@@ -128,7 +129,8 @@ class KernelLinear(Kernel, nn.Linear):
         return super().train(mode)
 
     def is_trained(self, x: torch.Tensor) -> bool:
-        return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+        has_gradient = any(t is not None and t.requires_grad for t in (x, self.weight, self.bias))
+        return torch.is_grad_enabled() and has_gradient
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -147,6 +149,8 @@ def _pack_bf16(weight: torch.Tensor) -> torch.Tensor:
 class OneDNNLinear(KernelLinear):
     """float32 through oneDNN: where it is not trained with a packed weight, where it is trained with the weight itself.
 
+    With the bias of the layer that it stands in for, if that has one.
+
     packs, trains, trains_weights: each only where oneDNN is the faster one here (`fast.apply`); else PyTorch computes
     as ever. trains_weights: also the gradient of the weight, where it trains at all.
     """
@@ -163,21 +167,26 @@ class OneDNNLinear(KernelLinear):
         is_float = x.dtype == self.weight.dtype == torch.float32
         is_plain = x.device.type != "cpu" or not is_float or torch.is_autocast_enabled("cpu")
         if is_plain or is_small(x, self.weight):
-            return F.linear(x, self.weight)
+            return F.linear(x, self.weight, self.bias)
         if self.is_trained(x):
             self.drop_copy()
-            return onednn_trained(x, self.weight, self.trains_weights) if self.trains else F.linear(x, self.weight)
-        return onednn_linear(x, self.copy_of_weight(pack)) if self.packs else F.linear(x, self.weight)
+            if self.trains:
+                return onednn_trained(x, self.weight, self.trains_weights, self.bias)
+        elif self.packs:
+            return onednn_linear(x, self.copy_of_weight(pack), self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class _OneDNN(torch.autograd.Function):
-    """y = x W^T and the gradient of x by oneDNN, and that of W by whoever is faster."""
+    """y = x W^T + b and the gradient of x by oneDNN, and that of W by whoever is faster."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, trains_weights: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, trains_weights: bool, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.trains_weights = trains_weights
-        return onednn_linear(x, weight)
+        return onednn_linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -187,15 +196,18 @@ class _OneDNN(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = (onednn_weight_gradient if ctx.trains_weights else weight_gradient)(grad, x)
-        return grad_x, grad_weight, None
+        grad_bias = _rows(grad).sum(0) if ctx.needs_input_grad[3] else None
+        return grad_x, grad_weight, None, grad_bias
 
 
-def onednn_trained(x: torch.Tensor, weight: torch.Tensor, trains_weights: bool = True) -> torch.Tensor:
-    """`F.linear` with gradients, by oneDNN. x: ... i, weight: o i. Returns ... o
+def onednn_trained(
+    x: torch.Tensor, weight: torch.Tensor, trains_weights: bool = True, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`F.linear` with gradients, by oneDNN. x: ... i, weight: o i, bias: o. Returns ... o
 
     trains_weights: False where PyTorch is the faster one for the gradient of the weight.
     """
-    return _OneDNN.apply(x, weight, trains_weights)
+    return _OneDNN.apply(x, weight, trains_weights, bias)
 
 
 def onednn_weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

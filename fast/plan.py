@@ -6,7 +6,7 @@ into a model, or hung on a part of it, may know float32 alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -35,28 +35,30 @@ class Planned(NamedTuple):
 Plan = dict[nn.Module, Planned]
 
 
-def take_away_kernels(model: nn.Module) -> None:
+def take_away_kernels(model: nn.Module, kinds: Set[type]) -> None:
     """Put back what kernels stand in for."""
-    replace(model, {part: part.without_kernel() for part in model.modules() if type(part) in KERNELS})
+    replace(model, {part: part.without_kernel() for part in model.modules() if type(part) in kinds})
 
 
-def plan_linears(plan: Plan, llama: Llama, kind: type[KernelLinear], formats: dict[str, Any]) -> None:
-    """One kind of kernel for every linear layer that is computed as PyTorch's own."""
-    linears = [part for part in llama.modules() if isinstance(part, nn.Linear)]
+def plan_linears(
+    plan: Plan, model: nn.Module, kind: type[KernelLinear], formats: dict[str, Any], *, biases: bool = False
+) -> None:
+    """One kind of kernel for every linear layer that is computed as PyTorch's own. biases: also for those with one."""
+    linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
     hung_on = {part for linear in linears for part in linear.modules() if part is not linear}  # a method's own
     for linear in linears:
-        if is_plain_linear(linear) and linear not in hung_on:
+        if is_plain_linear(linear, biases) and linear not in hung_on:
             plan[linear] = Planned(kind.from_linear, dict(formats))
 
 
-def is_plain_linear(linear: nn.Module) -> bool:
-    """Whether a layer is x W^T and nothing else. Parameters and hooks that somebody has given it do not matter."""
-    return type(linear) is nn.Linear and linear.bias is None and not own_methods(linear)
+def is_plain_linear(linear: nn.Module, biases: bool = False) -> bool:
+    """Whether a layer is x W^T, perhaps + b. Parameters and hooks that somebody has given it do not matter."""
+    return type(linear) is nn.Linear and (biases or linear.bias is None) and not own_methods(linear)
 
 
-def plan_parts(plan: Plan, llama: Llama, kind: type[nn.Module], make: Any, **settings: Any) -> None:
+def plan_parts(plan: Plan, model: nn.Module, kind: type[nn.Module], make: Any, **settings: Any) -> None:
     """A kernel for every module of exactly the page's class; a subclass of somebody's own stays what it is."""
-    for part in llama.modules():
+    for part in model.modules():
         if type(part) is kind:
             plan[part] = Planned(make, dict(settings))
         elif isinstance(part, kind):

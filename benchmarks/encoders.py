@@ -1,0 +1,137 @@
+"""The lines of BERT: classes of texts and steps of fine-tuning, of batches whose texts are equally long and of others.
+
+The shape is that of a MiniLM (Wang et al. 2020, arXiv:2002.10957), which people fine-tune on a CPU: 6 layers, 384
+wide, 12 heads. Weights are random, and the same for all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.measure import Contender
+from benchmarks.peers import NUM_LABELS, hf_optimizer, load_accelerate, our_optimizer
+from benchmarks.sentences import length_at
+from benchmarks.table import Bench, Line, lines_of
+from benchmarks.targets import HF, LINES, OURS, PLAIN
+from bert.config import BertConfig
+from bert.heads import BertForSequenceClassification
+from bert.model import Bert
+from bert.save import save_pretrained
+
+SHAPE = dict(vocab_size=30522, dim=384, n_layers=6, n_heads=12, hidden_dim=1536, max_seq_len=512)
+QUICK = dict(vocab_size=300, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_seq_len=512)
+SPREAD = 4.0  # of matrices: with those of a fresh model, texts hardly differ, and all answers would agree
+FIRST_ID = 200  # of a word; below are [PAD] and other special pieces
+
+
+class Batch(NamedTuple):
+    """Ids and the padding mask, b s, and labels, b."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    labels: torch.Tensor
+
+
+class HFClassifier(nn.Module):
+    """transformers' classifier, of our ids and mask, as log-probabilities."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, segment_ids: None, padding_mask: torch.Tensor) -> torch.Tensor:
+        """b s -> b c"""
+        return F.log_softmax(self.model(input_ids, attention_mask=padding_mask).logits, dim=-1)
+
+
+def make_batch(rows: int, longest: int, vocab_size: int, seed: int, *, is_padded: bool) -> Batch:
+    """Random ids. is_padded: lengths are spread as those of SST's sentences, and the longest text has `longest`."""
+    draw = torch.Generator().manual_seed(seed)
+    quantiles = torch.tensor([length_at((row + 0.5) / rows) for row in range(rows)])
+    lengths = (quantiles * longest / quantiles.max()).round().long() if is_padded else torch.full((rows,), longest)
+    mask = torch.arange(longest) < lengths[torch.randperm(rows, generator=draw)][:, None]  # b s
+    ids = torch.randint(FIRST_ID, vocab_size, (rows, longest), generator=draw).where(mask, 0)
+    return Batch(ids, mask.long(), torch.randint(0, NUM_LABELS, (rows,), generator=draw))
+
+
+def make_models(bench: Bench, *, trains: bool) -> dict[str, nn.Module]:
+    """The contenders, on the same weights. The plain path is the page as it is written, as `--kernels plain` has it."""
+    torch.manual_seed(bench.seed)
+    shape = QUICK if bench.sizes.turn == 0.0 else SHAPE
+    plain = BertForSequenceClassification(Bert(BertConfig(**shape)), NUM_LABELS).eval()
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if parameter.dim() == 2 and "embeddings" not in name:
+                parameter.mul_(SPREAD)
+    models = {OURS: copy.deepcopy(plain), PLAIN: plain}
+    use = f"fp32, BERT, {'training' if trains else 'classification'}"
+    bench.peers.kernels[use] = load_accelerate()(models[OURS], generates=False, trains=trains)
+    if bench.has(HF):
+        models[HF] = as_hf(plain, bench.folder / "bert")
+    return models
+
+
+def as_hf(model: BertForSequenceClassification, folder: Path) -> nn.Module:
+    """The same in transformers, with its default attention (PyTorch's fused one)."""
+    import transformers
+
+    save_pretrained(folder, model)
+    return HFClassifier(transformers.BertForSequenceClassification.from_pretrained(folder)).eval()
+
+
+def classify(bench: Bench) -> list[Line]:
+    """Log-probabilities, which must be equal to rounding."""
+    lines, models = [], make_models(bench, trains=False)
+    for work, contenders, batch in _works(bench, "bert-classify", models[OURS]):
+        answers: dict[str, torch.Tensor] = {}
+
+        def run(name: str, batch: Batch = batch, answers: dict = answers) -> None:
+            with torch.inference_mode():
+                answers[name] = models[name](batch.ids, None, batch.mask)
+
+        costs = _race(bench, models, run)
+        errors = {name: (answer - answers[OURS]).abs().max().item() for name, answer in answers.items()}
+        notes = {name: f"log-probabilities differ by at most {error:.0e}" for name, error in errors.items()}
+        same = {name: error < 1e-4 for name, error in errors.items()}
+        about = dict(amount=float(len(batch.ids)), unit="texts/s", notes=notes, same=same)
+        lines += lines_of(bench, work, contenders, costs, **about)
+    return lines
+
+
+def train(bench: Bench) -> list[Line]:
+    """A step: gradients to zero, forward with dropout of 0.1, loss, backward, AdamW (theirs: PyTorch's fused one)."""
+    lines, models = [], make_models(bench, trains=True)
+    optimizers = {
+        name: (hf_optimizer if name == HF else our_optimizer)(model.train()) for name, model in models.items()
+    }
+    for work, contenders, batch in _works(bench, "bert-train", models[OURS]):
+
+        def run(name: str, batch: Batch = batch) -> None:
+            optimizers[name].zero_grad()
+            F.nll_loss(models[name](batch.ids, None, batch.mask), batch.labels).backward()
+            optimizers[name].step()
+
+        lines += lines_of(bench, work, contenders, _race(bench, models, run))
+    return lines
+
+
+def _works(bench: Bench, name: str, model: nn.Module) -> list[tuple[str, tuple[str, ...], Batch]]:
+    """The lines of a measurement, against whom, and their batches."""
+    shapes, vocab_size = bench.sizes.bert.values(), model.encoder.config.vocab_size
+    kinds = [(shape, is_padded) for shape in shapes for is_padded in (False, True)]
+    return [
+        (work, contenders, make_batch(*shape, vocab_size, bench.seed, is_padded=is_padded))
+        for (work, contenders), (shape, is_padded) in zip(LINES[name].items(), kinds, strict=True)
+    ]
+
+
+def _race(bench: Bench, models: dict[str, nn.Module], run: Callable[[str], None]) -> dict[str, list[float]]:
+    contenders = [Contender(name, lambda name=name: run(name)) for name in models]
+    return bench.turns.take(contenders, least=bench.sizes.turn)
