@@ -12,7 +12,7 @@ import time
 from argparse import Namespace
 
 from config import PRECISIONS, LlamaConfig
-from utils import ArgumentParser, UserError, run_main
+from utils import ArgumentParser, UserError, import_folder, run_main
 
 
 def get_args() -> Namespace:
@@ -41,8 +41,27 @@ def print_table() -> None:
             choices = accelerate(model, precision, torch.device(device))
             for choice in (*choices, choose_decoder(torch.device(device), precision)):
                 print(f"{device:5} {precision:5} {choice.part:16} {choice.kernel:20} {choice.reason}")
+    print_bert(devices)
     print(f"compiled loops: {', '.join(filter(are_compiled, PRECISIONS)) or 'none'}")
     print(f"freed memory: {'kept for the next step' if keep_freed_memory() else 'as the C library has it'}")
+
+
+def print_bert(devices: list[str]) -> None:
+    """The kernels of a BERT inside a model, where the folder bert/ is here. It is computed in fp32 alone."""
+    import torch
+    from torch import nn
+
+    from fast import accelerate
+
+    if import_folder("bert") is None:
+        return
+    from bert.config import BertConfig
+    from bert.model import Bert
+
+    for device in devices:
+        model = nn.Sequential(Bert(BertConfig(vocab_size=300, dim=384, n_heads=12, n_layers=1)))
+        for choice in accelerate(model, "fp32", torch.device(device)):
+            print(f"{device:5} bert  {choice.part:16} {choice.kernel:20} {choice.reason}")
 
 
 def compile_loops(formats: list[str]) -> None:
