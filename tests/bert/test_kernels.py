@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 from small import hf_directory, hf_model, our_directory, shake  # noqa: E402
 
 import bert.kernels  # noqa: E402
