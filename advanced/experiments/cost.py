@@ -1,9 +1,11 @@
 """What each method costs beside plain fine-tuning: time, memory and trained parameters, in one run.
 
     python -m advanced.experiments.cost --pretrained-model-path CKPT [--data sst] [--methods NAME ...]
+    python -m advanced.experiments.cost --pretrained-model-path CKPT --others CKPT ...
 
 For every method a process trains both, in turn, on the same sentences; the ratio is the median over the rounds. Memory
-is the most that a process of its own has held, beside that of one that trains the plain model.
+is the most that a process of its own has held, beside that of one that trains the plain model. With `--others` it is
+other models, Llamas or BERTs, that are trained without a method beside this one, and classify.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,7 +37,10 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--pretrained-model-path", default=Default("stories42M.pt"), help="checkpoint that is trained")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--data", default="sst", help="data set whose training sentences are used")
-    add("--methods", nargs="+", metavar="NAME", default=TRAINED, help="which; several at once are joined by a comma")
+    what = parser.add_mutually_exclusive_group()
+    several = "which; several at once are joined by a comma; all of them if not given"
+    what.add_argument("--methods", nargs="+", metavar="NAME", help=several)
+    what.add_argument("--others", nargs="+", metavar="CKPT", help="models to compare it with, Llamas or BERTs")
     add("--attention", default="causal", choices=("causal", "bidirectional"))
     add("--batch_size", type=int, default=32, help="sentences in a batch")
     add("--steps", type=int, default=8, help="batches in a turn")
@@ -60,6 +66,13 @@ class Workload(NamedTuple):
         return examples[: self.batch_size * self.steps]
 
 
+class Subject(NamedTuple):
+    """What is measured: a model, and the methods that it is trained with, joined by a comma."""
+
+    model: Model
+    methods: str = ""
+
+
 class Nowhere:
     """What stands for a saver."""
 
@@ -70,20 +83,22 @@ class Nowhere:
         """Not."""
 
 
-def assemble(work: Workload, names: str) -> Run:
+def assemble(work: Workload, subject: Subject) -> Run:
     import torch
 
     import runs
+    from advanced.experiments.trial import checkpoint_of
     from plan import InputFile, Place, Plan
     from utils import seed_everything
 
     seed_everything(0)
-    file = InputFile.of(path_of(work.data, "train"))
-    files = {"checkpoint": InputFile.of(work.model.checkpoint), "tokenizer": InputFile.of(work.model.tokenizer)}
+    model, file = subject.model, InputFile.of(path_of(work.data, "train"))
     plan = Plan(
-        **files, train=file, dev=file, epochs=1, batch_size=work.batch_size, train_eval=False, lr=1e-4,
-        label_names=tuple(read_label_names(path_of(work.data, "label_names"))), attention=work.attention,
-        methods=choose(names) if names else (),
+        family=model.family, checkpoint=checkpoint_of(model), tokenizer=InputFile.of(model.tokenizer),
+        train=file, dev=file, epochs=1, batch_size=work.batch_size, train_eval=False, lr=1e-4,
+        label_names=tuple(read_label_names(path_of(work.data, "label_names"))),
+        attention=work.attention if model.family == "llama" else None,
+        methods=choose(subject.methods, family=model.family) if subject.methods else (),
     )  # fmt: skip
     return runs.assemble(plan, Place(torch.device("cpu")))
 
@@ -98,26 +113,51 @@ def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:
     return time.perf_counter() - start
 
 
-def measure_time(work: Workload, names: str) -> dict[str, Any]:
+def seconds_of_classification(run: Run, examples: list[Example]) -> float:
+    import runs
+    from training import evaluate, pretrained_of
+
+    dataset, device = runs.encode_for(run.model, run.tokenizer, examples), next(run.model.parameters()).device
+    loader = runs.loader_of(dataset, pretrained_of(run.model).config, run.plan.batch_size, device)
+    start = time.perf_counter()
+    evaluate(run.model, loader, progress=False)
+    return time.perf_counter() - start
+
+
+class Ratio(NamedTuple):
+    """Of times, theirs to the plain one's: the median over the rounds, the least, the most; and what is trained."""
+
+    middle: float
+    least: float
+    most: float
+    trained: int
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({self.least:.2f}-{self.most:.2f})"
+
+
+def measure_time(
+    work: Workload, subject: Subject, turn: Callable[[Run, list[Example]], float] = seconds_of_a_turn
+) -> Ratio:
+    """turn: does something once, and says how long it took. The first round is not counted."""
     from advanced.added import trainable_parameters
 
-    examples, both = work.sentences(), [assemble(work, each) for each in ("", names)]
+    examples, both = work.sentences(), [assemble(work, each) for each in (Subject(work.model), subject)]
     turns: list[list[float]] = [[], []]
     for number in range(work.rounds + 1):
         for which in (0, 1) if number % 2 else (1, 0):
-            turns[which].append(seconds_of_a_turn(both[which], examples))
-    ratios = sorted(ours / plain for plain, ours in zip(*(each[1:] for each in turns), strict=True))
-    trained = trainable_parameters(both[1].model)
-    return {"ratio": median(ratios), "least": ratios[0], "most": ratios[-1], "trained": trained}
+            turns[which].append(turn(both[which], examples))
+    ratios = sorted(theirs / plain for plain, theirs in zip(*(each[1:] for each in turns), strict=True))
+    return Ratio(median(ratios), ratios[0], ratios[-1], trainable_parameters(both[1].model))
 
 
-def measure_memory(work: Workload, names: str) -> int:
+def measure_memory(work: Workload, subject: Subject) -> int:
     import torch
 
     from advanced.experiments.trial import peak_memory
     from plan import Place
 
-    seconds_of_a_turn(assemble(work, names), work.sentences())
+    seconds_of_a_turn(assemble(work, subject), work.sentences())
     return peak_memory(Place(torch.device("cpu")))
 
 
@@ -127,19 +167,29 @@ def apart(function: Any, *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def table_of(work: Workload, methods: list[str]) -> list[str]:
-    plain = apart(measure_memory, work, "")
+def table_of_methods(work: Workload, methods: list[str]) -> list[str]:
+    plain = apart(measure_memory, work, Subject(work.model))
     lines = ["| method | trained | time of a step / plain | peak memory / plain |", "|---|---|---|---|"]
     for names in methods:
         entry = METHODS[names.partition(",")[0]]
         if names == "padding-mask" and work.attention == "causal":
             continue  # which says itself that it does nothing there
-        found = apart(measure_time, work, names)
-        memory = apart(measure_memory, work, names) / plain
-        spread = f"{found['ratio']:.2f} ({found['least']:.2f}-{found['most']:.2f})"
-        lines.append(f"| {names} | {found['trained']:,} | {spread} | {memory:.2f} |")
+        found = apart(measure_time, work, Subject(work.model, names))
+        memory = apart(measure_memory, work, Subject(work.model, names)) / plain
+        lines.append(f"| {names} | {found.trained:,} | {found} | {memory:.2f} |")
         print(f"{lines[-1]}  expected: {entry.cost}", flush=True)
     return lines
+
+
+def table_of_models(work: Workload, others: list[Model]) -> list[str]:
+    first, turns = apart(measure_memory, work, Subject(work.model)), (seconds_of_a_turn, seconds_of_classification)
+    lines = ["| model | trained | time of a step | time of classification | peak memory |", "|---|---|---|---|---|"]
+    for model in (work.model, *others):
+        step, classification = (apart(measure_time, work, Subject(model), turn) for turn in turns)
+        memory = apart(measure_memory, work, Subject(model)) / first
+        lines.append(f"| {model.name} | {step.trained:,} | {step} | {classification} | {memory:.2f} |")
+        print(lines[-1], flush=True)
+    return [*lines, "", f"Each as a multiple of {work.model.name}'s."]
 
 
 def main() -> None:
@@ -151,13 +201,16 @@ def main() -> None:
             raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
     if args.out is not None:
         check_new(args.out, "--out")
-    for names in args.methods:
-        choose(names)
     model = model_of(args.pretrained_model_path, args.tokenizer, {})
+    others = [model_of(other, None, {}) for other in args.others or ()]
+    methods = args.methods or [name for name in TRAINED if model.family in METHODS[name].families]
+    for names in () if others else methods:
+        choose(names, family=model.family)
     work = Workload(model, args.data, args.attention, args.batch_size, args.steps, args.rounds)
     work.sentences()
-    lines = table_of(work, args.methods)
-    about = f"{work.model.name}, {work.attention}, {work.steps} batches of {work.batch_size} sentences of {work.data}"
+    lines = table_of_models(work, others) if others else table_of_methods(work, methods)
+    kind = f"{model.name}, {work.attention}" if model.family == "llama" else model.name
+    about = f"{kind}, {work.steps} batches of {work.batch_size} sentences of {work.data}"
     text = "\n".join([f"{about}; {work.rounds} rounds; {machine()}.", "", *lines]) + "\n"
     print(text)
     if args.out is not None:

@@ -146,12 +146,11 @@ def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
     names = read_label_names(path_of(trial.data, "label_names"))
     files = {split: InputFile.of(path_of(trial.data, split)) for split in ("train", "dev")}
     settings = dict(trial.settings)
-    checkpoint = InputFile.of(model.checkpoint) if model.family == "llama" else _of_directory(model.checkpoint)
     if model.family != "llama":  # of which there is one kind
         settings["attention"] = None
     plan = Plan(
         family=model.family,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint_of(model),
         tokenizer=InputFile.of(model.tokenizer),
         label_names=tuple(names),
         methods=choose(trial.method, trial.arguments, family=model.family) if trial.method else (),
@@ -164,10 +163,14 @@ def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
     return plan, names
 
 
-def _of_directory(checkpoint: str) -> InputFile:
+def checkpoint_of(model: Model) -> InputFile:
+    """As a plan has it: the file, or the directory with the files in it that count."""
     from plan import InputFile
 
-    return InputFile.of_folder(checkpoint, [name for name in OF_DIRECTORY if Path(checkpoint, name).is_file()])
+    if model.family == "llama":
+        return InputFile.of(model.checkpoint)
+    names = [name for name in OF_DIRECTORY if Path(model.checkpoint, name).is_file()]
+    return InputFile.of_folder(model.checkpoint, names)
 
 
 def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -> dict[str, Any]:

@@ -800,9 +800,9 @@ def test_what_a_method_costs_is_measured_beside_plain_training(model: Model, mon
 
     monkeypatch.setattr(cost, "path_of", trial.path_of)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=2)
-    found = cost.measure_time(work, "r-drop")
-    assert 0 < found["least"] <= found["ratio"] <= found["most"]
-    assert cost.measure_time(work, "linear-probe")["trained"] == 2 * 32 + 2
+    found = cost.measure_time(work, cost.Subject(model, "r-drop"))
+    assert 0 < found.least <= found.middle <= found.most
+    assert cost.measure_time(work, cost.Subject(model, "linear-probe")).trained == 2 * 32 + 2
     with pytest.raises(UserError, match="too few for 9 batches"):
         work._replace(steps=9).sentences()
 

@@ -269,12 +269,11 @@ def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(
     """The first turn of each warms up and is not counted."""
     times = {"": [1.0, 1.0, 1.0, 1.0], "ema": [9.0, 2.0, 3.0, 4.0]}
 
-    def assembled(work: cost.Workload, names: str) -> SimpleNamespace:
-        return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[names]))
+    def assembled(work: cost.Workload, subject: cost.Subject) -> SimpleNamespace:
+        return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[subject.methods]))
 
     monkeypatch.setattr(cost, "path_of", trial.path_of)
     monkeypatch.setattr(cost, "assemble", assembled)
-    monkeypatch.setattr(cost, "seconds_of_a_turn", lambda run, examples: next(run.turn))
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=3)
-    found = cost.measure_time(work, "ema")
-    assert (found["least"], found["ratio"], found["most"], found["trained"]) == (2.0, 3.0, 4.0, 2)
+    found = cost.measure_time(work, cost.Subject(model, "ema"), lambda run, examples: next(run.turn))
+    assert found == (3.0, 2.0, 4.0, 2) and str(found) == "3.00 (2.00-4.00)"

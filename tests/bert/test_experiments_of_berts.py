@@ -12,7 +12,7 @@ from conftest import random_llama, save_checkpoint
 from small import our_directory
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import grid, trial
+from advanced.experiments import cost, grid, trial
 from advanced.experiments.grid import Table, model_of
 from advanced.experiments.results import read_results
 from advanced.lineage import checksum
@@ -102,3 +102,32 @@ def test_a_directory_has_its_own_vocabulary(table: Path, tmp_path: Path, monkeyp
     (tmp_path / "encoder" / "vocab.txt").unlink()
     with pytest.raises(UserError, match="holds no vocab.txt"):
         run(monkeypatch, *flags)
+
+
+def test_the_cost_of_an_encoder_is_measured_beside_that_of_a_decoder(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Each row has its own parameters, with the classes; the first is the model itself."""
+    monkeypatch.setattr(cost, "path_of", trial.path_of)
+    monkeypatch.setattr(cost, "apart", lambda function, *arguments: function(*arguments))
+    sizes = ["--batch_size", "2", "--steps", "1", "--rounds", "1"]
+    flags = ["--data", "films", *sizes, "--out", str(tmp_path / "cost.md")]
+    models = ["--pretrained-model-path", str(tmp_path / "tiny.pt"), "--others", str(tmp_path / "encoder")]
+    monkeypatch.setattr(sys, "argv", ["cost", *models, *flags])
+    cost.main()
+    text = (tmp_path / "cost.md").read_text(encoding="utf-8")
+    assert text in capsys.readouterr().out
+    decoder, encoder = (line.split(" | ") for line in text.splitlines() if line.startswith(("| tiny", "| encoder")))
+    classes = 2 * (load_pretrained(tmp_path / "encoder").config.dim + 1)
+    whole = sum(parameter.numel() for parameter in load_pretrained(tmp_path / "encoder").parameters())
+    assert encoder[1] == f"{whole + classes:,}" != decoder[1]
+    assert all(float(column.split(" ")[0]) > 0 for column in (*decoder[2:4], *encoder[2:4]))
+
+
+def test_methods_of_decoders_are_not_measured_on_an_encoder(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    flags = ["--pretrained-model-path", str(tmp_path / "encoder"), "--methods", "prompt-finetune"]
+    monkeypatch.setattr(sys, "argv", ["cost", *flags])
+    with pytest.raises(UserError, match="prompt-finetune is not for models of the kind bert"):
+        cost.main()
