@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from course import SEPARATOR
+from columns import FORMATS, Columns, has_columns
+from course import QUESTION, SEPARATOR
 from sentences import STANDARD_INPUT
 from utils import (
     ArgumentParser,
@@ -59,6 +60,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--list-methods", action="store_true", help="print what there is beyond the base, or what --method names")
 
     _add_generate_flags(parser)
+    add("--question", metavar="TEMPLATE", help=f"prompt: what is asked after a sentence, in the place of {QUESTION!r}")
     add = add_classify_flags(parser, "finetune and lora")
     add("--lora_rank", type=int, help="lora: the rank of an update; 4 if not given")
     add("--lora_alpha", type=float, help="lora: updates are scaled by this / rank; 1.0 if not given")
@@ -73,6 +75,9 @@ def add_data_flags(parser: ArgumentParser) -> None:
     add("--dev", default=Default("data/cfimdb-dev.txt"), help="development data")
     add("--test", default="data/cfimdb-test.txt", help="test data")
     add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
+    where = f"in data files that end in {', '.join(FORMATS)}: the column of the {{}}; {{}} if not given"
+    for kind, name in Columns()._asdict().items():
+        add(f"--{kind}-column", metavar="NAME", help=where.format(f"{kind}s", name))
 
 
 def add_place_flags(parser: ArgumentParser, has_precision: bool = True) -> None:
@@ -92,7 +97,10 @@ def add_place_flags(parser: ArgumentParser, has_precision: bool = True) -> None:
 
 def _add_generate_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("generate").add_argument
-    add("--prompt", default=PREFIX, metavar="TEXT", help="the text to continue")
+    add("--prompt", default=Default(PREFIX), metavar="TEXT", help="the text to continue")
+    each = "texts to continue, one a line, - for standard input; makes JSON lines, see --output"
+    add("--prompt_file", metavar="FILE", help=each)
+    add("--temperature", type=float, metavar="T", help="one text more, at T; with --prompt_file of all texts, else 0")
     add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
     add("--cuda_graphs", action="store_true", help="decode on CUDA through recorded graphs (untested on a GPU)")
     add("--num_samples", type=int, default=1, help="how many texts to sample at temperature 1, decoded together")
@@ -103,8 +111,9 @@ def _add_generate_flags(parser: ArgumentParser) -> None:
     add("--repetition_penalty", type=float, help="above 1: tokens of the text are less likely, in every text")
     add("--beam", type=int, metavar="N", help=BEAM)
     add("--contrastive", type=number_and_count, metavar="ALPHA,K", help=CONTRASTIVE)
-    add("--generated_sentence_low_temp_out", default="generated-sentence-temp-0.txt", help="text at temperature 0")
-    add("--generated_sentence_high_temp_out", default="generated-sentence-temp-1.txt", help="text at temperature 1")
+    for name, temperature in (("low", 0), ("high", 1)):
+        file = Default(f"generated-sentence-temp-{temperature}.txt")
+        add(f"--generated_sentence_{name}_temp_out", default=file, help=f"text at temperature {temperature}")
 
 
 def add_classify_flags(parser: ArgumentParser, title: str = "finetune") -> Callable[..., Any]:
@@ -138,7 +147,8 @@ def _add_predict_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("predict and perplexity").add_argument
     add("--model", metavar="FILE", help="predict: what finetune has saved; it needs no other file")
     add("--input", metavar="FILE", help="predict: a sentence a line, - for standard input; perplexity: a text")
-    add("--output", metavar="FILE", help=f"predict: lines of 'LABEL{SEPARATOR}sentence'; else standard output")
+    lines = f"predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; else standard output"
+    add("--output", metavar="FILE", help=lines)
     add("--probabilities", action="store_true", help="predict: label, probability of each label, sentence; with tabs")
 
 
@@ -176,17 +186,19 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     """Find every mistake in the arguments before anything is loaded, and resolve input files to where they lie.
 
     find: resolves the model's files, and says whether the bundled checkpoint stands in for an absent default; that of
-    a Llama and its tokenizer if it is not given. Adds `methods`, `derive_labels`, and `is_bundled`. Raises `UserError`
-    naming the flag.
+    a Llama and its tokenizer if it is not given. Adds `columns`, `methods`, `derive_labels`, and `is_bundled`. Raises
+    `UserError` naming the flag.
     """
     check_numbers(args)
     _check_option(args)
+    args.columns = _columns_of(args)
     _check_precision(args)
     _check_processes(args)
     try:
         getattr(args, "prompt", "").encode()
     except UnicodeEncodeError:
         raise UserError("--prompt is not UTF-8 text") from None
+    _check_question(args)
     args.methods = _choose_methods(args)
     args.hold_out = _held_out(args)
     args.derive_labels = args.option in TRAINING and isinstance(args.label_names, Default)
@@ -213,6 +225,7 @@ NUMBERS = {  # flags that are not given are not asked about
     "hidden_dropout_prob": (lambda share: 0.0 <= share < 1.0, "from 0 to below 1"),
     "max_sentence_len": (_at_least_1, "at least 1"),
     "max_new_tokens": (_at_least_1, "at least 1"),
+    "temperature": (lambda number: 0.0 <= number < math.inf, "at least 0 and finite"),
     "num_samples": (lambda number: 1 <= number < 2**16, "from 1 to 2^16 - 1"),
     "top_k": (_at_least_1, "at least 1"),
     "top_p": (lambda share: 0.0 < share <= 1.0, "above 0 and at most 1"),
@@ -244,15 +257,20 @@ OF_OPTIONS = {  # what makes no sense elsewhere, and would be ignored without a 
     "method": ("prompt", "finetune"),
     "method_args": ("prompt", "finetune"),
     "model_out": TRAINING,
+    "temperature": ("generate",),
+    "prompt_file": ("generate",),
     "beam": ("generate",),
     "contrastive": ("generate",),
+    "question": ("prompt",),
+    "text_column": ("generate", "prompt", *TRAINING, "predict"),
+    "label_column": ("prompt", *TRAINING),
     "lora_rank": ("lora",),
     "lora_alpha": ("lora",),
     "shots": TRAINING,
     "hold_out": TRAINING,
     "model": ("predict",),
     "input": ("predict", "perplexity"),
-    "output": ("predict",),
+    "output": ("predict", "generate"),
     "probabilities": ("predict",),
     "attention": ("generate", "prompt", *TRAINING, "perplexity"),
     "tokenizer": ("generate", "prompt", *TRAINING, "perplexity"),
@@ -269,6 +287,7 @@ def _check_option(args: Namespace) -> None:
     searches = [flag for flag in ("beam", "contrastive") if getattr(args, flag, None)]
     if len(searches) > 1:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")
+    _check_texts(args)
     if searches and import_folder("advanced") is None:
         flag = f"--{searches[0]}"
         raise UserError(f"{flag} needs the folder advanced/ of this package beside run_llama.py")
@@ -279,8 +298,41 @@ def _check_option(args: Namespace) -> None:
             raise UserError(f"--option {args.option} needs --{name} FILE")
 
 
+HYPHENED = ("method_args", "label_names", "pretrained_model_path", "text_column", "label_column")
+
+
 def _flag(name: str) -> str:
-    return "--" + (name.replace("_", "-") if name in ("method_args", "label_names", "pretrained_model_path") else name)
+    return "--" + (name.replace("_", "-") if name in HYPHENED else name)
+
+
+def _check_texts(args: Namespace) -> None:
+    """What is for one prompt is not for a file of them, and the other way round."""
+    if getattr(args, "prompt_file", None) is None:
+        if args.option == "generate" and args.output is not None:
+            raise UserError("--output is for --prompt_file; the texts after --prompt have names of their own")
+        if getattr(args, "temperature", None) in (0.0, 1.0):
+            raise UserError(f"--temperature {args.temperature}: the texts at temperature 0 and 1 are made in any case")
+        return
+    for name in ("prompt", "generated_sentence_low_temp_out", "generated_sentence_high_temp_out"):
+        if not isinstance(getattr(args, name), Default):
+            raise UserError(f"--{name} is not for --prompt_file, whose texts go to --output")
+    if args.num_samples > 1:
+        raise UserError("--num_samples is not for --prompt_file: name a prompt as often as you want texts after it")
+
+
+def _check_question(args: Namespace) -> None:
+    question = getattr(args, "question", None)
+    if question is not None and not (question.strip() and question.isprintable()):
+        raise UserError("--question must be a text in one line, with {labels} where the label names are to stand")
+
+
+def _columns_of(args: Namespace) -> Columns:
+    given = {kind: name for kind in Columns._fields if (name := getattr(args, f"{kind}_column", None)) is not None}
+    files = [getattr(args, name, None) for name in INPUTS[args.option]]
+    if given and not any(path is not None and has_columns(path) for path in files):
+        flag = f"--{next(iter(given))}-column"
+        raise UserError(f"{flag} is for files that end in {', '.join(FORMATS)}, and no input is one")
+    return Columns(**given)
 
 
 def _check_precision(args: Namespace) -> None:
@@ -344,6 +396,10 @@ def _check_files(args: Namespace) -> dict[str, Path]:
         path = getattr(args, name)
         if (args.option, name, path) != ("predict", "input", STANDARD_INPUT):
             setattr(args, name, _find_input(name, path))
+    return _check_output(args)
+
+
+def _check_output(args: Namespace) -> dict[str, Path]:
     if args.output is None:
         return {}
     check_writable(args.output, "--output")
@@ -352,7 +408,7 @@ def _check_files(args: Namespace) -> dict[str, Path]:
 
 def _find_input(name: str, path: str) -> str:
     found = find_asset(path)
-    if found is None and name == "input" and os.path.exists(path) and not os.path.isdir(path):
+    if found is None and name in ("input", "prompt_file") and os.path.exists(path) and not os.path.isdir(path):
         return path  # a pipe: it is read once
     if found is None:
         _refuse_what_is_no_file(name, path)
@@ -361,9 +417,15 @@ def _find_input(name: str, path: str) -> str:
 
 
 def _check_generate_files(args: Namespace) -> dict[str, Path]:
+    if args.prompt_file is not None:
+        if args.prompt_file != STANDARD_INPUT:
+            args.prompt_file = _find_input("prompt_file", args.prompt_file)
+        return _check_output(args)
     outputs = {"--generated_sentence_low_temp_out": Path(args.generated_sentence_low_temp_out)}
     samples = sample_paths(args)
     outputs["--generated_sentence_high_temp_out"] = samples[0]
+    if args.temperature is not None:
+        outputs["the text of --temperature"] = temperature_path(args)
     outputs |= {f"sample {number} of --num_samples": path for number, path in enumerate(samples[1:], 2)}
     for name, path in outputs.items():
         check_writable(path, name)
@@ -374,6 +436,11 @@ def sample_paths(args: Namespace) -> list[Path]:
     """The files of the sampled texts: the contract's name, then the same with -2, -3, ... before the ending."""
     first = Path(args.generated_sentence_high_temp_out)
     return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, args.num_samples + 1))]
+
+
+def temperature_path(args: Namespace) -> Path:
+    """Of the text at `--temperature`: `generated-sentence-temp-0.7.txt`."""
+    return Path(f"generated-sentence-temp-{args.temperature:g}.txt")
 
 
 def _check_classify_files(args: Namespace) -> dict[str, Path]:
@@ -492,7 +559,7 @@ def _resolve_tokenizer(args: Namespace) -> str:
 
 
 INPUTS = {
-    "generate": ("pretrained_model_path", "tokenizer"),
+    "generate": ("pretrained_model_path", "tokenizer", "prompt_file"),
     "prompt": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),
     "finetune": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),
     "lora": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),

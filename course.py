@@ -121,13 +121,16 @@ def read_label_names(path: str | os.PathLike) -> list[str]:
     return names
 
 
-def prompt_suffix(label_names: Sequence[str]) -> str:
-    """`Is this movie a, b, or c? This movie is `; the space at the end is part of the reference."""
+QUESTION = "Is this movie {labels}? This movie is "  # the space at the end is part of the reference
+
+
+def prompt_suffix(label_names: Sequence[str], question: str = QUESTION) -> str:
+    """The question with the names in the place of `{labels}`: `a or b`, or `a, b, or c`."""
     if len(label_names) == 2:
         choices = " or ".join(label_names)
     else:
         choices = f"{', '.join(label_names[:-1])}, or {label_names[-1]}"
-    return f"Is this movie {choices}? This movie is "
+    return question.replace("{labels}", choices)
 
 
 def has_gold_labels(labels: Sequence[int]) -> bool:

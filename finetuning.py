@@ -80,8 +80,8 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
     return Plan(
         checkpoint=InputFile.of(path) if files is None else InputFile.of_folder(path, files),
         tokenizer=InputFile.of(args.tokenizer),
-        train=InputFile.of(args.train),
-        dev=InputFile.of(args.dev),
+        train=InputFile.of(args.train, args.columns),
+        dev=InputFile.of(args.dev, args.columns),
         label_names=tuple(label_names),
         precision=str(args.precision),
         train_eval=not args.no_train_eval,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from columns import Columns, has_columns
 from utils import sha256_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ class InputFile:
     path: str = field(compare=False)
 
     @classmethod
-    def of(cls, path: str | os.PathLike) -> InputFile:
-        return cls(sha256_of(path), str(path))
+    def of(cls, path: str | os.PathLike, columns: Columns | None = None) -> InputFile:
+        """columns: those that are read, of a file that has some (see `columns.py`)."""
+        if columns is None or not has_columns(path):
+            return cls(sha256_of(path), str(path))
+        content = json.dumps([sha256_of(path), *columns])
+        return cls(hashlib.sha256(content.encode()).hexdigest(), str(path))
 
     @classmethod
     def of_folder(cls, path: str | os.PathLike, names: Iterable[str]) -> InputFile:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from columns import derive_label_names, has_columns, read_examples
 from course import LABEL_NAMES, Example, create_data, format_line, read_label_names
-from utils import UserError, atomic_write, find_asset, import_folder, shown, warn
+from utils import UserError, atomic_write, find_asset, import_folder, warn
 
 if TYPE_CHECKING:
     import torch
 
     from batches import LlamaDataset
     from config import LlamaConfig
+    from llama import Llama
     from runs import Prediction
     from tasks import Evaluation, World
     from tokenizer import Tokenizer
@@ -37,6 +40,16 @@ def naming_the_flag() -> Iterator[None]:
         raise UserError(f"{error}; add --attention causal") from None
 
 
+def load_llama(args: Namespace) -> tuple[Llama, Tokenizer]:
+    from families import load_llama
+
+    with naming_the_flag():
+        llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, args.attention, args.max_sentence_len)
+    if not prints_data(args):
+        print_model(args, llama)
+    return llama, tokenizer
+
+
 def print_model(args: Namespace, model: torch.nn.Module) -> None:
     attention = model.config.attention
     print(f"load model from {args.pretrained_model_path}" + (f" (attention: {attention})" if attention else ""))
@@ -45,7 +58,11 @@ def print_model(args: Namespace, model: torch.nn.Module) -> None:
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     """The three splits and the label names, everything checked. Prints a line a file."""
     label_names = read_label_names(args.label_names)
-    if args.derive_labels:
+    if args.derive_labels and has_columns(args.train):
+        if (names := derive_label_names(args.train, label_names, args.columns)) is not None:
+            label_names = names
+            print(f"labels: {', '.join(f'{number} {name}' for number, name in enumerate(names))}")
+    elif args.derive_labels:
         # the reference takes the number of classes from the training data, so a bare default must not be in the way
         examples = create_data(args.train)
         highest = max(example.label for example in examples)
@@ -56,7 +73,7 @@ def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
         path = getattr(args, split)
         if path is None:
             continue
-        splits[split] = create_data(path, len(label_names), is_test=split == "test")
+        splits[split] = read_examples(path, label_names, args.columns, is_test=split == "test")
         print(f"load {len(splits[split])} data from {path}")
     return splits, label_names
 
@@ -80,6 +97,18 @@ def encode(
 
 
 # ------------------------------------------------------------------------------------------------ predictions
+
+
+def prints_data(args: Namespace) -> bool:
+    """Whether standard output is for what another program may read."""
+    return args.option == "predict" or (args.prompt_file is not None and args.output is None)
+
+
+def standard_output() -> TextIO:
+    """For data, which is to be the same on every machine."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    return sys.stdout
 
 
 def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
@@ -222,32 +251,3 @@ def print_methods(args: Namespace, missing: str) -> None:
         trained = listing.count_trained(llama.config, tokenizer, label_names, args.method)
         print(f"Parameters that are trained are those of {args.pretrained_model_path} with {len(label_names)} labels.")
     print("\n".join(listing.lines_of(trained, args.method)))
-
-
-# -------------------------------------------------------------------------------------------------------- texts
-
-
-def warn_of_changes(prompt: str, ids: list[int], tokenizer: Tokenizer, limit: int) -> None:
-    """Say where the text that is continued is not the one that was given."""
-    if len(ids) > limit:
-        warn(f"--prompt is {len(ids)} tokens long, of which the model sees the last {limit} (max_seq_len)")
-    if tokenizer.max_len is None and (text := tokenizer.decode(ids)) != prompt:
-        warn(f"the tokenizer changes --prompt, white space for instance; the text begins {shown(text)}")
-
-
-class TextStream:
-    """Prints a text while its tokens arrive. `shown` is what stands on the screen: a beginning of the final text."""
-
-    def __init__(self, tokenizer: Tokenizer, ids: list[int]):
-        self.tokenizer = tokenizer
-        self.ids = ids
-        self.shown = ""
-
-    def __call__(self, new_ids: torch.Tensor) -> None:
-        """new_ids: 1 1"""
-        self.ids.append(int(new_ids))
-        text = self.tokenizer.decode(self.ids)
-        # a letter of several byte tokens is not a letter before its last byte: wait for it
-        if text.startswith(self.shown) and not text.endswith("\ufffd"):
-            print(text[len(self.shown) :], end="", flush=True)
-            self.shown = text

@@ -1,6 +1,7 @@
 """The driver: generate text, classify zero-shot, fine-tune a classifier, predict with it, measure perplexity.
 
-    python run_llama.py --option generate
+    python run_llama.py --option generate [--prompt TEXT] [--temperature T]
+    python run_llama.py --option generate --prompt_file F [--output F]
     python run_llama.py --option prompt   --train F --dev F --test F --label-names F --dev_out F --test_out F
     python run_llama.py --option finetune --train F --dev F --test F --label-names F --dev_out F --test_out F
     python run_llama.py --option predict --model SAVED.pt --input F [--output F]
@@ -15,9 +16,8 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arguments import (
@@ -27,21 +27,20 @@ from arguments import (
     find_model,
     get_args,
     is_one_of_several,
-    sample_paths,
 )
 from reports import (
-    TextStream,
     encode,
     line_of,
+    load_llama,
     naming_the_flag,
     predict_and_report,
     print_methods,
-    print_model,
+    prints_data,
     read_data,
-    warn_of_changes,
+    standard_output,
     warn_of_long_sentences,
 )
-from sentences import read_sentences
+from sentences import read_sentences, shown_before_waiting
 from utils import (
     Default,
     UserError,
@@ -55,65 +54,10 @@ from utils import (
 )
 
 if TYPE_CHECKING:
-
-    from llama import Llama
     from plan import Place
     from tasks import World
-    from tokenizer import Tokenizer
 
-# ----------------------------------------------------------------------------------- what the commands share
-
-
-def load_llama(args: Namespace) -> tuple[Llama, Tokenizer]:
-    from families import load_llama
-
-    with naming_the_flag():
-        llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, args.attention, args.max_sentence_len)
-    print_model(args, llama)
-    return llama, tokenizer
-
-
-# ------------------------------------------------------------------------------------------- generate, prompt
-
-
-SAMPLING = ("top_k", "top_p", "epsilon", "min_p", "repetition_penalty")
-
-
-def generate(args: Namespace, place: Place) -> None:
-    """Continue the prompt at temperature 0 and at temperature 1, printing as it grows, and write every text."""
-    import torch
-
-    from runs import generator_of, search_of
-
-    llama, tokenizer = load_llama(args)
-    one_by_one = 2 if args.num_samples == 1 else 1  # texts; several samples are decoded together
-    generator = generator_of(llama, args.precision, place, one_by_one * args.max_new_tokens, args.cuda_graphs)
-    with naming_the_flag():
-        search = search_of(llama, generator, args.beam, args.contrastive)
-    ids = tokenizer.encode(args.prompt, bos=True, eos=False)
-    warn_of_changes(args.prompt, ids, tokenizer, llama.config.max_seq_len)
-    prompt_ids = torch.tensor([ids], device=place.device)  # 1 s
-    outputs = {0.0: [Path(args.generated_sentence_low_temp_out)], 1.0: sample_paths(args)}
-    for temperature, paths in outputs.items():
-        print(f"Temperature is {temperature}")
-        stream = TextStream(tokenizer, prompt_ids[0].tolist())
-        if search is not None and temperature == 0.0:
-            rows = search.generate(prompt_ids, args.max_new_tokens, repetition_penalty=args.repetition_penalty)
-        else:
-            rows = generator.generate(
-                prompt_ids.expand(len(paths), -1),
-                args.max_new_tokens,
-                temperature=temperature,
-                on_token=stream if len(paths) == 1 else None,
-                **{name: getattr(args, name) for name in SAMPLING},
-            )
-        sentences = [tokenizer.decode(ids.tolist()) for ids in rows]
-        print("\n".join([sentences[0].removeprefix(stream.shown), *sentences[1:]]))
-        print("---------------")
-        for path, sentence in zip(paths, sentences, strict=True):
-            with atomic_write(path) as file:
-                file.write(sentence)
-            print(f"Wrote generated sentence to {path}.")
+# ------------------------------------------------------------------------------------------------------ prompt
 
 
 def prompt(args: Namespace, place: Place, world: World) -> None:
@@ -123,7 +67,7 @@ def prompt(args: Namespace, place: Place, world: World) -> None:
     splits, label_names = read_data(args)
     llama, tokenizer = load_llama(args)
     texts = [example.sentence for example in splits.pop("train", ())]
-    where = dict(precision=args.precision, place=place, world=world)
+    where = dict(question=args.question, precision=args.precision, place=place, world=world)
     with naming_the_flag():
         model = assemble_zero_shot(llama, tokenizer, label_names, args.methods, texts=texts, **where)
     if remark := getattr(model, "remark", ""):
@@ -142,11 +86,9 @@ def predict(args: Namespace, place: Place) -> None:
     model, saved = runs.load_classifier(args.model)
     precision = saved.precision if isinstance(args.precision, Default) and args.kernels == "auto" else args.precision
     runs.compute_fast(model, precision, place)
-    predictions = runs.predict(model, saved, shown_before_waiting(read_sentences(args.input)))
-    if hasattr(sys.stdout, "reconfigure"):  # what is printed is data: the same on every machine
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    predictions = runs.predict(model, saved, shown_before_waiting(read_sentences(args.input, args.columns)))
     with ExitStack() as written:
-        file = sys.stdout if args.output is None else written.enter_context(atomic_write(args.output))
+        file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
         count = too_long = 0
         for prediction in predictions:
             file.write(line_of(prediction, args.probabilities))
@@ -156,14 +98,6 @@ def predict(args: Namespace, place: Place) -> None:
     warn_of_long_sentences(too_long, saved.config)
     if args.output is not None:
         print(f"wrote {count} predictions to {args.output}")
-
-
-def shown_before_waiting(sentences: Iterable[str | None]) -> Iterator[str | None]:
-    """None says that no sentence is at hand for now; when the next one is asked for, what was said is printed."""
-    for sentence in sentences:
-        yield sentence
-        if sentence is None:
-            sys.stdout.flush()
 
 
 def perplexity(args: Namespace, place: Place) -> None:
@@ -211,7 +145,8 @@ def facts(args: Namespace) -> dict[str, Any]:
 
 def announce(args: Namespace) -> None:
     """Say with what the run is done."""
-    print(f"args: {vars(args)}")
+    if not prints_data(args):
+        print(f"args: {vars(args)}")
     if args.is_bundled:
         bar = "*" * 100
         print(
@@ -228,9 +163,10 @@ def main() -> None:
         print_methods(args, find_model(args))
         return
     check_args(args)
-    if os.environ.get("RANK", "0") == "0" and args.option != "predict":  # whose output is data
+    if os.environ.get("RANK", "0") == "0":
         announce(args)
     from finetuning import finetune
+    from generation import generate, generate_each
     from plan import Place
 
     with join_world(args) as world:
@@ -239,7 +175,8 @@ def main() -> None:
         if args.option in ("prompt", "finetune", "lora"):
             {"prompt": prompt, "finetune": finetune, "lora": finetune}[args.option](args, place, world)
         else:
-            {"generate": generate, "predict": predict, "perplexity": perplexity}[args.option](args, place)
+            continued = generate if args.prompt_file is None else generate_each
+            {"generate": continued, "predict": predict, "perplexity": perplexity}[args.option](args, place)
 
 
 if __name__ == "__main__":

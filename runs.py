@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from batches import Sentences, TextWindows
 from config import PRECISIONS
-from course import NO_GOLD_LABEL, Example
+from course import NO_GOLD_LABEL, Example, prompt_suffix
 from families import LLAMAS, advanced_folder, family_named, family_of, model_settings
 from families import load_llama as load_llama  # for who imports it from here
 from llama import Llama
@@ -90,18 +90,22 @@ def assemble_zero_shot(
     methods: Sequence[tuple[str, Any]] = (),
     *,
     texts: Sequence[str] | None = None,
+    question: str | None = None,
     precision: str = "fp32",
     place: Place | None = None,
     world: World = ALONE,
 ) -> nn.Module:
     """A classifier that asks the language model, of which nothing is trained. In the same order as `assemble`.
 
-    methods: names and settings. texts: unlabelled ones, for a head that estimates something from them.
+    methods: names and settings. texts: unlabelled ones, for a head that estimates something from them. question: in
+    the place of the course's, see `course.prompt_suffix`. Raises `UserError` for one where another is asked, or none.
     """
     place = place or Place(torch.device("cpu"))
     head, chosen = head_among(methods)
     settings = model_settings(head or ("label words", ()), len(label_names))
     model = LLAMAS.make_classifier(settings, llama, tokenizer, label_names).requires_grad_(False)
+    if question is not None:
+        model.prompt_suffix = _asked_of(model, head, label_names, question)
     prepare(model, create_methods(chosen))
     model.requires_grad_(False)
     compute_fast(model, precision, place, trains=False)
@@ -109,6 +113,17 @@ def assemble_zero_shot(
     if hasattr(model, "estimate"):
         model.eval().estimate(texts)
     return model
+
+
+def _asked_of(model: nn.Module, head: tuple[str, Any] | None, label_names: Sequence[str], question: str) -> str:
+    """What this classifier is to ask: the course's has a space at the end, to which the words of a head belong."""
+    if head is None:
+        return prompt_suffix(label_names, question)
+    if model.prompt_suffix is None:
+        raise UserError(f"the method {head[0]} asks nothing after a sentence, so it has no question")
+    if model.settings.get("template"):
+        raise UserError(f"the method {head[0]} asks its template; give that or a question, not both")
+    return prompt_suffix(model.words, question).rstrip()
 
 
 def create_methods(chosen: Sequence[tuple[str, Any]]) -> list[Method]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import re
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+from columns import USUAL, Columns, has_columns, read_texts
 from course import parse_line
 from utils import UserError
 
@@ -19,12 +21,16 @@ PIECE = 1 << 16  # bytes
 LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
-def read_sentences(path: str) -> Iterator[str | None]:
+def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
     """The sentences of a file, one a line, or of standard input (-), however many; None where no more are at hand yet.
 
-    A data file is read as well: where its first line is `LABEL ||| sentence`, all are, and the labels are dropped.
+    A data file is read as well: where its first line is `LABEL ||| sentence`, all are, and the labels are dropped; of
+    a file with columns, the texts.
     Raises `UserError`, naming the line, for one that is empty or not UTF-8, and for an input without sentences.
     """
+    if has_columns(path):
+        yield from read_texts(path, columns)
+        return
     name, number, is_data = "standard input" if path == STANDARD_INPUT else path, 0, False
     for line in _lines_of(path):
         if line is None:
@@ -46,6 +52,14 @@ def read_sentences(path: str) -> Iterator[str | None]:
         yield sentence
     if number == 0:
         raise UserError(f"{name} holds no sentences")
+
+
+def shown_before_waiting(sentences: Iterable[str | None]) -> Iterator[str | None]:
+    """None says that no sentence is at hand for now; when the next one is asked for, what was said is printed."""
+    for sentence in sentences:
+        yield sentence
+        if sentence is None:
+            sys.stdout.flush()
 
 
 def _is_data_line(text: str) -> bool:

@@ -24,6 +24,7 @@ from error_helpers import ROOT, check_one_error, load_program, snapshot, stderr_
 
 import arguments
 import classifier
+import families
 import finetuning
 import optimizer
 import runs
@@ -968,10 +969,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 def test_interrupt_before_anything_is_written(
     call: Callable, flags_for: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    def interrupt(_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver, "load_llama", interrupt)
+    monkeypatch.setattr(families, "load_llama", interrupt)
     status, _, err = call(*flags_for(option))
     check_one_error(status, err, "interrupted", expected=130)
     assert snapshot(tmp_path) == {}

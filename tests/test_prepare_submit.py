@@ -490,8 +490,8 @@ def test_what_is_fine_runs(folder, data_dir, tmp_path, tiny_checkpoint):
         if (folder / path.name).exists():
             shutil.copy(path, folder)
     report = create_zip(folder, "alice", data_dir=data_dir)
-    absent = "arguments batches cache course families finetuning plan reports runs sampling saver sentences storage"
-    absent += " tasks training weights"
+    absent = "arguments batches cache columns course families finetuning generation plan reports runs"
+    absent += " sampling saver sentences storage tasks training weights"
     some = "arguments.py (run_llama.py", "cache.py (llama.py", "course.py (classifier.py", " more"
     only_problem(report, "not in the submission", *some)
     assert len(report.warnings) == 1 and "rope_test.py (sanity_check.py" in report.warnings[0]

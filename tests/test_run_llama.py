@@ -25,6 +25,7 @@ from error_helpers import check_one_error
 
 import batches
 import classifier
+import columns
 import course
 import fast.apply
 import fast.decode
@@ -39,6 +40,7 @@ import tokenizer
 import training
 import utils
 from advanced import decoding
+from columns import Columns
 from storage import load_tensors
 
 PREFIX = (
@@ -89,6 +91,13 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--dev": ("prompt", ["data/other.txt"], name_of("create_data.path", 0), "other.txt"),  # and no default --train
     "--test": ("prompt", ["data/other.txt"], name_of("create_data.path", 2), "other.txt"),
     "--label-names": ("prompt", ["data/other.json"], "LlamaZeroShotClassifier.label_names", [["poor", "fine"]]),
+    "--text-column": (
+        "predict", ["review", "--input", "data/other.csv"], "read_sentences.columns", [Columns("review")],
+    ),
+    "--label-column": (
+        "prompt", ["stars", "--dev", "data/other.csv", "--text-column", "review"],
+        "read_examples.columns", [Columns("review", "stars")] * 2,
+    ),
     "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_pretrained.path"), "other.pt"),
     "--tokenizer": ("generate", ["data/other.model"], name_of("Tokenizer.tokenizer_model"), "other.model"),
     "--attention": ("prompt", ["causal"], lambda seen: seen["accelerate.model"][0].llama.config.attention, "causal"),
@@ -100,7 +109,15 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--kernels": ("prompt", ["plain"], "accelerate.precision", []),
     "--shard": ("prompt", [], lambda seen: seen["join.shard"] + seen["accelerate.keeps_copies"], [True, False]),
     "--list-methods": ("prompt", [], lambda seen: "arXiv:1909.11299" in seen["stdout"], True),
+    "--question": (
+        "prompt", ["Well, {labels}?"],
+        lambda seen: seen["files"]["cfimdb-dev-prompting-output.txt"].splitlines()[0][-18:], "Well, bad or good?",
+    ),
     "--prompt": ("generate", ["A film"], lambda seen: seen["files"]["generated-sentence-temp-0.txt"], "A film"),
+    "--prompt_file": ("generate", ["data/other.txt", "--output", "texts.txt"], files, ["texts.txt"]),
+    "--temperature": (
+        "generate", [0.5], files, [f"generated-sentence-temp-{number}.txt" for number in ("0.5", "0", "1")],
+    ),
     "--max_new_tokens": ("generate", [5], ahead, [5, 5, 10]),
     "--cuda_graphs": ("generate", [], "decoder.cuda_graphs", [True]),
     "--num_samples": ("generate", [3], lambda seen: [len(idx) for idx in seen["generate.idx"]], [1, 3]),
@@ -171,7 +188,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for owner, name in (
         (course, "create_data"), (training, "fit"), (batches.LlamaDataset, "loader"), (llama, "load_pretrained"),
-        (sentences, "read_sentences"), (runs, "load_classifier"), (utils, "seed_everything"),
+        (columns, "read_examples"), (sentences, "read_sentences"), (runs, "load_classifier"),
+        (utils, "seed_everything"),
         (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
         (classifier.LlamaZeroShotClassifier, "__init__"),
     ):  # fmt: skip
@@ -196,6 +214,7 @@ def test_every_flag_arrives_where_it_acts(
 
     data = course_folder / "data"
     shutil.copy(data / "cfimdb-dev.txt", data / "other.txt")
+    (data / "other.csv").write_text("review,stars\nA film,good\n")
     (data / "other.json").write_text('["poor", "fine"]')
     for suffix in (".pt", ".model"):
         shutil.copy(tiny_checkpoint.with_suffix(suffix), data / f"other{suffix}")

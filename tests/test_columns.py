@@ -1,0 +1,185 @@
+"""Data of one's own: TSV, CSV and JSONL files give what lines of `LABEL ||| sentence` give."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import columns
+from columns import Columns, derive_label_names, read_examples, read_texts
+from course import Example, create_data
+from plan import InputFile
+from sentences import read_sentences
+from utils import UserError
+
+NAMES = ["bad", "good"]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    """Rows as a file of the kind that its name says, by the standard library's own writers."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        if path.suffix.lower() == ".jsonl":
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        elif path.suffix.lower() == ".csv":
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            file.writelines("\t".join(map(str, line)) + "\n" for line in (rows[0], *(row.values() for row in rows)))
+    return path
+
+
+@pytest.fixture(params=columns.FORMATS)
+def ending(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("labels", [["bad", "good", "bad"], ["0", "1", "0"], [0, 1, 0], [" bad", "1", "0 "]])
+def test_labels_are_names_or_numbers(tmp_path: Path, ending: str, labels: list):
+    texts = ["a dull film", 'a "fine" one, really', "ça ||| va"]
+    rows = [{"id": 7, "text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+    found = read_examples(write(tmp_path / f"d{ending}", rows), NAMES)
+    assert found == [Example(text, label) for text, label in zip(texts, (0, 1, 0), strict=True)]
+
+
+def test_columns_have_names_of_their_own(tmp_path: Path, ending: str):
+    rows = [{"stars": "good", "text": "not this", "review": "this"}]
+    path = write(tmp_path / f"d{ending.upper()}", rows)
+    assert read_examples(path, NAMES, Columns("review", "stars")) == [Example("this", 1)]
+    assert read_texts(path, Columns("review")) == ["this"]
+
+
+def test_a_name_that_looks_like_a_number_is_a_name(tmp_path: Path, ending: str):
+    rows = [{"text": "x", "label": "2"}, {"text": "y", "label": "1"}, {"text": "z", "label": "0"}]
+    examples = read_examples(write(tmp_path / f"d{ending}", rows), ["1", "2", "3"])
+    assert [example.label for example in examples] == [1, 0, 0]  # the last one is no name, so it is a number
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_a_text_of_several_lines_is_one_line(tmp_path: Path, ending: str):
+    path = write(tmp_path / f"d{ending}", [{"text": "one\r\ntwo\nthree ", "label": 1}, {"text": "four", "label": 0}])
+    assert [example.sentence for example in read_examples(path, NAMES)] == ["one two three", "four"]
+
+
+def test_lines_may_end_as_on_windows(tmp_path: Path, ending: str):
+    path = write(tmp_path / f"d{ending}", [{"text": "x", "label": "good"}, {"text": "y", "label": "bad"}])
+    path.write_bytes("\ufeff".encode() + path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"))
+    assert read_examples(path, NAMES) == [Example("x", 1), Example("y", 0)]
+
+
+def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
+    path = write(tmp_path / f"d{ending}", [{"text": "x", "other": 3}])
+    assert read_examples(path, NAMES, is_test=True) == [Example("x", -1)]
+    with pytest.raises(UserError, match=r"line [12]: nothing in a column 'label'; there are text, other; --label-col"):
+        read_examples(path, NAMES)
+
+
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("d.csv", "text,label\nx,good\ny\n", "line 3: 1 columns, where line 1 names 2"),
+    ("d.csv", 'text,label\n"x,good\n', "line 2: unexpected end of data"),
+    ("d.csv", "text,text\nx,good\n", "line 1: two columns have one name"),
+    ("d.csv", "text,label\n", "holds no data"),
+    ("d.csv", "", "holds no data"),
+    ("d.csv", "text,label\n ,good\n", "line 2: the column text is empty"),
+    ("d.csv", "text,label\nx,fine\n", "line 2: the label 'fine' is neither one of bad, good, nor a number from 0 to 1"),
+    ("d.csv", "text,label\nx,2\n", "line 2: the label '2' is neither"),
+    ("d.csv", "text,label\nx,-1\n", "line 2: the label '-1' is neither"),
+    ("d.csv", "text,label\nx,\n", "line 2: the label '' is neither"),
+    ("d.tsv", "text\tlabel\nx\tgood\ty\n", "line 2: 3 columns, where line 1 names 2"),
+    ("d.tsv", "sentence\tlabel\nx\tgood\n", "line 2: nothing in a column 'text'; there are sentence, label;"),
+    ("d.jsonl", '{"text": "x", "label": 1}\n{"text"\n', "line 2: not JSON"),
+    ("d.jsonl", "[" * 100_000, "line 1: not JSON"),
+    ("d.jsonl", "[1]\n", "line 1: no JSON object"),
+    ("d.jsonl", '{"text": 3, "label": 1}\n', "line 1: the column text is no text but 3"),
+    ("d.jsonl", '{"text": "x", "label": true}\n', "line 1: the label True is neither"),
+    ("d.jsonl", '{"text": "x", "label": 1.0}\n', "line 1: the label 1.0 is neither"),
+    ("d.jsonl", '{"text": "x", "label": null}\n', "line 1: nothing in a column 'label'"),
+    ("d.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "line 2: nothing in a column 'label'; there are text"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str, words: str):
+    (path := tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        read_examples(path, NAMES)
+    assert words in str(raised.value) and str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_some_labels_of_a_test_file_are_not_enough(tmp_path: Path):
+    path = write(tmp_path / "d.jsonl", [{"text": "x", "label": 1}, {"text": "y"}])
+    with pytest.raises(UserError, match="line 2: nothing in a column 'label'"):
+        read_examples(path, NAMES, is_test=True)
+
+
+@pytest.mark.parametrize(("labels", "names"), [
+    (["good", "bad"] * 2, None),
+    (["1", "0"] * 2, None),
+    ([1, 0] * 2, None),
+    (["fine", "poor"] * 2, ["fine", "poor"]),
+    (["good", "bad", "neutral"] * 2, ["bad", "good", "neutral"]),
+    ([0, 1, 2] * 2, ["0", "1", "2"]),
+    (["0", "1", "2"] * 2, ["0", "1", "2"]),
+])  # fmt: skip
+def test_classes_are_taken_from_labels_that_are_not_known(tmp_path: Path, labels: list, names: list[str] | None):
+    path = write(tmp_path / "d.jsonl", [{"text": "x", "label": label} for label in labels])
+    assert derive_label_names(path, NAMES) == names
+
+
+@pytest.mark.parametrize("labels", [["one"] * 9, [*"abcdefgh"], ["a", "", "a", ""], ["a\x07", "b"] * 2])
+def test_what_does_not_look_like_labels_is_refused(tmp_path: Path, labels: list):
+    path = write(tmp_path / "d.jsonl", [{"text": "x", "label": label} for label in labels])
+    with pytest.raises(UserError, match="does not look like labels"):
+        derive_label_names(path, NAMES)
+
+
+def test_other_columns_are_other_data(tmp_path: Path, ending: str):
+    path = write(tmp_path / f"d{ending}", [{"text": "x", "label": "good"}])
+    assert InputFile.of(path, Columns()) == InputFile.of(path, Columns())
+    assert InputFile.of(path, Columns()) != InputFile.of(path, Columns(label="other"))
+    (lines := tmp_path / "d.txt").write_bytes(path.read_bytes())
+    assert InputFile.of(lines, Columns(label="other")) == InputFile.of(lines)
+
+
+def test_sentences_to_predict_come_from_a_column(tmp_path: Path, ending: str):
+    path = write(tmp_path / f"d{ending}", [{"review": "x"}, {"review": "0 ||| y"}])
+    assert [*read_sentences(str(path), Columns("review"))] == ["x", "0 ||| y"]
+
+
+def test_a_run_on_columns_is_that_on_lines(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path]
+):
+    """The same accuracies and the same output files; a plain run's name, which tells no columns."""
+    flags = [*classify_flags("finetune"), "--epochs", 1, "--lr", 0.01]
+    first = drive(*flags)
+    outputs = {path.name: path.read_bytes() for path in tmp_path.glob("*-output.txt")}
+    given = ["--text-column", "review", "--label-column", "stars"]
+    for split, ending in (("train", ".csv"), ("dev", ".tsv"), ("test", ".jsonl")):
+        rows = [{"stars": NAMES[example.label], "review": example.sentence} for example in create_data(films[split])]
+        given += [f"--{split}", write(tmp_path / f"{split}{ending}", rows)]
+    again = drive(*flags, *given)
+    assert [line for line in again.splitlines() if "acc ::" in line] == [
+        line for line in first.splitlines() if "acc ::" in line
+    ]
+    assert len(outputs) == 2
+    assert outputs == {path.name: path.read_bytes() for path in tmp_path.glob("*-output.txt")}
+
+
+def test_label_names_come_from_the_training_data(tmp_path: Path, drive: Callable, classify_flags: Callable):
+    rows = [{"text": f"x {number}", "label": ("poor", "fine", "so-so")[number % 3]} for number in range(9)]
+    path = write(tmp_path / "own.csv", rows)
+    flags = classify_flags("finetune")
+    at = flags.index("--label-names")
+    del flags[at : at + 2]
+    for split in ("train", "dev", "test"):
+        flags[flags.index(f"--{split}") + 1] = path
+    out = drive(*flags, "--epochs", 1)
+    assert "labels: 0 fine, 1 poor, 2 so-so\n" in out and "dev acc ::" in out
+
+
+def test_a_column_that_no_input_has_is_refused(drive: Callable, classify_flags: Callable):
+    with pytest.raises(UserError, match="--label-column is for files that end in .tsv, .csv, .jsonl, and no input is"):
+        drive(*classify_flags("prompt"), "--label-column", "stars")
+    with pytest.raises(UserError, match="--text-column is for --option"):
+        drive("--option", "perplexity", "--input", "x.csv", "--text-column", "stars")

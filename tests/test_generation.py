@@ -1,0 +1,149 @@
+"""`--option generate` beyond the two fixed texts: one more temperature, and a file of prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from generation import batches_of_one_length
+from llama import load_pretrained
+from tokenizer import Tokenizer
+from utils import UserError
+
+PROMPTS = ["A film", "I liked it, and so did you", "So", "A book", "The end"]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    (path := tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS), encoding="utf-8")
+    return path
+
+
+def one_by_one(checkpoint: Path, prompt: str, attention: str, tokens: int) -> str:
+    """The text at temperature 0, without driver, batch or kernels."""
+    tokenizer = Tokenizer(None, str(checkpoint.with_suffix(".model")))
+    idx = torch.tensor([tokenizer.encode(prompt, bos=True, eos=False)])
+    llama = load_pretrained(checkpoint, attention=attention)
+    return tokenizer.decode(llama.generate(idx, tokens, temperature=0.0)[0].tolist())
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_each_prompt_of_a_file_is_continued_as_if_alone(
+    drive: Callable, tiny_checkpoint: Path, prompts: Path, tmp_path: Path, attention: str
+):
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", attention, "--max_new_tokens", 6]
+    out = drive(*flags, "--prompt_file", prompts, "--output", tmp_path / "o.jsonl", "--batch_size", 2)
+    lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == [
+        {"prompt": prompt, "temperature": 0.0, "text": one_by_one(tiny_checkpoint, prompt, attention, 6)}
+        for prompt in PROMPTS
+    ]
+    assert f"wrote 5 texts to {tmp_path / 'o.jsonl'}\n" in out and not [*tmp_path.glob("generated-*")]
+
+
+def test_standard_output_holds_the_lines_alone(
+    drive: Callable, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, prompts: Path
+):
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", prompts, "--max_new_tokens", 3]
+    out = drive(*flags, "--temperature", 0.5, "--seed", 3)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["prompt"] for line in lines] == PROMPTS and {line["temperature"] for line in lines} == {0.5}
+    assert out == drive(*flags, "--temperature", 0.5, "--seed", 3) != drive(*flags, "--temperature", 0.5, "--seed", 4)
+
+
+def test_prompts_come_from_a_column_too(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
+    (path := tmp_path / "p.csv").write_text('id,start\n1,"A film, that"\n', encoding="utf-8")
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 2]
+    assert json.loads(drive(*flags, "--text-column", "start"))["prompt"] == "A film, that"
+
+
+def test_beam_search_decodes_each_prompt(drive: Callable, tiny_checkpoint: Path, prompts: Path):
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 5]
+    greedy = drive(*flags, "--prompt_file", prompts)
+    assert drive(*flags, "--prompt_file", prompts, "--beam", 1) == greedy != drive(
+        *flags, "--prompt_file", prompts, "--beam", 4
+    )
+
+
+def test_prompts_beyond_the_model_are_counted(
+    drive: Callable, tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    (path := tmp_path / "p.txt").write_text("So\n" + "A film " * 600 + "\n", encoding="utf-8")
+    drive("--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 1)
+    assert "1 prompts are longer than max_seq_len=" in capsys.readouterr().err
+
+
+def test_another_temperature_is_a_third_text(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
+    """The two fixed texts are those of a run without it."""
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt", "A film", "--max_new_tokens", 20]
+    drive(*flags)
+    fixed = {path.name: path.read_bytes() for path in tmp_path.glob("generated-*")}
+    out = drive(*flags, "--temperature", 0.7)
+    third = tmp_path / "generated-sentence-temp-0.7.txt"
+    assert "Temperature is 0.7\n" in out and third.read_text(encoding="utf-8").startswith("A film")
+    assert fixed == {path.name: path.read_bytes() for path in tmp_path.glob("generated-*") if path != third}
+
+
+def test_batches_hold_one_length():
+    prompts = [[1] * length for length in (3, 2, 3, 3, 5, 2)]
+    assert [*batches_of_one_length(prompts, 2)] == [[1, 5], [0, 2], [3], [4]]
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--temperature", 1], "--temperature 1.0: the texts at temperature 0 and 1 are made in any case"),
+    (["--temperature", -1], "--temperature -1.0: must be at least 0 and finite"),
+    (["--output", "x"], "--output is for --prompt_file"),
+    (["--prompt_file", "p", "--prompt", "x"], "--prompt is not for --prompt_file"),
+    (["--prompt_file", "p", "--generated_sentence_low_temp_out", "x"], "--generated_sentence_low_temp_out is not for"),
+    (["--prompt_file", "p", "--num_samples", 2], "--num_samples is not for --prompt_file"),
+    (["--prompt_file", "nowhere.txt"], "--prompt_file nowhere.txt does not exist"),
+    (["--option", "perplexity", "--prompt_file", "p"], "--prompt_file is for --option generate"),
+    (["--question", "x"], "--question is for --option prompt"),
+    (["--option", "prompt", "--question", " "], "--question must be a text in one line"),
+    (["--option", "prompt", "--question", "a\nb"], "--question must be a text in one line"),
+])  # fmt: skip
+def test_what_does_not_go_together_is_refused(drive: Callable, flags: list, words: str):
+    with pytest.raises(UserError) as raised:
+        drive(*flags)
+    assert words in str(raised.value)
+
+
+def test_an_empty_line_is_named_and_nothing_is_written(
+    drive: Callable, tiny_checkpoint: Path, tmp_path: Path
+):
+    (path := tmp_path / "p.txt").write_text("So\n\nThe end\n", encoding="utf-8")
+    with pytest.raises(UserError, match="p.txt line 2: the sentence is empty"):
+        drive("--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--output", tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- questions
+
+
+def test_another_question_is_asked(tmp_path: Path, drive: Callable, classify_flags: Callable):
+    """The course's own words, given as a question, change nothing; others are in the output and in the answers."""
+    usual = drive(*classify_flags("prompt"))
+    outputs = {path.name: path.read_bytes() for path in tmp_path.glob("*-output.txt")}
+    drive(*classify_flags("prompt"), "--question", "Is this movie {labels}? This movie is ")
+    assert outputs == {path.name: path.read_bytes() for path in tmp_path.glob("*-output.txt")}
+    drive(*classify_flags("prompt"), "--question", "bad or good ? {labels}:")
+    lines = (tmp_path / "films-dev-prompting-output.txt").read_text(encoding="utf-8").splitlines()
+    assert all(line.endswith(" bad or good ? bad or good:") for line in lines) and "dev acc ::" in usual
+
+
+def test_a_method_asks_the_question_or_says_why_not(tmp_path: Path, drive: Callable, classify_flags: Callable):
+    flags = [*classify_flags("prompt"), "--attention", "causal", "--question", "Well, {labels}? "]
+    names = {split: f"films-{split}-advanced-output.txt" for split in ("dev", "test")}
+    for split, name in names.items():
+        flags[flags.index(f"--{split}_out") + 1] = name
+    drive(*flags, "--method", "direct", "--method-args", "words=poor+fine")
+    lines = (tmp_path / names["dev"]).read_text(encoding="utf-8").splitlines()
+    assert all(line.endswith(" Well, poor or fine?") for line in lines)
+    with pytest.raises(UserError, match="the method channel asks nothing after a sentence"):
+        drive(*flags, "--method", "channel")
+    with pytest.raises(UserError, match="the method direct asks its template; give that or a question, not both"):
+        drive(*flags, "--method", "direct", "--method-args", "template=So?")
