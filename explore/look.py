@@ -5,8 +5,8 @@ what passes: so an edit of `llama.py` or `rope.py` is seen on the page.
 
 - Attention: `compute_query_key_value_scores` is asked a second time, with the identity for values: what it then
   returns, weights times the identity, are the weights.
-- The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"): the model's own final norm and output matrix,
-  on the residual stream after each layer.
+- The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"): the model's own final norm and output
+  matrix, on the residual stream after each layer.
 - RoPE: what `compute_query` returns, and the queries that arrive at the attention.
 
 Shapes: s query position, t key position, L layers, h heads, d head dim, D model dim, v vocabulary, k candidates.

@@ -146,7 +146,7 @@ def has_tensorboard() -> bool:
 
 
 def read_records(folder: str | os.PathLike) -> list[Record]:
-    """The lines of a folder. A last one that a kill has cut is left out. Raises `UserError` for what is no such file."""
+    """The lines of a folder. A last one that a kill has cut is left out. Raises `UserError` for any other file."""
     path = Path(folder) / FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

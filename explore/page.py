@@ -20,7 +20,7 @@ LARGEST = 5_000_000  # bytes
 
 
 def write_page(path: str, content: Mapping[str, Any]) -> None:
-    """Whole or not at all. content: plain values, see `subject` and `trained`. Raises `UserError` if it is too large."""
+    """Whole or not at all. content: plain values, see `subject` and `trained`. Raises `UserError` for too many."""
     page = render(content).encode()
     if len(page) > LARGEST:
         raise UserError(f"the page would have {len(page) / 1e6:.1f} MB, and {LARGEST / 1e6:.0f} is the most; show less")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from course import NO_GOLD_LABEL, Example
 from explore.decision import Decision, decide, probabilities
 from explore.look import Lens, Reading, lenses, match_at_distance, readings, turned
 from explore.outcome import WithProbabilities
-from families import LLAMAS, load_llama
+from families import load_llama
 from llama import Llama
 from runs import SavedRun, encode_for, load_classifier
 from tokenizer import Tokenizer
@@ -131,12 +131,11 @@ def page_of_subject(subject: Subject, texts: Sequence[Text]) -> dict[str, Any]:
     """Plain values for the page. Raises `UserError` for a text that cannot be read."""
     pieces: dict[int, str] = {}
     shown = [page_of_text(subject, text, ROOM // len(texts), pieces) for text in texts]
-    longest = max(len(text["ids"]) for text in shown)
-    return {"model": subject.facts(), "texts": shown, "pieces": pieces, "rope": page_of_rope(subject.llama, longest)}
+    return {"model": subject.facts(), "texts": shown, "pieces": pieces, "rope": page_of_rope(subject.llama)}
 
 
 def page_of_text(subject: Subject, text: Text, room: int, pieces: dict[int, str]) -> dict[str, Any]:
-    """room: bytes that its attention may take. pieces: of all ids on the page, to which those of this text are added."""
+    """room: bytes that its attention may take. pieces: of all ids on the page; those of this text are added."""
     ids = subject.encode(text.text)
     if len(ids) < 2:
         raise UserError("a text needs at least one token beside the one that begins it")
@@ -223,16 +222,21 @@ def page_of_queries(reading: Reading, shown: int) -> dict[str, Any]:
     """The first layer's queries before and after they are turned: two times h s d whole numbers, times `unit`."""
     both = torch.stack([each[:, :shown] for each in reading.queries[0]])  # 2 h s d
     unit = both.abs().max().clamp(min=1e-9) / 32767
-    return {"shown": shown, "unit": float(unit), "data": packed((both / unit).round().to(torch.int16).numpy().tobytes())}
+    whole = (both / unit).round().to(torch.int16)
+    return {"shown": shown, "unit": float(unit), "data": packed(whole.numpy().tobytes())}
 
 
-def page_of_rope(llama: Llama, longest: int) -> dict[str, Any]:
-    config, positions = llama.config, max(POSITIONS, TURNED)
-    rounded: Callable[[torch.Tensor], list] = lambda values: [round(value, 4) for value in values.flatten().tolist()]  # noqa: E731
+def page_of_rope(llama: Llama) -> dict[str, Any]:
+    """Angles and matches at the first positions, whichever the text is."""
+    config = llama.config
+    angles, match = turned(config, POSITIONS), match_at_distance(config, POSITIONS)
     return {
-        "head_dim": config.head_dim, "theta": config.rope_theta, "positions": positions,
-        "turned": rounded(turned(config, positions)), "match": rounded(match_at_distance(config, positions)),
-    }  # fmt: skip
+        "head_dim": config.head_dim,
+        "theta": config.rope_theta,
+        "positions": POSITIONS,
+        "turned": [round(value, 5) for value in angles.flatten().tolist()],
+        "match": [round(value, 5) for value in match.tolist()],
+    }
 
 
 def packed(data: bytes) -> str:

@@ -29,8 +29,9 @@ def page_of_log(records: Sequence[Record], name: str) -> dict[str, Any]:
     identity = records[0]["identity"]
     steps, epochs, judged = ([each for each in records if each["kind"] == kind] for kind in ("step", "epoch", "judged"))
     thinned = thin(steps)
+    numbers = [each["step"] for each in thinned]
     curves = [
-        {"key": key, "title": title, "x": [each["step"] for each in thinned], "y": [_highest(each[key]) for each in thinned]}
+        {"key": key, "title": title, "x": numbers, "y": [_highest(each[key]) for each in thinned]}
         for key, title in STEP_CURVES.items()
         if steps
     ]

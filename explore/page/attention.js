@@ -44,15 +44,18 @@ function sized(canvas, ratio) {
 }
 
 /** Where the cells of a map lie. */
-function layout(width) {
+function layout(context, width) {
   const shown = text().shown;
-  const margin = shown <= LABELLED ? Math.min(96, width * 0.24) : 0;
+  const most = Math.min(96, width * 0.24);
+  context.font = `${Math.max(8, Math.min(13, (0.75 * (width - most)) / shown))}px ${getComputedStyle(document.body).fontFamily}`;
+  const words = Array.from({ length: shown }, (_, place) => context.measureText(wordAt(place)).width);
+  const margin = shown <= LABELLED ? Math.min(most, Math.max(...words) + 8) : 0;
   return { shown, margin, cell: (width - margin) / shown };
 }
 
 function drawMap(map, weights, colours) {
   const [context, width, height] = sized(map.canvas, 1);
-  const { shown, margin, cell } = layout(width);
+  const { shown, margin, cell } = layout(context, width);
   context.clearRect(0, 0, width, height);
   for (let query = 0; query < shown; query++) {
     for (let key = 0; key < shown; key++) {
@@ -72,8 +75,6 @@ function drawMap(map, weights, colours) {
 }
 
 function nameCells(context, margin, cell, shown) {
-  const size = Math.max(8, Math.min(13, cell * 0.75));
-  context.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
   context.fillStyle = inWords(colour("--ink"));
   context.textBaseline = "middle";
   for (let place = 0; place < shown; place++) {
@@ -165,7 +166,7 @@ function mapOf(name) {
     heads: make("canvas", { class: "heads", role: "img", "aria-label": `All heads, ${name}: a row for each layer. Layer and head are chosen above.` }),
   };
   const cellAt = (event) => {
-    const { margin, cell, shown } = layout(map.canvas.clientWidth);
+    const { margin, cell, shown } = layout(map.canvas.getContext("2d"), map.canvas.clientWidth);
     const place = [event.offsetY, event.offsetX].map((offset) => Math.floor((offset - margin) / cell));
     return place.every((each) => each >= 0 && each < shown) ? place : null;
   };

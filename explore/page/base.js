@@ -121,14 +121,14 @@ function percent(p) {
   if (p === null || p === undefined) return "-";
   if (p >= 0.1) return `${(100 * p).toFixed(1)} %`;
   if (p >= 0.001) return `${(100 * p).toFixed(2)} %`;
-  return p > 0 ? `1 in ${brief(1 / p)}` : "0";
+  return p >= 1e-9 ? `1 in ${brief(1 / p)}` : "under 1 in 10\u2079";
 }
 
 /** A number with so many digits that count. */
 function brief(value, digits = 2) {
   if (value === null || value === undefined) return "-";
-  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e9)) return value.toExponential(digits - 1);
-  return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 6 });
+  if (value !== 0 && (Math.abs(value) < 1e-5 || Math.abs(value) >= 1e9)) return value.toExponential(digits - 1);
+  return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 7 });
 }
 
 const signed = (value, digits = 2) => `${value < 0 ? "\u2212" : "+"}${brief(Math.abs(value), digits)}`;

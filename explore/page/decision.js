@@ -1,7 +1,7 @@
 // What a classifier says, and which tokens that hangs on.
 
 const METHODS = {
-  occlusion: ["occlusion", "Occlusion: the token is left out, and the probability falls by so much, in points of percent."],
+  occlusion: ["occlusion", "Occlusion: the token is left out, and the probability falls by so many percentage points."],
   gradient: ["gradient \u00d7 input", "Gradient \u00d7 input: the gradient of the log-probability by the token's embedding, times that embedding; in nats."],
 };
 const labels = () => page.model.label_names;
@@ -19,8 +19,8 @@ function drawVerdict() {
   const { probabilities } = text().decision;
   const said = likeliest(probabilities);
   const gold = text().gold;
-  const verdict = gold === null ? "" : gold === said ? ", which is right" : `; the gold label is ${labels()[gold]}`;
-  byId("verdict").textContent = `${labels()[said]}${verdict}`;
+  const verdict = gold === null ? "" : gold === said ? ", which is right" : `; the gold label is \u201c${labels()[gold]}\u201d`;
+  byId("verdict").textContent = `It says \u201c${labels()[said]}\u201d${verdict}`;
   const rows = probabilities.map((p, index) => {
     const marks = [index === said ? "chosen" : null, index === gold ? "gold" : null].filter(Boolean).join(", ");
     const name = make("th", { scope: "row" }, labels()[index], make("span", { class: "own" }, marks ? ` ${marks}` : ""));
@@ -40,11 +40,17 @@ function drawContributions() {
   const order = values.map((value, place) => [value ?? 0, place]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0]));
   const rows = order.slice(0, 6).map(([value, place]) => row(
     make("th", { scope: "row" }, piece(text().ids[place]), make("span", { class: "own" }, ` ${place + 1}`)),
-    make("td", { class: "bar split", "aria-hidden": "true" }, make("i", { class: value < 0 ? "against" : "for", style: `width:${(100 * Math.abs(value)) / most}%` })),
+    splitBar(value / most),
     number(inUnits(value)),
   ));
   const head = ["Token", make("th", { scope: "col", "aria-hidden": "true" }), state.method === "occlusion" ? "Points" : "Nats"];
   byId("weightiest").replaceChildren(table(`What weighs most for \u201c${labels()[state.label]}\u201d`, head, rows, { class: "full" }));
+}
+
+/** A bar to the right of the middle, or to the left; share: from -1 to 1. */
+function splitBar(share) {
+  const inner = make("i", { class: share < 0 ? "against" : "for", style: `width:${100 * Math.abs(share)}%` });
+  return make("td", { class: "bar", "aria-hidden": "true" }, make("div", { class: "split" }, inner));
 }
 
 function markContribution() {

@@ -1,6 +1,6 @@
 // The logit lens: what each layer would predict, for one token in detail and for all of them in a grid.
 
-const nameOfLayer = (index) => index ? `after layer ${index}` : "before any layer";
+const nameOfLayer = (index) => index ? `layer ${index}` : "no layer";
 
 function drawLayers() {
   const cards = SEMANTICS.map((name) => {
@@ -20,7 +20,7 @@ function layerTable(lens) {
   });
   const caption = make("span", {}, "Next after ", piece(text().ids[state.token]));
   const came = make("th", { scope: "col", class: "number" }, "of ", hasNext ? piece(text().ids[state.token + 1]) : "");
-  return table(caption, ["", "Likeliest", ...(hasNext ? [came] : [])], rows.reverse(), { class: "full" });
+  return table(caption, ["After", "Likeliest", ...(hasNext ? [came] : [])], rows.reverse(), { class: "full" });
 }
 
 function drawGrid() {
@@ -38,7 +38,7 @@ function drawGrid() {
       return make("td", how, piece(id));
     }),
   ));
-  const head = [make("td"), ...places.map((place) => make("th", { scope: "col", "data-place": place }, piece(text().ids[place])))];
+  const head = [make("th", { scope: "col" }, "After"), ...places.map((place) => make("th", { scope: "col", "data-place": place }, piece(text().ids[place])))];
   byId("grid").replaceChildren(table("The deeper the colour, the surer", head, rows.reverse(), { class: "lens" }));
 }
 

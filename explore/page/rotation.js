@@ -12,9 +12,10 @@ async function pairsOf() {
   });
 }
 
-/** The angle between two pairs, in degrees from -180 to 180. */
+/** The angle from one pair to another, counter-clockwise, in degrees from 0 to below 360. */
 function angle([x0, y0], [x1, y1]) {
-  return (Math.atan2(x0 * y1 - y0 * x1, x0 * x1 + y0 * y1) * 180) / Math.PI;
+  const degrees = (Math.atan2(x0 * y1 - y0 * x1, x0 * x1 + y0 * y1) * 180) / Math.PI;
+  return degrees < -0.5 ? degrees + 360 : Math.max(degrees, 0);
 }
 
 /** How many positions make a whole turn, from how far apart (1, 0) lies at positions 0 and 1. */
@@ -22,8 +23,8 @@ function period(pair) {
   const half = page.rope.head_dim / 2;
   const at = (place) => [0, 1].map((side) => page.rope.turned[2 * (place * half + pair) + side]);
   let place = 1;
-  while (2 * place < page.rope.positions && Math.abs(angle(at(0), at(place))) * 2 < 90) place *= 2;
-  const turn = Math.abs(angle(at(0), at(place)));
+  while (2 * place < page.rope.positions && angle(at(0), at(place)) < 90) place *= 2;
+  const turn = angle(at(0), at(place));
   return turn ? (360 * place) / turn : Infinity;
 }
 
@@ -66,7 +67,7 @@ function arc([x, y], turn) {
   const start = Math.atan2(y, x);
   const end = start + (turn * Math.PI) / 180;
   const at = (radians) => `${(16 * Math.cos(radians)).toFixed(2)} ${(-16 * Math.sin(radians)).toFixed(2)}`;
-  return `M ${at(start)} A 16 16 0 0 ${turn > 0 ? 0 : 1} ${at(end)}`;
+  return `M ${at(start)} A 16 16 0 ${turn > 180 ? 1 : 0} 0 ${at(end)}`;
 }
 
 function anglesTable() {
@@ -90,7 +91,6 @@ function setUpRotation() {
   const line = { name: "match", x: match.map((_, index) => index), y: match };
   const note = "1 is a perfect match. Near tokens match best without having learned to; what is far may match again where pairs have come round.";
   const figure = chart("How well two equal vectors match, by how far apart they stand", "tokens apart", [line], { zero: true, note });
-  figure.classList.remove("card");
   byId("match").append(figure);
   part(["text", "token", "head"], drawDials);
   opened("angles-table", ["text", "token", "head"], anglesTable);

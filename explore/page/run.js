@@ -12,7 +12,7 @@ function drawSettings() {
 function drawCurves() {
   const figures = run().curves.map((curve) => {
     const line = { name: "each step", x: curve.x, y: curve.y };
-    if (curve.key !== "loss" || curve.y.length < 20) return chart(curve.title, "step", [line]);
+    if (curve.key !== "loss" || curve.y.length < 20) return chart(curve.title, "step", [line], { zero: true });
     return chart(curve.title, "step", [{ ...line, kind: "faint" }, { name: "smoothed", x: curve.x, y: smoothed(curve.y) }], { zero: true });
   });
   const epochs = run().epochs;
@@ -53,23 +53,23 @@ function confusionTable({ confusion, label_names: names, split }) {
   const rows = confusion.map((counts, label) => {
     const total = counts.reduce((a, b) => a + b, 0) || 1;
     const cells = counts.map((value, predicted) => make("td", {
-      class: `tint${label === predicted ? " right" : ""}`, "--p": (0.9 * value / total).toFixed(3), title: percent(value / total),
+      class: `tint ${label === predicted ? "right" : "wrong"}`, "--p": Math.sqrt(value / total).toFixed(3), title: percent(value / total),
     }, value));
     return row(make("th", { scope: "row" }, names[label]), ...cells);
   });
   const head = [make("td"), ...names];
   const caption = `Confusion matrix, ${split}: gold labels in rows, predicted ones in columns`;
-  return make("div", { class: "over" }, table(caption, head, rows, { class: "confusion" }));
+  return make("div", { class: "over", tabindex: 0, role: "region", "aria-label": caption }, table(caption, head, rows, { class: "confusion" }));
 }
 
 function drawErrors() {
   const tables = run().judged.filter((each) => each.errors?.length).map((each) => {
     const names = each.label_names;
     const rows = each.errors.map((error) => row(
-      make("td", { class: "said", dir: "auto" }, error.sentence), make("td", {}, names[error.label]), make("td", {}, names[error.prediction]),
-      number(percent(error.gold_probability)), number(percent(error.probability)),
+      make("td", { class: "said", dir: "auto" }, error.sentence), labelled(names[error.label], error.gold_probability),
+      labelled(names[error.prediction], error.probability),
     ));
-    const head = ["Sentence", "Gold", "Predicted", "Probability of gold", "of predicted"];
+    const head = ["Sentence", "Gold label", "Predicted"];
     return errorsOf(`Worst errors on ${each.split}: the gold label was thought the least likely`, head, rows);
   });
   if (page.run.hard?.length) {
@@ -81,6 +81,8 @@ function drawErrors() {
   }
   byId("errors").replaceChildren(...tables);
 }
+
+const labelled = (name, p) => make("td", {}, name, make("span", { class: "own" }, ` ${percent(p)}`));
 
 function errorsOf(caption, head, rows) {
   const region = { class: "scroll", tabindex: 0, role: "region", "aria-label": caption };

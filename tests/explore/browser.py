@@ -122,10 +122,15 @@ class Browser:
         """With the mouse, at a place in the element from (0, 0) to (1, 1)."""
         chosen = f"document.querySelector({json.dumps(selector)})"
         self.value(f"{chosen}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-        box = self.value(f"(({{x, y, width, height}}) => [x, y, width, height])({chosen}.getBoundingClientRect())")
-        place = dict(x=box[0] + x * box[2], y=box[1] + y * box[3])
+        box, scrolled = self.box_of(selector), self.value("scrollY")
+        place = dict(x=box["x"] + x * box["width"], y=box["y"] - scrolled + y * box["height"])
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+    def box_of(self, selector: str) -> dict[str, float]:
+        """Where an element lies on the whole page."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        return self.value(f"(({{x, y, width, height}}) => ({{x, y: y + scrollY, width, height}}))({box})")
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):
@@ -138,9 +143,7 @@ class Browser:
         if whole:
             how["clip"] = dict(x=0, y=0, width=size["width"], height=size["height"], scale=1)
         if clip is not None:
-            rectangle = f"document.querySelector({json.dumps(clip)}).getBoundingClientRect()"
-            x, y, width, height = self.value(f"(({{x, y, width, height}}) => [x, y + scrollY, width, height])({rectangle})")
-            how["clip"] = dict(x=x, y=y, width=width, height=height, scale=1)
+            how["clip"] = self.box_of(clip) | {"scale": 1}
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", **how)["data"]))
 
 
