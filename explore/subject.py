@@ -21,7 +21,7 @@ from llama import Llama
 from runs import SavedRun, encode_for, load_classifier
 from tokenizer import Tokenizer
 from training import pretrained_of
-from utils import UserError, find_asset, shorten, tokenizer_name
+from utils import UserError, find_asset, shorten, tokenizer_name, warn
 
 CANDIDATES = 5  # of the next token
 ROOM = 2_600_000  # bytes of the page that attention may take
@@ -139,6 +139,8 @@ def page_of_text(subject: Subject, text: Text, room: int, pieces: dict[int, str]
     ids = subject.encode(text.text)
     if len(ids) < 2:
         raise UserError("a text needs at least one token beside the one that begins it")
+    if len(ids) > (limit := subject.llama.config.max_seq_len):
+        warn(f"the text {shorten(text.text, 40)!r} has {len(ids)} tokens, and the model was made for {limit}")
     if len(ids) > MOST:
         raise UserError(f"the text {shorten(text.text, 40)!r} has {len(ids)} tokens; the page takes {MOST} at most")
     read = readings(subject.llama, ids)
@@ -175,6 +177,7 @@ def page_of_decision(decision: Decision) -> dict[str, Any]:
     return {
         "probabilities": brief(probabilities(decision.log_probabilities)),
         "occlusion": brief(decision.occlusion),
+        "together": decision.together,
         "gradient": brief(decision.gradient),
     }
 

@@ -39,11 +39,17 @@ def page_of_log(records: Sequence[Record], name: str) -> dict[str, Any]:
         "name": Path(name).name,
         "settings": {key: value for key in SETTINGS if (value := identity.get(key)) not in (None, {}, [])},
         "steps": len(steps),
+        "chosen_on": chosen_on(identity),
         "curves": curves,
         "epochs": [{key: value for key, value in each.items() if key != "kind"} for each in epochs],
         "judged": [{key: value for key, value in each.items() if key != "kind"} for each in judged],
     }
     return {"run": {"name": run["name"], "runs": [run]}}
+
+
+def chosen_on(settings: Mapping[str, Any]) -> str:
+    """What the score of an epoch is of."""
+    return "held-out sentences" if settings.get("hold_out") else "dev"
 
 
 def _highest(value: float | list[float] | None) -> float | None:
@@ -78,8 +84,9 @@ def page_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
     ]
     return {
         "name": f"{result['row']}, {result['data']} ({size}), seed {result['seed']}",
-        "settings": settings | {"method": result["method"] or "none", "arguments": result["arguments"]},
+        "settings": settings | {name: result[name] for name in ("method", "arguments") if result[name]},
         "steps": 0,
+        "chosen_on": chosen_on(settings),
         "curves": [],
         "epochs": epochs,
         "judged": [_judged(result, split) for split in ("dev", "test") if split in result],

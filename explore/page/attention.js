@@ -1,6 +1,7 @@
 // Who attends to whom: two maps side by side, all heads small below them, and the weights of one token in words.
 
 const SCALE = 255 * 255; // what is stored are square roots in 255 steps
+const EVEN = 16; // among so many tokens even attention would have the deepest colour's weight
 const LABELLED = 36; // tokens of a map whose rows and columns can have names
 
 /** What shows each semantics. */
@@ -13,6 +14,15 @@ function weightAt(weights, layer, head, query, key) {
   return (stored * stored) / SCALE;
 }
 
+/** The weight that has the deepest colour. Among many tokens none has much of the attention. */
+const deepest = () => Math.min(1, EVEN / text().shown);
+
+/** For each stored byte, its colour. */
+function coloursOfBytes() {
+  const colours = ramp();
+  return Array.from({ length: 256 }, (_, stored) => colours[Math.round(255 * Math.sqrt(Math.min(1, (stored * stored) / SCALE / deepest())))]);
+}
+
 /** The bytes of the text's attention under one semantics; null where there are none. */
 async function weightsOf(name) {
   const reading = text().semantics[name];
@@ -20,7 +30,7 @@ async function weightsOf(name) {
 }
 
 async function drawAttention() {
-  const [asked, colours] = [state.text, ramp()];
+  const [asked, colours] = [state.text, coloursOfBytes()];
   for (const name of SEMANTICS) {
     const weights = await weightsOf(name);
     if (asked !== state.text) return; // another text was chosen meanwhile
@@ -60,7 +70,7 @@ function drawMap(map, weights, colours) {
   for (let query = 0; query < shown; query++) {
     for (let key = 0; key < shown; key++) {
       const weight = weightAt(weights, state.layer, state.head, query, key);
-      context.fillStyle = inWords(colours[Math.round(Math.sqrt(weight) * 255)]);
+      context.fillStyle = inWords(colours[Math.round(Math.sqrt(weight * SCALE))]);
       context.fillRect(margin + key * cell, margin + query * cell, cell + 0.5, cell + 0.5);
     }
   }
@@ -148,8 +158,8 @@ function setUpAttention() {
   }
   for (const name of SEMANTICS) byId("maps").append(mapOf(name));
   part(["text"], () => {
-    const all = count() === text().shown ? "" : `The first ${text().shown} of ${count()} tokens: more would not fit into the page.`;
-    byId("shown").textContent = all;
+    const all = count() === text().shown ? "" : `The first ${text().shown} of ${count()} tokens: more would not fit into the page. `;
+    byId("shown").textContent = `${all}The deepest colour is ${(100 * deepest()).toFixed(0)} %${deepest() < 1 ? " or more" : ""}.`;
   });
   part(["text", "token", "layer", "head"], drawAttention);
   opened("weights-table", ["text", "layer", "head"], weightTables);

@@ -106,6 +106,13 @@ function piece(id) {
 /** A token in words: of the text at a place. */
 const wordAt = (place) => pieceOf(text().ids[place]).replace(/^\u2581/, "") || "space";
 
+/** Which way the text is written: as its first letter is. */
+function direction() {
+  const words = text().ids.map(pieceOf).filter((name) => !/^<.*>$/.test(name)).join("");
+  const letter = words.match(/\p{L}/u)?.[0] ?? "";
+  return /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/.test(letter) ? "rtl" : "ltr";
+}
+
 /** A button or span that shows a token of the text. */
 function chip(tag, place, attributes) {
   const name = pieceOf(text().ids[place]);

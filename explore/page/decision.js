@@ -33,7 +33,10 @@ function drawVerdict() {
 function drawContributions() {
   const values = contributions();
   const most = Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-12);
-  byId("method-says").textContent = METHODS[state.method][1];
+  const together = text().decision.together;
+  const groups = state.method === "occlusion" && together > 1 ? ` In this long text ${together} neighbours at a time.` : "";
+  byId("method-says").textContent = METHODS[state.method][1] + groups;
+  byId("contributions").dir = direction();
   byId("contributions").replaceChildren(...values.map((value, place) => chip("span", place, {
     title: inUnits(value), "--fill": `var(--${value < 0 ? "against" : "for"})`, "--full": `${(100 * Math.abs(value ?? 0)) / most}%`,
   })));

@@ -17,7 +17,7 @@ function drawCurves() {
   });
   const epochs = run().epochs;
   const x = epochs.map((each) => each.epoch);
-  const scores = [["train_score", "train", "second"], ["dev_score", "dev", ""]]
+  const scores = [["train_score", "train", "second"], ["dev_score", run().chosen_on, ""]]
     .map(([key, name, kind]) => ({ name, kind, dots: true, x, y: epochs.map((each) => each[key] ?? null) }))
     .filter((line) => line.y.some((value) => value !== null));
   if (scores.length) figures.unshift(chart("Score after each epoch", "epoch", scores));
@@ -26,7 +26,7 @@ function drawCurves() {
 }
 
 function drawEpochs() {
-  const names = { epoch: "Epoch", train_loss: "Train loss", train_score: "Score on train", dev_score: "Score on dev", seconds: "Seconds" };
+  const names = { epoch: "Epoch", train_loss: "Train loss", train_score: "Score on train", dev_score: `Score on ${run().chosen_on}`, seconds: "Seconds" };
   const keys = Object.keys(names).filter((key) => run().epochs.some((each) => each[key] !== undefined && each[key] !== null));
   const best = run().epochs.filter((each) => each.improved ?? each.is_best).at(-1);
   const rows = run().epochs.map((each) => filled(row(

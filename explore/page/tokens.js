@@ -15,7 +15,10 @@ function drawTokens() {
     return button;
   });
   byId("chips").replaceChildren(...chips);
-  byId("text-note").textContent = text().note ? `This text is ${text().note}.` : "";
+  byId("chips").dir = direction();
+  const limit = page.model.max_seq_len;
+  const tooLong = count() > limit ? ` It has ${count()} tokens, and the model was made for ${limit}.` : "";
+  byId("text-note").textContent = `${text().note ? `This text is ${text().note}.` : ""}${tooLong}`;
 }
 
 /** Marks the token, which alone is in the order of the tab key. */
