@@ -328,17 +328,16 @@ def fit(
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`. saver: a
-    `saver.Saver`, or what stands in its place.
-    schedule: of (step, total steps), the factor of the learning rates at that step. clip: the largest norm of all
-    gradients together. stop: of the results so far, whether to train no further. history: the epochs that a resumed run
-    has already done. train_eval: measure the score on the training data as the reference does. watch: is told of every
-    step and epoch; without one nothing is measured. A loader whose batch sampler has `set_epoch` is told each epoch's
-    number. Raises `Diverged` when the loss is not finite; what earlier epochs saved stays.
+    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`.
+    saver: a `saver.Saver`, or what stands in its place. schedule: of (step, total steps), the factor of the learning
+    rates at that step. clip: the largest norm of all gradients together. stop: of the results so far, whether to train
+    no further. history: the epochs that a resumed run has done. train_eval: measure the score on the training data as
+    the reference does. watch: told of steps and epochs; without one, steps are not measured. A loader whose batch
+    sampler has `set_epoch` is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier
+    epochs saved stays.
     """
     for method in methods:
         task = method.task(task, train)
-    watching = watch or Watch()
     run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world, seed, watch)
     run.history = list(history)
     pace = _Pace([*filter(None, [schedule]), *(method.rate for method in methods)], clip, epochs * len(train))
@@ -348,13 +347,10 @@ def fit(
             break
         start = time.perf_counter()
         train_loss = run.train_epoch(train, epoch, pace)
-        result = run.judge(train_loss, start)
-        watching.epoch(result)
-        yield result
+        yield run.judge(train_loss, start)
     if run.history and not run.history[-1].is_finish:
         result = run.finish()
         if result is not None:
-            watching.epoch(result)
             yield result
 
 
@@ -452,8 +448,7 @@ class _Run:
             if self.train_eval is not None:
                 train_score = self._score(self.train_eval, f"train acc {len(self.history)}")
             result = self._judge(train_loss, train_score, start)
-        self.saver.save_resume_point(self.model, self.optimizer, self.history)
-        return result
+        return self._finished(result)
 
     def finish(self) -> EpochResult | None:
         """The same for what the methods make of the judged weights after the last epoch, if they make anything."""
@@ -461,8 +456,12 @@ class _Run:
         with self._judged():
             if any([method.finish(self.model, self.dev_score) for method in self.methods]):
                 result = self._judge(self.history[-1].train_loss, math.nan, start, is_finish=True)
-        if result is not None:
-            self.saver.save_resume_point(self.model, self.optimizer, self.history)
+        return None if result is None else self._finished(result)
+
+    def _finished(self, result: EpochResult) -> EpochResult:
+        self.saver.save_resume_point(self.model, self.optimizer, self.history)
+        if self.watch is not None:
+            self.watch.epoch(result)
         return result
 
     @contextmanager
