@@ -23,7 +23,8 @@ def write_page(path: str, content: Mapping[str, Any]) -> None:
     """Whole or not at all. content: plain values, see `subject` and `trained`. Raises `UserError` for too many."""
     page = render(content).encode()
     if len(page) > LARGEST:
-        raise UserError(f"the page would have {len(page) / 1e6:.1f} MB, and {LARGEST / 1e6:.0f} is the most; give fewer or shorter texts")
+        size, most = (f"{each / 1e6:.1f} MB" for each in (len(page), LARGEST))
+        raise UserError(f"the page would have {size}, and {most} is the most; give fewer or shorter texts")
     with atomic_write(path, "wb") as file:
         file.write(page)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import drive_in, outputs, random_llama
-from pages import Trained, trained  # noqa: F401
+from pages import FLAGS, Trained, trained  # noqa: F401
 
 import finetuning
 from batches import LlamaDataset
@@ -82,7 +82,7 @@ def test_what_is_told_of_steps_and_epochs(tokenizer: Tokenizer, tmp_path: Path):
     notes = Notes()
     _, results = train(tokenizer, tmp_path, watch=notes, schedule=lambda number, total: (number + 1) / total)
     assert notes.epochs == results
-    assert [each.number for each in notes.steps] == [*range(6)] and [each.epoch for each in notes.steps] == [0] * 3 + [1] * 3
+    assert [(each.number, each.epoch) for each in notes.steps] == [(number, number // 3) for number in range(6)]
     assert [each.rows for each in notes.steps] == [4, 4, 2] * 2
     assert [each.rates for each in notes.steps] == [[pytest.approx(1e-3 * (number + 1) / 6)] for number in range(6)]
     for result in results:  # the loss of an epoch is the mean over its batches
@@ -98,8 +98,8 @@ def test_the_gradient_norm_is_that_before_clipping(
     step = AdamW.step
 
     def looking(self: AdamW) -> None:
-        squares = [p.grad.double().square().sum() for group in self.param_groups for p in group["params"] if p.grad is not None]
-        seen.append(float(sum(squares).sqrt()))
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(float(sum(each.double().square().sum() for each in gradients).sqrt()))
         step(self)
 
     monkeypatch.setattr(AdamW, "step", looking)
@@ -120,17 +120,18 @@ def test_a_run_leaves_its_figures(trained: Trained):  # noqa: F811
         "run", *["step"] * 3, "epoch", *["step"] * 3, "epoch", "judged", "judged",
     ]  # fmt: skip
     assert steps_of(records) == [*range(6)]
-    for record, line in zip((each for each in records if each["kind"] == "epoch"), trained.printed.split("epoch ")[1:3], strict=False):
+    epochs, lines = [each for each in records if each["kind"] == "epoch"], trained.printed.split("epoch ")[1:3]
+    for record, line in zip(epochs, lines, strict=True):
         assert f"train loss :: {record['train_loss']:.3f}" in line and f"dev acc :: {record['dev_score']:.3f}" in line
-    assert records[1]["lr"] == 1e-3 and records[1]["memory_mb"] > 50 and records[1]["rows_per_second"] > 0
+    assert records[1]["lr"] == 1e-4 and records[1]["memory_mb"] > 50 and records[1]["rows_per_second"] > 0
     judged = {record["split"]: record for record in records if record["kind"] == "judged"}
     lines = (trained.folder / "films-dev-finetuning-output.txt").read_text().splitlines()
     predicted = [int(line.split(" ||| ")[0]) for line in lines]
     gold = [index % 2 for index in range(10)]
-    pairs = [[sum((g, p) == (row, column) for g, p in zip(gold, predicted, strict=True)) for column in (0, 1)] for row in (0, 1)]
-    assert judged["dev"]["confusion"] == pairs
+    pairs = [*zip(gold, predicted, strict=True)]
+    assert judged["dev"]["confusion"] == [[pairs.count((row, column)) for column in (0, 1)] for row in (0, 1)]
     wrong = [error["index"] for error in judged["dev"]["errors"]]
-    assert sorted(wrong) == [index for index in range(10) if gold[index] != predicted[index]]
+    assert wrong and sorted(wrong) == [index for index in range(10) if gold[index] != predicted[index]]
     assert all(error["probability"] >= error["gold_probability"] for error in judged["dev"]["errors"])
 
 
@@ -139,16 +140,14 @@ def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
 ):
     for name in ("explore.finetuned", "explore.metrics"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    flags = ["--epochs", "2", "--lr", "1e-3", "--batch_size", "10", "--attention", "causal", "--kernels", "plain"]
-    drive_in(tmp_path, *classify_flags("finetune"), *flags)
+    drive_in(tmp_path, *classify_flags("finetune"), *FLAGS)
     assert outputs(tmp_path) == outputs(trained.folder)
 
 
 def test_an_interrupted_run_goes_on_without_a_doubled_line(
     tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch, trained: Trained  # noqa: F811
 ):
-    flags = [*classify_flags("finetune"), "--epochs", "2", "--lr", "1e-3", "--batch_size", "10", "--log_dir", "log"]
-    flags += ["--attention", "causal", "--kernels", "plain"]
+    flags = [*classify_flags("finetune"), *FLAGS, "--log_dir", "log"]
     whole = MetricsLog.step
 
     def stopping(self: MetricsLog, measured: Measured) -> None:
