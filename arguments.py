@@ -140,6 +140,8 @@ def add_classify_flags(parser: ArgumentParser, title: str = "finetune") -> Calla
     add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
     add("--shots", type=int, metavar="N", help="train on N sentences of each class alone, drawn with the seed")
     add("--hold_out", type=float, metavar="SHARE", help=HOLD_OUT)
+    add("--log_dir", metavar="DIR", help="keep the figures of each step and epoch there, as JSON lines")
+    add("--html", metavar="FILE", help="at the end, write a page to look at the run and its model")
     return add
 
 
@@ -268,6 +270,8 @@ OF_OPTIONS = {  # what makes no sense elsewhere, and would be ignored without a 
     "lora_alpha": ("lora",),
     "shots": TRAINING,
     "hold_out": TRAINING,
+    "log_dir": TRAINING,
+    "html": TRAINING,
     "model": ("predict",),
     "input": ("predict", "perplexity"),
     "output": ("predict", "generate"),
@@ -462,11 +466,33 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
         if getattr(args, flag) is not None:
             setattr(args, flag, _find_data(flag.replace("_", "-"), getattr(args, flag)))
     if args.option in TRAINING:
+        outputs |= _check_looking(args)
         candidates = model_candidates(args)
         check_writable(candidates[0], "--model_out" if args.model_out else "the fine-tuned model")
         for path in candidates:
             outputs |= files_of_model(path)
     return outputs
+
+
+def _check_looking(args: Namespace) -> dict[str, Path]:
+    """The page of the run, and the figures of its steps."""
+    given = [flag for flag in ("log_dir", "html") if getattr(args, flag) is not None]
+    if given and import_folder("explore") is None:
+        raise UserError(f"--{given[0]} needs the folder explore/ of this package beside run_llama.py")
+    if "html" in given:
+        check_page("--html", args.html)
+    if "log_dir" in given:
+        from explore.metrics import check_folder
+
+        check_folder(args.log_dir, args.resume)
+    return {f"--{flag}": Path(getattr(args, flag)) for flag in given}
+
+
+def check_page(flag: str, path: str) -> None:
+    """Raises `UserError` unless a page can be written there."""
+    if Path(path).suffix not in (".html", ".htm"):
+        raise UserError(f"{flag} {path}: the name must end in .html")
+    check_writable(path, flag)
 
 
 def contract_model_path(args: Namespace) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arguments import check_overlaps, files_of_model, model_candidates
 from course import divide
@@ -48,8 +48,9 @@ def finetune(args: Namespace, place: Place, world: World) -> None:
     with ExitStack() as held:  # the lock on the run's name
         saver = open_saver(args, run, held)
         history = resume(args, run, saver) if args.resume else []
+        look = look_at(args, run, saver, history, held)
         train, dev = datasets["train"], datasets["held-out" if held_out else "dev"]
-        epochs = runs.fine_tune(run, train, dev, saver, history=history)
+        epochs = runs.fine_tune(run, train, dev, saver, history=history, watch=look and look.log)
         run_epochs(args, epochs, history, saver)
         del run, epochs  # the model is made anew from what was saved
         model, saved = runs.load_classifier(saver.model_path, world)
@@ -58,10 +59,12 @@ def finetune(args: Namespace, place: Place, world: World) -> None:
         runs.compute_fast(model, args.precision, place)
         world.spread(model, place.device)
         print(f"load model from {saver.model_path}")
-        predict_and_report(args, model, datasets, label_names, place.device, world)
+        judged = predict_and_report(args, model, datasets, label_names, place.device, world, look and look.task)
         print_epoch_table(history, chosen_on(args))
         for method in saver.methods:
             print_figures(method.name, method.figures())
+        if look is not None:
+            look.finish(datasets, judged, label_names)
         if world.is_first:
             saver.resume_path.unlink(missing_ok=True)
 
@@ -139,6 +142,17 @@ def name_of(entry: str) -> str:
     files = ("train", "dev", "checkpoint", "tokenizer", "label_names", "attention", "option")
     flags = {"methods": "--method", "train_eval": "--no_train_eval"}
     return entry.replace("_", " ") if entry in files else flags.get(entry, f"--{entry}")
+
+
+def look_at(args: Namespace, run: Run, saver: Saver, history: list[EpochResult], held: ExitStack) -> Any:
+    """What keeps figures of the run and makes a page of them; None where nobody has asked. held: closes its files."""
+    if args.log_dir is None and args.html is None:
+        return None
+    from explore.finetuned import Look
+
+    look = Look(args.log_dir, args.html, saver, run.place.device, history, run.world.is_first)
+    held.callback(look.log.close)
+    return look
 
 
 def run_epochs(args: Namespace, epochs: Iterator[EpochResult], history: list[EpochResult], saver: Saver) -> None:

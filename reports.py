@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from config import LlamaConfig
     from llama import Llama
     from runs import Prediction
-    from tasks import Evaluation, World
+    from tasks import Evaluation, Task, World
     from tokenizer import Tokenizer
     from training import EpochResult
 
@@ -163,21 +163,27 @@ def predict_and_report(
     label_names: list[str],
     device: torch.device,
     world: World,
-) -> None:
-    """Predict dev and test, write both files, print the accuracies, then the tables."""
+    task: Task | None = None,
+) -> dict[str, Evaluation]:
+    """Predict dev and test, write both files, print the accuracies, then the tables.
+
+    task: else classification. Returns what it found of each.
+    """
     from runs import loader_of
+    from tasks import CLASSIFICATION
     from training import evaluate, pretrained_of
 
     results = {}
     for split in ("dev", "test"):
         dataset = datasets[split]
         loader = loader_of(dataset, pretrained_of(model).config, args.batch_size, device)
-        results[split] = evaluate(model, loader, desc=split, world=world)
+        results[split] = evaluate(model, loader, task=task or CLASSIFICATION, desc=split, world=world)
         if world.is_first:
             write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
         print_accuracy(split, getattr(args, split), results[split])
     for split, result in results.items():
         print_report(split, result, label_names)
+    return results
 
 
 # ---------------------------------------------------------------------------------------------------- training

@@ -35,7 +35,7 @@ from utils import UserError, import_folder, some, warn
 from weights import is_finite
 
 if TYPE_CHECKING:
-    from training import EpochResult
+    from training import EpochResult, Watch
 
 # --------------------------------------------------------------------------------------------------- assembly
 
@@ -217,6 +217,7 @@ def fine_tune(
     *,
     history: Iterable[EpochResult] = (),
     progress: bool = True,
+    watch: Watch | None = None,
 ) -> Iterator[EpochResult]:
     """Train as the plan says; yields what `fit` yields. dev: what epochs are chosen on, perhaps held out of train."""
     batches = run.config, run.plan.batch_size, run.place.device
@@ -233,6 +234,7 @@ def fine_tune(
         train_eval=run.plan.train_eval,
         progress=progress,
         world=run.world,
+        watch=watch,
     )
 
 

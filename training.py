@@ -278,6 +278,34 @@ class EpochResult:
     is_finish: bool = False
 
 
+class Measured(NamedTuple):
+    """What was measured of one step of training.
+
+    number: of the step in the whole run, from 0. loss: of the whole batch, with the methods' penalties. rates: the
+    learning rate of each group of parameters. gradient_norm: of all gradients together, before they are clipped.
+    rows, positions: of the batch, padding included. seconds: since the step before it, or the epoch's beginning.
+    """
+
+    number: int
+    epoch: int
+    loss: float
+    rates: list[float]
+    gradient_norm: float
+    rows: int
+    positions: int
+    seconds: float
+
+
+class Watch:
+    """Who looks on while a model is trained, and changes nothing. On several processes all are told alike."""
+
+    def step(self, measured: Measured) -> None:
+        """After each optimizer step."""
+
+    def epoch(self, result: EpochResult) -> None:
+        """After the model and the resume point of an epoch are saved."""
+
+
 def fit(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -296,20 +324,21 @@ def fit(
     train_eval: bool = True,
     progress: bool = True,
     world: World = ALONE,
+    watch: Watch | None = None,
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`. saver: a
-    `saver.Saver`, or what stands in its place.
-    schedule: of (step, total steps), the factor of the learning rates at that step. clip: the largest norm of all
-    gradients together. stop: of the results so far, whether to train no further. history: the epochs that a resumed run
-    has already done. train_eval: measure the score on the training data as the reference does. A loader whose batch
+    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`.
+    saver: a `saver.Saver`, or what stands in its place. schedule: of (step, total steps), the factor of the learning
+    rates at that step. clip: the largest norm of all gradients together. stop: of the results so far, whether to train
+    no further. history: the epochs that a resumed run has done. train_eval: measure the score on the training data as
+    the reference does. watch: told of steps and epochs; without one, steps are not measured. A loader whose batch
     sampler has `set_epoch` is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier
     epochs saved stays.
     """
     for method in methods:
         task = method.task(task, train)
-    run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world, seed)
+    run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world, seed, watch)
     run.history = list(history)
     pace = _Pace([*filter(None, [schedule]), *(method.rate for method in methods)], clip, epochs * len(train))
     stops = [*filter(None, [stop]), *(method.stop for method in methods)]
@@ -332,16 +361,27 @@ class _Pace(NamedTuple):
     clip: float | None
     total: int
 
-    def step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, number: int) -> list[float]:
+        """Returns the learning rate of each group."""
         groups = optimizer.param_groups
         if self.clip is not None:
             nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group["params"]], self.clip)
         rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] *= math.prod(factor(number, self.total) for factor in self.factors)
+        taken = [group["lr"] for group in groups]
         optimizer.step()
         for group, rate in zip(groups, rates, strict=True):  # a resume point is compared with the rates of the plan
             group["lr"] = rate
+        return taken
+
+
+def _gradient_norm(optimizer: torch.optim.Optimizer) -> float:
+    """Of all gradients together."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # of a model in pieces
 
 
 @dataclass
@@ -358,6 +398,7 @@ class _Run:
     progress: bool
     world: World
     seed: int
+    watch: Watch | None = None
     history: list[EpochResult] = field(default_factory=list)
 
     def train_epoch(self, loader: DataLoader, epoch: int, pace: _Pace) -> float:
@@ -366,7 +407,7 @@ class _Run:
             if hasattr(each.batch_sampler, "set_epoch"):
                 each.batch_sampler.set_epoch(epoch)
         self.model.train()
-        total = 0.0
+        total, clock = 0.0, time.perf_counter()
         with _progress_bar(loader, f"train {epoch}", self.progress) as bar:
             for index, part in enumerate(self.world.parts(loader)):
                 step = self._forward(part, epoch, epoch * len(loader) + index, pace)
@@ -379,9 +420,14 @@ class _Run:
                 if not math.isfinite(value):
                     raise Diverged(f"epoch {epoch}, batch {index + 1}: the loss is {value}, training stops")
                 self.world.backward(loss)
-                pace.step(self.optimizer, step.number)
+                norm = math.nan if self.watch is None else _gradient_norm(self.optimizer)
+                rates = pace.step(self.optimizer, step.number)
                 for method in self.methods:
                     method.after_step(step)
+                if self.watch is not None:
+                    size, now = (part.total, part.total * part.batch["token_ids"].shape[1]), time.perf_counter()
+                    self.watch.step(Measured(step.number, epoch, value, rates, norm, *size, now - clock))
+                    clock = now
                 total += value
                 bar.set_postfix(loss=f"{total / (index + 1):.3f}", refresh=False)
                 bar.update(part.total)
@@ -402,8 +448,7 @@ class _Run:
             if self.train_eval is not None:
                 train_score = self._score(self.train_eval, f"train acc {len(self.history)}")
             result = self._judge(train_loss, train_score, start)
-        self.saver.save_resume_point(self.model, self.optimizer, self.history)
-        return result
+        return self._finished(result)
 
     def finish(self) -> EpochResult | None:
         """The same for what the methods make of the judged weights after the last epoch, if they make anything."""
@@ -411,8 +456,12 @@ class _Run:
         with self._judged():
             if any([method.finish(self.model, self.dev_score) for method in self.methods]):
                 result = self._judge(self.history[-1].train_loss, math.nan, start, is_finish=True)
-        if result is not None:
-            self.saver.save_resume_point(self.model, self.optimizer, self.history)
+        return None if result is None else self._finished(result)
+
+    def _finished(self, result: EpochResult) -> EpochResult:
+        self.saver.save_resume_point(self.model, self.optimizer, self.history)
+        if self.watch is not None:
+            self.watch.epoch(result)
         return result
 
     @contextmanager

@@ -430,3 +430,15 @@ def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         return torch.device(name, int(os.environ["LOCAL_RANK"]))
     return torch.device(name)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Millions of bytes that this process, or its GPU, has held at most."""
+    if device.type == "cuda":
+        import torch
+
+        return round(torch.cuda.max_memory_allocated(device) / 1e6)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils import UserError, atomic_write, check_writable, find_asset, warn
+from utils import UserError, atomic_write, check_writable, find_asset, import_folder, warn
 
 Row = dict[str, Any]  # the figures of one measurement
+NO_SETTINGS = ("out", "resume", "tokenizer", "log_dir")  # flags that do not tell how a model was made
 
 
 def add_text_flags(parser: ArgumentParser) -> None:
@@ -31,6 +32,7 @@ def add_text_flags(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=1337, help="of everything random")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--resume", action="store_true", help="go on after the last measurement of an interrupted run")
+    add("--log_dir", metavar="DIR", help="keep the figures of each step there, as JSON lines")
 
 
 def check_text_flags(args: Namespace) -> None:
@@ -50,6 +52,12 @@ def check_text_flags(args: Namespace) -> None:
     for name, (fits, what) in wanted.items():
         if not fits:
             raise UserError(f"--{name} {getattr(args, name)}: must be {what}")
+    if args.log_dir is not None:
+        if import_folder("explore") is None:
+            raise UserError("--log_dir needs the folder explore/ of this package")
+        from explore.metrics import check_folder
+
+        check_folder(args.log_dir, args.resume)
     args.text = [found("text", name) for name in args.text]
     for index, path in enumerate(args.text):
         if Path(path).resolve() in {Path(other).resolve() for other in args.text[:index]}:
@@ -111,7 +119,7 @@ class Outputs(NamedTuple):
 
     def write_figures(self, args: Namespace, rows: Sequence[Row], made: dict[str, Any] | None = None) -> None:
         """Everything that tells how the model was made; no path, no text. made: and of what, once it is made."""
-        settings = {name: value for name, value in vars(args).items() if name not in ("out", "resume", "tokenizer")}
+        settings = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
         settings |= {"text": [Path(path).name for path in args.text], "init": args.init and Path(args.init).name}
         curve = [{name: round(value, 5) for name, value in row.items()} for row in rows]
         content = {"settings": settings, "seconds": round(sum(row.get("seconds", 0) for row in rows)), "curve": curve}

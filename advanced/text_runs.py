@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from optimizer import AdamW
 from saver import OtherRun, Saver
 from storage import NameLock
 from tasks import Task
-from training import EpochResult, Method, fit
+from training import EpochResult, Method, device_of, fit
 from utils import UserError, check_new, sha256_of
 
 PACE = ("epochs", "lr", "warmup", "batch_size", "length", "weight_decay", "clip", "held_out", "every", "seed")
@@ -120,8 +121,25 @@ def train_in_rounds(
     history = resume(args, saver, model, optimizer)
     yield from history
     settings = dict(methods=methods, clip=args.clip, saver=saver, history=history, train_eval=False, progress=False)
-    yield from fit(model, optimizer, train, held_out, task=task, epochs=saver.epochs, seed=args.seed, **settings)
+    with watched(args, saver, model, history) as watch:
+        settings |= dict(epochs=saver.epochs, seed=args.seed, watch=watch)
+        yield from fit(model, optimizer, train, held_out, task=task, **settings)
     saver.resume_path.unlink(missing_ok=True)
+
+
+@contextmanager
+def watched(args: Namespace, saver: Saver, model: nn.Module, history: list[EpochResult]) -> Iterator[Any]:
+    """What keeps the figures of the steps, where --log_dir asks for them; else None."""
+    if args.log_dir is None:
+        yield None
+        return
+    from explore.metrics import MetricsLog
+
+    log = MetricsLog(args.log_dir, saver.identity, device_of(model), history)
+    try:
+        yield log
+    finally:
+        log.close()
 
 
 def resume(

@@ -33,8 +33,8 @@ LEVELS = (
 LAZILY = {("llama", "weights")}  # the course's scripts look for `load_pretrained` in llama.py
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
-FOLDERS = ("advanced", "benchmarks", "bert", "checkpoints", "convert", "fast", "parallel", "tests")
-LAZY = {"advanced", "bert", "fast", "parallel"}  # imported inside of functions, where they are wanted
+FOLDERS = ("advanced", "benchmarks", "bert", "checkpoints", "convert", "explore", "fast", "parallel", "tests")
+LAZY = {"advanced", "bert", "explore", "fast", "parallel"}  # imported inside of functions, where they are wanted
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
     path

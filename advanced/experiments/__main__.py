@@ -2,6 +2,7 @@
 
     python -m advanced.experiments TABLE [--pretrained-model-path CKPT] [--workers N] [--minutes M]
     python -m advanced.experiments TABLE --render
+    python -m advanced.experiments TABLE --html PAGE.html
 
 Killed at any moment and started again, here or in another checkout, it goes on: what is in the results is not run
 again, and a run that was interrupted resumes from its last epoch if `--work` is still there. Several of these
@@ -22,6 +23,7 @@ from advanced.experiments.render import Results, render
 from advanced.experiments.report import write_report
 from advanced.experiments.results import read_results
 from advanced.experiments.runner import Runner, describe
+from arguments import check_page
 from utils import (
     ArgumentParser,
     Default,
@@ -29,6 +31,7 @@ from utils import (
     atomic_write,
     check_new,
     check_writable,
+    import_folder,
     read_text,
     run_main,
     warn,
@@ -53,6 +56,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--list", action="store_true", help="say which runs are left, and end")
     add("--render", action="store_true", help="write tables and plots beside the results, and end")
     add("--report", metavar="FILE.md", help="write a report on the rows of --only, and a PDF where pandoc is, and end")
+    add("--html", metavar="FILE", help="write a page to look at the runs that are done, and end")
     return parser.parse_args(argv)
 
 
@@ -71,6 +75,10 @@ def check_args(args: Namespace) -> None:
             raise UserError(f"--results {args.results}: the name must end in .jsonl")
         if Path(args.results).exists():
             check_writable(args.results, "--results")
+    if args.html:
+        if import_folder("explore") is None:
+            raise UserError("--html needs the folder explore/ of this package")
+        check_page("--html", args.html)
     if args.report:
         if Path(args.report).suffix != ".md":
             raise UserError(f"--report {args.report}: the name must end in .md")
@@ -103,6 +111,17 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
         print(f"wrote {plot}")
 
 
+def write_html(args: Namespace, table: Table, model: Model, done: Results) -> None:
+    """A page of the table's runs. Raises `UserError` where there are none."""
+    from explore.page import write_page
+    from explore.trained import page_of_results
+
+    runs = [run for row, data, shots in table.cells() for run in table.final(row, data, shots, model, done) or ()]
+    content = page_of_results([done[key] for run in runs if (key := run.key(model)) in done], table.title)
+    write_page(args.html, content)
+    print(f"wrote {args.html}")
+
+
 def command_of(args: Namespace) -> list[str]:
     """The words of what makes the runs again."""
     words = [args.table, "--pretrained-model-path", args.pretrained_model_path]
@@ -120,13 +139,16 @@ def main() -> None:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
     check_args(args)
     path = results_of(args, table)
-    done = read_results([path]) if args.render or args.report else {}
+    done = read_results([path]) if args.render or args.report or args.html else {}
     model = model_of(args.pretrained_model_path, args.tokenizer, done)
     table = table.without_unknown(model).only(args.only)
     table.check_families(model)
     if args.report:
         for written in write_report(table, model, done, command_of(args), Path(args.report)):
             print(f"wrote {written}")
+        return
+    if args.html:
+        write_html(args, table, model, done)
         return
     if args.render:
         write_tables(args, table, model, done)

@@ -154,11 +154,10 @@ def measure_time(
 def measure_memory(work: Workload, subject: Subject) -> int:
     import torch
 
-    from advanced.experiments.trial import peak_memory
-    from plan import Place
+    from utils import peak_memory
 
     seconds_of_a_turn(assemble(work, subject), work.sentences())
-    return peak_memory(Place(torch.device("cpu")))
+    return peak_memory(torch.device("cpu"))
 
 
 def apart(function: Any, *arguments: Any) -> Any:

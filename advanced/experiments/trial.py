@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
-import resource
 import subprocess
-import sys
 import time
 from datetime import date
 from multiprocessing import parent_process
@@ -20,6 +18,7 @@ from advanced.experiments.grid import Model, Trial, path_of
 from advanced.experiments.results import pack
 from advanced.lineage import OF_DIRECTORY, checksum
 from course import create_data, divide, has_gold_labels, read_label_names
+from utils import peak_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +79,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
         "settings": dict(trial.settings),
         **figures,
         "wall_seconds": round(time.perf_counter() - start, 1),
-        "peak_mb": peak_memory(place),
+        "peak_mb": peak_memory(place.device),
     }
 
 
@@ -200,13 +199,3 @@ def _scores(result: Evaluation) -> dict[str, float]:
 
     macro = f1_score(result.labels, result.predictions, average="macro", zero_division=0)
     return {"accuracy": round(result.accuracy, 5), "macro_f1": round(float(macro), 5)}
-
-
-def peak_memory(place: Place) -> int:
-    """Millions of bytes that this process, or its GPU, has held at most."""
-    if place.device.type == "cuda":
-        import torch
-
-        return round(torch.cuda.max_memory_allocated() / 1e6)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6)

@@ -1,0 +1,152 @@
+"""Make a page to look at: what a model computes of a text, or how a run went.
+
+    python -m explore checkpoints/minllama1M.pt --text "A warm little film." --out page.html
+    python -m explore finetune-5-0.0002.pt --data data/films-dev.txt --out page.html
+    python -m explore LOG_DIR --out page.html                                   # of a run with --log_dir
+    python -m explore finetune-5-0.0002.pt --run LOG_DIR --out page.html        # both
+    python -m explore advanced/experiments/results/NAME.jsonl --out page.html   # of a grid of runs
+
+The page is one file that needs no other and no network.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arguments import check_page
+from config import ATTENTION_KINDS
+from explore.metrics import FILE, read_records
+from sentences import read_sentences
+from utils import ArgumentParser, UserError, find_asset, run_main
+
+if TYPE_CHECKING:
+    from explore.subject import Subject, Text
+
+TEXT = "A warm little film about a baker and her stubborn goat."
+COUNT = 6
+
+
+def get_args(argv: list[str] | None = None) -> Namespace:
+    parser = ArgumentParser(prog="python -m explore", description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="checkpoint or fine-tuned classifier; or a --log_dir, or a file of results")
+    add("--text", metavar="T", action="append", help=f"what is read; may be given several times; else: {TEXT}")
+    add("--data", metavar="FILE", help="data file, or a sentence a line: its first ones, a classifier's errors before")
+    add("--count", type=int, default=COUNT, help="how many sentences of --data are shown in full")
+    add("--run", metavar="LOG_DIR", help="a run to show beside the model: its --log_dir, or a file of results")
+    add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
+    add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
+    add("--out", metavar="PAGE.html", required=True, help="the file that is written")
+    return parser.parse_args(argv)
+
+
+def check_args(args: Namespace) -> None:
+    """Find the files, and every mistake that can be found before PyTorch is imported. Raises `UserError`."""
+    check_page("--out", args.out)
+    if args.text and args.data:
+        raise UserError("--text and --data both say what is read; give one of them")
+    for text in args.text or ():
+        if not text.strip():
+            raise UserError("--text holds no text")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError("--text is not UTF-8 text") from None
+    if not 1 <= args.count <= 20:
+        raise UserError(f"--count {args.count}: must be from 1 to 20")
+    if is_run(args.model):
+        if given := [flag for flag in ("text", "data", "run", "tokenizer", "attention") if getattr(args, flag)]:
+            raise UserError(f"--{given[0]} is for a model, and {args.model} is a run; give the model, and --run RUN")
+        return
+    if Path(args.model).is_dir():
+        raise UserError(f"{args.model} is a folder without {FILE}; the page is of a Llama's .pt file, or of a run")
+    for flag in ("model", "data"):
+        if (name := getattr(args, flag)) is not None:
+            if (path := find_asset(name)) is None:
+                raise UserError(f"{'MODEL' if flag == 'model' else f'--{flag}'} {name} does not exist")
+            setattr(args, flag, str(path))
+    if args.run is not None and not is_run(args.run):
+        raise UserError(f"--run {args.run} is neither a folder with {FILE} nor a file of results (.jsonl)")
+    inputs = (args.model, args.data, args.run)
+    if Path(args.out).resolve() in {Path(path).resolve() for path in inputs if path is not None}:
+        raise UserError(f"--out {args.out} is also an input; give it a name of its own")
+
+
+def is_run(path: str) -> bool:
+    return (Path(path) / FILE).is_file() or (Path(path).suffix == ".jsonl" and Path(path).is_file())
+
+
+def page_of_run(path: str) -> dict[str, Any]:
+    from explore.trained import page_of_log, page_of_results, read_results_file
+
+    if Path(path).name == FILE:
+        path = str(Path(path).parent)
+    if Path(path).is_dir():
+        return page_of_log(read_records(path), Path(path).resolve().name)
+    return page_of_results(read_results_file(path), Path(path).name)
+
+
+def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, Any]]:
+    """What is shown in full; of a classifier and labelled data also how it did on all of them."""
+    from course import NO_GOLD_LABEL, create_data, has_gold_labels
+    from explore.subject import Text, examples_of
+
+    if args.data is None:
+        return [Text(text) for text in args.text or [TEXT]], {}
+    if subject.classifier is None or not is_labelled(args.data):
+        sentences = [sentence for sentence in read_sentences(args.data) if sentence is not None]
+        return [Text(sentence) for sentence in sentences[: args.count]], {}
+    from explore.outcome import Judging, outcome_of
+    from runs import encode_for, loader_of
+    from training import evaluate
+
+    examples = create_data(args.data, len(subject.label_names), is_test=True)
+    dataset = encode_for(subject.classifier, subject.tokenizer, examples)
+    device = next(subject.llama.parameters()).device
+    loader = loader_of(dataset, subject.llama.config, subject.about.batch_size, device)
+    result = evaluate(subject.classifier, loader, task=Judging())
+    sentences = [example.sentence for example in examples]
+    outcome = outcome_of(Path(args.data).name, sentences, result, subject.label_names)
+    if not has_gold_labels(result.labels):
+        return [Text(sentence) for sentence in sentences[: args.count]], {}
+    labels = [None if label == NO_GOLD_LABEL else label for label in result.labels]
+    run = {"name": args.data, "settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "epochs": []}
+    run["judged"] = [outcome]
+    page = {"run": {"name": Path(args.data).name, "runs": [run]}}
+    return examples_of(sentences, labels, result, args.count), page
+
+
+def is_labelled(path: str) -> bool:
+    from course import create_data
+
+    try:
+        create_data(path, is_test=True)
+    except UserError:
+        return False
+    return True
+
+
+def main() -> None:
+    args = get_args()
+    check_args(args)
+    from explore.page import write_page
+
+    if is_run(args.model):
+        content = page_of_run(args.model)
+    else:
+        from explore.subject import Subject, page_of_subject
+
+        subject = Subject.open(args.model, args.tokenizer, args.attention)
+        texts, content = texts_of(args, subject)
+        content |= page_of_subject(subject, texts)
+        if args.run is not None:
+            content |= page_of_run(args.run)
+    write_page(args.out, content)
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,63 @@
+"""Looking at a fine-tuning while it runs and when it has ended: `--log_dir` and `--html` of `finetune`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from explore.metrics import FILE, MetricsLog, has_tensorboard
+from explore.outcome import Judging, WithProbabilities, outcome_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from batches import Sentences
+    from saver import Saver
+    from training import EpochResult
+
+EXAMPLES = 4  # sentences of dev that the page shows in full: half of them the worst errors
+
+
+class Look:
+    """What keeps the figures of a run, and makes a page of them."""
+
+    def __init__(
+        self,
+        log_dir: str | None,
+        html: str | None,
+        saver: Saver,
+        device: torch.device,
+        history: Sequence[EpochResult],
+        is_first: bool,
+    ):
+        self.html, self.saver, self.is_first = html, saver, is_first
+        self.task = Judging()
+        self.log = MetricsLog(log_dir, saver.identity, device, history, is_first)
+        if log_dir is not None and is_first:
+            what = "and TensorBoard's events" if has_tensorboard() else "alone: tensorboard is not installed"
+            print(f"figures of the steps go to {self.log.folder / FILE} {what}")
+
+    def finish(
+        self, datasets: Mapping[str, Sentences], judged: Mapping[str, WithProbabilities], label_names: Sequence[str]
+    ) -> None:
+        """Keep how it did, and write the page if that is asked for."""
+        if not self.is_first:
+            return
+        outcomes = [outcome_of(split, datasets[split].sentences, judged[split], label_names) for split in judged]
+        for outcome in outcomes:
+            self.log.judged(outcome)
+        if self.html is not None:
+            self._write_page(datasets["dev"], judged["dev"])
+
+    def _write_page(self, dev: Sentences, result: WithProbabilities) -> None:
+        from explore.page import write_page
+        from explore.subject import Subject, examples_of, page_of_subject
+        from explore.trained import page_of_log
+        from families import LLAMAS
+
+        content: dict[str, Any] = page_of_log(self.log.all_records(), str(self.saver.model_path))
+        if self.saver.record["family"] == LLAMAS.name:  # of other kinds of models the page has the run alone
+            subject = Subject.open(str(self.saver.model_path))
+            content |= page_of_subject(subject, examples_of(dev.sentences, dev.labels, result, EXAMPLES))
+        write_page(self.html, content)
+        print(f"wrote {self.html}")

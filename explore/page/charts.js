@@ -1,0 +1,85 @@
+// Lines over an axis, and colours.
+
+/** A colour of the style, as it is in this theme: [r, g, b]. */
+function colour(name) {
+  const probe = make("span", { style: `color: var(${name})`, hidden: "" });
+  document.body.append(probe);
+  const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g).map(Number);
+  probe.remove();
+  return [r, g, b];
+}
+
+const inWords = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
+
+/** From nothing to all, in 256 steps, each [r, g, b]. */
+function ramp() {
+  const stops = ["--r0", "--r1", "--r2", "--r3", "--r4"].map(colour);
+  return Array.from({ length: 256 }, (_, step) => {
+    const at = (step / 255) * (stops.length - 1);
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    return stops[low].map((value, channel) => Math.round(value + (stops[low + 1][channel] - value) * (at - low)));
+  });
+}
+
+/** About four round numbers from low to high. */
+function ticks(low, high) {
+  const rough = (high - low || 1) / 4;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
+  const found = [];
+  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) found.push(value);
+  return found;
+}
+
+const BOX = { width: 420, height: 190, left: 54, right: 12, top: 10, bottom: 32 };
+
+/** lines: [{name, x, y, kind, dots}]; what is null is left out. Returns a figure with a table of its numbers. */
+function chart(title, xName, lines, { zero = false, note = "" } = {}) {
+  const points = lines.flatMap((line) => line.x.map((x, index) => [x, line.y[index]])).filter(([, y]) => y !== null);
+  if (!points.length) return null;
+  const [xs, ys] = [points.map(([x]) => x), points.map(([, y]) => y)];
+  const least = (values) => values.reduce((a, b) => Math.min(a, b));
+  const most = (values) => values.reduce((a, b) => Math.max(a, b));
+  let [x0, x1, y0, y1] = [least(xs), most(xs), zero ? Math.min(0, least(ys)) : least(ys), most(ys)];
+  if (y0 === y1) [y0, y1] = y0 === 0 ? [0, 1] : [y0 - Math.abs(y0) / 2, y1 + Math.abs(y1) / 2];
+  if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
+  const toX = (x) => BOX.left + ((x - x0) / (x1 - x0)) * (BOX.width - BOX.left - BOX.right);
+  const toY = (y) => BOX.height - BOX.bottom - ((y - y0) / (y1 - y0)) * (BOX.height - BOX.top - BOX.bottom);
+  const svg = draw("svg", { class: "chart", viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img" });
+  svg.setAttribute("aria-label", `${title}, from ${brief(x0, 3)} to ${brief(x1, 3)} ${xName}: ${lines.map(inShort).join("; ")}`);
+  for (const value of ticks(y0, y1)) {
+    svg.append(draw("line", { class: "axis", x1: BOX.left, x2: BOX.width - BOX.right, y1: toY(value), y2: toY(value) }));
+    svg.append(draw("text", { x: BOX.left - 6, y: toY(value) + 4, "text-anchor": "end" }, brief(value, 3)));
+  }
+  for (const value of ticks(x0, x1).filter((each) => xName !== "epoch" || Number.isInteger(each))) {
+    svg.append(draw("text", { x: toX(value), y: BOX.height - BOX.bottom + 16, "text-anchor": "middle" }, brief(value, 3)));
+  }
+  svg.append(draw("text", { x: BOX.width - BOX.right, y: BOX.height - 2, "text-anchor": "end" }, xName));
+  for (const line of lines) {
+    const shown = line.x.map((x, index) => [x, line.y[index]]).filter(([, y]) => y !== null);
+    const path = shown.map(([x, y]) => `${toX(x).toFixed(1)},${toY(y).toFixed(1)}`).join(" ");
+    svg.append(draw("polyline", { class: `line ${line.kind ?? ""}`, points: path }));
+    if (line.dots) svg.append(...shown.map(([x, y]) => draw("circle", { class: `dot ${line.kind ?? ""}`, cx: toX(x), cy: toY(y), r: 3.5 })));
+  }
+  const caption = [title, lines.length > 1 ? make("span", { class: "own" }, `: ${lines.map(signOf).join(", ")}`) : ""];
+  return make("figure", { class: "card" }, make("figcaption", {}, caption), svg, note ? make("p", { class: "own" }, note) : null);
+}
+
+const SIGNS = { second: "dashed", faint: "faint" };
+const signOf = (line) => `${line.name} (${SIGNS[line.kind] ?? "full line"})`;
+
+function inShort(line) {
+  const values = line.y.filter((value) => value !== null);
+  return `${line.name} begins at ${brief(values[0], 3)} and ends at ${brief(values.at(-1), 3)}`;
+}
+
+/** A moving mean over about a thirtieth of all, exponential, without a bias to its beginning. */
+function smoothed(values) {
+  const keep = 1 - 1 / Math.max(4, values.length / 30);
+  let [sum, weight] = [0, 0];
+  return values.map((value) => {
+    if (value === null) return null;
+    [sum, weight] = [keep * sum + value, keep * weight + 1];
+    return sum / weight;
+  });
+}

@@ -1,0 +1,99 @@
+// A run: its curves, which labels were taken for which, its worst errors.
+
+const run = () => page.run.runs[state.run];
+
+function drawSettings() {
+  const shown = (value) => typeof value === "object" ? JSON.stringify(value) : String(value);
+  const facts = Object.entries(run().settings).map(([name, value]) =>
+    make("div", {}, make("dt", {}, name.replaceAll("_", " ")), make("dd", {}, shown(value))));
+  byId("settings").replaceChildren(...facts);
+}
+
+function drawCurves() {
+  const figures = run().curves.map((curve) => {
+    const line = { name: "each step", x: curve.x, y: curve.y };
+    if (curve.key !== "loss" || curve.y.length < 20) return chart(curve.title, "step", [line], { zero: true });
+    return chart(curve.title, "step", [{ ...line, kind: "faint" }, { name: "smoothed", x: curve.x, y: smoothed(curve.y) }], { zero: true });
+  });
+  const epochs = run().epochs;
+  const x = epochs.map((each) => each.epoch);
+  const scores = [["train_score", "train", "second"], ["dev_score", run().chosen_on, ""]]
+    .map(([key, name, kind]) => ({ name, kind, dots: true, x, y: epochs.map((each) => each[key] ?? null) }))
+    .filter((line) => line.y.some((value) => value !== null));
+  if (scores.length) figures.unshift(chart("Score after each epoch", "epoch", scores));
+  if (epochs.length > 1) figures.splice(1, 0, chart("Train loss of each epoch", "epoch", [{ name: "train", dots: true, x, y: epochs.map((each) => each.train_loss ?? null) }]));
+  byId("curves").replaceChildren(...figures.filter(Boolean));
+}
+
+function drawEpochs() {
+  const names = { epoch: "Epoch", train_loss: "Train loss", train_score: "Score on train", dev_score: `Score on ${run().chosen_on}`, seconds: "Seconds" };
+  const keys = Object.keys(names).filter((key) => run().epochs.some((each) => each[key] !== undefined && each[key] !== null));
+  const best = run().epochs.filter((each) => each.improved ?? each.is_best).at(-1);
+  const rows = run().epochs.map((each) => filled(row(
+    make("th", { scope: "row" }, each.is_finish ? "after" : each.epoch, each === best ? make("span", { class: "own" }, " best") : ""),
+    ...keys.slice(1).map((key) => number(brief(each[key], 4))),
+  ), { class: each === best ? "came" : null }, []));
+  if (!rows.length) return byId("epochs").replaceChildren();
+  const head = keys.map((key) => make("th", { scope: "col", class: key === "epoch" ? null : "number" }, names[key]));
+  byId("epochs").replaceChildren(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Epochs" }, table("Epochs", head, rows)));
+}
+
+function drawJudged() {
+  byId("judged").replaceChildren(...run().judged.map((each) => {
+    const facts = [["accuracy", each.accuracy], ["macro-F1", each.macro_f1], ["majority class", each.majority]]
+      .filter(([, value]) => value !== undefined).map(([name, value]) => `${name} ${value.toFixed(3)}`);
+    const words = facts.length ? `${facts.join(", ")}${each.count ? `, of ${each.count} sentences` : ""}` : "no gold labels, so no accuracy";
+    const card = make("div", { class: "card" }, make("h3", {}, `Judged on ${each.split}`), make("p", {}, words));
+    return filled(card, {}, [each.confusion ? confusionTable(each) : null].filter(Boolean));
+  }));
+  byId("judged").className = "pair";
+}
+
+function confusionTable({ confusion, label_names: names, split }) {
+  const rows = confusion.map((counts, label) => {
+    const total = counts.reduce((a, b) => a + b, 0) || 1;
+    const cells = counts.map((value, predicted) => make("td", {
+      class: `tint ${label === predicted ? "right" : "wrong"}`, "--p": Math.sqrt(value / total).toFixed(3), title: percent(value / total),
+    }, value));
+    return row(make("th", { scope: "row" }, names[label]), ...cells);
+  });
+  const head = [make("td"), ...names];
+  const caption = `Confusion matrix, ${split}: gold labels in rows, predicted ones in columns`;
+  return make("div", { class: "over", tabindex: 0, role: "region", "aria-label": caption }, table(caption, head, rows, { class: "confusion" }));
+}
+
+function drawErrors() {
+  const tables = run().judged.filter((each) => each.errors?.length).map((each) => {
+    const names = each.label_names;
+    const rows = each.errors.map((error) => row(
+      make("td", { class: "said", dir: "auto" }, error.sentence), labelled(names[error.label], error.gold_probability),
+      labelled(names[error.prediction], error.probability),
+    ));
+    const head = ["Sentence", "Gold label", "Predicted"];
+    return errorsOf(`Worst errors on ${each.split}: the gold label was thought the least likely`, head, rows);
+  });
+  if (page.run.hard?.length) {
+    const rows = page.run.hard.map((each) => row(
+      make("td", { class: "said", dir: "auto" }, each.sentence), make("td", {}, each.label), make("td", {}, each.prediction),
+      number(`${each.wrong} of ${each.runs}`), make("td", {}, each.data),
+    ));
+    tables.push(errorsOf("What most runs got wrong on dev", ["Sentence", "Gold", "Mostly predicted", "Runs", "Data"], rows));
+  }
+  byId("errors").replaceChildren(...tables);
+}
+
+const labelled = (name, p) => make("td", {}, name, make("span", { class: "own" }, ` ${percent(p)}`));
+
+function errorsOf(caption, head, rows) {
+  const region = { class: "scroll", tabindex: 0, role: "region", "aria-label": caption };
+  return make("div", region, table(caption, head, rows, { class: "errors full" }));
+}
+
+function setUpRun() {
+  if (!page.run) return;
+  byId("run").hidden = false;
+  byId("choose-run").hidden = page.run.runs.length < 2;
+  options(byId("which"), page.run.runs.map((each) => each.name), 0);
+  byId("which").addEventListener("change", (event) => update({ run: Number(event.target.value) }));
+  part(["run"], () => { drawSettings(); drawCurves(); drawEpochs(); drawJudged(); drawErrors(); });
+}

@@ -1,0 +1,158 @@
+"""What the page shows of a run: from its `--log_dir`, or of many runs from the results of `advanced.experiments`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from course import create_data, read_label_names
+from explore.metrics import Record
+from utils import UserError, find_asset, read_text
+
+POINTS = 1500  # of a curve; of more steps some are left out
+WORST = 30
+STEP_CURVES = {
+    "loss": "Loss",
+    "lr": "Learning rate",
+    "gradient_norm": "Gradient norm",
+    "rows_per_second": "Sentences a second",
+    "memory_mb": "Memory at most, MB",
+}
+SETTINGS = ("epochs", "lr", "batch_size", "seed", "hidden_dropout_prob", "attention", "precision", "methods", "shots")
+
+
+def page_of_log(records: Sequence[Record], name: str) -> dict[str, Any]:
+    """records: see `explore.metrics`."""
+    identity = records[0]["identity"]
+    steps, epochs, judged = ([each for each in records if each["kind"] == kind] for kind in ("step", "epoch", "judged"))
+    thinned = thin(steps)
+    numbers = [each["step"] for each in thinned]
+    curves = [
+        {"key": key, "title": title, "x": numbers, "y": [_highest(each[key]) for each in thinned]}
+        for key, title in STEP_CURVES.items()
+        if steps
+    ]
+    run = {
+        "name": Path(name).name,
+        "settings": {key: value for key in SETTINGS if (value := identity.get(key)) not in (None, {}, [])},
+        "steps": len(steps),
+        "chosen_on": chosen_on(identity),
+        "curves": curves,
+        "epochs": [{key: value for key, value in each.items() if key != "kind"} for each in epochs],
+        "judged": [{key: value for key, value in each.items() if key != "kind"} for each in judged],
+    }
+    return {"run": {"name": run["name"], "runs": [run]}}
+
+
+def chosen_on(settings: Mapping[str, Any]) -> str:
+    """What the score of an epoch is of."""
+    return "held-out sentences" if settings.get("hold_out") else "dev"
+
+
+def _highest(value: float | list[float] | None) -> float | None:
+    """Of the rates of several groups of parameters."""
+    return max(value) if isinstance(value, list) else value
+
+
+def thin(records: Sequence[Record], most: int = POINTS) -> list[Record]:
+    """At most so many, at even distances, the last one among them."""
+    every = -(-len(records) // most) or 1
+    return [*records[::-1][::every]][::-1]
+
+
+# ---------------------------------------------------------------------------- results of advanced.experiments
+
+
+def page_of_results(results: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """results: of runs that looked at dev. Raises `UserError` where there are none."""
+    final = [result for result in results if "dev" in result]
+    if not final:
+        raise UserError(f"{name} has no run that was judged on dev")
+    return {"run": {"name": name, "runs": [page_of_result(each) for each in final], "hard": hard_sentences(final)}}
+
+
+def page_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    size = "all" if result["shots"] is None else f"{result['shots']} a class"
+    settings = {key: value for key, value in result["settings"].items() if value is not None}
+    losses, scores = result.get("train_losses", []), result.get("epoch_scores", [])
+    epochs = [
+        {"epoch": number, "train_loss": loss, "dev_score": score, "is_best": number == result["epoch"]}
+        for number, (loss, score) in enumerate(zip(losses, scores, strict=True))
+    ]
+    return {
+        "name": f"{result['row']}, {result['data']} ({size}), seed {result['seed']}",
+        "settings": settings | {name: result[name] for name in ("method", "arguments") if result[name]},
+        "steps": 0,
+        "chosen_on": chosen_on(settings),
+        "curves": [],
+        "epochs": epochs,
+        "judged": [_judged(result, split) for split in ("dev", "test") if split in result],
+    }
+
+
+def _judged(result: Mapping[str, Any], split: str) -> dict[str, Any]:
+    from advanced.experiments.results import unpack
+    from explore.outcome import confusion
+
+    judged = {"split": split, **{key: result[split][key] for key in ("accuracy", "macro_f1")}}
+    data = read_split(result["data"], split)
+    if data is None:
+        return judged
+    (labels, _), names, predictions = data, names_of(result["data"]), unpack(result[split]["predictions"])
+    if names is None or len(labels) != len(predictions):  # the data have changed since
+        return judged
+    majority = max(Counter(labels).values()) / len(labels)
+    more = {"confusion": confusion(labels, predictions, len(names)), "label_names": names, "majority": majority}
+    return judged | more | {"count": len(labels)}
+
+
+def read_split(data: str, split: str) -> tuple[list[int], list[str]] | None:
+    """The labels and sentences of a data set; None where its file is not here."""
+    path = find_asset(f"data/{data}-{split}.txt")
+    if path is None:
+        return None
+    examples = create_data(path, is_test=split == "test")
+    return [example.label for example in examples], [example.sentence for example in examples]
+
+
+def names_of(data: str) -> list[str] | None:
+    path = find_asset(f"data/{data}-label-mapping.json")
+    return None if path is None else read_label_names(path)
+
+
+def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The sentences of dev that most runs got wrong; results have no probabilities to order errors by."""
+    from advanced.experiments.results import unpack
+
+    found: list[dict[str, Any]] = []
+    for data in dict.fromkeys(result["data"] for result in results):
+        split, names = read_split(data, "dev"), names_of(data)
+        if split is None or names is None:
+            continue
+        labels, sentences = split
+        runs = [unpack(result["dev"]["predictions"]) for result in results if result["data"] == data]
+        runs = [run for run in runs if len(run) == len(labels)]
+        for place, label in enumerate(labels):
+            said = Counter(run[place] for run in runs)
+            wrong = sum(said.values()) - said[label]
+            if wrong:
+                often = max((count, -each) for each, count in said.items() if each != label)[1]
+                found.append({
+                    "data": data, "sentence": sentences[place], "label": names[label],
+                    "prediction": names[-often], "wrong": wrong, "runs": len(runs),
+                })  # fmt: skip
+    return sorted(found, key=lambda each: -each["wrong"] / each["runs"])[:WORST]
+
+
+def read_results_file(path: str) -> list[dict[str, Any]]:
+    """Raises `UserError` for what is no file of results."""
+    try:
+        lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
+        if lines and all({"row", "data", "seed", "shots", "settings", "method"} <= line.keys() for line in lines):
+            return lines
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise UserError(f"{path} is not a file of results of advanced.experiments")

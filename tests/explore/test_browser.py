@@ -1,0 +1,286 @@
+"""The page in a real browser: it draws what it was given, answers the mouse and the keyboard, and can be read by all.
+
+Skipped where no Chromium is installed; `.ci/run` installs one where it may.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, browsing, find_browser
+from conftest import random_llama
+from pages import Trained, data_of, trained  # noqa: F401
+
+from explore.look import read
+from explore.page import write_page
+from explore.subject import Subject, Text, page_of_subject
+from runs import load_classifier
+from tokenizer import Tokenizer
+
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed, so the page is not looked at")
+
+ROWS = """[...document.querySelectorAll('{selector} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"""
+HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
+
+# The contrast of every text with what is behind it, as WCAG 2.2 counts it (success criterion 1.4.3).
+CONTRAST = """(() => {
+  const known = new Map(), canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const parsed = (text) => {
+    if (!known.has(text)) {
+      canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+      const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+      known.set(text, [r, g, b, a / 255]);
+    }
+    return known.get(text);
+  };
+  const over = (top, under) => [0, 1, 2].map((c) => top[c] * top[3] + under[c] * (1 - top[3])).concat(1);
+  const light = (colour) => {
+    const [r, g, b] = colour.slice(0, 3).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((m, n) => n - m); return (x + 0.05) / (y + 0.05); };
+  const faults = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const words = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const box = element.getBoundingClientRect();
+    if (!words || !box.width || element.closest(".unseen, .skip, option, svg, script, noscript") || element.disabled) continue;
+    const behind = [];
+    for (let each = element; each; each = each.parentElement) behind.unshift(each);
+    let ground = [255, 255, 255, 1];
+    for (const each of behind) {
+      const style = getComputedStyle(each);
+      ground = over(parsed(style.backgroundColor), ground);
+      const fill = style.getPropertyValue("--fill");
+      if (fill && each.classList.contains("chip") && style.getPropertyValue("--full") !== "0%") {
+        const probe = document.createElement("i"); probe.style.color = fill; each.append(probe);
+        ground = parsed(getComputedStyle(probe).color); probe.remove();
+      }
+    }
+    const found = ratio(over(parsed(getComputedStyle(element).color), ground), ground);
+    if (found < 4.5) faults.push(`${element.tagName}.${element.className} ${found.toFixed(2)} ${element.textContent.slice(0, 30)}`);
+  }
+  return faults;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser") / "profile") as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser, trained: Trained) -> Iterator[Browser]:  # noqa: F811
+    """The page of a fine-tuning; nothing may have gone wrong on it."""
+    browser.open(trained.page)
+    yield browser
+    assert browser.errors == [] and len(browser.requests) == 1
+
+
+def rows(browser: Browser, selector: str) -> list[list[str]]:
+    return browser.value(ROWS.format(selector=selector))
+
+
+def number_in(percent: str) -> float:
+    return float(percent.removesuffix(" %"))
+
+
+def drawn(browser: Browser) -> None:
+    """Until the maps are those of what is chosen."""
+    now = "`${state.text}.${state.layer}.${state.head}.${state.token}`"
+    browser.wait(f"byId('maps').dataset.drawn === {now}")
+
+
+def content_of(trained: Trained) -> dict[str, Any]:  # noqa: F811
+    return data_of(trained.page)
+
+
+# ------------------------------------------------------------------------------------------------ what is shown
+
+
+def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):  # noqa: F811
+    content = content_of(trained)
+    model, _ = load_classifier(trained.model)
+    ids, place = content["texts"][0]["ids"], 3
+    page.value(f"update({{ token: {place}, layer: 1, head: 2 }})")
+    drawn(page)
+    for number, attention in enumerate(("bidirectional", "causal")):
+        reading = read(model.llama, ids, attention)
+        weights = reading.attention[1][2, place]
+        shown = rows(page, f"#maps .card:nth-child({number + 1}) .looks")
+        for (token, _, percent), most in zip(shown, weights.sort(descending=True).values.tolist(), strict=False):
+            own = float(weights[int(token.rpartition(" ")[2]) - 1])  # of the token with that number
+            assert number_in(percent) == pytest.approx(100 * own, abs=0.4) == pytest.approx(100 * most, abs=0.8)
+        probabilities, likeliest = reading.logits[place].softmax(-1).topk(5)
+        shown = rows(page, f"#expected .card:nth-child({number + 1})")
+        assert [row[0] for row in shown] == [content["pieces"][str(id)] for id in likeliest.tolist()]
+        percents = [number_in(row[2]) for row in shown]
+        assert percents == pytest.approx([100 * p for p in probabilities.tolist()], abs=0.06)
+        layers = rows(page, f"#layers .card:nth-child({number + 1})")
+        assert [row[0] for row in layers] == [f"layer {layer}" for layer in range(len(layers) - 1, 0, -1)] + ["no layer"]
+    classes = rows(page, "#classes")
+    expected = content["texts"][0]["decision"]["probabilities"]
+    assert [number_in(row[2]) for row in classes] == pytest.approx([100 * p for p in expected], abs=0.06)
+
+
+def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained):  # noqa: F811
+    """Of a causal model nothing above the diagonal; where the most of a row is, the deepest colour."""
+    page.value("update({ layer: 0, head: 0 })")
+    drawn(page)
+    model, _ = load_classifier(trained.model)
+    ids = content_of(trained)["texts"][0]["ids"]
+    weights = read(model.llama, ids, "causal").attention[0][0]
+    shades = page.value("""(() => {
+      const { canvas } = maps.get("causal");
+      const { margin, cell, shown } = layout(canvas.getContext("2d"), canvas.width);
+      const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+      context.drawImage(canvas, 0, 0);
+      const at = (n) => Math.round(margin + (n + 0.5) * cell);
+      return Array.from({ length: shown }, (_, query) => Array.from({ length: shown }, (_, key) =>
+        [...context.getImageData(at(key), at(query), 1, 1).data.slice(0, 3)].reduce((a, b) => a + b)));
+    })()""")
+    for query, row in enumerate(shades):
+        assert all(shade == 765 for shade in row[query + 1 :]) and min(row) == row[int(weights[query].argmax())]
+
+
+def test_the_run_is_shown(page: Browser, trained: Trained):  # noqa: F811
+    (run,) = content_of(trained)["run"]["runs"]
+    figures = page.value("[...document.querySelectorAll('#curves figcaption')].map((each) => each.textContent)")
+    assert len(figures) == 7 and "Gradient norm" in figures and figures[0].startswith("Score after each epoch")
+    points = page.value("document.querySelectorAll('#curves .line')[3].getAttribute('points').split(' ').length")
+    assert points == 6
+    shown = rows(page, "#judged .card:first-child")
+    assert [[int(cell) for cell in row[1:]] for row in shown] == run["judged"][0]["confusion"]
+    errors = [row[0] for row in rows(page, "#errors > :first-child")]
+    assert errors == [error["sentence"] for error in run["judged"][0]["errors"]]
+
+
+# --------------------------------------------------------------------------------------------- mouse and keyboard
+
+
+def test_clicks_change_what_they_should(page: Browser, trained: Trained):  # noqa: F811
+    before = rows(page, "#expected .card:first-child")
+    page.click('#chips [data-place="2"]')
+    drawn(page)
+    assert page.value("state.token") == 2 and rows(page, "#expected .card:first-child") != before
+    assert page.value("byId('at').textContent").startswith("Token 3 of ")
+    looks = rows(page, "#maps .card:first-child .looks")
+    config = content_of(trained)["model"]
+    page.click("#maps .card:last-child .heads", x=2.5 * min(1 / config["n_heads"], 0.16), y=1.5 / config["n_layers"])
+    drawn(page)
+    assert page.value("[state.layer, state.head, byId('layer').value, byId('head').value]") == [1, 2, "1", "2"]
+    assert rows(page, "#maps .card:first-child .looks") != looks
+    page.click("#maps .card:first-child .map", x=0.9, y=0.995)  # the last row
+    assert page.value("state.token === count() - 1 && byId('later').disabled")
+    weights = rows(page, "#weightiest")
+    page.click("#method label:last-child")
+    assert page.value("state.method") == "gradient" and rows(page, "#weightiest") != weights
+    page.click("#semantics label:first-child")
+    assert page.value("state.semantics") == "bidirectional"
+    page.click("#grid tbody tr:first-child td:nth-of-type(2)")
+    assert page.value("state.token") == 1
+    page.click("#token-table summary")
+    assert len(rows(page, "#token-table")) == page.value("count()")
+
+
+def test_another_text_is_another_page(page: Browser, trained: Trained):  # noqa: F811
+    texts = content_of(trained)["texts"]
+    page.value("byId('text').value = 1, byId('text').dispatchEvent(new Event('change'))")
+    drawn(page)
+    assert page.value("document.querySelectorAll('#chips .chip').length") == len(texts[1]["ids"])
+    assert page.value("document.querySelectorAll('#contributions .chip').length") == len(texts[1]["ids"])
+    assert page.value("byId('label').selectedIndex") == max(
+        range(2), key=texts[1]["decision"]["probabilities"].__getitem__
+    )
+
+
+def test_the_keyboard_is_enough(page: Browser):
+    page.value("document.body.focus(), scrollTo(0, 0)")
+    page.press("Tab", 9)
+    assert page.value("document.activeElement.className") == "skip"
+    seen = []
+    while not page.value("document.activeElement === document.body") and len(seen) < 200:
+        page.press("Tab", 9)
+        seen.append(page.value("document.activeElement.id || document.activeElement.closest('[id]')?.id"))
+    for one, other in (("theme", "sections"), ("sections", "text"), ("text", "chips"), ("chips", "method"),
+                       ("method", "label"), ("label", "layer"), ("layer", "head"), ("head", "semantics"), ("semantics", "grid")):  # fmt: skip
+        assert seen.index(one) < seen.index(other)
+    assert seen.count("chips") == 1  # the arrow keys go on from there
+    page.value("byId('chips').querySelector('[tabindex=\"0\"]').focus()")
+    start = page.value("state.token")
+    for key, code, place in (("ArrowRight", 39, start + 1), ("ArrowLeft", 37, start), ("Home", 36, 0), ("ArrowUp", 38, 0)):
+        page.press(key, code)
+        assert page.value("state.token") == place == page.value("Number(document.activeElement.dataset.place)")
+    page.press("End", 35)
+    assert page.value("state.token === count() - 1")
+    assert page.value("byId('said').textContent").startswith("Token ")
+
+
+def test_all_that_can_be_used_has_a_name(page: Browser):
+    page.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
+    wanted = {"button", "radio", "combobox", "link", "image", "img", "table", "region", "radiogroup", "figure", "heading"}
+    nameless = [
+        node["role"]["value"] for node in nodes
+        if not node.get("ignored") and node["role"]["value"] in wanted - {"figure"} and not node.get("name", {}).get("value")
+    ]  # fmt: skip
+    roles = {node["role"]["value"] for node in nodes if not node.get("ignored")}
+    assert nameless == [] and {"button", "radio", "combobox", "table", "main", "navigation", "status"} <= roles
+    levels = page.value("[...document.querySelectorAll('h1, h2, h3, h4')].map((each) => Number(each.tagName[1]))")
+    assert levels[0] == 1 and all(later - earlier <= 1 for earlier, later in zip(levels, levels[1:], strict=False))
+
+
+# ----------------------------------------------------------------------------------------------- how it looks
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_it_can_be_read_at_every_width_and_in_both_themes(
+    browser: Browser, trained: Trained, tmp_path: Path, width: int, dark: bool  # noqa: F811
+):
+    browser.open(trained.page, width=width, dark=dark)
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    assert browser.value(CONTRAST) == []
+    browser.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 50_000 and browser.errors == []
+    ground = browser.value("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(18, 20, 24)") == dark
+    chosen = "light" if dark else "dark"
+    browser.click(f"#theme label:nth-of-type({2 if dark else 3})")
+    assert browser.value("document.documentElement.dataset.theme") == chosen
+    assert browser.value("getComputedStyle(document.body).backgroundColor") != ground
+    assert browser.value(CONTRAST) == []
+
+
+def test_texts_stay_texts(browser: Browser, tokenizer: Tokenizer, tmp_path: Path):
+    """Markup in a text, in label names and titles does nothing; what is written from right to left is set so."""
+    subject = Subject(HOSTILE, random_llama(attention="causal"), tokenizer)
+    texts = [Text(HOSTILE, note=HOSTILE), Text("שלום לכל האנשים הטובים"), Text("👩‍👩‍👧 🐐 and a film")]
+    content = page_of_subject(subject, texts)
+    hebrew = dict.fromkeys(content["texts"][1]["ids"][1:], "\u2581שלום")  # this vocabulary has bytes alone
+    write_page(str(tmp_path / "p.html"), content)
+    browser.open(tmp_path / "p.html")
+    assert browser.value("byId('name').textContent") == HOSTILE
+    assert browser.value("document.title").endswith("min-llama") and "broken" != browser.value("document.title")
+    assert browser.value("[document.images.length, document.scripts.length]") == [0, 2]
+    browser.value("chooseText(2)")
+    assert browser.value("byId('chips').dir") == "ltr"
+    browser.value(f"Object.assign(page.pieces, {json.dumps(hebrew)})")
+    browser.value("chooseText(1)")
+    assert browser.value("byId('chips').dir") == "rtl" and browser.errors == []
+
+
+def test_a_page_without_a_model_and_one_of_many_runs(browser: Browser, tmp_path: Path):
+    run = {"settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "judged": [],
+           "epochs": [{"epoch": 0, "train_loss": 1.0, "dev_score": 0.5, "is_best": True}]}  # fmt: skip
+    names = ["first", "second"]
+    write_page(str(tmp_path / "p.html"), {"run": {"name": "table", "runs": [{**run, "name": name} for name in names]}})
+    browser.open(tmp_path / "p.html")
+    assert browser.value("[byId('tokens').hidden, byId('cursor').hidden, byId('run').hidden]") == [True, True, False]
+    assert browser.value("[...byId('which').options].map((each) => each.textContent)") == names
+    browser.value("byId('which').value = 1, byId('which').dispatchEvent(new Event('change'))")
+    assert browser.value("state.run") == 1 and browser.errors == []

@@ -1,0 +1,298 @@
+"""What the page says of a text is what the model computes, asked in another way; and an edit of the model is seen."""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_llama
+from torch import nn
+
+import rope
+from cache import View
+from classifier import LlamaEmbeddingClassifier
+from explore.decision import decide, gradient_by_input, occluded
+from explore.look import lenses, match_at_distance, read, readings, turned
+from explore.subject import Subject, Text, lengths, page_of_subject, to_bytes
+from llama import Attention, Llama
+from tokenizer import Tokenizer
+from utils import UserError
+
+IDS = [1, 270, 281, 265, 290, 281, 299]
+BOTH = ("bidirectional", "causal")
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def llama(request: pytest.FixtureRequest) -> Llama:
+    return random_llama(attention=request.param)
+
+
+def other(llama: Llama, attention: str) -> Llama:
+    """The same weights in a model of that semantics."""
+    model = Llama(replace(llama.config, attention=attention)).eval()
+    model.load_state_dict(llama.state_dict())
+    return model
+
+
+def weights_by_hand(llama: Llama, states: torch.Tensor, layer: int, is_causal: bool) -> torch.Tensor:
+    """The formula, written out: one layer's weights from the residual stream before it. states: s D -> h s t"""
+    part = llama.layers[layer].attention
+    x, config, length = llama.layers[layer].attention_norm(states), llama.config, len(states)
+    angles = torch.arange(length)[:, None] * config.rope_theta ** -(torch.arange(0, part.head_dim, 2) / part.head_dim)
+    heads = []
+    for head in range(config.n_heads):
+        rotated = []
+        for linear, place in ((part.compute_query, head), (part.compute_key, head // part.n_rep)):
+            of_head = linear(x)[:, place * part.head_dim : (place + 1) * part.head_dim]
+            even, odd = of_head[:, 0::2], of_head[:, 1::2]
+            pairs = even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()
+            rotated.append(torch.stack(pairs, -1).flatten(-2))
+        scores = rotated[0] @ rotated[1].T / math.sqrt(part.head_dim)
+        if is_causal:
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+        heads.append(scores.softmax(-1))
+    return torch.stack(heads)
+
+
+# -------------------------------------------------------------------------------------------------- the reading
+
+
+@pytest.mark.parametrize("attention", BOTH)
+def test_a_reading_is_that_of_a_model_of_the_semantics(llama: Llama, attention: str):
+    reading, model = read(llama, IDS, attention), other(llama, attention)
+    tokens = torch.tensor([IDS])
+    logits, hidden = model(tokens, targets=tokens)
+    assert torch.allclose(reading.logits, logits[0], atol=1e-5)
+    assert torch.allclose(model.norm(reading.states[-1]), hidden[0], atol=1e-5)
+    assert torch.equal(reading.states[0], model.tok_embeddings(tokens)[0])
+    with torch.inference_mode():
+        for layer in range(model.config.n_layers):
+            expected = weights_by_hand(model, reading.states[layer], layer, attention == "causal")
+            assert torch.allclose(reading.attention[layer], expected, atol=1e-5)
+
+
+def test_the_model_is_left_as_it_was(llama: Llama):
+    before = [set(vars(layer.attention)) for layer in llama.layers]
+    tokens = torch.tensor([IDS])
+    expected = llama(tokens)[0]
+    readings(llama, IDS)
+    assert [set(vars(layer.attention)) for layer in llama.layers] == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in llama.modules())
+    assert torch.equal(llama(tokens)[0], expected)
+
+
+def test_an_edit_of_the_scores_is_seen(llama: Llama, monkeypatch: pytest.MonkeyPatch):
+    plain = read(llama, IDS, "causal")
+    compute = Attention.compute_query_key_value_scores
+    monkeypatch.setattr(
+        Attention, "compute_query_key_value_scores",
+        lambda self, query, key, value, mask=None: compute(self, 2 * query, key, value, mask),
+    )  # fmt: skip
+    edited = read(llama, IDS, "causal")
+    assert not torch.allclose(plain.attention[0], edited.attention[0], atol=1e-3)
+    sharper = plain.attention[0].clamp(min=1e-30) ** 2
+    assert torch.allclose(edited.attention[0], sharper / sharper.sum(-1, keepdim=True), atol=1e-5)
+
+
+def test_an_edit_on_an_instance_is_seen_and_kept(llama: Llama):
+    part = llama.layers[0].attention
+    compute = part.compute_query_key_value_scores
+
+    def shifted(*args: torch.Tensor) -> torch.Tensor:
+        return compute(*args) / 2
+
+    part.compute_query_key_value_scores = shifted
+    try:
+        reading = read(llama, IDS, llama.config.attention)
+        assert torch.allclose(reading.attention[0].sum(-1), torch.tensor(0.5))
+        assert part.compute_query_key_value_scores is shifted
+    finally:
+        del part.compute_query_key_value_scores
+
+
+def test_an_edit_of_rope_is_seen(llama: Llama, monkeypatch: pytest.MonkeyPatch):
+    plain = turned(llama.config, 5)
+    turn = rope._rotate_pairs
+    monkeypatch.setattr(rope, "_rotate_pairs", lambda x, cos, sin: turn(x, cos, -sin))
+    assert torch.allclose(turned(llama.config, 5)[..., 1], -plain[..., 1])
+    before, after = read(llama, IDS, "causal").queries[0]
+    angle = torch.atan2(after[..., 1], after[..., 0]) - torch.atan2(before[..., 1], before[..., 0])
+    assert torch.allclose(angle[:, 1].sin(), torch.tensor(-1.0).sin(), atol=1e-4)  # the first pair turns by 1 a token
+
+
+def test_queries_are_turned_by_the_angles_of_the_paper(llama: Llama):
+    before, after = (each.unflatten(-1, (-1, 2)) for each in read(llama, IDS, "causal").queries[0])  # h s d/2 2
+    pairs = torch.view_as_complex(before.contiguous())
+    angles = torch.arange(len(IDS))[:, None] * 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles))
+    assert torch.allclose(after, expected, atol=1e-4)
+
+
+def test_the_match_by_distance_is_the_mean_cosine(llama: Llama):
+    distance = torch.arange(20)[:, None]
+    expected = (distance * 10000.0 ** -(torch.arange(0, 8, 2) / 8)).cos().mean(-1)
+    assert torch.allclose(match_at_distance(llama.config, 20), expected, atol=1e-5)
+
+
+def test_code_whose_attention_takes_no_mask_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    def three(self: Attention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return (query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)).softmax(-1) @ value
+
+    llama = random_llama(attention="bidirectional")
+    plain = read(llama, IDS, "bidirectional").attention[1]
+    monkeypatch.setattr(Attention, "compute_query_key_value_scores", three)
+    found = readings(llama, IDS)
+    assert found["causal"] is None and torch.allclose(found["bidirectional"].attention[1], plain, atol=1e-6)
+
+
+def test_positions_that_a_method_adds_are_refused(llama: Llama, monkeypatch: pytest.MonkeyPatch):
+    def longer(self: Llama, tokens: torch.Tensor) -> torch.Tensor:
+        return self.tok_embeddings(torch.cat([tokens[:, :1], tokens], dim=1))
+
+    monkeypatch.setattr(Llama, "embed", longer)
+    with pytest.raises(UserError, match="adds positions"):
+        read(llama, IDS, llama.config.attention)
+
+
+# ----------------------------------------------------------------------------------------------------- the lens
+
+
+def test_the_last_lens_is_what_the_model_says(llama: Llama):
+    reading = read(llama, IDS, llama.config.attention)
+    layers = lenses(llama, reading, IDS, 3)
+    assert len(layers) == llama.config.n_layers + 1
+    expected = llama(torch.tensor([IDS]), targets=torch.tensor([IDS]))[0][0].detach().softmax(-1)
+    for place, following in enumerate(IDS[1:]):
+        assert layers[-1].next_probability[place] == pytest.approx(float(expected[place, following]), rel=1e-5)
+        rank = sorted(expected[place].tolist(), reverse=True).index(float(expected[place, following])) + 1
+        assert layers[-1].next_rank[place] == rank
+    assert layers[-1].ids[:, 0].tolist() == expected.argmax(-1).tolist()
+
+
+def test_an_early_lens_is_the_head_on_that_state(llama: Llama):
+    reading = read(llama, IDS, llama.config.attention)
+    early = lenses(llama, reading, IDS, 4)[1]
+    with torch.inference_mode():
+        state = llama.layers[0](llama.tok_embeddings(torch.tensor([IDS])), view_of(llama))
+        expected = (llama.norm(state)[0] @ llama.output.weight.T).softmax(-1).topk(4)
+    assert torch.allclose(early.probabilities, expected.values, atol=1e-6) and torch.equal(early.ids, expected.indices)
+
+
+def view_of(llama: Llama) -> View:
+    return View.of_text(len(IDS), llama.config.is_causal, torch.device("cpu"))
+
+
+# ------------------------------------------------------------------------------------------------- the decision
+
+
+@pytest.fixture(scope="module")
+def classifier(llama: Llama) -> nn.Module:
+    torch.manual_seed(1)
+    config = SimpleNamespace(num_labels=3, hidden_dropout_prob=0.1, option="finetune")
+    model = LlamaEmbeddingClassifier(config, llama=other(llama, llama.config.attention))
+    nn.init.normal_(model.classifier_head.weight, std=1.0)
+    return model.requires_grad_(False).eval()
+
+
+def test_occlusion_is_the_text_without_the_token(classifier: nn.Module):
+    found = decide(classifier, classifier.llama.tok_embeddings, IDS)
+    whole = classifier(torch.tensor([IDS]))[0]
+    assert torch.allclose(found.log_probabilities, whole, atol=1e-6) and found.together == 1
+    assert found.occlusion[0].isnan().all()
+    for place in range(1, len(IDS)):
+        rest = classifier(torch.tensor([IDS[:place] + IDS[place + 1 :]]))[0]
+        assert torch.allclose(found.occlusion[place], whole.exp() - rest.exp(), atol=1e-5)
+
+
+def test_in_a_long_text_neighbours_are_left_out_together(classifier: nn.Module):
+    tokens = torch.tensor([IDS])
+    whole = classifier(tokens)[0]
+    found = occluded(classifier, tokens, whole, together=4)
+    rest = classifier(torch.tensor([IDS[:1] + IDS[5:]]))[0]
+    assert torch.allclose(found[1], whole.exp() - rest.exp(), atol=1e-5) and torch.equal(found[1], found[2])
+    assert not found[1:].isnan().any()
+    assert decide(classifier, classifier.llama.tok_embeddings, [1, *[270] * 299]).together == 3
+
+
+def test_gradient_by_input_is_the_change_with_the_embedding_s_length(classifier: nn.Module):
+    tokens, embedding = torch.tensor([IDS]), classifier.llama.tok_embeddings
+    found = gradient_by_input(classifier, embedding, tokens)
+    for place in (0, 3, len(IDS) - 1):
+        change = 1e-3
+        both = [scaled(classifier, tokens, place, 1 + sign * change) for sign in (1, -1)]
+        assert torch.allclose(found[place], (both[0] - both[1]) / (2 * change), atol=2e-2, rtol=2e-2)
+    assert not embedding._forward_hooks
+
+
+def scaled(classifier: nn.Module, tokens: torch.Tensor, place: int, factor: float) -> torch.Tensor:
+    def scale(_: nn.Module, __: tuple, output: torch.Tensor) -> torch.Tensor:
+        factors = torch.ones(tokens.shape[1], 1)
+        factors[place] = factor
+        return output * factors
+
+    hook = classifier.llama.tok_embeddings.register_forward_hook(scale)
+    try:
+        return classifier(tokens)[0]
+    finally:
+        hook.remove()
+
+
+def test_a_text_of_one_token_has_nothing_to_leave_out(classifier: nn.Module):
+    assert decide(classifier, classifier.llama.tok_embeddings, [1, 270]).occlusion.isnan().all()
+
+
+# ------------------------------------------------------------------------------------------ what the page stores
+
+
+def test_the_page_stores_what_was_read(llama: Llama, tokenizer: Tokenizer):
+    subject = Subject("tiny.pt", llama, tokenizer)
+    content = page_of_subject(subject, [Text("A thin joke"), Text("the rain")])
+    for text in content["texts"]:
+        ids, config = text["ids"], llama.config
+        assert ids == tokenizer.encode(text["text"], bos=True, eos=False) and text["shown"] == len(ids)
+        assert [content["pieces"][id] for id in ids] == [tokenizer.sp_model.id_to_piece(id) for id in ids]
+        for attention in BOTH:
+            reading, stored = read(llama, ids, attention), text["semantics"][attention]
+            raw = np.frombuffer(zlib.decompress(base64.b64decode(stored["attention"])), np.uint8)
+            shape = config.n_layers, config.n_heads, len(ids), len(ids)
+            weights = torch.tensor((raw.reshape(shape) / 255.0) ** 2)
+            assert (weights - torch.stack(reading.attention)).abs().max() < 0.004
+            for number, layer in enumerate(lenses(llama, reading, ids, 5)):
+                assert stored["lens"][number]["ids"] == layer.ids.flatten().tolist()
+                assert stored["lens"][number]["p"] == pytest.approx(layer.probabilities.flatten().tolist(), rel=1e-3)
+                assert stored["lens"][number]["next"] == pytest.approx(layer.next_probability.tolist(), rel=1e-3)
+        raw = np.frombuffer(zlib.decompress(base64.b64decode(text["queries"]["data"])), np.int16)
+        both = torch.tensor(raw.reshape(2, config.n_heads, len(ids), config.head_dim) * text["queries"]["unit"])
+        expected = torch.stack(read(llama, ids, config.attention).queries[0])
+        assert torch.allclose(both.float(), expected, atol=2 * text["queries"]["unit"])
+
+
+def test_what_does_not_fit_is_cut_to_the_first_tokens(
+    llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("explore.subject.ROOM", 6_000)
+    (text,) = page_of_subject(Subject("tiny.pt", llama, tokenizer), [Text("slow rain " * 12)])["texts"]
+    assert 8 <= text["shown"] < len(text["ids"])
+    assert len(text["semantics"]["causal"]["lens"][0]["rank"]) == len(text["ids"]) - 1
+    assert sum(len(each["attention"]) for each in text["semantics"].values()) <= 6_000
+    assert [*lengths(10)] == [10, 9, 8] and [*lengths(3)] == [3]
+
+
+def test_bytes_of_weights_are_near():
+    weights = torch.linspace(0, 1, 10_001)
+    assert ((to_bytes(weights) / 255.0) ** 2 - weights).abs().max() < 0.004
+
+
+def test_without_a_tokenizer_texts_are_ids(llama: Llama):
+    subject = Subject("tiny.pt", llama, None)
+    (text,) = page_of_subject(subject, [Text("1 270 281")])["texts"]
+    assert text["ids"] == [1, 270, 281] and subject.piece(270) == "270"
+    for words in ("hello", "1 300", "1 -2", "1 ²", "9" * 5000):
+        with pytest.raises(UserError, match="from 0 to 299"):
+            subject.encode(words)

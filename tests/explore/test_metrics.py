@@ -1,0 +1,284 @@
+"""What is measured while a model is trained: right, for nothing where nobody asks, and once for each step."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import drive_in, outputs, random_llama
+from pages import FLAGS, Trained, trained  # noqa: F401
+
+import finetuning
+from batches import LlamaDataset
+from classifier import LlamaEmbeddingClassifier
+from course import Example
+from explore import metrics
+from explore.metrics import FILE, MetricsLog, read_records
+from explore.trained import page_of_log, thin
+from optimizer import AdamW
+from saver import Saver
+from tokenizer import Tokenizer
+from training import EpochResult, Measured, Watch, fit
+from utils import UserError
+
+STEP = Measured(0, 0, 1.5, [2e-5], 0.5, 8, 80, 0.25)
+CPU = torch.device("cpu")
+
+
+def result(epoch: int, **changes: object) -> EpochResult:
+    return EpochResult(**{"epoch": epoch, "train_loss": 1.0, "train_score": math.nan, "dev_score": 0.5,
+                          "seconds": 1.0, "improved": epoch == 0, **changes})  # fmt: skip
+
+
+def steps_of(records: list[dict]) -> list[int]:
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+# ----------------------------------------------------------------------------------------------- in the one loop
+
+
+class Notes(Watch):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[Measured] = []
+        self.epochs: list[EpochResult] = []
+
+    def step(self, measured: Measured) -> None:
+        self.steps.append(measured)
+
+    def epoch(self, result: EpochResult) -> None:
+        self.epochs.append(result)
+
+
+def train(tokenizer: Tokenizer, folder: Path, **how: object) -> tuple[dict[str, torch.Tensor], list[EpochResult]]:
+    """Two epochs of three steps, the last one of a short batch."""
+    from types import SimpleNamespace
+
+    torch.manual_seed(3)
+    config = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.3, option="finetune")
+    model = LlamaEmbeddingClassifier(config, llama=random_llama(attention="causal"))
+    examples = [Example(f"film {index} " * (1 + index % 3), index % 2) for index in range(10)]
+    dataset = LlamaDataset(examples, tokenizer)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    saver = Saver(folder / "m.pt", folder / "m.resume")
+    loaders = dataset.loader(4, shuffle=True), dataset.loader(4)
+    results = [*fit(model, optimizer, *loaders, epochs=2, saver=saver, progress=False, **how)]
+    return model.state_dict(), results
+
+
+def test_watching_changes_no_bit(tokenizer: Tokenizer, tmp_path: Path):
+    plain, _ = train(tokenizer, tmp_path)
+    watched, _ = train(tokenizer, tmp_path, watch=Notes())
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+def test_what_is_told_of_steps_and_epochs(tokenizer: Tokenizer, tmp_path: Path):
+    notes = Notes()
+    _, results = train(tokenizer, tmp_path, watch=notes, schedule=lambda number, total: (number + 1) / total)
+    assert notes.epochs == results
+    assert [(each.number, each.epoch) for each in notes.steps] == [(number, number // 3) for number in range(6)]
+    assert [each.rows for each in notes.steps] == [4, 4, 2] * 2
+    assert [each.rates for each in notes.steps] == [[pytest.approx(1e-3 * (number + 1) / 6)] for number in range(6)]
+    for result in results:  # the loss of an epoch is the mean over its batches
+        losses = [each.loss for each in notes.steps if each.epoch == result.epoch]
+        assert sum(losses) / 3 == pytest.approx(result.train_loss, rel=1e-9)
+    assert all(each.seconds > 0 and each.positions >= each.rows for each in notes.steps)
+
+
+def test_the_gradient_norm_is_that_before_clipping(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[float] = []
+    step = AdamW.step
+
+    def looking(self: AdamW) -> None:
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(float(sum(each.double().square().sum() for each in gradients).sqrt()))
+        step(self)
+
+    monkeypatch.setattr(AdamW, "step", looking)
+    notes, clipped = Notes(), Notes()
+    train(tokenizer, tmp_path, watch=notes)
+    assert [each.gradient_norm for each in notes.steps] == pytest.approx(seen, rel=1e-5)
+    seen.clear()
+    train(tokenizer, tmp_path, watch=clipped, clip=0.01)
+    assert seen == pytest.approx([0.01] * 6, rel=1e-3) and min(each.gradient_norm for each in clipped.steps) > 0.02
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+def test_a_run_leaves_its_figures(trained: Trained):  # noqa: F811
+    records = read_records(trained.log)
+    assert [record["kind"] for record in records] == [
+        "run", *["step"] * 3, "epoch", *["step"] * 3, "epoch", "judged", "judged",
+    ]  # fmt: skip
+    assert steps_of(records) == [*range(6)]
+    epochs, lines = [each for each in records if each["kind"] == "epoch"], trained.printed.split("epoch ")[1:3]
+    for record, line in zip(epochs, lines, strict=True):
+        assert f"train loss :: {record['train_loss']:.3f}" in line and f"dev acc :: {record['dev_score']:.3f}" in line
+    assert records[1]["lr"] == 1e-4 and records[1]["memory_mb"] > 50 and records[1]["rows_per_second"] > 0
+    judged = {record["split"]: record for record in records if record["kind"] == "judged"}
+    lines = (trained.folder / "films-dev-finetuning-output.txt").read_text().splitlines()
+    predicted = [int(line.split(" ||| ")[0]) for line in lines]
+    gold = [index % 2 for index in range(10)]
+    pairs = [*zip(gold, predicted, strict=True)]
+    assert judged["dev"]["confusion"] == [[pairs.count((row, column)) for column in (0, 1)] for row in (0, 1)]
+    wrong = [error["index"] for error in judged["dev"]["errors"]]
+    assert wrong and sorted(wrong) == [index for index in range(10) if gold[index] != predicted[index]]
+    assert all(error["probability"] >= error["gold_probability"] for error in judged["dev"]["errors"])
+
+
+def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
+    trained: Trained, tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    for name in ("explore.finetuned", "explore.metrics"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    drive_in(tmp_path, *classify_flags("finetune"), *FLAGS)
+    assert outputs(tmp_path) == outputs(trained.folder)
+
+
+def test_an_interrupted_run_goes_on_without_a_doubled_line(
+    tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch, trained: Trained  # noqa: F811
+):
+    flags = [*classify_flags("finetune"), *FLAGS, "--log_dir", "log"]
+    whole = MetricsLog.step
+
+    def stopping(self: MetricsLog, measured: Measured) -> None:
+        whole(self, measured)
+        if measured.number == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(MetricsLog, "step", stopping)
+        drive_in(tmp_path, *flags)
+    assert steps_of(read_records(tmp_path / "log")) == [0, 1, 2, 3, 4]
+    with pytest.raises(UserError, match="add --resume"):
+        drive_in(tmp_path, *flags)
+    with open(tmp_path / "log" / FILE, "a") as file:
+        file.write('{"kind": "st')  # as a kill leaves it
+    drive_in(tmp_path, *flags, "--resume")
+    resumed, undisturbed = read_records(tmp_path / "log"), read_records(trained.log)
+    assert steps_of(resumed) == [*range(6)]
+    losses = [[each["loss"] for each in records if each["kind"] == "step"] for records in (resumed, undisturbed)]
+    assert losses[0] == losses[1]
+    with pytest.raises(UserError, match="a run that has ended"):
+        drive_in(tmp_path, *flags, "--resume")
+
+
+# ------------------------------------------------------------------------------------------------------ the file
+
+
+def test_a_run_that_goes_on_keeps_the_steps_of_its_finished_epochs(tmp_path: Path):
+    log = MetricsLog(tmp_path / "log", {"seed": 1, "names": ("a", "b")}, CPU)
+    for number in range(4):
+        log.step(STEP._replace(number=number, epoch=number // 2))
+        if number == 1:
+            log.epoch(result(0))
+    log.close()
+    again = MetricsLog(tmp_path / "log", {"seed": 1, "names": ("a", "b")}, CPU, [result(0)])
+    again.step(STEP._replace(number=2, epoch=1))
+    again.close()
+    records = read_records(tmp_path / "log")
+    assert steps_of(records) == [0, 1, 2] and [each["kind"] for each in records].count("epoch") == 1
+    assert records[3]["train_score"] is None  # not measured: JSON has no NaN
+    with pytest.raises(UserError, match="other data or settings"):
+        MetricsLog(tmp_path / "log", {"seed": 2, "names": ("a", "b")}, CPU)
+
+
+def test_only_the_first_process_writes(tmp_path: Path):
+    log = MetricsLog(tmp_path / "log", {}, CPU, is_first=False)
+    log.step(STEP)
+    log.epoch(result(0))
+    log.close()
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "does not begin"), ('{"kind": "step"}\n{"kind": "run"}\n', "does not begin"),
+        ('{"kind": "run"}\nnonsense\n{"kind": "step"}\n', "line 2"), ('[1]\n{"kind": "run"}\n', "line 1"),
+        ('{"kind": "other"}\n{"kind": "run"}\n', "line 1"), ("[" * 100_000 + "\n{}\n", "line 1"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_file_is_refused(tmp_path: Path, content: str, why: str):
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(UserError, match=why):
+        read_records(tmp_path)
+
+
+def test_a_folder_is_checked_before_anything_is_loaded(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for path, why in (("file", "is a file"), ("absent/log", "does not exist")):
+        with pytest.raises(UserError, match=why):
+            metrics.check_folder(tmp_path / path, False)
+    metrics.check_folder(tmp_path / "new", False)
+
+
+def test_tensorboard_is_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "has_tensorboard", lambda: False)
+    log = MetricsLog(tmp_path, {}, CPU)
+    log.step(STEP)
+    log.close()
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_has_the_same_figures_also_after_going_on(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = MetricsLog(tmp_path, {}, CPU)
+    for number in range(4):
+        log.step(STEP._replace(number=number, epoch=number // 2, loss=number + 0.5))
+    log.epoch(result(0))
+    log.close()
+    again = MetricsLog(tmp_path, {}, CPU, [result(0)])
+    for number in (2, 3):
+        again.step(STEP._replace(number=number, epoch=1, loss=number + 0.5))
+    again.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(n, n + 0.5) for n in range(4)]
+
+
+def test_a_long_run_is_thinned_and_keeps_its_last_step():
+    records = [{"kind": "run", "identity": {"lr": 1.0}}]
+    records += [
+        {"kind": "step", "step": number, "epoch": 0, "loss": 1.0, "lr": [1e-3, 2e-3], "gradient_norm": None,
+         "rows_per_second": 1.0, "memory_mb": 1} for number in range(10_001)
+    ]  # fmt: skip
+    assert len(thin(records[1:])) <= 1500
+    (run,) = page_of_log(records, "log")["run"]["runs"]
+    assert run["steps"] == 10_001 and run["curves"][0]["x"][-1] == 10_000
+    assert run["curves"][1]["y"][0] == 2e-3  # the highest of several rates
+    json.dumps(run, allow_nan=False)
+
+
+def test_pretraining_keeps_figures_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from conftest import SENTENCES
+
+    from advanced.pretrain import main
+
+    text = "\n\n".join(f"{SENTENCES[index]}\n{SENTENCES[index - 3]} ." for index in range(10))
+    (tmp_path / "t.txt").write_text(text + "\n")
+    shape = "--dim 32 --n_layers 2 --n_heads 4 --n_kv_heads 2 --vocab_size 380 --max_seq_len 32".split()
+    pace = "--batch_size 4 --length 16 --every 5 --epochs 4 --held_out 0.2".split()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["x", "--text", "t.txt", "--out", "n.pt", *shape, *pace, "--log_dir", "log"])
+    main()
+    records = read_records(tmp_path / "log")
+    curve = json.loads((tmp_path / "n.json").read_text())
+    assert "log_dir" not in curve["settings"] and steps_of(records) == [*range(curve["curve"][-1]["step"])]
+
+
+def test_the_flags_are_for_training(drive: Callable, tmp_path: Path):
+    for flag in (["--log_dir", "x"], ["--html", "x.html"]):
+        with pytest.raises(UserError, match="is for --option finetune"):
+            drive("--option", "generate", *flag)
+    assert finetuning.look_at  # where the driver asks for it

@@ -1,0 +1,276 @@
+"""The page as a file: it asks no network, nothing in a text can break it, and what cannot be shown is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SENTENCES, save_checkpoint
+from pages import Trained, data_of, trained  # noqa: F401
+
+from course import create_data
+from explore import page as pages_module
+from explore.__main__ import get_args, main
+from explore.decision import decide
+from explore.outcome import confusion
+from explore.page import FOLDER, LARGEST, SCRIPTS, as_script, render, write_page
+from explore.trained import page_of_results
+from runs import load_classifier, predict
+from utils import UserError
+
+VOID = {"meta", "link", "br", "input", "hr", "img"}
+HOSTILE = (
+    "</script><script>document.title = 'broken'</script>", "<!-- <script>", "]]> & <b>bold</b> \"quoted\" 'twice'",
+    "\u2028 and \u2029 end lines", "שלום 👩‍👩‍👧 🐐 مرحبا", "\\u003c \\n {{}} <!--script--> <!--data-->",
+    'src="http://x.example" href=http://y',
+)  # fmt: skip
+
+
+class Outline(HTMLParser):
+    """The elements of a page, and whether they are closed in order."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.stack: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def attributes(self, name: str) -> list[str]:
+        return [attributes[name] or "" for _, attributes in self.elements if name in attributes]
+
+
+def explore(*flags: object) -> None:
+    """The command, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["explore", *map(str, flags)])
+        main()
+
+
+# -------------------------------------------------------------------------------------------------- the file
+
+
+def test_the_page_asks_nobody_for_anything(trained: Trained):  # noqa: F811
+    text = trained.page.read_text("utf-8")
+    outline = Outline(text)
+    assert outline.attributes("src") == []
+    assert all(target.startswith(("#", "data:")) for target in outline.attributes("href"))
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
+    (policy,) = [each["content"] for _, each in outline.elements if each.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'") and "http" not in policy and "*" not in policy
+    assert trained.page.stat().st_size < LARGEST
+
+
+def test_the_page_can_be_read_by_machines_that_read_aloud(trained: Trained):  # noqa: F811
+    outline = Outline(trained.page.read_text("utf-8"))
+    ids = outline.attributes("id")
+    assert len(set(ids)) == len(ids)
+    assert all(name in ids for each in outline.attributes("aria-labelledby") for name in each.split())
+    tags = [tag for tag, _ in outline.elements]
+    assert tags.count("h1") == 1 and tags.count("main") == 1 and tags.count("title") == 1
+    assert outline.elements[1][1] | outline.elements[0][1] == {"lang": "en"}
+    assert [each for each in outline.attributes("href") if each.startswith("#")][0] == "#main"  # what one can skip to
+    for tag, attributes in outline.elements:
+        assert tag != "section" or "aria-labelledby" in attributes
+        assert tag != "img" or "alt" in attributes
+        assert attributes.get("tabindex", "0") in ("0", "-1")  # the order is that of the page
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_ends_the_script_that_it_stands_in(text: str):
+    script = as_script({"text": text})
+    assert "<" not in script and "\u2028" not in script and json.loads(script) == {"text": text}
+    content = {"run": {"name": text, "runs": []}}
+    rendered = render(content)
+    assert json.loads(re.search(r'id="data">(.*?)</script>', rendered, re.DOTALL)[1]) == content
+    assert [tag for tag, _ in Outline(rendered).elements].count("script") == 2
+
+
+def test_every_part_of_the_program_is_on_the_page():
+    assert {path.stem for path in FOLDER.glob("*.js")} == set(SCRIPTS)
+    rendered = render({"run": {"name": "x", "runs": []}})
+    assert "<!--" not in rendered.replace("<!doctype", "")
+    assert all((FOLDER / f"{name}.js").read_text("utf-8") in rendered for name in SCRIPTS)
+
+
+def test_a_page_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pages_module, "LARGEST", 1000)
+    with pytest.raises(UserError, match="fewer or shorter"):
+        write_page(str(tmp_path / "x.html"), {"run": {"name": "x", "runs": []}})
+    assert not [*tmp_path.iterdir()]
+
+
+# ------------------------------------------------------------------------------------------ what it is made of
+
+
+def test_the_page_of_a_run_has_the_model_its_decisions_and_the_run(trained: Trained):  # noqa: F811
+    content = data_of(trained.page)
+    assert content["model"]["label_names"] == ["bad", "good"] and content["model"]["attention"] == "causal"
+    (run,) = content["run"]["runs"]
+    assert run["steps"] == 6 and [each["epoch"] for each in run["epochs"]] == [0, 1]
+    model, about = load_classifier(trained.model)
+    for text in content["texts"]:
+        (prediction,) = predict(model, about, [text["text"]])
+        assert text["decision"]["probabilities"] == pytest.approx(prediction.probabilities, rel=1e-3)
+        found = decide(model, model.llama.tok_embeddings, text["ids"])
+        stored = [None if value is None else pytest.approx(value, rel=1e-3) for value in text["decision"]["occlusion"]]
+        assert stored == [None if value != value else value for value in found.occlusion.flatten().tolist()]
+        assert text["decision"]["gradient"] == pytest.approx(found.gradient.flatten().tolist(), rel=2e-3, abs=1e-6)
+
+
+def test_data_are_judged_and_their_worst_errors_shown_first(
+    trained: Trained, films: dict[str, Path], tmp_path: Path  # noqa: F811
+):
+    explore(trained.model, "--data", films["train"], "--count", 4, "--out", tmp_path / "p.html")
+    content = data_of(tmp_path / "p.html")
+    (judged,) = content["run"]["runs"][0]["judged"]
+    model, about = load_classifier(trained.model)
+    examples = create_data(films["train"])
+    found = [*predict(model, about, [example.sentence for example in examples])]
+    labels, said = [example.label for example in examples], [prediction.label for prediction in found]
+    assert judged["confusion"] == confusion(labels, said, 2) and sum(map(sum, judged["confusion"])) == 24
+    of_gold = {index: found[index].probabilities[label] for index, label in enumerate(labels) if label != said[index]}
+    worst = sorted(of_gold, key=of_gold.get)
+    assert len(worst) > 2
+    assert [error["index"] for error in judged["errors"]] == worst
+    assert [text["text"] for text in content["texts"][:2]] == [examples[index].sentence for index in worst[:2]]
+    assert [text["gold"] for text in content["texts"][:2]] == [labels[index] for index in worst[:2]]
+
+
+def test_a_checkpoint_alone(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    sentences = tmp_path / "s.txt"
+    sentences.write_text("\n".join(SENTENCES), encoding="utf-8")
+    explore(tiny_checkpoint, "--data", sentences, "--count", 3, "--attention", "causal", "--out", tmp_path / "p.html")
+    content = data_of(tmp_path / "p.html")
+    assert [text["text"] for text in content["texts"]] == [*SENTENCES[:3]] and "run" not in content
+    assert content["model"]["attention"] == "causal" and "decision" not in content["texts"][0]
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'p.html'}\n"
+
+
+def test_a_checkpoint_without_a_tokenizer_reads_ids(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    alone = shutil.copy(tiny_checkpoint, tmp_path / "alone.pt")
+    monkeypatch.setattr("explore.subject.find_asset", lambda name: None)
+    explore(alone, "--text", "1 270 271", "--out", tmp_path / "p.html")
+    assert data_of(tmp_path / "p.html")["texts"][0]["ids"] == [1, 270, 271]
+
+
+def test_a_log_dir_alone_and_beside_a_model(trained: Trained, tmp_path: Path):  # noqa: F811
+    explore(trained.log, "--out", tmp_path / "a.html")
+    explore(trained.model, "--run", trained.log, "--text", "a film", "--out", tmp_path / "b.html")
+    alone, beside = data_of(tmp_path / "a.html"), data_of(tmp_path / "b.html")
+    assert "texts" not in alone and alone["run"] == beside["run"] and beside["texts"][0]["text"] == "a film"
+    of_run = data_of(trained.page)["run"]["runs"][0]
+    assert alone["run"]["runs"][0] | {"name": ""} == of_run | {"name": ""}
+
+
+def test_results_of_a_grid(films: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from advanced.experiments.results import pack
+
+    monkeypatch.setattr("explore.trained.find_asset", lambda name: films["label_names" if "mapping" in name else "dev"])
+    result = {"row": "plain", "data": "films", "shots": 4, "method": "", "arguments": [], "epoch": 1}
+    result |= {"settings": {"hold_out": 0.1}, "epoch_scores": [0.5, 0.75], "train_losses": [1.0, 0.5]}
+    said = {1: [index % 2 for index in range(10)], 2: [1] * 10}
+    results = [
+        {**result, "seed": seed, "dev": {"accuracy": 0.5, "macro_f1": 0.4, "predictions": pack(predictions)}}
+        for seed, predictions in said.items()
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results))
+    explore(tmp_path / "r.jsonl", "--out", tmp_path / "p.html")
+    content = data_of(tmp_path / "p.html")["run"]
+    assert [run["name"] for run in content["runs"]] == [f"plain, films (4 a class), seed {seed}" for seed in (1, 2)]
+    assert [run["judged"][0]["confusion"] for run in content["runs"]] == [[[5, 0], [0, 5]], [[0, 5], [0, 5]]]
+    assert [(each["label"], each["wrong"], each["runs"]) for each in content["hard"]] == [("bad", 1, 2)] * 5
+    assert content["runs"][0]["chosen_on"] == "held-out sentences"
+    with pytest.raises(UserError, match="no run that was judged"):
+        page_of_results([result], "x")
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["{model}", "--text", " "], "holds no text"), (["{model}", "--text", "a \udcff"], "not UTF-8"),
+        (["{model}", "--text", "a", "--data", "x"], "give one"), (["{model}", "--data", "absent"], "does not exist"),
+        (["absent.pt"], "MODEL absent.pt does not exist"), (["{model}", "--count", "0"], "from 1 to 20"),
+        (["{log}", "--text", "a"], "is for a model"), (["{model}", "--run", "absent"], "neither a folder"),
+        (["{model}", "--attention", "causal"], "has its own tokenizer and attention"), (["{folder}"], "is a folder"),
+        (["{tiny}", "--text", "slow " * 2000], "1024 at most"), (["{lines}"], "not a file of results"),
+    ],
+)  # fmt: skip
+def test_mistakes_end_in_one_line(
+    trained: Trained, tiny_checkpoint: Path, tmp_path: Path, flags: list[str], why: str  # noqa: F811
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "lines.jsonl").write_text('{"row": "plain"}\n')
+    paths = dict(model=trained.model, log=trained.log, folder=tmp_path / "folder", lines=tmp_path / "lines.jsonl")
+    named = [flag.format(**paths, tiny=tiny_checkpoint) for flag in flags]
+    with pytest.raises(UserError, match=re.escape(why)):
+        explore(*named, "--out", tmp_path / "p.html")
+    assert not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize(("out", "why"), [("p.txt", "must end in .html"), ("absent/p.html", "does not exist")])
+def test_a_page_is_not_written_just_anywhere(trained: Trained, tmp_path: Path, out: str, why: str):  # noqa: F811
+    with pytest.raises(UserError, match=why):
+        explore(trained.log, "--out", tmp_path / out)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_to_is_named(trained: Trained, tmp_path: Path):  # noqa: F811
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UserError, match="not writable"):
+            explore(trained.log, "--out", tmp_path / "p.html")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_what_is_no_llama_is_refused(tmp_path: Path):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    for name, why in (("bert", "is a folder"), ("page.pt", "cannot load")):
+        (tmp_path / "page.pt").write_text("<html>")
+        with pytest.raises(UserError, match=why):
+            explore(tmp_path / name, "--out", tmp_path / "p.html")
+
+
+def test_mistakes_are_found_without_pytorch(tmp_path: Path):
+    code = "import sys, explore.__main__ as it; it.check_args(it.get_args()); assert 'torch' not in sys.modules"
+    assert get_args(["m", "--out", "p.html"]).count == 6
+    root = Path(pages_module.__file__).parent.parent
+    command = [sys.executable, "-c", code, str(root / "checkpoints/minllama1M.pt"), "--out", str(tmp_path / "p.html")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_random_checkpoint_of_a_student(tmp_path: Path, tiny_tokenizer: Path):
+    """Weights that are not finite never reach the page."""
+    from conftest import random_llama
+
+    llama = random_llama()
+    with torch.no_grad():
+        llama.layers[0].feed_forward.w1.weight[0, 0] = torch.nan
+    path = save_checkpoint(tmp_path / "bad.pt", llama)
+    with pytest.raises(UserError, match="not all numbers are finite"):
+        explore(path, "--tokenizer", tiny_tokenizer, "--out", tmp_path / "p.html")
