@@ -76,9 +76,8 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
 
     names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
     names += ("shots", "hold_out")
-    path, files = args.pretrained_model_path, getattr(args, "model_files", None)
     return Plan(
-        checkpoint=InputFile.of(path) if files is None else InputFile.of_folder(path, files),
+        checkpoint=InputFile.of(args.pretrained_model_path, getattr(args, "model_files", ())),
         tokenizer=InputFile.of(args.tokenizer),
         train=InputFile.of(args.train),
         dev=InputFile.of(args.dev),

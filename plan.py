@@ -26,12 +26,10 @@ class InputFile:
     path: str = field(compare=False)
 
     @classmethod
-    def of(cls, path: str | os.PathLike) -> InputFile:
-        return cls(sha256_of(path), str(path))
-
-    @classmethod
-    def of_folder(cls, path: str | os.PathLike, names: Iterable[str]) -> InputFile:
-        """What a run reads of a folder: the files of these names."""
+    def of(cls, path: str | os.PathLike, names: Iterable[str] = ()) -> InputFile:
+        """names: of the files that a run reads of a folder, where `path` is one."""
+        if not os.path.isdir(path):
+            return cls(sha256_of(path), str(path))
         sums = {name: sha256_of(os.path.join(path, name)) for name in sorted(names)}
         return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), str(path))
 

@@ -137,3 +137,9 @@ def files_read(folder: Path, of_tokenizer: Sequence[str]) -> list[str]:
     """The names of the files that decide what a model is and how it reads, those that are there. Raises `UserError`."""
     names = (CONFIG, *(file.name for file in weight_files(folder)), *of_tokenizer)
     return [name for name in names if (folder / name).is_file()]
+
+
+def files_of_llama(folder: Path) -> list[str]:
+    """`files_read` of a language model, whose tokenizer may lie elsewhere. Raises `UserError`."""
+    require_file(folder / CONFIG)
+    return files_read(folder, (TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG))
