@@ -1,8 +1,8 @@
 """A fine-tuned classifier as an ONNX file: token ids b s -> log-probabilities b c, any batch and any length.
 
 Both kinds of attention can be said in ONNX. Complex numbers cannot, so the rotation of `rope.py` is written here with
-real ones; the rest is the modules of `llama.py`, called in its order. Before a file is kept, what it was made from is
-compared with the classifier itself, so that an edit of the page that is not here ends in an error, not in another model.
+real ones; the rest is the modules of `llama.py`, called in its order. What is exported is first compared with the
+classifier itself, so that an edit of the page that has no place here ends in an error, and not in another model.
 
 Shapes:
     b batch   s position   h heads   g key/value heads   d head dim   D model dim   c classes
