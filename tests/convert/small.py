@@ -19,7 +19,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 SHAPES = {  # as small as their heads, groups, ties and angles allow
-    "smollm": dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True, bos=0, eos=0),
+    "smollm": dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True, bos=0),
     "tinyllama": dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False),
     "llama3": dict(
         hidden_size=64,
@@ -74,7 +74,8 @@ def bytes_of_text(folder: Path, begins: bool = False, size: int = 300) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|begin|>"]
     letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=letters, show_progress=False)
+    how = dict(special_tokens=special, initial_alphabet=letters, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, **how)
     tokenizer.train_from_iterator(SENTENCES * 3, trainer)
     if begins:
         bos = ("<|begin|>", 1)
@@ -87,5 +88,6 @@ def bytes_of_text(folder: Path, begins: bool = False, size: int = 300) -> Path:
 
 
 def greedy(model: transformers.LlamaForCausalLM, ids: list[int], new: int) -> list[int]:
-    how = dict(max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
-    return model.generate(torch.tensor([ids]), **how)[0].tolist()
+    """What transformers adds, whatever it is: eos as well."""
+    model.generation_config.eos_token_id = None
+    return model.generate(torch.tensor([ids]), max_new_tokens=new, do_sample=False, pad_token_id=0)[0].tolist()
