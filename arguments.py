@@ -22,6 +22,7 @@ from utils import (
     decimal_number,
     find_asset,
     import_folder,
+    import_part,
     sha256_of,
     tokenizer_name,
     whole_number,
@@ -52,8 +53,9 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--option", choices=OPTIONS, default="generate", help="the task")
     add_data_flags(parser)
-    add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help="checkpoint to start from")
-    add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
+    what = "checkpoint to start from, or a Hugging Face directory, which is causal where --attention says nothing"
+    add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help=what)
+    add("--tokenizer", help="SentencePiece model or tokenizer.json; else the checkpoint's own, else tokenizer.model")
     add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
     add_place_flags(parser)
     add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
@@ -544,6 +546,10 @@ def _refuse_what_is_no_file(flag: str, name: str) -> None:
 
 def _resolve_checkpoint(args: Namespace) -> bool:
     """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
+    if os.path.isdir(args.pretrained_model_path):
+        directory = import_part("convert.directory", f"the folder {args.pretrained_model_path}")
+        args.model_files = directory.files_of_llama(Path(args.pretrained_model_path))
+        return False
     path = find_asset(args.pretrained_model_path)
     is_bundled = path is None and isinstance(args.pretrained_model_path, Default)
     if is_bundled:
@@ -579,6 +585,9 @@ def _resolve_tokenizer(args: Namespace) -> str:
     path = find_asset(name)
     if path is None:
         _refuse_what_is_no_file("tokenizer", name)
+        if not args.tokenizer and os.path.isdir(args.pretrained_model_path):
+            folder = args.pretrained_model_path
+            raise UserError(f"{folder} holds no tokenizer.model and no tokenizer.json; name one with --tokenizer")
         flag = "--tokenizer " if args.tokenizer else ""
         raise UserError(f"{flag}{name} does not exist; setup.sh fetches tokenizer.model, or name one with --tokenizer")
     return str(path)

@@ -137,10 +137,8 @@ class LlamaDataset(Sentences):
 
 
 def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
-    """The suffix's own ids. Pieces never cross a space, so they equal the tail of the whole text's ids."""
-    if rules.prompt_suffix is None:
-        return []
-    return tokenizer.sp_model.encode(rules.prompt_suffix)
+    """The suffix's own ids, which equal the tail of the whole text's ids."""
+    return [] if rules.prompt_suffix is None else tokenizer.encode_next(rules.prompt_suffix)
 
 
 class TextWindows(Dataset):

@@ -13,6 +13,10 @@ Config = TypeVar("Config", bound="Checks")
 
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each: keeps a damaged config from asking for terabytes
+ROPE_SCALINGS = {  # their numbers, under the names that Hugging Face gives them
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 PRESETS = {
     "stories42M": dict(
@@ -74,6 +78,8 @@ class LlamaConfig(Checks):
 
     attention: "bidirectional" lets every position attend to every other, padding included (the assignment's reference);
     "causal" lets a position attend to itself and to what stands before it (what Llama is).
+    tied: whether the token embeddings are the output matrix as well. rope_scaling: how angles were stretched for longer
+    texts, a name of `ROPE_SCALINGS` and its numbers, as `("linear", 4.0)`; see rope.py.
     """
 
     presets = PRESETS
@@ -90,6 +96,8 @@ class LlamaConfig(Checks):
     hidden_dim: int | None = None
     attention: str = EDITIONS[DEFAULT_EDITION].attention
     rope_theta: float = 10000.0
+    tied: bool = True
+    rope_scaling: tuple | None = None
 
     def __post_init__(self) -> None:
         if self.n_kv_heads is None:
@@ -109,6 +117,22 @@ class LlamaConfig(Checks):
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
         self._require_choice("attention", ATTENTION_KINDS)
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"tied={shown(self.tied)} must be True or False")
+        self._require_scaling()
+
+    def _require_scaling(self) -> None:
+        if self.rope_scaling is None:
+            return
+        kind, *numbers = self.rope_scaling if isinstance(self.rope_scaling, (tuple, list)) else (None,)
+        names = ROPE_SCALINGS.get(kind, ()) if isinstance(kind, str) else ()
+        are_possible = all(type(number) in (int, float) and 0.0 < number < 1e6 for number in numbers)
+        if not names or len(numbers) != len(names) or not are_possible:
+            known = " or ".join(f"{kind} with {', '.join(names)}" for kind, names in ROPE_SCALINGS.items())
+            raise ValueError(f"rope_scaling={shown(self.rope_scaling)} must be {known}, numbers above 0 and below 1e6")
+        if kind == "llama3" and not numbers[1] < numbers[2]:
+            raise ValueError(f"rope_scaling={shown(self.rope_scaling)}: low_freq_factor must be below high_freq_factor")
+        object.__setattr__(self, "rope_scaling", (kind, *map(float, numbers)))
 
     @property
     def head_dim(self) -> int:

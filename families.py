@@ -21,7 +21,7 @@ from course import Example
 from llama import Llama, load_pretrained
 from plan import Plan
 from tokenizer import Tokenizer
-from utils import UserError, import_folder, shown
+from utils import UserError, import_folder, import_part, shown, warn
 from weights import misfits
 
 
@@ -132,6 +132,8 @@ class Llamas(Family):
         return Llama(config)
 
     def tokenizer(self, saved: bytes, max_len: int | None, path: str) -> Tokenizer:
+        if saved.startswith(b"{"):
+            return _json_tokenizers(path).from_bytes(saved, max_len, path)
         return Tokenizer.from_bytes(saved, max_len, path)
 
 
@@ -145,15 +147,35 @@ def load_llama(
     attention: str | None = None,
     max_sentence_len: int | None = None,
 ) -> tuple[Llama, Tokenizer]:
-    """A pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together."""
-    tokenizer = Tokenizer(max_sentence_len, tokenizer_model)
+    """A pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
+
+    A Hugging Face directory may have more embeddings than pieces, which makes a matrix one of round numbers.
+    """
+    tokenizer = read_tokenizer(tokenizer_model, max_sentence_len)
     llama = load_pretrained(checkpoint, attention=attention)
-    if tokenizer.n_words != llama.config.vocab_size:
-        raise OtherVocabulary(
-            f"{checkpoint} has a vocabulary of {llama.config.vocab_size}, "
-            f"but {tokenizer_model} has {tokenizer.n_words} pieces"
-        )
+    require_vocabulary(tokenizer, llama, checkpoint)
     return llama, tokenizer
+
+
+def require_vocabulary(tokenizer: Tokenizer, llama: Llama, checkpoint: str | os.PathLike) -> None:
+    """Raises `OtherVocabulary` where the sizes differ, or warns, as `load_llama` says."""
+    size = llama.config.vocab_size
+    if tokenizer.n_words != size:
+        sizes = f"{checkpoint} has a vocabulary of {size}, but {tokenizer.model_path} has {tokenizer.n_words} pieces"
+        if tokenizer.n_words > size or not os.path.isdir(checkpoint):
+            raise OtherVocabulary(sizes)
+        warn(sizes)
+
+
+def read_tokenizer(path: str | os.PathLike, max_sentence_len: int | None = None) -> Tokenizer:
+    """A SentencePiece model, or, by its ending, a `tokenizer.json`. Raises `UserError`."""
+    if os.fspath(path).endswith(".json"):
+        return _json_tokenizers(path).from_file(path, max_sentence_len)
+    return Tokenizer(max_sentence_len, path)
+
+
+def _json_tokenizers(path: str | os.PathLike) -> Any:
+    return import_part("convert.tokenizer", f"the tokenizer of {path}").JsonTokenizer
 
 
 def model_settings(

@@ -79,12 +79,11 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
 
     names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
     names += ("shots", "hold_out")
-    path, files = args.pretrained_model_path, getattr(args, "model_files", None)
     return Plan(
-        checkpoint=InputFile.of(path) if files is None else InputFile.of_folder(path, files),
+        checkpoint=InputFile.of(args.pretrained_model_path, getattr(args, "model_files", ())),
         tokenizer=InputFile.of(args.tokenizer),
-        train=InputFile.of(args.train, args.columns),
-        dev=InputFile.of(args.dev, args.columns),
+        train=InputFile.of(args.train, columns=args.columns),
+        dev=InputFile.of(args.dev, columns=args.columns),
         label_names=tuple(label_names),
         precision=str(args.precision),
         train_eval=not args.no_train_eval,

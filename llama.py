@@ -1,7 +1,7 @@
 """Llama 2 (Touvron et al. 2023, arXiv:2307.09288), written to be read.
 
 What is particular here:
-- the token embedding and the output projection are one matrix (weight tying);
+- the token embedding and the output projection are one matrix (weight tying), unless the config says otherwise;
 - RoPE turns *interleaved* pairs, see rope.py;
 - keys and values may have fewer heads than queries (grouped-query attention, arXiv:2305.13245);
 - `attention="bidirectional"` has no causal mask: every position sees every other, padding as well. That is the
@@ -54,8 +54,8 @@ class Attention(nn.Module):
         self.layer_id = layer_id
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.n_rep = config.n_heads // config.n_kv_heads
-        self.max_seq_len, self.rope_theta = config.max_seq_len, config.rope_theta
-        self.is_causal = config.is_causal
+        self.max_seq_len, self.is_causal = config.max_seq_len, config.is_causal
+        self.rope_theta, self.rope_scaling = config.rope_theta, config.rope_scaling
         self.compute_query = nn.Linear(config.dim, config.n_heads * self.head_dim, bias=False)
         self.compute_key = nn.Linear(config.dim, config.n_kv_heads * self.head_dim, bias=False)
         self.compute_value = nn.Linear(config.dim, config.n_kv_heads * self.head_dim, bias=False)
@@ -99,7 +99,7 @@ class Attention(nn.Module):
     def _heads(self, x: torch.Tensor, n_heads: int, start_pos: int | torch.Tensor) -> torch.Tensor:
         """Queries or keys as heads, rotated by their positions. x: b s D -> b h s d"""
         x = x.unflatten(-1, (n_heads, self.head_dim))  # b s h d
-        return rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos).transpose(1, 2)
+        return rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos, self.rope_scaling).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -148,11 +148,13 @@ class Llama(LlamaPreTrainedModel):
         self.layers = nn.ModuleList(LlamaLayer(layer_id, config) for layer_id in range(config.n_layers))
         self.norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.tok_embeddings.weight = self.output.weight  # tied (Press & Wolf 2017, arXiv:1608.05859)
+        if config.tied:  # Press & Wolf 2017, arXiv:1608.05859
+            self.tok_embeddings.weight = self.output.weight
         self.init_weights()
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the first layer reads. tokens: b s -> b s D"""
+        tokens = tokens.clamp(min=0)  # where a vocabulary has no piece for padding, its id is -1
         return self.dropout(self.tok_embeddings(tokens))
 
     def encode(self, h: torch.Tensor, view: View | None = None, at: torch.Tensor | None = None) -> torch.Tensor:

@@ -27,16 +27,14 @@ class InputFile:
     path: str = field(compare=False)
 
     @classmethod
-    def of(cls, path: str | os.PathLike, columns: Columns | None = None) -> InputFile:
-        """columns: those that are read, of a file that has some (see `columns.py`)."""
-        if columns is None or not has_columns(path):
-            return cls(sha256_of(path), str(path))
-        content = json.dumps([sha256_of(path), *columns])
-        return cls(hashlib.sha256(content.encode()).hexdigest(), str(path))
-
-    @classmethod
-    def of_folder(cls, path: str | os.PathLike, names: Iterable[str]) -> InputFile:
-        """What a run reads of a folder: the files of these names."""
+    def of(cls, path: str | os.PathLike, names: Iterable[str] = (), columns: Columns | None = None) -> InputFile:
+        """names: of the files that a run reads of a folder, where `path` is one. columns: those that it reads, of a
+        file that has some (see `columns.py`)."""
+        if not os.path.isdir(path):
+            content = sha256_of(path)
+            if columns is not None and has_columns(path):
+                content = hashlib.sha256(json.dumps([content, *columns]).encode()).hexdigest()
+            return cls(content, str(path))
         sums = {name: sha256_of(os.path.join(path, name)) for name in sorted(names)}
         return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), str(path))
 

@@ -50,7 +50,6 @@ from utils import (
     read_text,
     run_main,
     seed_everything,
-    sha256_of,
 )
 
 if TYPE_CHECKING:
@@ -138,9 +137,12 @@ def join_world(args: Namespace) -> Iterator[World]:
 
 def facts(args: Namespace) -> dict[str, Any]:
     """What must be equal on every machine: the contents of the input files, and the flags that name no file."""
+    from plan import InputFile
+
     inputs = INPUTS[args.option]
     given = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
-    return given | {name: sha256_of(getattr(args, name)) for name in inputs if getattr(args, name) is not None}
+    files = {name: getattr(args, name) for name in inputs if getattr(args, name) is not None}
+    return given | {name: InputFile.of(path, getattr(args, "model_files", ())).sha256 for name, path in files.items()}
 
 
 def announce(args: Namespace) -> None:

@@ -422,7 +422,7 @@ def perplexity(llama: Llama, tokenizer: Tokenizer, text: str, batch_size: int = 
     """
     if not llama.config.is_causal:
         raise UserError("a bidirectional model sees the tokens that it would predict; use attention causal")
-    ids = tokenizer.sp_model.encode(text)  # all of it: `max_len` is for sentences
+    ids = tokenizer.encode_all(text)
     if not ids:
         raise UserError("there is no text")
     windows = TextWindows(ids, tokenizer.bos_id, llama.config.max_seq_len)

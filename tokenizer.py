@@ -10,6 +10,7 @@ from sentencepiece import SentencePieceProcessor
 from utils import UserError, find_asset
 
 TOKENIZER_MODEL = "tokenizer.model"
+NO_PIECE = -1  # the id of padding where every piece of a vocabulary may stand in a text; models embed it as id 0
 
 
 class Tokenizer:
@@ -47,8 +48,8 @@ class Tokenizer:
         self.eos_id: int = self.sp_model.eos_id()
         if min(self.bos_id, self.eos_id) < 0:
             raise UserError(f"{path} has no bos or no eos token, so it is not a tokenizer of the Llama kind")
-        # SentencePiece's own pad id is -1, which no embedding table can look up; the byte 0 never occurs in text
-        self.pad_id: int = self.sp_model.piece_to_id("<0x00>")
+        null = self.sp_model.piece_to_id("<0x00>")  # the byte 0 never occurs in text
+        self.pad_id: int = null if self.sp_model.is_byte(null) else NO_PIECE
 
     def to_bytes(self) -> bytes:
         """The SentencePiece model, which `from_bytes` reads."""
@@ -62,12 +63,23 @@ class Tokenizer:
         """`encode` of many texts at once."""
         return [self._frame(ids, bos, eos) for ids in self.sp_model.encode(texts)]
 
+    def encode_all(self, text: str) -> list[int]:
+        """Token ids of a text, however long sentences may be; no special tokens."""
+        return self.sp_model.encode(text)
+
+    def encode_next(self, text: str) -> list[int]:
+        """What a text and a space before it add to the ids of another one: pieces never cross a space."""
+        return self.sp_model.encode(text)  # which puts a space before every text
+
     def _frame(self, ids: list[int], bos: bool, eos: bool) -> list[int]:
         return [self.bos_id] * bos + ids[: self.max_len] + [self.eos_id] * eos
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special tokens become nothing. Raises `UserError` where a piece is no text."""
+        """The text of token ids; special tokens become nothing, and so does what is beyond the vocabulary.
+
+        Raises `UserError` where a piece is no text.
+        """
         try:
-            return self.sp_model.decode(list(ids))
+            return self.sp_model.decode([number for number in ids if number < self.n_words])
         except UnicodeDecodeError:
             raise UserError(f"{self.model_path} is damaged: it has pieces that are not UTF-8 text") from None

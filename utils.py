@@ -352,9 +352,17 @@ def find_asset(name: str | os.PathLike) -> Path | None:
 
 
 def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> str:
-    """What a checkpoint's tokenizer is called: `given`, else the .model file beside it, else tokenizer.model."""
+    """What a checkpoint's tokenizer is called: `given`, else the .model file beside it, else tokenizer.model.
+
+    Of a folder: tokenizer.model in it, else tokenizer.json.
+    """
+    if given:
+        return given
+    if os.path.isdir(checkpoint):
+        inside = Path(checkpoint, "tokenizer.model")
+        return str(inside if inside.exists() else inside.with_suffix(".json"))
     beside = Path(checkpoint).with_suffix(".model")
-    return given or (str(beside) if beside.is_file() else "tokenizer.model")
+    return str(beside) if beside.is_file() else "tokenizer.model"
 
 
 def import_folder(name: str) -> ModuleType | None:
@@ -365,6 +373,14 @@ def import_folder(name: str) -> ModuleType | None:
         if error.name != name:  # the folder is here, and lacks something
             raise
         return None
+
+
+def import_part(name: str, wanted_for: str) -> ModuleType:
+    """A module of such a folder, as `convert.directory`. Raises `UserError` that names what it is wanted for."""
+    folder = name.partition(".")[0]
+    if import_folder(folder) is None:
+        raise UserError(f"{wanted_for} needs the folder {folder}/ of this package beside its modules")
+    return importlib.import_module(name)
 
 
 def read_text(path: str | os.PathLike) -> str:

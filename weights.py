@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from config import Checks, LlamaConfig
 from llama import Llama
 from storage import load_tensors
-from utils import UserError, shorten, some
+from utils import UserError, import_part, shorten, some
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -62,6 +62,11 @@ def half_rotation_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
     return weight.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
+def interleaved_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """The inverse of `half_rotation_rows`. weight: (h d) D -> (h d) D"""
+    return weight.unflatten(0, (n_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
 def hugging_face_state(state: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
     """Our state dict under Hugging Face's names, with its order of rows."""
     heads = {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}
@@ -79,7 +84,11 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
     `torch.compile` leaves. `attention` overrides what the checkpoint declares; one that declares nothing is
     bidirectional. Raises `UserError` if the file is missing, not a checkpoint, or of another shape: every missing,
     unexpected or misshapen key is named.
+
+    A folder is a Hugging Face directory, causal unless `attention` says otherwise: see `convert/hugging_face.py`.
     """
+    if os.path.isdir(path):
+        return import_part("convert.hugging_face", "a Hugging Face directory").load_pretrained(path, attention)
     checkpoint = load_tensors(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
@@ -92,11 +101,16 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
         config = LlamaConfig.from_checkpoint(
             checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})
         )
-        state = canonical_state(checkpoint["model"])
+        state = canonical_state(checkpoint["model"], config.tied)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if found := misfits(state, config):
         raise UserError(f"{path} does not fit its model_args: {some(found)}")
+    return filled(path, config, state)
+
+
+def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.Tensor]) -> Llama:
+    """A Llama of weights that were found to fit. Raises `UserError` where they are no numbers. path: of their file."""
     # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
     # assignment's code does, so that a seed means the same head and the same shuffling here as there.
     model = Llama(config)
@@ -112,8 +126,8 @@ def _methods_of(checkpoint: dict) -> str:
     return f" with {some(map(str, methods))}" if isinstance(methods, dict) and methods else ""
 
 
-def canonical_state(state: dict) -> dict:
-    """The state dict under this package's names; a tied matrix that is stored once is filled in.
+def canonical_state(state: dict, tied: bool = True) -> dict:
+    """The state dict under this package's names; where the model ties a matrix that is stored once, it is filled in.
 
     Raises `ValueError` where two names stand for the same tensor.
     """
@@ -127,7 +141,7 @@ def canonical_state(state: dict) -> dict:
             raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
         renamed[name], before[name] = tensor, full
     for name, twin in (("output.weight", "tok_embeddings.weight"), ("tok_embeddings.weight", "output.weight")):
-        if name not in renamed and twin in renamed:
+        if tied and name not in renamed and twin in renamed:
             renamed[name] = renamed[twin]
     return renamed
 
@@ -153,7 +167,7 @@ class Unfilled(TorchFunctionMode):
 def misfits(state: dict, config: LlamaConfig) -> list[str]:
     """What keeps `state` from filling a Llama of this config, found without allocating one."""
     found = misfits_of(state, config, Llama)
-    if not found and not are_equal(state["tok_embeddings.weight"], state["output.weight"]):
+    if config.tied and not found and not are_equal(state["tok_embeddings.weight"], state["output.weight"]):
         found.append("tok_embeddings.weight and output.weight differ, but this model ties them")
     return found
 

@@ -95,7 +95,7 @@ def words_of_labels(words: str, label_names: Sequence[str]) -> list[str]:
 
 def ids_of_words(words: Sequence[str], tokenizer: Tokenizer) -> list[Ids]:
     """The tokens of each word. Raises `UserError` for one that has none, or those of another one."""
-    encoded = [tuple(tokenizer.sp_model.encode(word)) for word in words]  # whole, however short sentences are cut
+    encoded = [tuple(tokenizer.encode_all(word)) for word in words]  # whole, however short sentences are cut
     for number, ids in enumerate(encoded):
         if not ids:
             raise UserError(f"the word {words[number]!r} has no tokens")

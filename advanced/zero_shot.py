@@ -161,7 +161,7 @@ class PMI(LabelWords):
     ):
         super().__init__(llama, tokenizer, label_names, template, words, premise=premise)
         text = premise.strip() or re.split(r"[.?!]\s+", self.prompt_suffix)[-1]
-        ids = [tokenizer.bos_id, *tokenizer.sp_model.encode(text)]
+        ids = [tokenizer.bos_id, *tokenizer.encode_all(text)]
         if len(ids) + self.room > llama.config.max_seq_len:
             raise UserError(f"the premise takes {len(ids)} tokens, which leaves no room in {llama.config.max_seq_len}")
         self.register_buffer("premise_ids", torch.tensor([ids]), persistent=False)  # 1 p

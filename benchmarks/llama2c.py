@@ -1,26 +1,21 @@
-"""llama2.c (github.com/karpathy/llama2.c) as a contender: its file formats, its program, its answer.
+"""llama2.c (github.com/karpathy/llama2.c) as a contender: its program, its answer.
 
-Nothing of it is here; its compiled `run` program is named by `--llama2c`. The formats are those that its `run.c` reads:
-- a model file ("version 0") is seven int32 (dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len)
-  and float32 matrices in the order of `weights_in_order`;
-- a tokenizer file is an int32, the longest piece's length, and for every id a float32 score, an int32 length and the
-  piece's bytes.
+Nothing of it is here; its compiled `run` program is named by `--llama2c`. Its files are those of `convert/llama2c.py`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 
 import torch
 
 from config import LlamaConfig
-from rope import rope_table
+from convert.llama2c import content_of, content_of_tokenizer
 from utils import UserError, atomic_write
 
 SPECIAL_PIECES = (b"<unk>", b"<s>", b"</s>")
@@ -39,28 +34,6 @@ def find_program(path: str | os.PathLike) -> Path:
     return program.resolve()
 
 
-def weights_in_order(state: dict[str, torch.Tensor], config: LlamaConfig) -> Iterator[torch.Tensor]:
-    """All tensors of a model file: one kind of matrix after another, each over all layers. The output is tied."""
-    yield state["tok_embeddings.weight"]
-    names = ("attention_norm", "attention.compute_query", "attention.compute_key", "attention.compute_value")
-    names += ("attention.compute_output", "ffn_norm", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
-    for name in names:
-        yield from (state[f"layers.{layer}.{name}.weight"] for layer in range(config.n_layers))
-    yield state["norm.weight"]
-    yield from rope_table(config.head_dim, config.max_seq_len)
-
-
-def export_model(path: str | os.PathLike, state: dict[str, torch.Tensor], config: LlamaConfig) -> None:
-    """Write a model file. Raises `UserError` for a model that llama2.c, whose settings are fixed, cannot compute."""
-    if config.rope_theta != 10000.0 or config.layer_norm_eps != 1e-5 or not config.is_causal:
-        raise UserError("llama2.c runs causal models with rope_theta=10000 and layer_norm_eps=1e-5 only")
-    header = (config.dim, config.hidden_dim, config.n_layers, config.n_heads, config.n_kv_heads)
-    with atomic_write(path, "wb") as file:
-        file.write(struct.pack("=7i", *header, config.vocab_size, config.max_seq_len))
-        for tensor in weights_in_order(state, config):
-            file.write(tensor.detach().float().contiguous().numpy().tobytes())
-
-
 def make_pieces(vocab_size: int) -> list[bytes]:
     """A vocabulary in which a text is one sequence of ids: special ids, bytes, a space, then one letter per id.
 
@@ -73,13 +46,6 @@ def make_pieces(vocab_size: int) -> list[bytes]:
     if len(pieces) != vocab_size:
         raise ValueError(f"no vocabulary of {vocab_size} pieces")
     return pieces
-
-
-def export_tokenizer(path: str | os.PathLike, pieces: Sequence[bytes]) -> None:
-    with atomic_write(path, "wb") as file:
-        file.write(struct.pack("=i", max(map(len, pieces))))
-        for piece in pieces:
-            file.write(struct.pack("=fi", 0.0, len(piece)) + piece)
 
 
 def printed_text(ids: Sequence[int], pieces: Sequence[bytes]) -> bytes:
@@ -106,8 +72,10 @@ class Llama2C:
         self.model_path, self.tokenizer_path = folder / "model.bin", folder / "tokenizer.bin"
         self.pieces = make_pieces(config.vocab_size)
         self.text = b""
-        export_model(self.model_path, state, config)
-        export_tokenizer(self.tokenizer_path, self.pieces)
+        with atomic_write(self.model_path, "wb") as file:
+            file.writelines(content_of(state, config))
+        with atomic_write(self.tokenizer_path, "wb") as file:
+            file.writelines(content_of_tokenizer(self.pieces, [0.0] * len(self.pieces)))
 
     def generate(self, prompt: Sequence[int], new: int) -> float:
         """Continue `prompt` by `new` tokens at temperature 0; returns the seconds that it says a token took.

@@ -22,10 +22,10 @@ from advanced.text_runs import alone, make_optimizer, resume
 from bert.directory import DirectorySaver
 from bert.heads import BertForQuestionAnswering
 from bert.load import load_model, load_tokenizer
-from bert.names import CONFIG, SAFETENSORS
 from bert.spans import SpanData, SpanEvaluation, Spans
 from bert.squad import Question, Scores, read_squad
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
+from convert.directory import CONFIG, SAFETENSORS
 from plan import Place
 from runs import compute_fast
 from training import Diverged, EpochResult, evaluate, fit

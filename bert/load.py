@@ -5,12 +5,9 @@ BERT's and DistilBERT's, under old names and new ones, with a head or without. N
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,16 +15,14 @@ from torch import nn
 
 from bert import heads
 from bert.model import Bert
-from bert.names import BERT, CONFIG, DISTILBERT, HEADS, LEFT_OVER, PICKLED, SAFETENSORS, WEIGHTS, Family
+from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Family
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
-from storage import DAMAGED, load_tensors
-from utils import UserError, read_text, shorten, shown, some, warn
+from convert.directory import CONFIG, State, read_settings, read_tensors
+from utils import UserError, shorten, shown, some, warn
 from weights import Unfilled, are_equal, is_finite, misfits_of, unlike
 
 SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
 DECODER, TOKENS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
-
-State = dict[str, torch.Tensor]
 
 
 def load_pretrained(path: str | os.PathLike) -> Bert:
@@ -79,7 +74,7 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
     """
     _, settings = read_config(path)
     beside = Path(path, SETTINGS)
-    lower_case = not beside.exists() or bool(_read_settings(beside).get("do_lower_case", True))
+    lower_case = not beside.exists() or bool(read_settings(beside).get("do_lower_case", True))
     tokenizer, most = WordPiece.from_file(Path(path, VOCABULARY), lower_case), settings.get("vocab_size")
     if isinstance(most, int) and len(tokenizer) > most:
         raise UserError(f"{path} has {len(tokenizer)} pieces in {VOCABULARY}, but a vocab_size of {most} in {CONFIG}")
@@ -93,7 +88,7 @@ def read_config(path: str | os.PathLike) -> tuple[Family, dict[str, Any]]:
     if not Path(path).is_dir():
         raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT")
     file = Path(path, CONFIG)
-    settings = _read_settings(file)
+    settings = read_settings(file)
     kind = settings.get("model_type", BERT.name)  # the oldest files do not say it
     for family in (BERT, DISTILBERT):
         if kind == family.name:
@@ -101,27 +96,7 @@ def read_config(path: str | os.PathLike) -> tuple[Family, dict[str, Any]]:
     raise UserError(f"{file} describes a model of type {shown(kind)}; bert and distilbert are known here")
 
 
-def safetensors() -> ModuleType:
-    """The module that reads and writes safetensors. Raises `UserError` where it is not installed."""
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError:
-        raise UserError(f"{SAFETENSORS} needs a package: pip install safetensors") from None
-
-
 # ------------------------------------------------------------------------------------------- parts of loading
-
-
-def _read_settings(file: Path) -> dict[str, Any]:
-    """What a JSON file says. Raises `UserError` where that is no object."""
-    text = read_text(file)
-    try:
-        settings = json.loads(text)
-    except (ValueError, RecursionError):  # of numbers with thousands of digits; of brackets in brackets
-        settings = None
-    if not isinstance(settings, dict):
-        raise UserError(f"{file} does not hold a JSON object, or it is damaged")
-    return settings
 
 
 def _part(name: str) -> str:
@@ -130,7 +105,7 @@ def _part(name: str) -> str:
 
 def _load_encoder(path: str | os.PathLike, family: Family, settings: dict[str, Any]) -> tuple[Bert, State]:
     """The encoder, and the tensors of heads under our names."""
-    file, tensors = _read_tensors(Path(path))
+    file, tensors = read_tensors(Path(path))
     try:
         state = _canonical_state(tensors, family)
         config = family.config(settings, has_pooler=any(_part(name) == "pooler" for name in state))
@@ -150,28 +125,6 @@ def _check_finite(path: str | os.PathLike, state: State, family: Family) -> None
     if damaged := [name for name, tensor in state.items() if not is_finite(tensor)]:
         where = family.in_their_words(some(damaged))
         raise UserError(f"{path} is damaged: not all numbers are finite in {where}")
-
-
-def _read_tensors(folder: Path) -> tuple[Path, dict]:
-    """The file that holds the weights, and what it holds."""
-    readers = {SAFETENSORS: _read_safetensors, PICKLED: load_tensors}
-    for file, read in ((folder / name, readers[name]) for name in WEIGHTS):
-        if file.exists():
-            tensors = read(file)
-            if not isinstance(tensors, dict):
-                raise UserError(f"{file} does not hold a state dict")
-            return file, tensors
-    raise UserError(f"{folder} holds no weights: neither {SAFETENSORS} nor {PICKLED}")
-
-
-def _read_safetensors(file: Path) -> State:
-    read = safetensors().load_file
-    try:
-        return read(file)
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror or error}") from None
-    except Exception:  # of several unrelated classes, by what is damaged
-        raise UserError(f"cannot load {file}: {DAMAGED.replace('PyTorch checkpoint', 'safetensors file')}") from None
 
 
 def _canonical_state(tensors: dict, family: Family) -> dict:

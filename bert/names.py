@@ -1,4 +1,4 @@
-"""What Hugging Face calls the files, settings and tensors of a BERT and of a DistilBERT, and their names here."""
+"""What Hugging Face calls the settings and tensors of a BERT and of a DistilBERT, and their names here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 
 from bert.config import BertConfig
 from utils import shown
-
-CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"  # files of a directory
-WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read
 
 # Names within a layer, and around the layers. Each stands for a weight and, but for embeddings, a bias.
 BERT_LAYER = {

@@ -21,9 +21,9 @@ from pathlib import Path
 from advanced.lineage import RECORD
 from advanced.text_flags import Outputs, Row, add_text_flags, check_length, check_text_flags, follow, found
 from bert.config import BertConfig
-from bert.names import CONFIG, SAFETENSORS, WEIGHTS
 from bert.vocabulary import tokenizers
 from bert.wordpiece import SETTINGS, VOCABULARY
+from convert.directory import CONFIG, SAFETENSORS, WEIGHTS
 from utils import ArgumentParser, UserError, run_main, warn
 
 SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}

@@ -31,8 +31,8 @@ from arguments import (
     check_overlaps,
     is_one_of_several,
 )
-from bert.names import CONFIG, WEIGHTS
 from bert.wordpiece import SETTINGS, VOCABULARY
+from convert.directory import files_read
 from utils import (
     ArgumentParser,
     Default,
@@ -185,8 +185,7 @@ def find_bert(args: Namespace) -> bool:
     if not (path / VOCABULARY).is_file():
         raise UserError(f"--pretrained-model-path {path} holds no {VOCABULARY}")
     args.pretrained_model_path, args.tokenizer = str(path), str(path / VOCABULARY)
-    weights = next((name for name in WEIGHTS if (path / name).is_file()), WEIGHTS[0])
-    args.model_files = [name for name in (CONFIG, VOCABULARY, SETTINGS, weights) if (path / name).is_file()]
+    args.model_files = files_read(path, (VOCABULARY, SETTINGS))
     return False
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from bert.heads import BertForPreTraining
-from bert.load import DECODER, State, safetensors
+from bert.load import DECODER
 from bert.model import Bert
-from bert.names import BERT, CONFIG, SAFETENSORS, Family, family_of
-from utils import UserError, atomic_write
+from bert.names import BERT, Family, family_of
+from convert.directory import SAFETENSORS, State, write_model
+from utils import UserError
 
 if TYPE_CHECKING:
     from bert.wordpiece import WordPiece
@@ -35,13 +35,8 @@ def save_pretrained(
     encoder = model if isinstance(model, Bert) else model.encoder
     family = family_of(encoder.config)
     tensors, settings = _tensors(model, family), _settings(model, encoder, family)
-    content = safetensors().save(tensors, metadata={"format": "pt", **(about or {})})
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / SAFETENSORS, "wb") as file:
-        file.write(content)
-    with atomic_write(folder / CONFIG) as file:
-        file.write(json.dumps(settings, indent=2) + "\n")
+    write_model(folder, settings, tensors, about)
     if tokenizer is not None:
         tokenizer.save(folder)
 

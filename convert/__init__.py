@@ -1,1 +1,1 @@
-"""Checkpoints in other programs' formats: `python -m convert MODEL OUT --to gguf`."""
+"""Models in other programs' formats, in and out: `python -m convert MODEL OUT --to hf|llama2c|gguf|onnx`."""

@@ -1,28 +1,45 @@
-"""Convert a checkpoint.
+"""Convert a model into another program's format.
 
-    python -m convert stories42M.pt stories42M.gguf --to gguf --attention causal
+    python -m convert stories42M.pt stories42M --to hf --attention causal
+    python -m convert stories42M.bin stories42M --from llama2c --to hf
+    python -m convert checkpoints/minllama1M.pt minllama1M.bin --to llama2c
     python -m convert checkpoints/minllama1M.pt minllama1M.gguf --to gguf --dtype q8_0
+    python -m convert finetune-5-2e-05.pt films.onnx --to onnx
+
+MODEL is a checkpoint, a Hugging Face directory or, with --from llama2c, a .bin file; with --to onnx, what --option
+finetune has saved. See docs/formats.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from convert import gguf
-from utils import ArgumentParser, UserError, check_writable, find_asset, run_main
+from config import ATTENTION_KINDS
+from convert.directory import files_of_llama
+from convert.formats import DTYPES
+from utils import ArgumentParser, UserError, check_new, find_asset, run_main, tokenizer_name
+
+FORMATS = "hf: a Hugging Face directory; llama2c: a .bin file and its tokenizer.bin; gguf: for llama.cpp; onnx: a "
+FORMATS += "fine-tuned classifier"
 
 
 def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line. Raises `UserError` for what does not fit."""
-    parser = ArgumentParser(prog="python -m convert", description="a checkpoint in another program's format")
-    parser.add_argument("model", metavar="MODEL", help="checkpoint")
-    parser.add_argument("out", metavar="OUT", help="the file to write")
-    parser.add_argument("--to", choices=("gguf",), required=True, help="gguf: llama.cpp's format")
-    parser.add_argument("--dtype", choices=gguf.DTYPES, default="f32", help="of the matrices")
-    parser.add_argument("--tokenizer", metavar="FILE", help="else the checkpoint's own .model, else tokenizer.model")
-    parser.add_argument("--attention", choices=("causal",), help="read the checkpoint as a causal model")
+    parser = ArgumentParser(prog="python -m convert", description="a model in another program's format")
+    what = "checkpoint or Hugging Face directory; for onnx a saved classifier"
+    parser.add_argument("model", metavar="MODEL", help=what)
+    parser.add_argument("out", metavar="OUT", help="what is written, a directory for hf; nothing is overwritten")
+    parser.add_argument("--to", choices=DTYPES, required=True, help=FORMATS)
+    parser.add_argument("--from", dest="source", choices=("llama2c",), help="MODEL is a .bin file of llama2.c")
+    kinds = tuple(dict.fromkeys(dtype for dtypes in DTYPES.values() for dtype in dtypes))
+    parser.add_argument("--dtype", choices=kinds, default="f32", help="of the matrices")
+    what = "SentencePiece model or tokenizer.json; else the model's own, else tokenizer.model"
+    parser.add_argument("--tokenizer", metavar="FILE", help=what)
+    what = "override what the checkpoint declares; a directory and a .bin file are causal"
+    parser.add_argument("--attention", choices=ATTENTION_KINDS, help=what)
     args = parser.parse_args(argv)
     check_args(args)
     return args
@@ -30,32 +47,87 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def check_args(args: argparse.Namespace) -> None:
     """Everything that can be known before work starts; resolves the input files."""
-    model = find_asset(args.model)
-    if model is None:
-        what = "is a folder" if Path(args.model).is_dir() else "does not exist"
-        raise UserError(f"{args.model} {what}; name a checkpoint that is here")
-    beside = model.with_suffix(".model")
-    name = args.tokenizer or (beside if beside.is_file() else "tokenizer.model")
-    tokenizer = find_asset(name)
-    if tokenizer is None:
+    if args.dtype not in DTYPES[args.to]:
+        raise UserError(f"--dtype {args.dtype} is not for --to {args.to}, which has {', '.join(DTYPES[args.to])}")
+    if args.to == "onnx":
+        for flag in ("attention", "tokenizer", "source"):
+            if getattr(args, flag) is not None:
+                name = "from" if flag == "source" else flag
+                raise UserError(f"--{name} is not for --to onnx: a saved classifier says all of itself")
+    elif args.attention == "bidirectional":
+        raise UserError(f"--attention bidirectional is nothing that {args.to} can say; use --attention causal")
+    args.model = _find_model(args)
+    if args.to != "onnx":
+        args.tokenizer = _find_tokenizer(args)
+    outputs = [args.out]
+    if args.to == "llama2c":
+        from convert.llama2c import TOKENIZER
+
+        outputs.append(str(Path(args.out).with_name(TOKENIZER)))
+        if outputs[0] == outputs[1]:
+            raise UserError(f"OUT {args.out} is where the tokenizer goes; give the model another name")
+    for path in outputs:
+        if os.path.isdir(path):
+            raise UserError(f"OUT {path} is a folder that is there already; name another one")
+        check_new(path, "OUT")
+
+
+def _find_model(args: argparse.Namespace) -> str:
+    if os.path.isdir(args.model) and args.source is None and args.to != "onnx":
+        files_of_llama(Path(args.model))
+        return args.model
+    found = find_asset(args.model)
+    if found is None:
+        what = "is a folder" if os.path.isdir(args.model) else "does not exist"
+        raise UserError(f"MODEL {args.model} {what}; name a file that is here")
+    return str(found)
+
+
+def _find_tokenizer(args: argparse.Namespace) -> str | None:
+    """None where a directory that may do without has none."""
+    name = tokenizer_name(args.model, args.tokenizer)
+    found = find_asset(name)
+    if found is None and not (args.to == "hf" and os.path.isdir(args.model) and args.tokenizer is None):
         raise UserError(f"tokenizer {name} does not exist; name one with --tokenizer")
-    check_writable(args.out, "OUT")
-    if Path(args.out).resolve() in (model.resolve(), tokenizer.resolve()):
-        raise UserError(f"OUT {args.out} is also an input; give it a name of its own")
-    args.model, args.tokenizer = str(model), str(tokenizer)
+    return None if found is None else str(found)
 
 
 def main() -> int:
     args = get_args()
-    from llama import load_pretrained
-    from tokenizer import Tokenizer
+    if args.to == "onnx":
+        from convert import onnx
+        from runs import load_classifier
 
-    model = load_pretrained(args.model, attention=args.attention)
-    tokenizer = Tokenizer(tokenizer_model=args.tokenizer)
-    vocabulary = gguf.read_vocabulary(tokenizer.sp_model, args.tokenizer)
-    gguf.write(args.out, model.state_dict(), model.config, vocabulary, args.dtype, name=Path(args.model).stem)
+        onnx.write(args.out, *load_classifier(args.model))
+    else:
+        _convert_language_model(args)
     print(f"wrote {args.out}")
     return 0
+
+
+def _convert_language_model(args: argparse.Namespace) -> None:
+    import llama
+    from convert import gguf, hugging_face, llama2c
+    from convert.vocabulary import vocabulary_of
+    from families import OtherVocabulary, read_tokenizer, require_vocabulary
+
+    tokenizer = None if args.tokenizer is None else read_tokenizer(args.tokenizer)
+    source = llama2c if args.source else llama
+    model = source.load_pretrained(args.model, attention=args.attention)
+    if tokenizer is not None:
+        try:
+            require_vocabulary(tokenizer, model, args.model)
+        except OtherVocabulary as error:
+            raise UserError(f"{error}; name the right one with --tokenizer") from None
+    state, config = model.state_dict(), model.config
+    if args.to == "hf":
+        hugging_face.write(args.out, state, config, tokenizer, args.dtype)
+        return
+    vocabulary = vocabulary_of(tokenizer).filled(config.vocab_size)
+    if args.to == "llama2c":
+        llama2c.write(args.out, state, config, vocabulary)
+    else:
+        gguf.write(args.out, state, config, vocabulary, args.dtype, name=Path(args.model).stem)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A Llama as a GGUF file, the format of llama.cpp (github.com/ggml-org/ggml, docs/gguf.md), with the package `gguf`.
 
 llama.cpp's architecture "llama" rotates interleaved pairs as rope.py does, so no matrix is permuted (what converters of
-Hugging Face's checkpoints do undoes that library's own order). The output matrix is left out: a file without one is
+Hugging Face's checkpoints do undoes that library's own order). A tied output matrix is left out: a file without one is
 read as tied. Vectors are always float32; a matrix whose rows are no whole number of blocks stays float16 in q8_0.
+Angles that are scaled as Llama 3's are declared as what each pair's are divided by, in a tensor of its own.
 """
 
 from __future__ import annotations
@@ -12,60 +13,31 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from config import LlamaConfig
+from convert.formats import DTYPES, require_causal
+from convert.vocabulary import Vocabulary
 from utils import UserError
 
 if TYPE_CHECKING:
     import torch
     from gguf import GGMLQuantizationType, GGUFWriter
-    from sentencepiece import SentencePieceProcessor
-
-DTYPES = ("f32", "f16", "q8_0")
-NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces, SentencePiece's numbers as well
-
-
-class Vocabulary(NamedTuple):
-    """Pieces in the order of their ids. adds_space: whether a text is read as if a space stood before it."""
-
-    pieces: list[str]
-    scores: list[float]
-    types: list[int]
-    unk_id: int
-    bos_id: int
-    eos_id: int
-    adds_space: bool
-
-
-def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
-    """What a SentencePiece model knows. Raises `UserError` naming `path` for one that llama.cpp reads otherwise."""
-    ids = range(model.vocab_size())
-    types = [_type_of(model, token) for token in ids]
-    scores = [model.get_score(token) for token in ids]
-    if BYTE not in types:
-        raise UserError(f"{path} has no pieces for single bytes, without which llama.cpp loads no vocabulary")
-    if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
-        raise UserError(f"{path} is no BPE model; llama.cpp merges pairs of pieces by their rank alone")
-    adds_space = model.encode("a", out_type=str)[0].startswith("\u2581")
-    pieces = [model.id_to_piece(token) for token in ids]
-    return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
-
-
-def _type_of(model: SentencePieceProcessor, token: int) -> int:
-    kinds = {UNKNOWN: model.is_unknown, CONTROL: model.is_control, UNUSED: model.is_unused, BYTE: model.is_byte}
-    return next((kind for kind, is_one in kinds.items() if is_one(token)), NORMAL)
 
 
 def renamed(state: dict[str, torch.Tensor], config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """llama.cpp's name of every tensor of a file, and the tensor."""
-    from weights import all_names  # after the arguments are read: it imports PyTorch
+    from rope import frequencies  # after the arguments are read: they import PyTorch
+    from weights import all_names
 
     for names in all_names(config):
-        if names.ours != "output.weight":
+        if names.ours != "output.weight" or not config.tied:
             yield names.llama_cpp, state[names.ours]
+    if config.rope_scaling is not None and config.rope_scaling[0] == "llama3":
+        shape = config.head_dim, config.rope_theta
+        yield "rope_freqs.weight", frequencies(*shape) / frequencies(*shape, config.rope_scaling)
 
 
 def write(
@@ -73,7 +45,7 @@ def write(
     state: dict[str, torch.Tensor],
     config: LlamaConfig,
     vocabulary: Vocabulary,
-    dtype: str = "f32",
+    dtype: str = DTYPES["gguf"][0],
     name: str = "min-llama",
 ) -> None:
     """Write a model file, whole or not at all. dtype: of the matrices.
@@ -82,8 +54,7 @@ def write(
     where the package `gguf` is not installed.
     """
     gguf = _import_gguf()
-    if not config.is_causal:
-        raise UserError("a GGUF Llama is causal and this model is bidirectional; --attention causal converts it as one")
+    require_causal(config, "a GGUF Llama")
     if len(vocabulary.pieces) != config.vocab_size:
         raise UserError(
             f"the tokenizer has {len(vocabulary.pieces)} pieces and the model's vocabulary {config.vocab_size}"
@@ -146,6 +117,9 @@ def _describe(writer: GGUFWriter, config: LlamaConfig, dtype: str, name: str) ->
     writer.add_layer_norm_rms_eps(config.layer_norm_eps)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
+    if config.rope_scaling is not None and config.rope_scaling[0] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_scaling[1])
     writer.add_vocab_size(config.vocab_size)
 
 

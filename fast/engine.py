@@ -67,7 +67,8 @@ class DecodeEngine:
     def angle(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosine and sine of a position, d/2 each."""
         config = self.config
-        tables = rope_table(config.head_dim, max(config.max_seq_len, position + 1), config.rope_theta)
+        longest = max(config.max_seq_len, position + 1)
+        tables = rope_table(config.head_dim, longest, config.rope_theta, scaling=config.rope_scaling)
         return tuple(table[position].numpy() for table in tables)
 
     def _head(self, x: np.ndarray, only_largest: bool) -> np.ndarray:
@@ -242,7 +243,7 @@ def _rotation(pair: Pair, is_page: bool) -> list[torch.Tensor]:
     if is_page:
         starts = position, torch.tensor([position])
         settings = config.head_dim, config.max_seq_len, config.rope_theta
-        return [rotate(x, *settings, start).flatten() for start in starts]
+        return [rotate(x, *settings, start, config.rope_scaling).flatten() for start in starts]
     row = x.flatten().numpy()
     loops.rotate_row(row, *angle)
     return [torch.from_numpy(row)] * 2

@@ -136,10 +136,10 @@ def test_what_does_not_look_like_labels_is_refused(tmp_path: Path, labels: list)
 
 def test_other_columns_are_other_data(tmp_path: Path, ending: str):
     path = write(tmp_path / f"d{ending}", [{"text": "x", "label": "good"}])
-    assert InputFile.of(path, Columns()) == InputFile.of(path, Columns())
-    assert InputFile.of(path, Columns()) != InputFile.of(path, Columns(label="other"))
+    assert InputFile.of(path, columns=Columns()) == InputFile.of(path, columns=Columns())
+    assert InputFile.of(path, columns=Columns()) != InputFile.of(path, columns=Columns(label="other"))
     (lines := tmp_path / "d.txt").write_bytes(path.read_bytes())
-    assert InputFile.of(lines, Columns(label="other")) == InputFile.of(lines)
+    assert InputFile.of(lines, columns=Columns(label="other")) == InputFile.of(lines)
 
 
 def test_sentences_to_predict_come_from_a_column(tmp_path: Path, ending: str):

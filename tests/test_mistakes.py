@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(path.stem for path in ROOT.glob("*.py"))
 
 NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
-TURN = "rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos).transpose(1, 2)"
+TURN = "rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos, self.rope_scaling).transpose(1, 2)"
 TURN_LATE = "rotate(x.transpose(1, 2), self.head_dim, self.max_seq_len, self.rope_theta, start_pos)"
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
 FIRST = "h = residual + self.attention(self.attention_norm(x), view)\n"

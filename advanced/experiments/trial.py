@@ -166,10 +166,7 @@ def checkpoint_of(model: Model) -> InputFile:
     """As a plan has it: the file, or the directory with the files in it that count."""
     from plan import InputFile
 
-    if model.family == "llama":
-        return InputFile.of(model.checkpoint)
-    names = [name for name in OF_DIRECTORY if Path(model.checkpoint, name).is_file()]
-    return InputFile.of_folder(model.checkpoint, names)
+    return InputFile.of(model.checkpoint, [name for name in OF_DIRECTORY if Path(model.checkpoint, name).is_file()])
 
 
 def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -> dict[str, Any]:

@@ -471,7 +471,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kernels", ["auto", "plain"])
 def test_a_run_computes_with_them_unless_it_is_told_not_to(directory: Path, films: dict[str, Path], kernels: str):
     plan = Plan(
-        checkpoint=InputFile.of_folder(directory, ("config.json", "model.safetensors", "vocab.txt")),
+        checkpoint=InputFile.of(directory, ("config.json", "model.safetensors", "vocab.txt")),
         tokenizer=InputFile.of(directory / "vocab.txt"),
         train=InputFile.of(films["train"]),
         dev=InputFile.of(films["dev"]),

@@ -31,7 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def plan(directory: Path, films: dict[str, Path]) -> Plan:
     return Plan(
-        checkpoint=InputFile.of_folder(directory, FILES),
+        checkpoint=InputFile.of(directory, FILES),
         tokenizer=InputFile.of(directory / "vocab.txt"),
         train=InputFile.of(films["train"]),
         dev=InputFile.of(films["dev"]),
@@ -126,14 +126,14 @@ def test_the_plan_of_a_llama_is_what_it_was_before_there_were_berts(plan: Plan):
 
 
 def test_a_plan_knows_a_directory_by_its_files(directory: Path, tmp_path: Path):
-    before = InputFile.of_folder(directory, FILES)
+    before = InputFile.of(directory, FILES)
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "finetuned.resume").write_text("what a run writes there")
-    assert InputFile.of_folder(tmp_path, FILES[::-1]) == before
+    assert InputFile.of(tmp_path, FILES[::-1]) == before
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**settings, "layer_norm_eps": 1e-6}))
-    assert InputFile.of_folder(tmp_path, FILES) != before
+    assert InputFile.of(tmp_path, FILES) != before
 
 
 def test_a_file_of_another_kind_is_refused_in_one_line(plan: Plan, tmp_path: Path):

@@ -18,6 +18,7 @@ from error_helpers import ROOT, check_one_error, snapshot
 
 from convert import gguf as convert_gguf
 from convert.__main__ import get_args
+from convert.vocabulary import read_vocabulary
 from llama import Llama, load_pretrained
 from tokenizer import Tokenizer
 from utils import UserError
@@ -46,7 +47,7 @@ def convert(tmp_path: Path) -> Callable[..., Path]:
     pytest.importorskip("gguf", reason="the package gguf is not installed")
 
     def write(model: Llama, tokenizer: Path, dtype: str) -> Path:
-        vocabulary = convert_gguf.read_vocabulary(Tokenizer(tokenizer_model=tokenizer).sp_model, tokenizer)
+        vocabulary = read_vocabulary(Tokenizer(tokenizer_model=tokenizer).sp_model, tokenizer)
         path = tmp_path / f"{dtype}.gguf"
         convert_gguf.write(path, model.state_dict(), model.config, vocabulary, dtype)
         return path
@@ -129,7 +130,7 @@ def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
-    vocabulary = convert_gguf.read_vocabulary(tokenizer.sp_model, "the bundled one")
+    vocabulary = read_vocabulary(tokenizer.sp_model, "the bundled one")
     model = load_pretrained(BUNDLED)
     convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
@@ -156,14 +157,16 @@ def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint
     assert {tensor.name for tensor in reader(tmp_path / "out.gguf").tensors} >= {"token_embd.weight"}
 
 
-def test_another_tokenizer_names_both_sizes_and_keeps_the_old_file(tiny_checkpoint: Path, tmp_path: Path):
+def test_another_tokenizer_names_both_sizes_and_no_file_is_overwritten(tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    (tmp_path / "out.gguf").write_text("old")
-    before = snapshot(tmp_path)
     flags = ["--to", "gguf", "--attention", "causal", "--tokenizer", BUNDLED.with_suffix(".model")]
     done = run_convert(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
-    check_one_error(done.returncode, done.stderr, "300", "2048")
-    assert snapshot(tmp_path) == before
+    check_one_error(done.returncode, done.stderr, "300", "2048", "--tokenizer")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "out.gguf").write_text("old")
+    done = run_convert(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
+    check_one_error(done.returncode, done.stderr, "OUT", "out.gguf is there already")
+    assert snapshot(tmp_path) == {"out.gguf": b"old"}
 
 
 def test_too_large_for_float16_is_refused(convert: Callable[..., Path], tiny_tokenizer: Path, tmp_path: Path):
@@ -194,7 +197,7 @@ def test_a_full_disk_leaves_the_old_file(
 def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     model = grouped_model()
-    vocabulary = convert_gguf.read_vocabulary(Tokenizer(tokenizer_model=tiny_tokenizer).sp_model, tiny_tokenizer)
+    vocabulary = read_vocabulary(Tokenizer(tokenizer_model=tiny_tokenizer).sp_model, tiny_tokenizer)
     with pytest.raises(UserError, match="pip install"):
         convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
     assert not list(tmp_path.iterdir())
@@ -214,22 +217,23 @@ def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tm
     )
     model = Tokenizer(tokenizer_model=tmp_path / "other.model").sp_model
     with pytest.raises(UserError, match=words):
-        convert_gguf.read_vocabulary(model, "other.model")
+        read_vocabulary(model, "other.model")
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ([BUNDLED, "m.gguf"], ["--to"]),
-        ([BUNDLED, "m.gguf", "--to", "onnx"], ["--to", "onnx"]),
+        ([BUNDLED, "m.gguf", "--to", "pdf"], ["--to", "pdf"]),
         ([BUNDLED, "m.gguf", "--to", "gguf", "--dtype", "q4_0"], ["--dtype", "q4_0"]),
         (["no-such.pt", "m.gguf", "--to", "gguf"], ["no-such.pt", "does not exist"]),
-        ([".", "m.gguf", "--to", "gguf"], [". is a folder"]),
+        (["tests", "m.gguf", "--to", "gguf"], ["tests/config.json does not exist"]),
         ([BUNDLED, "m.gguf", "--to", "gguf", "--tokenizer", "no.model"], ["no.model", "--tokenizer"]),
         ([BUNDLED, ".", "--to", "gguf"], ["OUT", "folder"]),
         ([BUNDLED, "no-such-folder/m.gguf", "--to", "gguf"], ["OUT", "no-such-folder"]),
-        ([BUNDLED, BUNDLED, "--to", "gguf"], ["OUT", "input"]),
-        ([BUNDLED, "m.gguf", "--to", "gguf", "--attention", "bidirectional"], ["--attention", "bidirectional"]),
+        ([BUNDLED, BUNDLED, "--to", "gguf"], ["OUT", "is there already"]),
+        ([BUNDLED, "m.gguf", "--to", "gguf", "--attention", "bidirectional"], ["bidirectional", "--attention causal"]),
+        ([BUNDLED, "m.gguf", "--to", "gguf", "--dtype", "bf16"], ["--dtype bf16", "--to gguf", "q8_0"]),
     ],
 )
 def test_wrong_flags_are_one_sentence(flags: list[object], words: list[str]):

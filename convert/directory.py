@@ -1,0 +1,145 @@
+"""A Hugging Face directory: `config.json`, and weights as safetensors or pickled, in one file or in several.
+
+What all kinds of models share; Llamas are read by `hugging_face.py`, BERTs by `bert/load.py`. Nothing but tensors is
+ever unpickled. PyTorch is imported when weights are read, and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from storage import DAMAGED, load_tensors
+from utils import UserError, atomic_write, read_text, shorten, shown, some
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read, as one file or as several
+INDEX = ".index.json"  # after either name: which of several files holds which tensor
+TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
+MOST_SETTINGS = 2**23  # bytes of a JSON file: a damaged one must not fill the memory
+
+State = dict[str, "torch.Tensor"]
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """What a JSON file says. Raises `UserError` where that is no object."""
+    require_file(file, MOST_SETTINGS)
+    text = read_text(file)
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError):  # of numbers with thousands of digits; of brackets in brackets
+        settings = None
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} does not hold a JSON object, or it is damaged")
+    return settings
+
+
+def require_file(file: Path, most: int | None = None) -> None:
+    """Raises `UserError` for what is no plain file (a pipe would keep everybody waiting), or has more bytes."""
+    if not os.path.lexists(file):
+        raise UserError(f"{file} does not exist")
+    if not file.is_file():
+        raise UserError(f"{file} is {'a link that leads nowhere' if file.is_symlink() else 'no plain file'}")
+    if most is not None and file.stat().st_size > most:
+        raise UserError(f"{file} has {file.stat().st_size} bytes; at most {most} are read of such a file")
+
+
+# ---------------------------------------------------------------------------------------------------- weights
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """What the weights are read from; the index comes first where they are in several files. Raises `UserError`."""
+    for name in WEIGHTS:
+        if os.path.lexists(folder / name):
+            return [folder / name]
+        index = folder / f"{name}{INDEX}"
+        if os.path.lexists(index):
+            return [index, *_shards(index)]
+    raise UserError(f"{folder} holds no weights: neither {SAFETENSORS} nor {PICKLED}, nor an index of several files")
+
+
+def _shards(index: Path) -> list[Path]:
+    placed = read_settings(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
+        raise UserError(f"{index} does not say under 'weight_map' which file holds which tensor")
+    names = sorted(set(placed.values()))
+    ending = index.name.removesuffix(INDEX).rpartition(".")[2]
+    if foreign := [name for name in names if not name.endswith(f".{ending}") or set("/\\:\0") & set(name)]:
+        raise UserError(f"{index} names {shown(foreign[0])}, which is no .{ending} file of this folder")
+    if absent := [name for name in names if not (index.parent / name).exists()]:
+        raise UserError(f"{index} names files that are not here: {some(absent)}")
+    return [index.parent / name for name in names]
+
+
+def read_tensors(folder: Path) -> tuple[Path, State]:
+    """The file that the weights are known by, and what it holds, or the files that it names. Raises `UserError`."""
+    known_by, *shards = weight_files(folder)
+    tensors: State = {}
+    for file in shards or [known_by]:
+        for name, tensor in _read_file(file).items():
+            if name in tensors:
+                raise UserError(f"{known_by} names several files that hold {shorten(str(name))}; keep one")
+            tensors[name] = tensor
+    return known_by, tensors
+
+
+def _read_file(file: Path) -> dict:
+    require_file(file)
+    tensors = _read_safetensors(file) if file.suffix == ".safetensors" else load_tensors(file)
+    if not isinstance(tensors, dict):
+        raise UserError(f"{file} does not hold a state dict")
+    return tensors
+
+
+def _read_safetensors(file: Path) -> State:
+    read = safetensors().load_file
+    try:
+        return read(file)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+    except Exception:  # of several unrelated classes, by what is damaged
+        raise UserError(f"cannot load {file}: {DAMAGED.replace('PyTorch checkpoint', 'safetensors file')}") from None
+
+
+def safetensors() -> ModuleType:
+    """The module that reads and writes safetensors. Raises `UserError` where it is not installed."""
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ModuleNotFoundError:
+        raise UserError(f"{SAFETENSORS} needs a package: pip install safetensors") from None
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def write_model(folder: Path, settings: dict[str, Any], tensors: State, about: dict[str, str] | None = None) -> None:
+    """Write `config.json` and the weights, each whole or not at all, into a folder, which is made where there is none.
+
+    about: what is kept beside the weights.
+    """
+    content = safetensors().save(tensors, metadata={"format": "pt", **(about or {})})
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / SAFETENSORS, "wb") as file:
+        file.write(content)
+    with atomic_write(folder / CONFIG) as file:
+        file.write(json.dumps(settings, indent=2) + "\n")
+
+
+def files_read(folder: Path, of_tokenizer: Sequence[str]) -> list[str]:
+    """The names of the files that decide what a model is and how it reads, those that are there. Raises `UserError`."""
+    names = (CONFIG, *(file.name for file in weight_files(folder)), *of_tokenizer)
+    return [name for name in names if (folder / name).is_file()]
+
+
+def files_of_llama(folder: Path) -> list[str]:
+    """`files_read` of a language model, whose tokenizer may lie elsewhere. Raises `UserError`."""
+    require_file(folder / CONFIG)
+    return files_read(folder, (TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG))

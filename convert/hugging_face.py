@@ -1,0 +1,258 @@
+"""Llamas as Hugging Face directories, read and written.
+
+Their rotary embedding turns half-vectors where ours turns neighbours (see `rope.py`), so the rows of query and key
+matrices are reordered, head by head, on the way in and on the way out; see docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from config import ROPE_SCALINGS, LlamaConfig
+from convert import vocabulary
+from convert.directory import CONFIG, State, read_settings, read_tensors, write_model
+from convert.formats import DTYPES, require_causal, require_finite
+from utils import UserError, atomic_write, shorten, shown, some, warn
+
+if TYPE_CHECKING:
+    import torch
+
+    from llama import Llama
+
+SETTINGS = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "max_seq_len": "max_position_embeddings",
+    "layer_norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+DEFAULTS = {  # of a `config.json` that leaves them out
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+PLAIN = {  # what would change what is computed, and the values under which it does not
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "quantization_config": (),
+    "rope_interleaved": (False,),
+    "partial_rotary_factor": (1.0,),
+}
+LEFT_OVER = re.compile(r"rotary_emb\.inv_freq$")  # a table that older versions saved as well
+
+
+def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
+    """The Llama of a directory, in float32 on the CPU; causal unless `attention` says otherwise.
+
+    Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
+    or misshapen key is named.
+    """
+    from weights import filled, interleaved_rows, misfits
+
+    config = read_config(Path(path), attention)
+    file, tensors = read_tensors(Path(path))
+    state, foreign = _under_our_names(file, tensors, config.tied)
+    if found := [*misfits(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
+        raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(some(found))}")
+    for name in state:
+        if heads := _heads(name, config):
+            state[name] = interleaved_rows(state[name], heads)
+    return filled(file, config, state)
+
+
+def _heads(name: str, config: LlamaConfig) -> int | None:
+    """How many heads a matrix projects to, if what it gives is rotated."""
+    return {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}.get(name.split(".")[-2])
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+def read_config(folder: Path, attention: str | None = None) -> LlamaConfig:
+    """The config of a directory. Raises `UserError` for what no model here computes, by name."""
+    file = folder / CONFIG
+    settings = read_settings(file)
+    if (kind := settings.get("model_type")) != "llama":
+        raise UserError(f"{file} describes a model of type {shown(kind)}; llama is known here, and bert to bert.run")
+    try:
+        return config_of(settings, attention or "causal")
+    except ValueError as error:
+        raise UserError(f"{file}: {in_their_words(str(error))}") from None
+
+
+def config_of(settings: Mapping[str, Any], attention: str = "causal") -> LlamaConfig:
+    """What a `config.json` describes. Raises `ValueError`."""
+    for name, plain in PLAIN.items():
+        if settings.get(name) is not None and settings[name] not in plain:
+            raise ValueError(f"{name}={shown(settings[name])}: no model here computes that")
+    if settings.get("attention_dropout"):
+        warn(f"attention_dropout={shown(settings['attention_dropout'])} is for training alone, and is left out here")
+    fields = {ours: settings.get(theirs, DEFAULTS[theirs]) for ours, theirs in SETTINGS.items()}
+    theta, scaling = _rope(settings)
+    config = LlamaConfig(**fields, attention=attention, rope_theta=theta, rope_scaling=scaling)
+    if settings.get("head_dim") not in (None, config.head_dim):
+        which = f"hidden_size={config.dim} / num_attention_heads={config.n_heads}"
+        raise ValueError(f"head_dim={shown(settings['head_dim'])} is not {which}: no model here computes that")
+    return config
+
+
+def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
+    """The base of the angles, and how they are scaled, as old files say it and as new ones. Raises `ValueError`."""
+    said: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):  # the newer name, which has the base as well, wins
+        if not isinstance(settings.get(name), dict | None):
+            raise ValueError(f"{name}={shown(settings[name])} must be an object")
+        said |= settings.get(name) or {}
+    theta = said.get("rope_theta", settings.get("rope_theta", 10000.0))
+    if said.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor={shown(said['partial_rotary_factor'])}: no model here computes that")
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
+        known = ", ".join(("default", *ROPE_SCALINGS))
+        raise ValueError(f"rope_scaling of the kind {shown(kind)}: no model here computes that; known are {known}")
+    if absent := [name for name in ROPE_SCALINGS[kind] if name not in said]:
+        raise ValueError(f"rope_scaling of the kind {kind} has no {', '.join(absent)}")
+    return theta, (kind, *(said[name] for name in ROPE_SCALINGS[kind]))
+
+
+def settings_of(config: LlamaConfig) -> dict[str, Any]:
+    """What a `config.json` says of a config, for old versions of transformers and for new ones."""
+    settings = {theirs: getattr(config, ours) for ours, theirs in SETTINGS.items()}
+    rope = {"rope_type": "default"}
+    if config.rope_scaling is not None:
+        kind, *numbers = config.rope_scaling
+        rope = {"rope_type": kind, **dict(zip(ROPE_SCALINGS[kind], numbers, strict=True))}
+        if (length := "original_max_position_embeddings") in rope:
+            rope[length] = int(rope[length])
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **settings,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rope_scaling is None else rope,
+        "rope_parameters": {**rope, "rope_theta": config.rope_theta},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- names
+
+
+def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tuple[State, list[str]]:
+    """The state dict under our names, and the names that no Llama has. Raises `UserError` where two mean the same."""
+    from weights import canonical_state
+
+    state: State = {}
+    before: dict[str, str] = {}
+    foreign = []
+    for name, tensor in tensors.items():
+        ours = our_name(str(name))
+        if ours in state:
+            both = f"{shorten(before[ours])} and {shorten(str(name))}"
+            raise UserError(f"{file}: {both} are names of the same tensor; keep one")
+        if ours is not None:
+            state[ours], before[ours] = tensor, str(name)
+        elif not LEFT_OVER.search(str(name)):
+            foreign.append(str(name))
+    return canonical_state(state, tied), foreign
+
+
+def our_name(theirs: str) -> str | None:
+    """Our name of a tensor, with or without the `model.` that a language model puts in front."""
+    from weights import LAYER_NAMES, MODEL_NAMES
+
+    body = f"model.{theirs.removeprefix('model.').removesuffix('.weight')}".replace("model.lm_head", "lm_head")
+    if not theirs.endswith(".weight"):
+        return None
+    if found := re.fullmatch(r"model\.layers\.([0-9]+)\.(.+)", body):
+        parts = {names.hugging_face: names.ours for names in LAYER_NAMES}
+        return f"layers.{found[1]}.{parts[found[2]]}.weight" if found[2] in parts else None
+    whole = {names.hugging_face: names.ours for names in MODEL_NAMES}
+    return f"{whole[body]}.weight" if body in whole else None
+
+
+def in_their_words(message: str) -> str:
+    """What a message says of our settings and tensors, of theirs, which the reader can look up in the file."""
+    from weights import LAYER_NAMES, MODEL_NAMES
+
+    message = re.sub(r"\b([a-z_]+)(?==)", lambda found: SETTINGS.get(found[1], found[1]), message)
+    parts = {names.ours: names.hugging_face for names in LAYER_NAMES}
+    whole = {names.ours: names.hugging_face for names in MODEL_NAMES}
+
+    def tensor(found: re.Match) -> str:
+        if found[1]:
+            return f"model.{found[1]}{parts.get(found[2], found[2])}.weight"
+        return f"{whole.get(found[2], found[2])}.weight"
+
+    return re.sub(r"(?<![\w.])(layers\.[0-9]+\.)?([a-z_0-9.]+)\.weight\b", tensor, message)
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+
+
+def write(
+    out: str | os.PathLike,
+    state: Mapping[str, torch.Tensor],
+    config: LlamaConfig,
+    tokenizer: Any = None,
+    dtype: str = DTYPES["hf"][0],
+) -> None:
+    """Write a directory, whole or not at all. dtype: of all tensors. tokenizer: of either kind that is read here.
+
+    Raises `UserError` for a bidirectional model, numbers that `dtype` cannot hold, and a tokenizer that transformers
+    would read as another one.
+    """
+    require_causal(config, "a Hugging Face Llama")
+    tensors, settings = tensors_of(state, config, dtype), settings_of(config)
+    settings["dtype"] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[dtype]
+    beside = {}
+    if tokenizer is not None:
+        beside = tokenizer.files() if hasattr(tokenizer, "files") else vocabulary.files(tokenizer)
+        settings |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    out = Path(out)
+    try:
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".minllama-", suffix=".tmp") as folder:
+            temporary = Path(folder, out.name)
+            write_model(temporary, settings, tensors)
+            for name, content in beside.items():
+                with atomic_write(temporary / name, "wb") as file:
+                    file.write(content)
+            os.rename(temporary, out)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(out)) from error
+
+
+def tensors_of(state: Mapping[str, torch.Tensor], config: LlamaConfig, dtype: str) -> State:
+    """A state dict under their names; what is tied stands there once. Raises `UserError` as `write`."""
+    import torch
+
+    from weights import hugging_face_state
+
+    kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    tensors = {}
+    for name, tensor in hugging_face_state(dict(state), config).items():
+        if name != "lm_head.weight" or not config.tied:
+            tensors[name] = tensor.detach().to(kind).contiguous()
+            require_finite(name, tensors[name], dtype)
+    return tensors

@@ -1,0 +1,186 @@
+"""llama2.c's files (github.com/karpathy/llama2.c), as its `run.c` reads and its `export.py` writes them.
+
+- A model of version 0 is seven int32 (dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len) and
+  float32 matrices in the order of `_names`; a vocab_size below zero says that the output matrix is not tied.
+- Version 1 has a magic number and a header of 256 bytes, another order, and no tables of angles.
+- A tokenizer is an int32, the longest piece's length, and for every id a float32 score, an int32 length and the bytes
+  of the piece. Its size is that of the model's vocabulary.
+
+The rest is fixed in `run.c`: causal attention, neighbours rotated with theta 10000, an epsilon of 1e-5, bos 1, and byte
+b as the token b + 3. So a model of other settings is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from config import LlamaConfig
+from convert.formats import require_causal
+from convert.vocabulary import BYTE, SPACE, Vocabulary
+from utils import UserError, atomic_write
+
+if TYPE_CHECKING:
+    import torch
+
+    from llama import Llama
+
+SHAPE = struct.Struct("<7i")
+MAGIC, HEADER = struct.pack("<I", 0x616B3432), 256  # of versions 1 and later
+THETA, EPSILON, BOS, FIRST_BYTE = 10000.0, 1e-5, 1, 3
+TABLE = "a table of angles"  # which version 0 still holds and nobody reads
+TOKENIZER = "tokenizer.bin"  # what run.c looks for where it is not told
+
+
+# ------------------------------------------------------------------------------------------------------ layout
+
+ATTENTION = ("compute_query", "compute_key", "compute_value", "compute_output")
+FEED_FORWARD = ("w1", "w2", "w3")
+
+
+def _names(config: LlamaConfig, version: int) -> Iterator[str]:
+    """Our names of the tensors, in the order of a file."""
+    attention = [f"attention.{name}" for name in ATTENTION]
+    feed_forward = [f"feed_forward.{name}" for name in FEED_FORWARD]
+    orders = {
+        0: ("tok_embeddings", ["attention_norm", *attention, "ffn_norm", *feed_forward], "norm", TABLE, TABLE),
+        1: (["attention_norm", "ffn_norm"], "norm", "tok_embeddings", [*attention, *feed_forward]),
+    }
+    for part in orders[version]:
+        if isinstance(part, list):  # one kind of tensor after another, each over all layers
+            yield from (f"layers.{layer}.{name}.weight" for name in part for layer in range(config.n_layers))
+        else:
+            yield part if part is TABLE else f"{part}.weight"
+    if not config.tied:
+        yield "output.weight"
+
+
+def _count(config: LlamaConfig, version: int) -> int:
+    """How many numbers a file holds, without making a list of them: a damaged header may say anything."""
+    of_keys = config.n_kv_heads * config.head_dim
+    layer = 2 * config.dim**2 + 2 * config.dim * of_keys + 3 * config.dim * config.hidden_dim + 2 * config.dim
+    matrices = 1 if config.tied else 2
+    tables = config.max_seq_len * config.head_dim if version == 0 else 0
+    return matrices * config.vocab_size * config.dim + config.n_layers * layer + config.dim + tables
+
+
+# ----------------------------------------------------------------------------------------------------- reading
+
+
+class Header(NamedTuple):
+    config: LlamaConfig
+    version: int
+    length: int  # bytes
+
+
+def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
+    """The Llama of a `.bin` file, in float32 on the CPU; causal unless `attention` says otherwise.
+
+    Raises `UserError` where the file is missing, of another size than its header says, or of 8-bit numbers.
+    """
+    import torch
+
+    from weights import blueprint, filled
+
+    try:
+        size = Path(path).stat().st_size
+        with open(path, "rb") as file:
+            header = read_header(file.read(HEADER), attention or "causal")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not a model of llama2.c, or it is damaged: {error}") from None
+    config, version, start = header
+    if (wanted := start + 4 * _count(config, version)) != size:
+        sizes = f"its header describes {wanted} bytes, but it has {size}"
+        raise UserError(f"{path} is not a model of llama2.c, or it is damaged: {sizes}")
+    numbers = np.memmap(path, dtype="<f4", mode="c", offset=start)
+    shapes = {name: tensor.shape for name, tensor in blueprint(config).state_dict().items()}
+    state, at = {}, 0
+    for name in _names(config, version):
+        shape = (config.max_seq_len, config.head_dim // 2) if name is TABLE else shapes[name]
+        taken = numbers[at : (at := at + math.prod(shape))]
+        if name is not TABLE:
+            state[name] = torch.from_numpy(taken).view(*shape)
+    if config.tied:
+        state["output.weight"] = state["tok_embeddings.weight"]
+    return filled(path, config, state)
+
+
+def read_header(start: bytes, attention: str) -> Header:
+    """What the first bytes of a file say. Raises `ValueError`."""
+    if len(start) < SHAPE.size:
+        raise ValueError(f"it has only {len(start)} bytes")
+    version, shape, length = 0, SHAPE.unpack_from(start), SHAPE.size
+    tied = shape[5] > 0
+    if start.startswith(MAGIC):
+        if len(start) < HEADER:
+            raise ValueError(f"it has only {len(start)} bytes")
+        (version,) = struct.unpack_from("<i", start, 4)
+        if version != 1:
+            reason = "8-bit numbers" if version == 2 else "numbers"
+            raise ValueError(f"it holds {reason} of version {version}; versions 0 and 1 are read here")
+        shape, length, tied = SHAPE.unpack_from(start, 8), HEADER, bool(start[8 + SHAPE.size])
+    names = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
+    fields = dict(zip(names, shape, strict=True))
+    fields["vocab_size"] = abs(fields["vocab_size"])
+    fixed = dict(rope_theta=THETA, layer_norm_eps=EPSILON, tied=tied, attention=attention)
+    return Header(LlamaConfig(**fields, **fixed), version, length)
+
+
+# ----------------------------------------------------------------------------------------------------- writing
+
+
+def write(
+    path: str | os.PathLike, state: Mapping[str, torch.Tensor], config: LlamaConfig, vocabulary: Vocabulary
+) -> None:
+    """Write a model and, beside it, its `tokenizer.bin`: both or none.
+
+    Raises `UserError` for a model or a vocabulary that `run.c` would read as another one.
+    """
+    pieces = pieces_of(vocabulary)
+    with atomic_write(Path(path).with_name(TOKENIZER), "wb") as tokenizer, atomic_write(path, "wb") as model:
+        model.writelines(content_of(state, config))
+        tokenizer.writelines(content_of_tokenizer(pieces, vocabulary.scores))
+
+
+def content_of(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> Iterator[bytes]:
+    """A model file of version 0, piece by piece. Raises `UserError` for a model that llama2.c cannot compute."""
+    from rope import rope_table
+
+    require_causal(config, "a model of llama2.c")
+    if (config.rope_theta, config.layer_norm_eps, config.rope_scaling) != (THETA, EPSILON, None):
+        settings = f"rope_theta={config.rope_theta:g}, layer_norm_eps={config.layer_norm_eps:g}"
+        settings += "" if config.rope_scaling is None else f", rope_scaling={config.rope_scaling[0]}"
+        raise UserError(f"llama2.c computes with rope_theta=10000, layer_norm_eps=1e-05 alone; this has {settings}")
+    shape = (config.dim, config.hidden_dim, config.n_layers, config.n_heads, config.n_kv_heads)
+    yield SHAPE.pack(*shape, config.vocab_size if config.tied else -config.vocab_size, config.max_seq_len)
+    tables = iter(rope_table(config.head_dim, config.max_seq_len))
+    for name in _names(config, version=0):
+        tensor = next(tables) if name is TABLE else state[name]
+        yield tensor.detach().float().contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+def pieces_of(vocabulary: Vocabulary) -> list[bytes]:
+    """Every piece as llama2.c stores it. Raises `UserError` for a vocabulary that it would read otherwise."""
+    bytes_stand = [token for token, kind in enumerate(vocabulary.types) if kind == BYTE]
+    if bytes_stand != [*range(FIRST_BYTE, FIRST_BYTE + 256)] or vocabulary.bos_id != BOS:
+        raise UserError(f"llama2.c takes bos for the token {BOS} and byte b for the token b + 3; this is another order")
+    if not vocabulary.adds_space or SPACE not in vocabulary.pieces:
+        raise UserError("llama2.c puts a space before every text; this tokenizer does not")
+    pieces = [piece.replace(SPACE, " ").encode() for piece in vocabulary.pieces]
+    for token in (vocabulary.bos_id, vocabulary.eos_id):  # no text that is typed at a prompt may be these
+        pieces[token] = b"\n" + pieces[token] + b"\n"
+    return pieces
+
+
+def content_of_tokenizer(pieces: Sequence[bytes], scores: Sequence[float]) -> Iterator[bytes]:
+    yield struct.pack("<i", max(map(len, pieces)))
+    for piece, score in zip(pieces, scores, strict=True):
+        yield struct.pack("<fi", score, len(piece)) + piece

@@ -1,0 +1,198 @@
+"""A SentencePiece vocabulary as other programs want it: pieces with scores, or Hugging Face's `tokenizer.json`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
+from utils import UserError
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+    from tokenizer import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces, SentencePiece's numbers as well
+SPACE = "\u2581"
+NEVER = -1e11  # the score of what no pair is merged to: llama2.c takes scores above -1e10
+
+
+class Vocabulary(NamedTuple):
+    """Pieces in the order of their ids. adds_space: whether a text is read as if a space stood before it."""
+
+    pieces: list[str]
+    scores: list[float]
+    types: list[int]
+    unk_id: int
+    bos_id: int
+    eos_id: int
+    adds_space: bool
+
+    def filled(self, size: int) -> Vocabulary:
+        """With pieces that no text has, for the rows of a matrix beyond the last piece."""
+        more = range(len(self.pieces), size)
+        return self._replace(
+            pieces=[*self.pieces, *(f"<unused {token}>" for token in more)],
+            scores=[*self.scores, *(NEVER for _ in more)],
+            types=[*self.types, *(UNUSED for _ in more)],
+        )
+
+
+def vocabulary_of(tokenizer: Any) -> Vocabulary:
+    """Of a tokenizer of this package. Raises `UserError` for a `tokenizer.json`, whose rules are others."""
+    if not hasattr(tokenizer, "sp_model"):
+        path = tokenizer.model_path
+        raise UserError(f"{path} is no SentencePiece model, which this format is written with; --tokenizer names one")
+    return read_vocabulary(tokenizer.sp_model, tokenizer.model_path)
+
+
+def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
+    """What a SentencePiece model knows. Raises `UserError` naming `path` for one that other programs read otherwise."""
+    ids = range(model.vocab_size())
+    types = [_type_of(model, token) for token in ids]
+    scores = [model.get_score(token) for token in ids]
+    if BYTE not in types:
+        raise UserError(f"{path} has no pieces for single bytes, without which other programs load no vocabulary")
+    if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
+        raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
+    adds_space = model.encode("a", out_type=str)[0].startswith(SPACE)
+    pieces = [model.id_to_piece(token) for token in ids]
+    return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
+
+
+def _type_of(model: SentencePieceProcessor, token: int) -> int:
+    kinds = {UNKNOWN: model.is_unknown, CONTROL: model.is_control, UNUSED: model.is_unused, BYTE: model.is_byte}
+    return next((kind for kind, is_one in kinds.items() if is_one(token)), NORMAL)
+
+
+# ------------------------------------------------------------------------------------------------ tokenizer.json
+
+
+def files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """What a directory holds of a SentencePiece model: itself, and the same as a `tokenizer.json`.
+
+    The latter is what transformers reads. Raises `UserError` as `read_vocabulary`.
+    """
+    vocabulary = read_vocabulary(tokenizer.sp_model, tokenizer.model_path)
+    names = {"unk_token": vocabulary.unk_id, "bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": True,
+        **{name: vocabulary.pieces[number] for name, number in names.items()},
+        "clean_up_tokenization_spaces": False,
+    }
+    described = json.dumps(as_json(vocabulary, _normalizer(tokenizer.to_bytes())), ensure_ascii=False)
+    return {
+        TOKENIZER_MODEL: tokenizer.to_bytes(),
+        TOKENIZER_JSON: described.encode(),
+        TOKENIZER_CONFIG: (json.dumps(settings, indent=2) + "\n").encode(),
+    }
+
+
+def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
+    """A `tokenizer.json` that encodes and decodes as the SentencePiece model does. normalizers: come first."""
+    bos = vocabulary.pieces[vocabulary.bos_id]
+    framed = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    second = [{**part, next(iter(part)): {**next(iter(part.values())), "type_id": 1}} for part in framed]
+    second[1]["Sequence"]["id"] = "B"
+    with_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepended = [{"type": "Prepend", "prepend": SPACE}] if vocabulary.adds_space else []
+    stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.adds_space else []
+    without = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(token, vocabulary) for token in _special_ids(vocabulary)],
+        "normalizer": {"type": "Sequence", "normalizers": [*normalizers, *prepended, with_spaces]},
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": framed,
+            "pair": [*framed, *second],
+            "special_tokens": {bos: {"id": bos, "ids": [vocabulary.bos_id], "tokens": [bos]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [without, {"type": "ByteFallback"}, {"type": "Fuse"}, *stripped]},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": vocabulary.pieces[vocabulary.unk_id],
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": {piece: token for token, piece in enumerate(vocabulary.pieces)},
+            "merges": [list(pair) for pair in merges(vocabulary)],
+        },
+    }
+
+
+def _special_ids(vocabulary: Vocabulary) -> Iterator[int]:
+    return (token for token, kind in enumerate(vocabulary.types) if kind in (UNKNOWN, CONTROL))
+
+
+def _added(token: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": vocabulary.pieces[token], **plain, "special": True}
+
+
+def merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Every pair of pieces that make another one, the best first.
+
+    SentencePiece merges whatever pair makes the piece with the highest score; a list of pairs says the same in order.
+    """
+    ids = {piece: token for token, piece in enumerate(vocabulary.pieces) if vocabulary.types[token] == NORMAL}
+    found = []
+    for piece, token in ids.items():
+        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
+        found += [(-vocabulary.scores[token], ids[left], ids[right], (left, right)) for left, right in pairs]
+    return [pair for *_, pair in sorted(found)]
+
+
+# ------------------------------------------------------------------------------- what a model says of normalizing
+
+NORMALIZER, RULES, STRIPS = 3, 2, 4  # numbers of fields in SentencePiece's protocol buffer
+
+
+def _normalizer(model: bytes) -> list[dict]:
+    """How a text is changed before it is cut into pieces, but for its spaces, as `tokenizer.json` says it."""
+    spec = dict(_fields(dict(_fields(model)).get(NORMALIZER, b"")))
+    found = []
+    if rules := spec.get(RULES):
+        found.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()})
+    if spec.get(STRIPS, 1):  # true where it is not said
+        found.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        found.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    return found
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of every field of a protocol buffer (protobuf.dev, "Encoding"); SentencePiece has read it."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = number()
+        kind = key & 7
+        if kind == 0:
+            yield key >> 3, number()
+            continue
+        length = {1: 8, 5: 4}.get(kind) or number()
+        yield key >> 3, message[at : at + length]
+        at += length

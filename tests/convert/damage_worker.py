@@ -1,0 +1,148 @@
+"""Convert damaged models, and say how that ended: run as `damage_worker.py FOLDER FIRST LAST`, prints JSON.
+
+FOLDER holds what `prepare` made. Case n is the same on every machine. Address space is limited, so that whoever
+believes a lying header runs out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import re
+import resource
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOM = 3 * 2**30  # bytes beside what is taken once everything is imported
+HUGE = ("-1", "0", "2147483647", "1e999", "9" * 30, "9" * 5000, "99999999999", "null", '"x"', "[]", "[[[[]]]]", "true")
+KINDS = {  # which files are damaged, and the flags that read them
+    "safetensors": (("model.safetensors", "config.json"), ()),
+    "shards": (("model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json"), ()),
+    "pickled": (("pytorch_model.bin", "config.json"), ()),
+    "json": (("tokenizer.json", "tokenizer_config.json"), ()),
+    "sentencepiece": (("tokenizer.model",), ()),
+    "llama2c": (("model.bin",), ("--from", "llama2c")),
+}
+
+
+def damaged(content: bytes, rng: random.Random) -> tuple[str, bytes]:
+    """What was done to the bytes, and what they are now."""
+    way = rng.choice(("flipped", "flipped at the beginning", "cut", "lying", "lying", "doubled", "zeroed"))
+    raw = bytearray(content)
+    if way == "flipped" or way == "flipped at the beginning":
+        end = len(raw) if way == "flipped" else min(len(raw), 600)
+        for _ in range(rng.choice((1, 3, 20))):
+            raw[rng.randrange(end)] = rng.randrange(256)
+    elif way == "cut":
+        del raw[rng.randrange(len(raw)) :]
+    elif way == "doubled":
+        at = rng.randrange(len(raw))
+        raw[at:at] = raw[: rng.randrange(1, 2000)]
+    elif way == "zeroed":
+        at = rng.randrange(len(raw))
+        raw[at : at + 300] = bytes(len(raw[at : at + 300]))
+    else:
+        raw = bytearray(lying(content, rng))
+    return way, bytes(raw)
+
+
+def lying(content: bytes, rng: random.Random) -> bytes:
+    """A number of the header, or of the text, is another one."""
+    numbers = [found.span() for found in re.finditer(rb"(?<=[\[:, ])[0-9]+(?=[\],}\s])", content[:100_000])]
+    if numbers and rng.random() < 0.8:
+        start, end = rng.choice(numbers)
+        changed = content[:start] + rng.choice(HUGE).encode() + content[end:]
+        length = struct.unpack_from("<Q", content)[0]
+        if length < len(content):  # of safetensors' header, which otherwise would be a text cut short
+            return struct.pack("<Q", length + len(changed) - len(content)) + changed[8:]
+        return changed
+    at = 4 * rng.randrange(min(len(content) // 4, 10))
+    number = rng.choice((0, 1, -1, 2**31 - 1, -(2**31), 10**6, 2**20, rng.randrange(2**31)))
+    return content[:at] + struct.pack("<i", number) + content[at + 4 :]
+
+
+def run_case(folder: Path, number: int) -> dict[str, object]:
+    """Damage a file of a copy, and convert it."""
+    from convert.__main__ import main
+    from utils import run_main
+
+    rng = random.Random(number)
+    kind = [*KINDS][number % len(KINDS)]
+    files, flags = KINDS[kind]
+    case = folder / "case"
+    shutil.rmtree(case, ignore_errors=True)
+    shutil.copytree(folder / kind, case / "model")
+    file = case / "model" / rng.choice(files)
+    way, content = damaged(file.read_bytes(), rng)
+    file.write_bytes(content)
+    model = file if kind == "llama2c" else case / "model"
+    beside = ("--tokenizer", str(folder / "sentencepiece/tokenizer.model")) if kind == "llama2c" else ()
+    sys.argv = ["convert", str(model), str(case / "out"), "--to", "hf", *flags, *beside]
+    said, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(told):
+        try:
+            status: object = run_main(main)
+        except BaseException as error:  # a defect
+            status = f"{type(error).__name__}: {error}"[:300]
+    left = sorted(path.name for path in case.iterdir())
+    lines = [line for line in said.getvalue().splitlines() if not line.startswith("warning: ")]
+    return {"case": number, "kind": f"{kind}, {file.name} {way}", "status": status, "lines": lines, "left": left}
+
+
+def prepare(folder: Path, tokenizer: Path) -> None:
+    """One model in every way of storing it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from small import bytes_of_text, hf_llama, save
+
+    from convert.llama2c import content_of
+    from llama import load_pretrained
+
+    shape = dict(hidden_size=32, num_attention_heads=4, intermediate_size=48, rms_norm_eps=1e-5)
+    model = hf_llama(**shape)
+    for kind in ("safetensors", "shards", "pickled", "json", "sentencepiece"):
+        save(folder / kind, model)
+    for kind in ("safetensors", "shards", "pickled", "sentencepiece"):
+        shutil.copy(tokenizer, folder / kind / "tokenizer.model")
+    bytes_of_text(folder / "json")
+    tensors = load_file(folder / "pickled/model.safetensors")
+    torch.save({name: tensor.clone() for name, tensor in tensors.items()}, folder / "pickled/pytorch_model.bin")
+    (folder / "pickled/model.safetensors").unlink()
+    (folder / "shards/model.safetensors").unlink()
+    placed = {}
+    for part in (0, 1):
+        half = dict(sorted(tensors.items())[part::2])
+        name = f"model-0000{part + 1}-of-00002.safetensors"
+        save_file(half, folder / "shards" / name, metadata={"format": "pt"})
+        placed |= dict.fromkeys(half, name)
+    (folder / "shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    (folder / "llama2c").mkdir()
+    ours = load_pretrained(folder / "safetensors")
+    (folder / "llama2c/model.bin").write_bytes(b"".join(content_of(ours.state_dict(), ours.config)))
+
+
+def main() -> None:
+    folder, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    sys.path.insert(0, str(ROOT))
+    import safetensors.torch  # noqa: F401
+    import tokenizers  # noqa: F401
+    import torch
+
+    import families  # noqa: F401
+
+    torch.set_num_threads(1)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, taken + ROOM))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cases = [run_case(folder, number) for number in range(first, last)]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(json.dumps({"cases": cases, "grown": grown}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Damaged models and tokenizers end in one line, in bounded memory, and in no file; nothing of them is executed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+from damage_worker import ROOM, prepare  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and limits its memory")
+WORKER = Path(__file__).with_name("damage_worker.py")
+MOST_KB = 400 * 1024  # that a damaged model of 50 KB may take while it is looked at
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    prepare(folder, tiny_tokenizer)
+    return folder
+
+
+def check(models: Path, first: int, last: int) -> Counter:
+    """How the cases ended, by status."""
+    command = [sys.executable, str(WORKER), str(models), str(first), str(last)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout)
+    for case in said["cases"]:
+        assert case["status"] in (0, 2), case
+        assert len(case["lines"]) == (1 if case["status"] else 0), case
+        assert all(line.startswith("error: ") and len(line) < 2500 for line in case["lines"]), case
+        assert case["left"] == (["model"] if case["status"] else ["model", "out"]), case
+        assert "memory" not in "".join(case["lines"]), case
+    assert said["grown"] < MOST_KB < ROOM // 1024
+    return Counter(case["status"] for case in said["cases"])
+
+
+def test_a_share_of_the_damaged_inputs(models: Path):
+    ended = check(models, 0, 120)
+    assert ended[2] > 60 and ended[0] > 5  # what is flipped in a number may be another number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_two_thousand_damaged_inputs(first: int, models: Path):
+    check(models, first, first + 500)

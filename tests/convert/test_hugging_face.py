@@ -1,0 +1,353 @@
+"""Directories in, directories out, with transformers as the other side; and what is refused, by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+from conftest import SENTENCES, random_llama, save_checkpoint  # noqa: E402
+from error_helpers import ROOT  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from small import SHAPES, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
+
+from config import LlamaConfig  # noqa: E402
+from convert import hugging_face  # noqa: E402
+from convert.__main__ import _convert_language_model, get_args  # noqa: E402
+from llama import Llama, load_pretrained  # noqa: E402
+from utils import UserError  # noqa: E402
+
+IDS = torch.randint(0, 300, (2, 100), generator=torch.Generator().manual_seed(0))
+
+
+def assert_same(ours: Llama, theirs: torch.nn.Module) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IDS, targets=IDS)[0], theirs(IDS).logits, atol=1e-4, rtol=0)
+
+
+def convert(*flags: object) -> None:
+    _convert_language_model(get_args(list(map(str, flags))))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(tmp_path / "model", hf_llama())
+
+
+# ---------------------------------------------------------------------------------------------------------- in
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_and_greedy_ids_are_those_of_transformers(shape: str, tmp_path: Path):
+    theirs = hf_llama(shape)
+    ours = load_pretrained(save(tmp_path, theirs))
+    assert ours.config.is_causal and not ours.training
+    assert ours.config.tied == SHAPES[shape].get("tie_word_embeddings", False)
+    assert (ours.output.weight is ours.tok_embeddings.weight) == ours.config.tied
+    assert_same(ours, theirs)
+    prompt = IDS[0, :5].tolist()
+    assert ours.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist() == greedy(theirs, prompt, 40)
+
+
+def test_attention_is_causal_unless_it_is_said(folder: Path):
+    assert load_pretrained(folder).config.attention == "causal"
+    both = load_pretrained(folder, attention="bidirectional")
+    assert both.config.attention == "bidirectional"
+    changed = IDS.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 300
+    assert not torch.allclose(both(IDS, targets=IDS)[0][:, 0], both(changed, targets=IDS)[0][:, 0])
+
+
+@pytest.mark.parametrize("format", ["shards", "bin", "bin-shards", "pickle", "half", "no-prefix"])
+def test_every_way_of_storing(format: str, tmp_path: Path):
+    theirs = hf_llama()
+    save(tmp_path, theirs, **({"max_shard_size": "40KB"} if format == "shards" else {}))
+    weights = tmp_path / "model.safetensors"
+    if format == "shards":
+        assert len(list(tmp_path.glob("model-*.safetensors"))) > 2 and not weights.exists()
+    elif format == "bin-shards":
+        tensors = load_file(weights)
+        halves = [dict(list(tensors.items())[part::2]) for part in (0, 1)]
+        placed = {name: f"pytorch_model-{part}.bin" for part, half in enumerate(halves) for name in half}
+        for part, half in enumerate(halves):
+            torch.save({name: tensor.clone() for name, tensor in half.items()}, tmp_path / f"pytorch_model-{part}.bin")
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
+        weights.unlink()
+    elif format in ("bin", "pickle"):
+        how = dict(_use_new_zipfile_serialization=format == "bin")
+        tensors = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+        torch.save(tensors, tmp_path / "pytorch_model.bin", **how)
+        weights.unlink()
+    elif format == "half":
+        save(tmp_path, theirs.to(torch.bfloat16))
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    else:
+        tensors = {name.removeprefix("model."): tensor.clone() for name, tensor in load_file(weights).items()}
+        tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # as old versions saved it
+        save_file(tensors, weights)
+    ours = load_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    assert_same(ours, theirs)
+
+
+def test_both_ways_of_saying_the_angles(tmp_path: Path):
+    theirs = hf_llama("llama3")
+    config = save(tmp_path, theirs) / "config.json"
+    new = load_pretrained(tmp_path).config
+    said = json.loads(config.read_text())["rope_parameters"]
+    scaling = {name: value for name, value in said.items() if name != "rope_theta"}
+    scaling["type"] = scaling.pop("rope_type")  # its oldest name
+    rewrite(config, rope_parameters=None, rope_theta=said["rope_theta"], rope_scaling=scaling)
+    assert load_pretrained(tmp_path).config == new and new.rope_theta == 500000.0
+    assert new.rope_scaling == ("llama3", 8.0, 1.0, 4.0, 32.0)
+    rewrite(config, rope_scaling={"rope_type": "default"}, rope_theta=777)
+    assert (load_pretrained(tmp_path).config.rope_theta, load_pretrained(tmp_path).config.rope_scaling) == (777.0, None)
+    rewrite(config, rope_theta=None, rope_scaling=None)
+    assert load_pretrained(tmp_path).config.rope_theta == 10000.0
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes():
+    theirs = transformers.LlamaConfig()
+    ours = hugging_face.config_of({})
+    assert ours == hugging_face.config_of(theirs.to_dict())
+    assert (ours.dim, ours.hidden_dim, ours.n_layers, ours.tied) == (4096, 11008, 32, False)
+
+
+def test_a_tied_matrix_may_stand_there_twice_or_once_but_not_as_two(tmp_path: Path):
+    theirs = hf_llama("smollm")
+    weights = save(tmp_path, theirs) / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}
+    assert "lm_head.weight" not in tensors
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, weights)
+    assert_same(load_pretrained(tmp_path), theirs)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, weights)
+    with pytest.raises(UserError, match="embed_tokens.weight and lm_head.weight differ, but this model ties them"):
+        load_pretrained(tmp_path)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")  # the other one of the two
+    save_file(tensors, weights)
+    assert_same(load_pretrained(tmp_path), theirs)
+
+
+# ----------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(model_type="mistral"), "type 'mistral'; llama is known"),
+        (dict(hidden_act="gelu"), "hidden_act='gelu': no model here"),
+        (dict(attention_bias=True), "attention_bias=True: no model here"),
+        (dict(mlp_bias=True), "mlp_bias=True: no model here"),
+        (dict(quantization_config={"bits": 4}), "quantization_config="),
+        (dict(head_dim=16), "head_dim=16 is not hidden_size=64 / num_attention_heads=8"),
+        (dict(rope_parameters={"rope_type": "yarn", "factor": 2.0}), "kind 'yarn'.*known are default, linear, llama3"),
+        (dict(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "kind 'dynamic'"),
+        (dict(rope_parameters={"rope_type": "linear"}), "kind linear has no factor"),
+        (dict(rope_parameters={"rope_type": "linear", "factor": -1}), "rope_scaling=.'linear', -1.* above 0"),
+        (dict(rope_parameters={"rope_type": ["linear"]}), "rope_scaling of the kind"),
+        (dict(rope_parameters=[1]), "rope_parameters=.1. must be an object"),
+        (dict(rope_parameters={"rope_theta": 0}), "rope_theta=0 must be a number above 0"),
+        (dict(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor=0.5"),
+        (dict(hidden_size=62), "num_attention_heads=8 must divide hidden_size=62"),
+        (dict(num_attention_heads=4, head_dim=None), "self_attn.k_proj.weight is .16, 64., not .32, 64."),
+        (dict(hidden_size="64"), "hidden_size='64' must be a whole number"),
+        (dict(num_key_value_heads=3), "num_key_value_heads=3 must divide num_attention_heads=8"),
+        (dict(num_hidden_layers=3), "missing model.layers.2.self_attn.q_proj.weight"),
+        (dict(num_hidden_layers=10**6), "num_hidden_layers=1000000, but there are only"),
+        (dict(vocab_size=10**9), "vocab_size=1000000000, but the largest tensor"),
+        (dict(max_position_embeddings=10**9), "max_position_embeddings=1000000000 must be at most"),
+        (dict(tie_word_embeddings="no"), "tie_word_embeddings='no' must be True or False"),
+        (dict(rms_norm_eps=0), "rms_norm_eps=0 must be a number"),
+    ],
+)
+def test_what_no_model_here_computes_is_refused_in_their_words(folder: Path, settings: dict, words: str):
+    rewrite(folder / "config.json", **settings)
+    with pytest.raises(UserError, match=words) as caught:
+        load_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_tensors_that_do_not_fit_are_named_as_the_file_names_them(folder: Path):
+    weights = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}
+    del tensors["model.layers.1.mlp.down_proj.weight"], tensors["lm_head.weight"]
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+    tensors["layers.0.attention.compute_query.weight"] = torch.zeros(64, 64)  # a name of ours is foreign there
+    tensors["model.norm.weight"] = torch.ones(63)
+    save_file(tensors, weights)
+    with pytest.raises(UserError) as caught:
+        load_pretrained(folder)
+    for part in (
+        "model.safetensors does not fit its config.json",
+        "missing lm_head.weight",
+        "missing model.layers.1.mlp.down_proj.weight",
+        "model.norm.weight is [63], not [64]",
+        "unexpected model.layers.0.self_attn.q_proj.bias",
+        "unexpected",
+    ):
+        assert part in str(caught.value)
+    tensors["norm.weight"] = torch.ones(64)
+    save_file(tensors, weights)
+    with pytest.raises(UserError, match="norm.weight and .*norm.weight are names of the same tensor"):
+        load_pretrained(folder)
+
+
+def test_shards_that_are_absent_foreign_or_doubled(tmp_path: Path):
+    save(tmp_path, hf_llama(), max_shard_size="40KB")
+    index = tmp_path / "model.safetensors.index.json"
+    said = json.loads(index.read_text())
+    shards = sorted(set(said["weight_map"].values()))
+    for name in ("../model.safetensors", "/etc/passwd", "C:\\a.safetensors", "config.json", ""):
+        rewrite(index, weight_map={**said["weight_map"], "model.norm.weight": name})
+        with pytest.raises(UserError, match="which is no .safetensors file of this folder"):
+            load_pretrained(tmp_path)
+    for placed in ({}, [], {"a": 3}, None):
+        rewrite(index, weight_map=placed)
+        with pytest.raises(UserError, match="weight_map"):
+            load_pretrained(tmp_path)
+    rewrite(index, weight_map=said["weight_map"])
+    shutil.copy(tmp_path / shards[0], tmp_path / "again.safetensors")
+    rewrite(index, weight_map={**said["weight_map"], "model.norm.weight": "again.safetensors"})
+    with pytest.raises(UserError, match="several files that hold"):
+        load_pretrained(tmp_path)
+    rewrite(index, weight_map=said["weight_map"])
+    (tmp_path / shards[1]).unlink()
+    with pytest.raises(UserError, match=f"names files that are not here: {shards[1]}"):
+        load_pretrained(tmp_path)
+    os.symlink(tmp_path / "nowhere", tmp_path / shards[1])
+    with pytest.raises(UserError, match="names files that are not here"):
+        load_pretrained(tmp_path)
+
+
+def test_a_directory_of_links_loads_as_a_cache_has_them(folder: Path, tmp_path: Path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in folder.iterdir():
+        os.symlink(file, linked / file.name)
+    assert_same(load_pretrained(linked), hf_llama())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(folder: Path):
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(UserError, match="config.json is no plain file"):
+        load_pretrained(folder)
+
+
+def test_code_in_weights_is_never_run(folder: Path):
+    class Villain:
+        def __reduce__(self):
+            return Path.touch, (folder / "executed",)
+
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"model.norm.weight": Villain()}))
+    with pytest.raises(UserError, match="pytorch_model.bin"):
+        load_pretrained(folder)
+    assert not (folder / "executed").exists()
+
+
+def test_without_the_folder_convert_one_sentence_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "convert"]:
+        monkeypatch.delitem(sys.modules, name)
+    real = sys.modules["importlib"].import_module
+
+    def absent(name: str, *rest: object):
+        if name.partition(".")[0] == "convert":
+            raise ModuleNotFoundError("not here", name="convert")
+        return real(name, *rest)
+
+    monkeypatch.setattr("utils.importlib.import_module", absent)
+    with pytest.raises(UserError, match="a Hugging Face directory needs the folder convert/ of this package"):
+        load_pretrained(folder)
+
+
+# --------------------------------------------------------------------------------------------------------- out
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": False}, {"rope_scaling": ("linear", 2.0)}, {"rope_theta": 5000.0}])
+def test_what_is_written_is_what_transformers_reads(changes: dict, tmp_path: Path, tiny_tokenizer: Path):
+    model = random_llama(attention="causal", **changes)
+    checkpoint = save_checkpoint(tmp_path / "m.pt", model)
+    convert(checkpoint, tmp_path / "out", "--to", "hf", "--tokenizer", tiny_tokenizer)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert_same(model, theirs)
+    prompt = IDS[0, :5].tolist()
+    assert model.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist() == greedy(theirs, prompt, 40)
+    again = load_pretrained(tmp_path / "out")
+    assert again.config == LlamaConfig(**{**vars(model.config), "multiple_of": again.config.multiple_of})
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_half_precision_rounds_and_refuses_what_it_cannot_hold(tmp_path: Path, folder: Path):
+    for dtype, kind in (("f16", torch.float16), ("bf16", torch.bfloat16)):
+        convert(folder, tmp_path / dtype, "--to", "hf", "--dtype", dtype)
+        stored = load_file(tmp_path / dtype / "model.safetensors")
+        assert {tensor.dtype for tensor in stored.values()} == {kind}
+        assert torch.equal(stored["lm_head.weight"], hf_llama().lm_head.weight.to(kind))
+    model = random_llama(attention="causal")
+    with torch.no_grad():
+        model.norm.weight[3] = 70000.0
+    with pytest.raises(UserError, match="model.norm.weight has numbers that f16 cannot hold; --dtype f32"):
+        hugging_face.write(tmp_path / "no", model.state_dict(), model.config, dtype="f16")
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_directory_without_a_tokenizer_becomes_one_without(folder: Path, tmp_path: Path):
+    convert(folder, tmp_path / "out", "--to", "hf")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="bidirectional; --attention causal converts"):
+        convert(tiny_checkpoint, tmp_path / "out", "--to", "hf")
+    assert not list(tmp_path.iterdir())
+    convert(tiny_checkpoint, tmp_path / "out", "--to", "hf", "--attention", "causal")
+    assert load_pretrained(tmp_path / "out").config.is_causal
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = random_llama(attention="causal")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space.*out"):
+        hugging_face.write(tmp_path / "out", model.state_dict(), model.config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_overwritten(tiny_checkpoint: Path, tmp_path: Path):
+    for name in ("file", "folder"):
+        (tmp_path / name).mkdir() if name == "folder" else (tmp_path / name).write_text("old")
+        with pytest.raises(UserError, match="is there already"):
+            convert(tiny_checkpoint, tmp_path / name, "--to", "hf", "--attention", "causal")
+
+
+def test_the_bundled_model_and_its_tokenizer_in_transformers(tmp_path: Path):
+    convert(ROOT / "checkpoints/minllama1M.pt", tmp_path / "out", "--to", "hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = tokenizer("The lighthouse keeper").input_ids
+    ours = load_pretrained(ROOT / "checkpoints/minllama1M.pt")
+    assert ours.generate(torch.tensor([ids]), 40, temperature=0.0)[0].tolist() == greedy(theirs, ids, 40)
+
+
+def test_a_tokenizer_json_goes_through_unchanged(tmp_path: Path):
+    folder = bytes_of_text(save(tmp_path / "model", hf_llama("smollm")), begins=True)
+    convert(folder, tmp_path / "out", "--to", "hf")
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    one, other = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path / "out"))
+    for text in SENTENCES:
+        assert one(text).input_ids == other(text).input_ids

@@ -1,0 +1,251 @@
+"""`tokenizer.json` as transformers reads it, SentencePiece models as such files, padding, and the driver with these."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+from conftest import SENTENCES, drive_in, random_llama, save_checkpoint  # noqa: E402
+from small import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
+
+from convert.directory import MOST_SETTINGS  # noqa: E402
+from convert.hugging_face import write  # noqa: E402
+from convert.tokenizer import JsonTokenizer  # noqa: E402
+from course import prompt_suffix  # noqa: E402
+from families import load_llama  # noqa: E402
+from runs import load_classifier  # noqa: E402
+from tokenizer import NO_PIECE, Tokenizer  # noqa: E402
+from utils import UserError  # noqa: E402
+
+TEXTS = (*SENTENCES, "naïve café, 北京 costs 3.50?", " two  spaces ", "tabs\tand\nnew lines\n", "", "a")
+
+
+def tokenizer_of(folder: Path, **how) -> JsonTokenizer:
+    return JsonTokenizer.from_file(folder / "tokenizer.json", **how)
+
+
+@pytest.fixture(params=[False, True], ids=["no bos", "bos"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return bytes_of_text(save(tmp_path / "model", hf_llama("smollm")), begins=request.param)
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer.json
+
+
+def test_ids_and_texts_are_those_of_transformers(folder: Path):
+    ours, theirs = tokenizer_of(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert (ours.bos_id, ours.eos_id, ours.n_words) == (1, 0, len(theirs))
+    for text in (*TEXTS[:-2], "a", "an <|endoftext|> inside"):
+        ids = theirs(text).input_ids
+        assert ours.encode(text, bos=True, eos=False) == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.encode("", bos=True, eos=False) == [1]  # a model cannot read nothing at all
+    assert ours.encode_batch(list(TEXTS), True, True) == [ours.encode(text, True, True) for text in TEXTS]
+    cut = tokenizer_of(folder, max_len=3).encode(TEXTS[0], bos=True, eos=True)
+    assert cut == ours.encode(TEXTS[0], bos=True, eos=False)[: 3 + ours.adds_bos] + [0]
+    assert ours.decode([*ours.encode_all("a film"), 5000]) == "a film"
+
+
+def test_what_follows_a_text_is_the_tail_of_both(folder: Path):
+    ours = tokenizer_of(folder)
+    for text in TEXTS[:10]:
+        for suffix in ("Is this movie good or bad? This movie is ", "yes"):
+            assert ours.encode_all(text) + ours.encode_next(suffix) == ours.encode_all(f"{text} {suffix}")
+
+
+def test_what_the_files_beside_it_say_of_special_tokens(folder: Path):
+    beside = folder / "tokenizer_config.json"
+    rewrite(folder / "config.json", eos_token_id=None)
+    rewrite(beside, bos_token={"content": "<|endoftext|>"}, eos_token=None, add_bos_token=True)
+    ours = tokenizer_of(folder)
+    assert (ours.bos_id, ours.eos_id) == (0, 0) and ours.encode("a", True, False)[0] == 0
+    beside.unlink()
+    rewrite(folder / "config.json", bos_token_id=1, eos_token_id=[0, 1])
+    ours = tokenizer_of(folder)
+    assert (ours.bos_id, ours.eos_id) == (1, 0)
+    rewrite(folder / "config.json", bos_token_id=None, eos_token_id=None)
+    with pytest.raises(UserError, match="names a bos or an eos token"):
+        tokenizer_of(folder)
+
+
+def test_saved_and_opened_again_it_is_the_same(folder: Path):
+    ours = tokenizer_of(folder, max_len=5)
+    again = JsonTokenizer.from_bytes(ours.to_bytes(), 5)
+    assert again.encode(TEXTS[0], True, True) == ours.encode(TEXTS[0], True, True)
+    for damaged in (b"{", b"{}", b'{"tokenizer": 3, "special": {}}', b'{"tokenizer": "{}", "special": {}}'):
+        with pytest.raises(UserError) as caught:
+            JsonTokenizer.from_bytes(damaged)
+        assert "\n" not in str(caught.value)
+
+
+NEGATIVE = '{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}'
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[" * 10_000, NEGATIVE, "\udcff"])
+def test_what_is_no_tokenizer_is_one_line(content: str, tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match="tokenizer.json") as caught:
+        tokenizer_of(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_settings_file_of_absurd_size_is_not_read(folder: Path):
+    with open(folder / "tokenizer_config.json", "ab") as file:
+        file.truncate(MOST_SETTINGS + 1)
+    with pytest.raises(UserError, match="tokenizer_config.json has 8388609 bytes"):
+        tokenizer_of(folder)
+
+
+def test_without_the_library_one_sentence_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match="tokenizer.json needs the package tokenizers: pip install tokenizers"):
+        tokenizer_of(folder)
+
+
+# -------------------------------------------------------------------------------------------------- SentencePiece
+
+
+def test_a_sentencepiece_model_as_tokenizer_json(tiny_tokenizer: Path, tmp_path: Path):
+    """Whose normalizer is SentencePiece's own, with a table of rules."""
+    model, ours = random_llama(attention="causal"), Tokenizer(tokenizer_model=tiny_tokenizer)
+    write(tmp_path / "out", model.state_dict(), model.config, ours)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in (*TEXTS[:-2], "ﬁ ① Å", "a   b"):
+        ids = ours.encode(text, bos=True, eos=False)
+        assert theirs(text).input_ids == ids == tokenizer_of(tmp_path / "out").encode(text, bos=True, eos=False)
+        assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+    assert (tmp_path / "out/tokenizer.model").read_bytes() == ours.to_bytes()
+    question = prompt_suffix(["bad", "good"])
+    assert tokenizer_of(tmp_path / "out").encode_next(question) == ours.encode_next(question)
+
+
+def test_a_directory_may_have_more_embeddings_than_pieces(tiny_tokenizer: Path, tmp_path: Path, capfd):
+    model, tokenizer = random_llama(attention="causal", vocab_size=320), Tokenizer(tokenizer_model=tiny_tokenizer)
+    write(tmp_path / "out", model.state_dict(), model.config, tokenizer)
+    llama, loaded = load_llama(tmp_path / "out", tmp_path / "out/tokenizer.model")
+    assert "has a vocabulary of 320, but" in capfd.readouterr().err
+    assert loaded.decode([*tokenizer.encode("a film", True, False), 310]) == "a film"
+    checkpoint = save_checkpoint(tmp_path / "m.pt", model)
+    with pytest.raises(UserError, match="300 pieces"):
+        load_llama(checkpoint, tiny_tokenizer)
+    few = random_llama(attention="causal", vocab_size=290)
+    write(tmp_path / "few", few.state_dict(), few.config)
+    with pytest.raises(UserError, match="vocabulary of 290, but .* has 300 pieces"):
+        load_llama(tmp_path / "few", tiny_tokenizer)
+
+
+# -------------------------------------------------------------------------------------------------------- padding
+
+
+def test_a_sentence_that_ends_in_id_3_is_read_to_its_end(folder: Path, tmp_path: Path, films: dict[str, Path]):
+    """Id 3 is padding in Llama's own vocabulary, and a letter in this one."""
+    ours = tokenizer_of(folder)
+    letter = ours.decode([3])
+    assert ours.encode_all(letter) == [3] and ours.pad_id == NO_PIECE
+    llama, _ = load_llama(folder, folder / "tokenizer.json")
+    batch = [ours.encode(text, True, False) for text in (f"a film{letter}{letter}", "a film", SENTENCES[3])]
+    longest = max(map(len, batch))
+    padded = torch.tensor([ids + [NO_PIECE] * (longest - len(ids)) for ids in batch])
+    from classifier import read_last
+
+    alone = torch.cat([read_last(llama, torch.tensor([ids]), ours.pad_id) for ids in batch])
+    torch.testing.assert_close(read_last(llama, padded, ours.pad_id), alone, atol=1e-5, rtol=0)
+    assert not torch.allclose(alone[0], alone[1], atol=1e-3)  # the letters count
+
+
+def test_a_vocabulary_without_bytes_has_padding_of_its_own(tmp_path: Path):
+    import sentencepiece
+
+    how = dict(vocab_size=120, model_type="bpe", hard_vocab_limit=False, minloglevel=2)
+    prefix = str(tmp_path / "plain")
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), model_prefix=prefix, **how)
+    assert Tokenizer(tokenizer_model=f"{prefix}.model").pad_id == NO_PIECE
+
+
+# ------------------------------------------------------------------------------------------------------ the driver
+
+
+def flags(folder: Path, option: str, films: dict[str, Path]) -> list[object]:
+    word = {"prompt": "prompting", "finetune": "finetuning"}[option]
+    named = ["--option", option, "--pretrained-model-path", folder, "--label-names", films["label_names"]]
+    named += [item for split in ("train", "dev", "test") for item in (f"--{split}", films[split])]
+    return [*named, "--dev_out", f"x-dev-{word}-output.txt", "--test_out", f"x-test-{word}-output.txt"]
+
+
+def test_generate_continues_as_transformers_does(folder: Path, tmp_path: Path):
+    theirs, tokenizer = hf_llama("smollm"), transformers.AutoTokenizer.from_pretrained(folder)
+    how = ("--prompt", "The baker", "--max_new_tokens", 30)
+    printed = drive_in(tmp_path / "run", "--pretrained-model-path", folder, *how)
+    assert f"load model from {folder} (attention: causal)" in printed
+    ids = greedy(theirs, tokenizer("The baker").input_ids, 30)
+    text = (tmp_path / "run/generated-sentence-temp-0.txt").read_text(encoding="utf-8")
+    assert text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_prompt_scores_labels_as_transformers_does(folder: Path, tmp_path: Path, films: dict[str, Path]):
+    theirs, tokenizer = hf_llama("smollm"), transformers.AutoTokenizer.from_pretrained(folder)
+    drive_in(tmp_path / "run", *flags(folder, "prompt", films))
+    words = [tokenizer(name, add_special_tokens=False).input_ids for name in ("bad", "good")]
+    lines = (tmp_path / "run/x-dev-prompting-output.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 10
+    for line in lines:
+        label, text = line.split(" ||| ", 1)
+        ids = tokenizer(text).input_ids
+        with torch.no_grad():
+            after = F.log_softmax(theirs(torch.tensor([ids])).logits[0, -1], dim=-1)
+        scores = [float(after[ids].sum()) for ids in words]
+        assert int(label) == scores.index(max(scores))
+
+
+def test_finetune_predicts_from_transformers_states(folder: Path, tmp_path: Path, films: dict[str, Path]):
+    run = tmp_path / "run"
+    drive_in(run, *flags(folder, "finetune", films), "--epochs", 1, "--lr", 1e-4, "--model_out", "m.pt")
+    model, about = load_classifier(run / "m.pt")
+    assert isinstance(about.tokenizer, JsonTokenizer) and model.pad_id == NO_PIECE
+    theirs = hf_llama("smollm")
+    from weights import hugging_face_state
+
+    trained = hugging_face_state(model.llama.state_dict(), model.llama.config)
+    theirs.load_state_dict(trained)
+    lines = (run / "x-dev-finetuning-output.txt").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        label, text = line.split(" ||| ", 1)
+        ids = torch.tensor([about.tokenizer.encode(text, True, False)])
+        with torch.no_grad():
+            last = theirs.model(ids).last_hidden_state[:, -1]
+            assert int(model.classifier_head(last).argmax()) == int(label)
+    (run / "in.txt").write_text("".join(line.split(" ||| ", 1)[1] + "\n" for line in lines), encoding="utf-8")
+    printed = drive_in(run, "--option", "predict", "--model", "m.pt", "--input", "in.txt")
+    assert printed.splitlines() == lines
+
+
+def test_without_a_tokenizer_the_model_loads_and_the_driver_asks_for_one(tmp_path: Path, tiny_tokenizer: Path):
+    folder = save(tmp_path / "model", hf_llama())
+    with pytest.raises(UserError, match="holds no tokenizer.model and no tokenizer.json; name one with --tokenizer"):
+        drive_in(tmp_path / "run", "--pretrained-model-path", folder)
+    drive_in(tmp_path / "run", "--pretrained-model-path", folder, "--tokenizer", tiny_tokenizer, "--max_new_tokens", 3)
+    with pytest.raises(UserError, match="config.json does not exist"):
+        drive_in(tmp_path / "run", "--pretrained-model-path", tmp_path)
+    with pytest.raises(UserError, match="config.json of --pretrained-model-path"):
+        how = ("--tokenizer", tiny_tokenizer, "--generated_sentence_low_temp_out", folder / "config.json")
+        drive_in(tmp_path / "run", "--pretrained-model-path", folder, *how)
+
+
+def test_perplexity_is_that_of_transformers(folder: Path, tmp_path: Path):
+    (tmp_path / "text.txt").write_text("\n".join(SENTENCES[:4]), encoding="utf-8")
+    printed = drive_in(
+        tmp_path / "run", "--option", "perplexity", "--pretrained-model-path", folder, "--input", tmp_path / "text.txt"
+    )
+    ids = [1, *tokenizer_of(folder).encode_all("\n".join(SENTENCES[:4]))]
+    assert len(ids) <= 129
+    with torch.no_grad():
+        logits = hf_llama("smollm")(torch.tensor([ids[:-1]])).logits[0]
+    nats = F.cross_entropy(logits, torch.tensor(ids[1:])).item()
+    assert f"nats a token :: {nats:.4f}" in printed, json.dumps(printed)
