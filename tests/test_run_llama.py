@@ -149,6 +149,8 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
     "--shots": ("finetune", [4], sizes, [8, 10]),
     "--hold_out": ("finetune", [0.25], sizes, [18, 6]),
+    "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["fit.watch"][0]).__name__, "MetricsLog"),
+    "--html": ("finetune", ["run.html"], lambda seen: type(seen["fit.watch"][0]).__name__, "MetricsLog"),
     "--lora_rank": ("lora", [2], lora("rank"), 2),
     "--lora_alpha": ("lora", [3], lora("alpha"), 3.0),
     "--model": ("predict", ["other-saved.pt"], name_of("load_classifier.path"), "other-saved.pt"),
