@@ -129,7 +129,8 @@ def add_classify_flags(parser: ArgumentParser, title: str = "finetune") -> Calla
     for split in ("dev", "test"):
         add(f"--{split}_out", default=f"cfimdb-{split}-prompting-output.txt", help=ending.format(split))
     add("--batch_size", type=int, default=8, help="sentences in a batch")
-    add("--method", metavar="NAME[,NAME...]", action=Once, help="ways beyond the base, see --list-methods")
+    where = "advanced/README.md" if is_alone else "--list-methods"
+    add("--method", metavar="NAME[,NAME...]", action=Once, help=f"ways beyond the base, see {where}")
     how = dict(nargs="+", action="extend", default=[])
     add("--method-args", metavar="KEY=VALUE", help="arguments of the methods; or METHOD.KEY=VALUE", **how)
 

@@ -148,7 +148,7 @@ class LanguageEvaluation:
 
     def add(self, logits: torch.Tensor, batch: Batch) -> None:
         """logits: b s v"""
-        self.nats += next_token_losses(logits, batch["targets"]).double().sum().item()
+        self.nats += next_token_losses(logits, batch["targets"]).cpu().double().sum().item()  # MPS has no float64
         self.tokens += int((batch["targets"] != NO_TARGET).sum())
 
     def finish(self, world: World) -> None:

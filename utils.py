@@ -231,6 +231,7 @@ def _keep_standard_streams() -> None:
             stream = open(("stdout", "stderr").index(name) + 1, "w", encoding="utf-8", closefd=False)
         if type(stream) is io.TextIOWrapper:  # not a test's, or a notebook's
             how = dict(encoding=stream.encoding, line_buffering=stream.line_buffering)
+            how |= dict(write_through=stream.write_through)  # which `python -u` asks for
             # a text may hold letters that the terminal cannot show
             stream = _PatientStream(stream.detach(), errors="backslashreplace", **how)
         setattr(sys, name, stream)

@@ -25,13 +25,14 @@ from bert.load import load_model, load_tokenizer
 from bert.spans import SpanData, SpanEvaluation, Spans
 from bert.squad import Question, Scores, read_squad
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
-from convert.directory import CONFIG, SAFETENSORS
+from convert.directory import CONFIG, SAFETENSORS, lock_of
 from plan import Place
 from runs import compute_fast
 from training import Diverged, EpochResult, evaluate, fit
 from utils import UserError, atomic_write, choose_device, sha256_of
 
 SCORES, POINT = "scores.json", "finetuning.resume"
+LENGTH = 384  # tokens in a window, as in the code that was published with the paper
 OF_RUN = ("epochs", "lr", "batch_size", "length", "stride", "seed")
 
 
@@ -66,7 +67,11 @@ def answering_model(args: Namespace) -> tuple[BertForQuestionAnswering, WordPiec
 
 
 def _check_length(args: Namespace, model: nn.Module) -> None:
-    args.length = min(args.length, model.encoder.config.max_seq_len)
+    positions = model.encoder.config.max_seq_len
+    if args.length is None:
+        args.length = min(LENGTH, positions)
+    elif args.length > positions:
+        raise UserError(f"--length {args.length}: the model has {positions} positions")
 
 
 def judge(args: Namespace, model: nn.Module, tokenizer: WordPiece, place: Place) -> SpanEvaluation:
@@ -98,8 +103,7 @@ def line_of(scores: Scores) -> str:
 
 def outputs_of(out: Path) -> Outputs:
     beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
-    lock = out.with_name(f"{out.name}.lock")
-    return Outputs(out / SAFETENSORS, beside, out / SCORES, out / POINT, lock, flag="--model_out")
+    return Outputs(out / SAFETENSORS, beside, out / SCORES, out / POINT, lock_of(out), flag="--model_out")
 
 
 def train(args: Namespace, place: Place) -> None:
@@ -114,7 +118,7 @@ def train(args: Namespace, place: Place) -> None:
     try:
         for result in alone(args, outputs, check, lambda: _epochs(args, outputs, place)):
             f1 = 100 * result.dev_score
-            print(f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, dev F1 :: {f1:.2f}")
+            print(f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, dev F1 :: {f1:.2f}", flush=True)
     except Diverged as error:
         raise UserError(f"{error}; try a smaller --lr; {outputs.what_is_kept(args)}") from None
     except KeyboardInterrupt as error:

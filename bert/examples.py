@@ -180,7 +180,7 @@ class PretrainingData(Dataset):
         if self.length < least:
             raise UserError(f"a row of {self.length} tokens has no room for text; it needs {least}")
         if self.has_next and len(self.documents) < 2:
-            raise UserError("random next sentences are of another document; the text has only one")
+            raise UserError("random next sentences are of another document, and there is only one")
         if not self.count:
             raise UserError("no document of the text has two sentences, so none follows another")
 
@@ -202,7 +202,7 @@ class PretrainingData(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> dict[str, list[int] | int]:
         number, place = key if self.is_dynamic else (0, key[1])
         pairs = self.pairs(number)
-        a, b, is_next = pairs[place % len(pairs)]
+        a, b, is_next = pairs[place * len(pairs) // self.count]  # what a longer pass has more is left out all over it
         special = self.tokenizer
         ids = [special.cls_id, *a, special.sep_id, *([*b, special.sep_id] if self.has_next else ())]
         segment_ids = [0] * (len(a) + 2) + [1] * (len(ids) - len(a) - 2)
@@ -210,13 +210,18 @@ class PretrainingData(Dataset):
         return {"token_ids": noisy, "segment_ids": segment_ids, "targets": targets, "next": 0 if is_next else 1}
 
     def collate_fn(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """token_ids, segment_ids, targets: b s; weights: b s, 1 / the number of targets at each; next: b, if any."""
-        longest = max(len(example["token_ids"]) for example in examples)
+        """token_ids, segment_ids, targets, is_real: b s; weights: b s, 1 / the number of targets at each; next: b.
+
+        is_real says where no padding stands: a random token can be [PAD] as well, and is no padding. next: if any.
+        """
+        lengths = torch.tensor([len(example["token_ids"]) for example in examples])
+        longest = int(lengths.max())
         fill = {"token_ids": self.tokenizer.pad_id, "segment_ids": 0, "targets": NO_TARGET}
         batch = {
             name: torch.tensor([example[name] + [value] * (longest - len(example[name])) for example in examples])
             for name, value in fill.items()
         }
+        batch["is_real"] = torch.arange(longest) < lengths[:, None]
         is_asked = batch["targets"] != NO_TARGET
         batch["weights"] = is_asked / is_asked.sum()
         if self.has_next:

@@ -58,7 +58,7 @@ class UnpaddedBert(StandIn, Bert):
         if others or named or input_ids.device.type != "cpu":
             return super().forward(input_ids, segment_ids, padding_mask, *others, **named)
         is_real = input_ids != self.config.pad_id if padding_mask is None else padding_mask.bool()  # b s
-        if not (self._pays(is_real) and self._is_usual() and self._agrees()):
+        if is_real.shape != input_ids.shape or not (self._pays(is_real) and self._is_usual() and self._agrees()):
             return super().forward(input_ids, segment_ids, padding_mask)
         texts = Texts.of(is_real)
         h = take_out(self.embeddings(input_ids, segment_ids).flatten(0, 1), texts.at)[None]  # 1 n D
@@ -153,7 +153,7 @@ def plan_kernels(
     attention and its padding: part, kernel, reason.
     """
     attention, why_attention = _choose_attention(device)
-    padding, why_padding = _choose_padding(device, attention, bert is model)
+    padding, why_padding = _choose_padding(device, attention, bert, model)
     if linears is not None:
         plan_linears(plan, bert, *linears, biases=True)
     if attention != "plain":
@@ -163,19 +163,55 @@ def plan_kernels(
     return [("BERT's attention", attention, why_attention), ("BERT's padding", padding, why_padding)]
 
 
+@torch.no_grad()
+def reads_padding(model: nn.Module, bert: Bert) -> bool:
+    """Whether other states at padding make `model` say something else of real tokens or texts, which is tried.
+
+    So it is where answers are log-probabilities over all positions, or somebody takes the mean of all states.
+    """
+    length, pad = min(5, bert.config.max_seq_len), bert.config.pad_id
+    ids = torch.tensor([[pad + 1 if pad == 0 else 0] * length] * 2)  # b s
+    ids[1, length // 2 :] = pad
+    is_real = ids != pad
+    was_training, answers = model.training, []
+    for share in (1.0, -1.0):  # of what stands at padding
+
+        def change(_: nn.Module, __: Any, output: tuple, share: float = share) -> tuple:
+            hidden, pooled = output
+            return torch.where(is_real[..., None], hidden, share * hidden + share), pooled
+
+        handle = bert.register_forward_hook(change)
+        try:
+            answers.append(_at_real_tokens(model.eval()(ids, None, is_real), is_real))
+        except Exception:  # of whatever model it is: then nobody knows
+            return True
+        finally:
+            handle.remove()
+            model.train(was_training)
+    return not all(torch.allclose(*pair, rtol=1e-4, atol=1e-5) for pair in zip(*answers, strict=True))
+
+
+def _at_real_tokens(answer: Any, is_real: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of an answer; of one that has a part for each token, those of real tokens. is_real: b s"""
+    parts = answer if isinstance(answer, tuple) else (answer,)
+    return [part[is_real] if part.shape[:2] == is_real.shape else part for part in parts]
+
+
 def _choose_attention(device: torch.device) -> tuple[str, str]:
     if found := scores_proof(device.type).difference():
         return "plain", f"the page has changed: {found}"
     return "fused", "keeps no scores, but where weights are dropped in training"
 
 
-def _choose_padding(device: torch.device, attention: str, is_alone: bool) -> tuple[str, str]:
+def _choose_padding(device: torch.device, attention: str, bert: Bert, model: nn.Module) -> tuple[str, str]:
     if device.type != "cpu":
         return "plain", f"to find it, a batch would have to be waited for on {device.type}"
-    if is_alone:
+    if bert is model:
         return "plain", "an encoder by itself has no place in a model that a kernel could take"
     if attention == "plain":
         return "plain", "attention is computed as it is written"
     if found := ENCODER.difference():
         return "plain", f"the page has changed: {found}"
+    if reads_padding(model, bert):
+        return "plain", f"{type(model).__name__} reads the states at padding, or does not say"
     return "left out", f"where it is {PADDING:.0%} or more of a batch, and milliseconds of work"

@@ -73,14 +73,27 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
     Raises `UserError` as `WordPiece.from_file`, and for a vocabulary with more pieces than the model has embeddings.
     """
     _, settings = read_config(path)
-    beside = Path(path, SETTINGS)
-    lower_case = not beside.exists() or bool(read_settings(beside).get("do_lower_case", True))
-    tokenizer, most = WordPiece.from_file(Path(path, VOCABULARY), lower_case), settings.get("vocab_size")
+    tokenizer, most = read_vocabulary(Path(path, VOCABULARY)), settings.get("vocab_size")
     if isinstance(most, int) and len(tokenizer) > most:
         raise UserError(f"{path} has {len(tokenizer)} pieces in {VOCABULARY}, but a vocab_size of {most} in {CONFIG}")
     if isinstance(most, int) and len(tokenizer) < most:
         warn(f"{path} has {len(tokenizer)} pieces in {VOCABULARY} for a vocab_size of {most}; is the file whole?")
+    pad_id = settings.get("pad_token_id", tokenizer.pad_id)
+    if pad_id != tokenizer.pad_id:
+        here = f"[PAD] is piece {tokenizer.pad_id} of {VOCABULARY}, but pad_token_id is {shown(pad_id)} in {CONFIG}"
+        raise UserError(f"{path}: {here}")
     return tokenizer
+
+
+def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> WordPiece:
+    """A tokenizer of a `vocab.txt`. lower_case: else what `tokenizer_config.json` beside it says, or True.
+
+    Raises `UserError` as `WordPiece.from_file`.
+    """
+    beside = Path(path).with_name(SETTINGS)
+    if lower_case is None:
+        lower_case = not beside.exists() or bool(read_settings(beside).get("do_lower_case", True))
+    return WordPiece.from_file(path, lower_case)
 
 
 def read_config(path: str | os.PathLike) -> tuple[Family, dict[str, Any]]:

@@ -23,7 +23,7 @@ from advanced.text_flags import Outputs, Row, add_text_flags, check_length, chec
 from bert.config import BertConfig
 from bert.vocabulary import tokenizers
 from bert.wordpiece import SETTINGS, VOCABULARY
-from convert.directory import CONFIG, SAFETENSORS, WEIGHTS
+from convert.directory import CONFIG, SAFETENSORS, WEIGHTS, lock_of, require_safetensors
 from utils import ArgumentParser, UserError, run_main, warn
 
 SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
@@ -49,7 +49,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     for name, value in SHAPE.items():
         shape(f"--{name}", type=int, help=f"{value} if not given")
     shape("--dropout", type=float, help="in training; 0.1 if not given")
-    shape("--cased", action="store_true", help="a new vocabulary tells case and accents apart")
+    cased = "the vocabulary tells case and accents apart; else as is written beside --tokenizer"
+    shape("--cased", action="store_true", help=cased)
     return parser.parse_args(argv)
 
 
@@ -70,6 +71,7 @@ def check_args(args: Namespace) -> None:
     elif args.init is None:
         tokenizers()
     _check_shape(args)
+    require_safetensors()
     args.out = Path(args.out)
     check_out(args)
 
@@ -116,7 +118,7 @@ def config_of(args: Namespace, vocab_size: int, pad_id: int = 0) -> BertConfig:
 
 def outputs_of(out: Path) -> Outputs:
     beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
-    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / POINT, out.with_name(f"{out.name}.lock"))
+    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / POINT, lock_of(out))
 
 
 def check_out(args: Namespace) -> None:

@@ -19,7 +19,7 @@ from advanced.text_runs import Rounds, alone, identity_of, paced, read_texts, tr
 from bert.directory import DirectorySaver
 from bert.examples import Document, Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
-from bert.load import load_model, load_tokenizer
+from bert.load import load_model, load_tokenizer, read_vocabulary
 from bert.model import Bert
 from bert.pretrain import SHAPE, check_out, config_of, outputs_of
 from bert.tasks import Pretraining, PretrainingEvaluation
@@ -48,7 +48,7 @@ def read_corpus(args: Namespace) -> Corpus:
     if args.init is not None:
         tokenizer = load_tokenizer(args.init)
     elif args.tokenizer is not None:
-        tokenizer = WordPiece.from_file(args.tokenizer, lower_case=not args.cased)
+        tokenizer = read_vocabulary(args.tokenizer, lower_case=False if args.cased else None)
     else:
         lines = (line for document in train for line in document.split("\n"))
         tokenizer = train_vocabulary(lines, args.vocab_size, lower_case=not args.cased)
@@ -62,6 +62,8 @@ def data_of(args: Namespace, corpus: Corpus) -> tuple[PretrainingData, Pretraini
     """What is trained on, and what is held out, which is the same in every measurement."""
     noise = Noise(args.share, args.mask, args.random, args.whole_words)
     shape = corpus.tokenizer, args.length, noise, not args.no_nsp
+    if len(corpus.train) < 2 - args.no_nsp:
+        raise UserError(f"--held_out {args.held_out} leaves {len(corpus.train)} documents to train on")
     train = PretrainingData(corpus.train, *shape, is_dynamic=not args.static, seed=args.seed)
     try:
         return train, PretrainingData(corpus.held_out, *shape, is_dynamic=False, seed=args.seed + 1)
@@ -166,7 +168,7 @@ def _pretrain(args: Namespace, place: Place) -> Iterator[Row]:
         init=None if args.init is None else checksum(args.init),
         tokenizer=hashlib.sha256(corpus.tokenizer.to_bytes()).hexdigest(),
         model_args=asdict(model.encoder.config),
-        asked={name: getattr(args, name) for name in ASKED},
+        **{name: getattr(args, name) for name in ASKED},
     )
     saver = DirectorySaver(
         outputs.model, outputs.point, {}, identity, rounds.count, methods, tokenizer=corpus.tokenizer

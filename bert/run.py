@@ -32,7 +32,7 @@ from arguments import (
     is_one_of_several,
 )
 from bert.wordpiece import SETTINGS, VOCABULARY
-from convert.directory import files_read
+from convert.directory import files_read, require_safetensors
 from utils import (
     ArgumentParser,
     Default,
@@ -97,8 +97,8 @@ def _add_squad_flags(parser: ArgumentParser) -> None:
     add("--epochs", type=int, default=2, help="passes over the training data")
     add("--lr", type=float, default=5e-5, help="the highest learning rate")
     add("--batch_size", type=int, default=16, help="windows in a batch")
-    add("--length", type=int, default=384, help="tokens in a window, question and paragraph together")
-    add("--stride", type=int, default=128, help="from one window's beginning to the next one's")
+    add("--length", type=int, help="tokens in a window, question and paragraph together; 384 or what the model has")
+    add("--stride", type=int, default=128, help="from one window's beginning to the next one's, at most to its end")
     add("--model_out", metavar="DIR", help="with --train: the directory that is made")
     add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
 
@@ -123,7 +123,7 @@ def check(args: Namespace) -> None:
     if getattr(args, "top", 1) < 1:
         raise UserError(f"--top {args.top}: must be at least 1")
     find_bert(args)
-    written = {"--output": output, "--dev_out": getattr(args, "dev_out", None)}
+    written = {"--output": output, **{f"--{name}": getattr(args, name, None) for name in ("dev_out", "model_out")}}
     read = [flag for flag in ("train", "dev") if getattr(args, flag, None) is not None]
     check_overlaps(args, {flag: Path(path) for flag, path in written.items() if path is not None}, read)
 
@@ -147,7 +147,7 @@ def _check_squad(args: Namespace) -> None:
     if args.max_sentence_len is not None:
         raise UserError("--max_sentence_len is for sentences; --length is of a question and its paragraph together")
     for flag, least in (("length", 8), ("stride", 1)):
-        if getattr(args, flag) < least:
+        if getattr(args, flag) is not None and getattr(args, flag) < least:
             raise UserError(f"--{flag} {getattr(args, flag)}: must be at least {least}")
     defaults = get_args(["--option", "qa"])
     for flag, file in SQUAD_FLAGS.items():
@@ -165,6 +165,8 @@ def _check_squad_files(args: Namespace) -> None:
         raise UserError("--option qa needs --dev beside --train: the epoch is chosen on it")
     if args.train is not None and args.model_out is None:
         raise UserError("--train needs --model_out DIR")
+    if args.train is not None:
+        require_safetensors()
     for flag in ("train", "dev"):
         if getattr(args, flag) is not None and not Path(getattr(args, flag)).is_file():
             raise UserError(f"--{flag} {getattr(args, flag)} does not exist, or is no file")

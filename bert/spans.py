@@ -105,13 +105,15 @@ class SpanData(Dataset):
         return index, self.windows[index]
 
     def collate_fn(self, items: Sequence[tuple[int, Window]]) -> dict[str, Any]:
-        """token_ids, segment_ids: b s; starts, ends: b; indices: which windows they are."""
+        """token_ids, segment_ids, is_real: b s; starts, ends: b; indices: which windows they are."""
         indices, windows = zip(*items, strict=True)
-        longest = max(len(window.ids) for window in windows)
+        lengths = torch.tensor([len(window.ids) for window in windows])
+        longest = int(lengths.max())
         pad = self.tokenizer.pad_id
         return {
             "token_ids": torch.tensor([window.ids + [pad] * (longest - len(window.ids)) for window in windows]),
             "segment_ids": torch.tensor([_segments(window, longest) for window in windows]),
+            "is_real": torch.arange(longest) < lengths[:, None],
             "starts": torch.tensor([window.start for window in windows]),
             "ends": torch.tensor([window.end for window in windows]),
             "indices": list(indices),
@@ -139,7 +141,8 @@ class Spans(Task):
         self.may_be_unanswered = may_be_unanswered
 
     def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
-        return torch.stack(network(batch["token_ids"], batch["segment_ids"], **changed), dim=1)  # b 2 s
+        both = network(batch["token_ids"], batch["segment_ids"], batch["is_real"], **changed)
+        return torch.stack(both, dim=1)  # b 2 s
 
     def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
         losses = (F.nll_loss(outputs[:, i], batch[name], reduction="sum") for i, name in enumerate(("starts", "ends")))
@@ -169,7 +172,7 @@ class SpanEvaluation:
 
     def add(self, outputs: torch.Tensor, batch: Batch) -> None:
         """outputs: b 2 s"""
-        for index, (starts, ends) in zip(batch["indices"], outputs.double().cpu(), strict=False):
+        for index, (starts, ends) in zip(batch["indices"], outputs.cpu().double(), strict=False):
             if (best := best_span(starts, ends, self.dataset.windows[index])) is not None:
                 self.spans[index] = torch.tensor([1.0, *best])
 

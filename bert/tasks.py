@@ -62,11 +62,13 @@ class PretrainingEvaluation:
 
     def add(self, outputs: Answers, batch: Batch) -> None:
         targets = batch["targets"][batch["targets"] != NO_TARGET]  # n
-        self.word_nats += F.nll_loss(outputs.words.double(), targets, reduction="sum").item()
+        words = outputs.words.cpu().double()  # MPS has no float64
+        self.word_nats += F.nll_loss(words, targets.cpu(), reduction="sum").item()
         self.words += len(targets)
         self.right_words += int((outputs.words.argmax(-1) == targets).sum())
         if outputs.next is not None:
-            self.next_nats += F.nll_loss(outputs.next.double(), batch["next"], reduction="sum").item()
+            nexts = outputs.next.cpu().double()
+            self.next_nats += F.nll_loss(nexts, batch["next"].cpu(), reduction="sum").item()
             self.nexts += len(batch["next"])
             self.right_nexts += int((outputs.next.argmax(-1) == batch["next"]).sum())
 
@@ -80,13 +82,13 @@ class PretrainingEvaluation:
 class Pretraining(Task):
     """Masked tokens and, if the model has them, next sentences (section 3.1): the sum of the mean cross-entropies.
 
-    The model: `BertForPreTraining` or `BertForMaskedLM`. A batch has `segment_ids` and `targets` b s, `weights` b s
-    that sum to 1 over the whole batch and, for the former, `next` b.
+    The model: `BertForPreTraining` or `BertForMaskedLM`. A batch has `segment_ids`, `is_real` and `targets` b s,
+    `weights` b s that sum to 1 over the whole batch and, for the former, `next` b.
     """
 
     def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> Answers:
         is_asked = batch["targets"] != NO_TARGET  # b s
-        answers = network(batch["token_ids"], batch["segment_ids"], at=is_asked, **changed)
+        answers = network(batch["token_ids"], batch["segment_ids"], batch["is_real"], at=is_asked, **changed)
         return Answers(*answers) if isinstance(answers, tuple) else Answers(None, answers)
 
     def loss(self, outputs: Answers, batch: Batch, batch_size: int) -> torch.Tensor:

@@ -92,4 +92,4 @@ def ask(args: Namespace, model: nn.Module, encoding: Encoding) -> tuple:
     device = choose_device(args.device, args.use_gpu)
     ids, segments = (torch.tensor([each], device=device) for each in (encoding.ids, encoding.segment_ids))
     with torch.inference_mode():
-        return ids, segments, model.to(device)(ids, segments)
+        return ids, segments, model.to(device)(ids, segments, torch.ones_like(ids))  # [PAD] in a text is no padding

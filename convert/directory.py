@@ -7,6 +7,7 @@ ever unpickled. PyTorch is imported when weights are read, and not before.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Sequence
@@ -111,10 +112,19 @@ def _read_safetensors(file: Path) -> State:
 
 def safetensors() -> ModuleType:
     """The module that reads and writes safetensors. Raises `UserError` where it is not installed."""
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError:
-        raise UserError(f"{SAFETENSORS} needs a package: pip install safetensors") from None
+    require_safetensors()
+    return importlib.import_module("safetensors.torch")
+
+
+def require_safetensors() -> None:
+    """Raises `UserError` where the package is not installed. It is not imported."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise UserError(f"{SAFETENSORS} needs a package: pip install safetensors")
+
+
+def lock_of(folder: Path) -> Path:
+    """The file that says who writes to a folder, which may be that where one is: it lies beside it."""
+    return Path(f"{folder.resolve()}.lock")
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -125,12 +135,20 @@ def write_model(folder: Path, settings: dict[str, Any], tensors: State, about: d
 
     about: what is kept beside the weights.
     """
-    content = safetensors().save(tensors, metadata={"format": "pt", **(about or {})})
+    content = _in_order(safetensors().save(tensors, metadata={"format": "pt", **(about or {})}))
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / SAFETENSORS, "wb") as file:
         file.write(content)
     with atomic_write(folder / CONFIG) as file:
         file.write(json.dumps(settings, indent=2) + "\n")
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same safetensors file with a sorted header: its library writes what is kept beside weights in any order."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
+    return len(header).to_bytes(8, "little") + header + content[8 + size :]
 
 
 def files_read(folder: Path, of_tokenizer: Sequence[str]) -> list[str]:

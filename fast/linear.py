@@ -30,15 +30,17 @@ def why_no_onednn(dtype: torch.dtype = torch.float32) -> str | None:
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch has no oneDNN"
 
-    def onednn(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return onednn_linear(x, weight), onednn_linear(x, pack(weight)), onednn_linear(x, weight.t().contiguous().t())
+    def onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        layouts = weight, pack(weight), weight.t().contiguous().t()
+        return *(onednn_linear(x, layout) for layout in layouts), onednn_linear(x, weight, bias)
 
-    def plain(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (F.linear(x.float(), weight.float()).to(dtype),) * 3
+    def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = F.linear(x.float(), weight.float())
+        return *(product.to(dtype),) * 3, (product + bias.float()).to(dtype)
 
     def sides() -> Sides:
-        weight = torch.randn(40, 24).to(dtype)
-        cases = [Case(f"{rows} rows", (torch.randn(rows, 24).to(dtype), weight)) for rows in (1, 3, 65)]
+        weight, bias = torch.randn(40, 24).to(dtype), torch.randn(40).to(dtype)
+        cases = [Case(f"{rows} rows", (torch.randn(rows, 24).to(dtype), weight, bias)) for rows in (1, 3, 65)]
         return Sides(plain, onednn, cases)
 
     return difference(sides, tolerance=2e-2 if dtype == torch.bfloat16 else 1e-5)

@@ -22,7 +22,7 @@ import runs
 from bert import attention, model
 from bert.attention import FusedAttention
 from bert.config import BertConfig
-from bert.heads import BertForSequenceClassification
+from bert.heads import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
 from bert.kernels import UnpaddedBert
 from bert.load import load_model
 from bert.unpadded import Texts, put_back, take_out
@@ -490,3 +490,50 @@ def test_without_kernels_nothing_of_fast_is_imported():
     code = "import sys, bert.run, bert.family, bert.heads; assert not {'fast', 'bert.kernels'} & set(sys.modules)"
     root = Path(bert.kernels.__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+# ------------------------------------------------------------------------------------------------ what reads padding
+
+
+class Mean(nn.Module):
+    """Somebody's head, which takes padding's states for text."""
+
+    def __init__(self, encoder: model.Bert):
+        super().__init__()
+        self.encoder, self.classifier = encoder, nn.Linear(encoder.config.dim, 3)
+
+    def forward(self, input_ids: torch.Tensor, segment_ids=None, padding_mask=None) -> torch.Tensor:
+        return F.log_softmax(self.classifier(self.encoder(input_ids, segment_ids, padding_mask)[0].mean(1)), dim=-1)
+
+
+@pytest.mark.parametrize("head", [BertForQuestionAnswering, Mean])
+def test_a_head_that_reads_padding_gets_what_the_page_makes_of_it(unpadded: list, head: type):
+    """Answers of QA are log-probabilities over all positions, padding among them."""
+    torch.manual_seed(0)
+    plain = head(classifier().encoder)
+    ids, segments, is_real = texts(LENGTHS["some padding"])
+    for training in (False, True):
+        found, expected = (made.train(training)(ids, segments, is_real) for made in (accelerated(plain), plain))
+        pairs = zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, expected)), strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, **TOLERANCE)
+    assert unpadded == []
+
+
+def test_words_and_next_sentences_are_those_of_the_page(unpadded: list):
+    torch.manual_seed(0)
+    plain = BertForPreTraining(classifier().encoder).eval()
+    ids, segments, is_real = texts(LENGTHS["some padding"])
+    ids[0, 3] = 0  # a [PAD] that is none
+    asked = is_real & (torch.arange(ids.shape[1]) % 3 == 0)
+    for one, other in zip(*(made(ids, segments, is_real, asked) for made in (accelerated(plain), plain)), strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+    assert unpadded
+
+
+def test_a_mask_of_one_row_is_for_all(unpadded: list):
+    plain = classifier()
+    ids, _, is_real = texts([40, 20, 20])
+    for mask in (is_real[1:2], is_real[1:2].expand(3, -1)):
+        torch.testing.assert_close(accelerated(plain)(ids, None, mask), plain(ids, None, mask), **TOLERANCE)
+    assert len(unpadded) == 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from small import PIECES, batch, hf_directory, hf_model, minilm  # noqa: E402
+from small import PIECES, batch, hf_directory, hf_model, minilm, our_directory  # noqa: E402
 
 from bert import heads  # noqa: E402
 from bert.config import BertConfig  # noqa: E402
@@ -210,7 +210,7 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path):
 
 
 def test_without_safetensors_one_sentence_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="model.safetensors needs a package: pip install safetensors"):
         load_pretrained(folder)
 
@@ -447,3 +447,11 @@ def test_the_real_minilm_goes_out_and_in(tmp_path: Path):
     save_pretrained(tmp_path, model, load_tokenizer(minilm()))
     assert_same(load_pretrained(tmp_path), model)
     assert len(load_tokenizer(tmp_path)) == model.config.vocab_size == 30522
+
+
+def test_padding_has_one_id(tmp_path: Path):
+    our_directory(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "pad_token_id": 2}))
+    with pytest.raises(UserError, match="is piece 0 of vocab.txt, but pad_token_id is 2 in config.json"):
+        load_tokenizer(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from argparse import Namespace
 from itertools import count, islice
@@ -173,7 +174,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(flags: list, tmp_p
 
 @pytest.mark.parametrize(
     ("more", "what"),
-    [(["--lr", 0.5], "lr"), (["--share", 0.3], "asked"), (["--static"], "asked"), (["--dropout", 0], "model_args")],
+    [(["--lr", 0.5], "lr"), (["--share", 0.3], "share"), (["--static"], "static"), (["--dropout", 0], "model_args")],
 )
 def test_what_is_resumed_must_be_the_same_run(flags: list, more: list, what: str):
     rows_of(arguments(*flags), most=2)
@@ -369,3 +370,37 @@ def test_a_run_that_ends_early_says_what_is_kept(
     with pytest.raises((UserError, KeyboardInterrupt), match=f"{error}; .*{kept}"):
         run_main(monkeypatch, *flags)
     assert (names_in(tmp_path / "new") if after else set()) == (FILES | {POINT} if after else set())
+
+
+def test_equal_runs_make_equal_files(flags: list, tmp_path: Path):
+    rows_of(arguments(*flags))
+    for _ in range(4):  # the library that writes them orders their headers by chance
+        rows_of(arguments(*flags, "--out", tmp_path / "again"))
+        one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("new", "again"))
+        assert one == other
+        shutil.rmtree(tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("beside", "more", "lower_case"), [(True, [], True), (False, [], False), (None, ["--cased"], False)]
+)
+def test_what_stands_beside_a_vocabulary_counts(
+    flags: list, tmp_path: Path, beside: bool | None, more: list, lower_case: bool
+):
+    if beside is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": beside}))
+    rows_of(arguments(*flags, *more))
+    assert json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())["do_lower_case"] is lower_case
+
+
+def test_a_run_may_write_to_the_folder_where_one_is(flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert program.outputs_of(Path(".")).lock == tmp_path / "here.lock"
+    rows_of(arguments(*flags, "--out", "."))
+    assert names_in(tmp_path / "here") == FILES - {RECORD}  # which the program writes
+
+
+def test_what_leaves_nothing_is_named(flags: list):
+    with pytest.raises(UserError, match="--held_out 0.9 leaves 1 documents to train on"):
+        rows_of(arguments(*flags, "--held_out", 0.9))

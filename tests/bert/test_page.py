@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 
 import arguments
+from advanced.table import METHODS
 from bert import pretrain, run
 from bert.config import BertConfig
 from bert.examples import SHORT, Noise
@@ -111,3 +112,8 @@ def test_the_lines_of_python_run(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     assert "['masked_lm', 'next_sentence']" in done.stdout and "[1, 15, 384]" in done.stdout
+
+
+def test_the_methods_of_the_text_are_those_for_a_bert():
+    said = re.search(r"need no part of a Llama: ([\w\s,-]+) \(", TEXT)[1].replace("\n", " ").split(", ")
+    assert said == [name for name, entry in METHODS.items() if "bert" in entry.families]

@@ -33,6 +33,12 @@ def documents_of(count: int = 40, seed: int = 0) -> list[Document]:
     return documents
 
 
+def documents_in(tokenizer: WordPiece) -> list[Document]:
+    """Of pieces of the tokenizer."""
+    first = len(SPECIAL)
+    return [[[first + id % 50 for id in line] for line in document] for document in documents_of(12)]
+
+
 def near(count: int, total: int, share: float) -> bool:
     """Within four standard errors of a share."""
     return abs(count / total - share) < 4 * math.sqrt(share * (1 - share) / total)
@@ -245,7 +251,7 @@ def test_a_run_that_was_stopped_sees_what_it_would_have_seen(tokenizer: WordPiec
     [
         (["a b\nc d", "e"], {"length": 4}, "a row of 4 tokens has no room for text; it needs 5"),
         (["a b\nc d", "e"], {"length": 2, "has_next": False}, "it needs 3"),
-        (["a b\nc d"], {}, "of another document; the text has only one"),
+        (["a b\nc d"], {}, "of another document, and there is only one"),
         (["a b", "c d", "e f"], {}, "no document of the text has two sentences"),
     ],
 )
@@ -258,3 +264,24 @@ def test_a_text_or_a_row_that_is_too_small_is_refused(tokenizer: WordPiece, text
 
 def test_what_has_no_tokens_is_left_out(tokenizer: WordPiece):
     assert [*sentences_of(["a\n\u200b\nb", "\u200b"], tokenizer)] == [[[tokenizer.ids["a"]], [tokenizer.ids["b"]]]]
+
+
+def test_a_random_piece_that_is_pad_is_no_padding(tokenizer: WordPiece):
+    """With `is_real` a model is told so; its own rule would hide it."""
+    data = PretrainingData(documents_in(tokenizer), tokenizer, 32, Noise(0.9, 0.0, 1.0), seed=2)
+    (batch,) = data.batches(data.count)
+    lengths = [len(data[0, place]["token_ids"]) for place in range(data.count)]
+    assert batch["is_real"].sum(-1).tolist() == lengths
+    assert (batch["token_ids"][batch["is_real"]] == tokenizer.pad_id).any()
+
+
+def test_every_pass_reaches_the_last_document(tokenizer: WordPiece):
+    """Later passes can have more pairs than the first one, by which they are counted."""
+    documents = documents_in(tokenizer)
+    data = PretrainingData(documents, tokenizer, 16, seed=1)
+    longer = [number for number in range(1, 30) if len(data.pairs(number)) > data.count]
+    assert longer
+    for number in longer:
+        seen = [place * len(data.pairs(number)) // data.count for place in range(data.count)]
+        assert seen[-1] >= len(data.pairs(number)) - 2 and len({*seen}) == data.count
+        assert data[number, data.count - 1]["token_ids"].count(tokenizer.sep_id) <= 3

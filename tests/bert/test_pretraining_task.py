@@ -26,7 +26,8 @@ def batch_of(size: int = 4, length: int = 20, has_next: bool = True) -> Batch:
     asked = (torch.rand(ids.shape, generator=drawing) < 0.3) & mask.bool()
     asked[:, 0] = False
     targets = torch.where(asked, torch.randint(1, 300, ids.shape, generator=drawing), NO_TARGET)
-    made = {"token_ids": ids, "segment_ids": segments, "targets": targets, "weights": asked / asked.sum()}
+    made = {"token_ids": ids, "segment_ids": segments, "is_real": mask.bool(), "targets": targets}
+    made["weights"] = asked / asked.sum()
     return made | ({"next": torch.randint(2, (size,), generator=drawing)} if has_next else {})
 
 
@@ -63,7 +64,7 @@ def test_the_losses_of_the_parts_of_a_batch_add_up():
 
 
 def answering(words: Callable[[torch.Tensor], torch.Tensor], nexts: torch.Tensor | None) -> Callable:
-    def network(token_ids: torch.Tensor, segment_ids: torch.Tensor, at: torch.Tensor):
+    def network(token_ids: torch.Tensor, segment_ids: torch.Tensor, is_real: torch.Tensor, at: torch.Tensor):
         found = F.log_softmax(words(token_ids[at]), dim=-1)
         return found if nexts is None else (F.log_softmax(nexts, dim=-1), found)
 
@@ -103,7 +104,7 @@ def test_numbers_that_are_none_are_seen_in_both_parts(part: str):
     asked = batch_of()
 
     class Broken(torch.nn.Linear):
-        def forward(self, token_ids: torch.Tensor, segment_ids: torch.Tensor, at: torch.Tensor):
+        def forward(self, token_ids: torch.Tensor, segment_ids: torch.Tensor, is_real: torch.Tensor, at: torch.Tensor):
             answers = Answers(torch.zeros(4, 2), torch.zeros(int(at.sum()), 300))
             getattr(answers, part)[0, 0] = math.nan
             return tuple(answers)

@@ -154,9 +154,10 @@ def test_the_loss_is_the_mean_of_both_cross_entropies():
     assert torch.allclose(Spans(False).loss(outputs, batch, 2), expected)
     called = []
 
-    def network(token_ids: torch.Tensor, segment_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        called.append((token_ids, segment_ids))
+    def network(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        called.append(given)
         return outputs[:, 0], outputs[:, 1]
 
     assert torch.equal(Spans(False).forward(network, batch), outputs)
-    assert torch.equal(called[0][0], batch["token_ids"]) and torch.equal(called[0][1], batch["segment_ids"])
+    names = "token_ids", "segment_ids", "is_real"
+    assert all(torch.equal(given, batch[name]) for given, name in zip(called[0], names, strict=True))

@@ -233,8 +233,11 @@ def test_a_model_without_a_head_for_answers_is_refused(call: Callable, files: li
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--model_out", "dev.json"], "--model_out dev.json is a file; name a folder"),
+        (["--model_out", "dev.json"], "--model_out: dev.json is also --dev"),
+        (["--model_out", "qa", "--length", "5000"], "--length 5000: the model has"),
+        (["--model_out", "text.txt"], "--model_out text.txt is a file; name a folder"),
         (["--model_out", "bert"], "is also an input"),
+        (["--model_out", "qa", "--dev_out", "qa"], "qa is also --dev_out"),
         (["--model_out", "qa", "--dev_out", "train.json"], "--dev_out: train.json is also --train"),
         (["--model_out", "qa", "--train", "text.txt"], "text.txt is not JSON"),
         (["--model_out", "qa", "--dev_out", "qa/vocab.txt"], "the folder qa does not exist"),
