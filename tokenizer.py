@@ -37,10 +37,10 @@ class Tokenizer:
     def _load(self, model: bytes, max_len: int | None, path: str) -> None:
         try:
             self.sp_model = SentencePieceProcessor(model_proto=model)
-            self.n_words: int = self.sp_model.vocab_size()
+            self.n_words: int = self.sp_model.vocab_size() if model else 0  # of no bytes it would complain by itself
         except (RuntimeError, OSError, UnicodeDecodeError):  # SentencePiece quotes a damaged piece's bytes
             self.n_words = 0
-        if self.n_words == 0:  # which is also what it makes of no bytes
+        if self.n_words == 0:
             raise UserError(f"{path} is not a SentencePiece model, or it is damaged")
         self.model_path = path
         self.max_len = max_len

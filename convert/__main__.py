@@ -113,7 +113,12 @@ def _convert_language_model(args: argparse.Namespace) -> None:
 
     tokenizer = None if args.tokenizer is None else read_tokenizer(args.tokenizer)
     source = llama2c if args.source else llama
-    model = source.load_pretrained(args.model, attention=args.attention)
+    try:
+        model = source.load_pretrained(args.model, attention=args.attention)
+    except UserError as error:
+        if args.source or Path(args.model).suffix != ".bin":
+            raise
+        raise UserError(f"{error}; a .bin file of llama2.c is read with --from llama2c") from None
     if tokenizer is not None:
         try:
             require_vocabulary(tokenizer, model, args.model)

@@ -24,27 +24,16 @@ if TYPE_CHECKING:
 
     from llama import Llama
 
-SETTINGS = {
-    "vocab_size": "vocab_size",
-    "dim": "hidden_size",
-    "hidden_dim": "intermediate_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "max_seq_len": "max_position_embeddings",
-    "layer_norm_eps": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-}
-DEFAULTS = {  # of a `config.json` that leaves them out
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
+SETTINGS = {  # what ours are called in `config.json`, and what they are where it leaves them out
+    "vocab_size": ("vocab_size", 32000),
+    "dim": ("hidden_size", 4096),
+    "hidden_dim": ("intermediate_size", 11008),
+    "n_layers": ("num_hidden_layers", 32),
+    "n_heads": ("num_attention_heads", 32),
+    "n_kv_heads": ("num_key_value_heads", None),
+    "max_seq_len": ("max_position_embeddings", 2048),
+    "layer_norm_eps": ("rms_norm_eps", 1e-6),
+    "tied": ("tie_word_embeddings", False),
 }
 PLAIN = {  # what would change what is computed, and the values under which it does not
     "hidden_act": ("silu", "swish"),
@@ -103,7 +92,7 @@ def config_of(settings: Mapping[str, Any], attention: str = "causal") -> LlamaCo
             raise ValueError(f"{name}={shown(settings[name])}: no model here computes that")
     if settings.get("attention_dropout"):
         warn(f"attention_dropout={shown(settings['attention_dropout'])} is for training alone, and is left out here")
-    fields = {ours: settings.get(theirs, DEFAULTS[theirs]) for ours, theirs in SETTINGS.items()}
+    fields = {ours: settings.get(theirs, default) for ours, (theirs, default) in SETTINGS.items()}
     theta, scaling = _rope(settings)
     config = LlamaConfig(**fields, attention=attention, rope_theta=theta, rope_scaling=scaling)
     if settings.get("head_dim") not in (None, config.head_dim):
@@ -135,7 +124,7 @@ def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
 
 def settings_of(config: LlamaConfig) -> dict[str, Any]:
     """What a `config.json` says of a config, for old versions of transformers and for new ones."""
-    settings = {theirs: getattr(config, ours) for ours, theirs in SETTINGS.items()}
+    settings = {theirs: getattr(config, ours) for ours, (theirs, _) in SETTINGS.items()}
     rope = {"rope_type": "default"}
     if config.rope_scaling is not None:
         kind, *numbers = config.rope_scaling
@@ -196,7 +185,7 @@ def in_their_words(message: str) -> str:
     """What a message says of our settings and tensors, of theirs, which the reader can look up in the file."""
     from weights import LAYER_NAMES, MODEL_NAMES
 
-    message = re.sub(r"\b([a-z_]+)(?==)", lambda found: SETTINGS.get(found[1], found[1]), message)
+    message = re.sub(r"\b([a-z_]+)(?==)", lambda found: SETTINGS.get(found[1], (found[1],))[0], message)
     parts = {names.ours: names.hugging_face for names in LAYER_NAMES}
     whole = {names.ours: names.hugging_face for names in MODEL_NAMES}
 

@@ -52,7 +52,7 @@ class JsonTokenizer:
         """The tokenizer of a file, with what the files beside it say of its special tokens. Raises `UserError`."""
         require_file(Path(path), MOST_BYTES)
         try:
-            content = Path(path).read_bytes().decode()
+            content = Path(path).read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError:
             raise UserError(f"cannot load {path}: it is not UTF-8 text") from None
         return cls(content, _special_tokens(Path(path).parent), max_len, str(path))

@@ -53,6 +53,10 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
     """What a SentencePiece model knows. Raises `UserError` naming `path` for one that other programs read otherwise."""
     ids = range(model.vocab_size())
+    try:
+        pieces = [model.id_to_piece(token) for token in ids]
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is damaged: it has pieces that are not UTF-8 text") from None
     types = [_type_of(model, token) for token in ids]
     scores = [model.get_score(token) for token in ids]
     if BYTE not in types:
@@ -60,7 +64,6 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
     if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
     adds_space = model.encode("a", out_type=str)[0].startswith(SPACE)
-    pieces = [model.id_to_piece(token) for token in ids]
     return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
 
 

@@ -45,6 +45,14 @@ SOURCES = sorted(
 ROOT_SOURCES = [path for path in SOURCES if path.parent == ROOT]
 FAST_SOURCES = [path for path in SOURCES if path.parent == ROOT / "fast"]
 BERT_SOURCES = [path for path in SOURCES if path.parent == ROOT / "bert"]
+CONVERT_SOURCES = [path for path in SOURCES if path.parent == ROOT / "convert"]
+CONVERT_LEVELS = (
+    {"__init__", "directory", "formats"},
+    {"tokenizer", "vocabulary"},
+    {"gguf", "hugging_face", "llama2c", "onnx"},
+    {"__main__", "compare"},
+)
+CONVERT_LIBRARIES = {"gguf", "onnx", "onnxruntime", "onnxscript", "tokenizers"}  # and safetensors, by its name
 BERT_LEVELS = (
     {"__init__", "categories", "config", "squad", "tasks"},
     {"basic", "model", "names", "unpadded"},
@@ -119,6 +127,20 @@ def test_bert_imports_point_one_way_and_need_the_core_libraries_alone(path: Path
             assert not later or (path.stem, *later) in BERT_LAZILY, ast.unparse(node)
     folders = {"advanced", "bert", "convert"} | ({"fast"} if path.stem in BERT_KERNELS else set())
     assert imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - folders <= ALLOWED_LIBRARIES
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize("path", CONVERT_SOURCES, ids=lambda path: path.name)
+def test_convert_imports_point_one_way_and_other_libraries_inside_of_functions(path: Path):
+    level = {name: level for level, names in enumerate(CONVERT_LEVELS) for name in names}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "convert":
+            names = [node.module.partition(".")[2]] if "." in node.module else [alias.name for alias in node.names]
+            assert all(level[name] < level[path.stem] for name in names), ast.unparse(node)
+    foreign = imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - {"convert"}
+    assert foreign <= ALLOWED_LIBRARIES | CONVERT_LIBRARIES
+    assert not any(CONVERT_LIBRARIES & names_of(node) for node in tree.body)
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
 
 

@@ -104,6 +104,34 @@ def test_fewer_bits_are_near_and_vectors_stay(convert: Callable[..., Path], tiny
         assert 0 < np.abs(stored - weight).max() <= 1.01 * error * np.abs(weight).max()
 
 
+@pytest.mark.parametrize("changes", [{}, {"tied": False}])
+def test_transformers_reads_the_same_model(changes: dict, convert: Callable[..., Path], tiny_tokenizer: Path):
+    """A reader of its own, which turns rows into the other order again; llama.cpp is not always at hand."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files with the package accelerate")
+    model = grouped_model(**changes)
+    path = convert(model, tiny_tokenizer, "f32")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    ids = torch.randint(0, 300, (2, 50), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval()(ids).logits, model(ids, targets=ids)[0], atol=1e-5, rtol=0)
+
+
+def test_scaled_angles_and_an_output_matrix_of_its_own_are_declared(convert: Callable[..., Path], tiny_tokenizer: Path):
+    linear = reader(convert(grouped_model(rope_scaling=("linear", 4.0)), tiny_tokenizer, "f32"))
+    assert linear.fields["llama.rope.scaling.type"].contents() == "linear"
+    assert linear.fields["llama.rope.scaling.factor"].contents() == 4.0
+    model = grouped_model(rope_scaling=("llama3", 8.0, 1.0, 4.0, 64.0), tied=False)
+    tensors = {tensor.name: tensor for tensor in reader(convert(model, tiny_tokenizer, "q8_0")).tensors}
+    assert tensors["output.weight"].tensor_type.name == "Q8_0"
+    plain = 5000.0 ** (-np.arange(0, 8, 2) / 8)
+    turns = 64 * plain / (2 * np.pi)
+    share = np.clip((turns - 1.0) / 3.0, 0.0, 1.0)
+    factors = tensors["rope_freqs.weight"]
+    assert factors.tensor_type.name == "F32" and factors.data.max() == 8.0 and factors.data.min() == 1.0
+    np.testing.assert_allclose(factors.data, 1.0 / (share + (1.0 - share) / 8.0), rtol=1e-5)
+
+
 def llama_cpp_ids(path: Path, prompt: list[int], new: int) -> list[int]:
     """Greedy, with keys and values in float32 as ours are."""
     import llama_cpp

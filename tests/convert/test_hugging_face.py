@@ -13,7 +13,7 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, random_llama, save_checkpoint  # noqa: E402
 from error_helpers import ROOT  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402

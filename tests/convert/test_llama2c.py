@@ -21,7 +21,7 @@ from tokenizer import Tokenizer
 from utils import UserError
 
 BUNDLED = ROOT / "checkpoints/minllama1M.pt"
-PROMPTS = ("The lighthouse keeper", "I laughed twice, once by", "naïve café, 北京", "two  spaces")
+PROMPTS = ("The lighthouse keeper", "I laughed twice, once by", "naïve café, 北京", "Is this movie good?")
 
 
 def convert(*flags: object) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import random_llama
+from conftest import SENTENCES, random_llama
 from error_helpers import ROOT, check_one_error
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
@@ -157,3 +157,10 @@ def test_a_saved_classifier_from_the_command_line(saved: Path, tmp_path: Path):
     (theirs,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"token_ids": token_ids.numpy()})
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(theirs), model(token_ids), atol=1e-4, rtol=0)
+    (tmp_path / "in.txt").write_text("".join(f"{sentence}\n" for sentence in SENTENCES), encoding="utf-8")
+    command = [sys.executable, "-m", "convert.compare", saved, tmp_path / "m.onnx", "--input", tmp_path / "in.txt"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "10 sentences, 10 with the same label" in done.stdout, done.stderr
+    (tmp_path / "m.onnx").write_bytes(b"PK")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    check_one_error(done.returncode, done.stderr, "m.onnx is not an ONNX file")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, drive_in, random_llama, save_checkpoint  # noqa: E402
 from small import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 

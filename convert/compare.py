@@ -1,0 +1,100 @@
+"""A saved classifier beside the ONNX file made of it: how far apart they are, and sentences a second of both.
+
+    python -m convert.compare finetune-5-2e-05.pt films.onnx --input sentences.txt
+
+Both get the same batches of token ids; encoding them is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sentences import read_sentences
+from utils import ArgumentParser, UserError, find_asset, run_main
+
+if TYPE_CHECKING:
+    import torch
+
+PASSES = 3  # over all sentences, of which the fastest counts
+
+
+def get_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line. Raises `UserError` for what does not fit."""
+    parser = ArgumentParser(prog="python -m convert.compare", description="a saved classifier beside its ONNX file")
+    parser.add_argument("model", metavar="MODEL", help="what --option finetune has saved")
+    parser.add_argument("file", metavar="FILE.onnx", help="what python -m convert --to onnx made of it")
+    parser.add_argument("--input", required=True, metavar="FILE", help="a sentence a line")
+    args = parser.parse_args(argv)
+    for name in ("model", "file", "input"):
+        found = find_asset(getattr(args, name))
+        if found is None:
+            raise UserError(f"{getattr(args, name)} does not exist")
+        setattr(args, name, str(found))
+    return args
+
+
+def main() -> None:
+    args = get_args()
+    import torch
+
+    import runs
+    from course import NO_GOLD_LABEL, Example
+    from plan import Place
+
+    run = program_of(args.file)
+    sentences = [sentence for sentence in read_sentences(args.input) if sentence is not None]
+    model, about = runs.load_classifier(args.model)
+    place = Place(torch.device("cpu"))
+    runs.compute_fast(model, about.precision, place, trains=False)
+    dataset = runs.encode_for(model, about.tokenizer, [Example(sentence, NO_GOLD_LABEL) for sentence in sentences])
+    loader = runs.loader_of(dataset, about.config, about.batch_size, place.device)
+    batches = [batch["token_ids"] for batch in loader]
+    with torch.inference_mode():
+        ours, our_seconds = timed(model, batches)
+        theirs, their_seconds = timed(run, batches)
+    largest = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    alike = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(ours, theirs, strict=True))
+    print(f"{len(sentences)} sentences, {alike} with the same label; log-probabilities differ by at most {largest:.1e}")
+    rates = [len(sentences) / seconds for seconds in (our_seconds, their_seconds)]
+    print(f"sentences a second :: {rates[0]:.1f} here, {rates[1]:.1f} in onnxruntime")
+
+
+def program_of(path: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What onnxruntime computes with a file, on the CPU: token ids b s -> log-probabilities b c. Raises `UserError`."""
+    import torch
+
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UserError("an ONNX file is run with the package onnxruntime: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()  # as many as PyTorch has
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception:  # of onnxruntime's own classes
+        raise UserError(f"{path} is not an ONNX file, or it is damaged") from None
+
+    def run(token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: token_ids.numpy()})[0])
+
+    return run
+
+
+def timed(
+    compute: Callable[[torch.Tensor], torch.Tensor], batches: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], float]:
+    """What is computed of every batch, and the seconds of the fastest pass over all of them."""
+    best = float("inf")
+    for _ in range(PASSES):
+        start = time.perf_counter()
+        results = [compute(batch) for batch in batches]
+        best = min(best, time.perf_counter() - start)
+    return results, best
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
