@@ -37,7 +37,7 @@ LAZY = {"advanced", "bert", "explore", "fast", "parallel"}  # imported inside of
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 SOURCES = sorted(
     path
-    for pattern in ("", *(f"{folder}/" for folder in FOLDERS), "bert/drawings/", "tests/*/")
+    for pattern in ("", *(f"{folder}/" for folder in FOLDERS), "bert/drawings/", "explore/components/", "tests/*/")
     for path in ROOT.glob(f"{pattern}*.py")
     if path.is_file()
 )
@@ -56,7 +56,7 @@ BERT_LEVELS = (
 )
 BERT_LAZILY = {("pretrain", "pretraining")}  # flags are checked before PyTorch is imported
 BERT_KERNELS = {"attention", "kernels"}  # which fast/ asks for by name; without it, they are not imported
-PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in {*LAZY, "drawings"}]
+PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in {*LAZY, "drawings", "components"}]
 
 
 def imports(path: Path) -> set[str]:
