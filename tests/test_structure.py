@@ -35,9 +35,10 @@ GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 FOLDERS = ("advanced", "benchmarks", "bert", "checkpoints", "convert", "explore", "fast", "parallel", "tests")
 LAZY = {"advanced", "bert", "explore", "fast", "parallel"}  # imported inside of functions, where they are wanted
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
+PARTS = ("bert/drawings", "explore/components")  # folders in those folders
 SOURCES = sorted(
     path
-    for pattern in ("", *(f"{folder}/" for folder in FOLDERS), "bert/drawings/", "explore/components/", "tests/*/")
+    for pattern in ("", *(f"{folder}/" for folder in (*FOLDERS, *PARTS)), "notebooks/__", "tests/*/")
     for path in ROOT.glob(f"{pattern}*.py")
     if path.is_file()
 )
