@@ -2,9 +2,8 @@
 
     python -m notebooks
 
-In the source `# %%` begins a cell of code and `# %% [markdown]` one of text, whose lines are comments; "chance" after it
-says that what the cell shows may be another thing on another machine. Needs nbclient and ipykernel (the extra
-"notebook").
+In the source `# %%` begins a cell of code and `# %% [markdown]` one of text, whose lines are comments; "chance" after
+it says that the cell may show another thing on another machine. Needs nbclient and ipykernel (the extra "notebook").
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from pathlib import Path
 
 PROJECT = ""  # on Colab: the https address of the repository
 if "google.colab" in sys.modules:
+    assert PROJECT, "name the repository in PROJECT"
     if not Path("min-llama").is_dir():
         subprocess.run(["git", "clone", "--depth", "1", PROJECT, "min-llama"], check=True)
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "sentencepiece", "tqdm"], check=True)
