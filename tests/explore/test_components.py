@@ -40,6 +40,14 @@ def test_a_page_has_all_sections_in_order_and_is_short(page: Page):
 
 
 @of_page
+def test_formulas_between_words_are_safe_from_markdown(page: Page):
+    r"""GitHub reads a backslash before punctuation as its own, and `}_` as emphasis: such formulas want a block."""
+    prose = re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)
+    for formula in re.findall(r"\$[^$]+\$", prose):
+        assert not re.search(r"\\[^a-zA-Z]|\}_|\*|\n", formula), formula
+
+
+@of_page
 def test_lines_of_code_stand_in_the_file_that_is_linked(page: Page):
     assert page.quotes()
     for quote in page.quotes():
