@@ -485,9 +485,7 @@ def _check_looking(args: Namespace) -> dict[str, Path]:
     if "html" in given:
         check_page("--html", args.html)
     if "log_dir" in given:
-        from explore.metrics import check_folder
-
-        check_folder(args.log_dir, args.resume)
+        import_part("explore.metrics", "--log_dir").check_folder(args.log_dir, args.resume)
     return {f"--{flag}": Path(getattr(args, flag)) for flag in given}
 
 

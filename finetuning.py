@@ -19,7 +19,7 @@ from reports import (
     print_model,
     read_data,
 )
-from utils import UserError, some
+from utils import UserError, import_part, some
 
 if TYPE_CHECKING:
     from plan import Place, Plan
@@ -147,9 +147,8 @@ def look_at(args: Namespace, run: Run, saver: Saver, history: list[EpochResult],
     """What keeps figures of the run and makes a page of them; None where nobody has asked. held: closes its files."""
     if args.log_dir is None and args.html is None:
         return None
-    from explore.finetuned import Look
-
-    look = Look(args.log_dir, args.html, saver, run.place.device, history, run.world.is_first)
+    finetuned = import_part("explore.finetuned", "--log_dir and --html")
+    look = finetuned.Look(args.log_dir, args.html, saver, run.place.device, history, run.world.is_first)
     held.callback(look.log.close)
     return look
 

@@ -42,8 +42,7 @@ class Noise:
     """How tokens are masked (section 3.1, task 1).
 
     share: of the tokens that are to be predicted. mask, random: of these, how many become [MASK], and how many another
-    token; the rest stays what it is. whole_words: all pieces of a word are chosen together, as in the models that the
-    authors published later.
+    token; the rest stays. whole_words: all pieces of a word are chosen together, as in the authors' later models.
     """
 
     share: float = 0.15
@@ -210,18 +209,14 @@ class PretrainingData(Dataset):
         return {"token_ids": noisy, "segment_ids": segment_ids, "targets": targets, "next": 0 if is_next else 1}
 
     def collate_fn(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """token_ids, segment_ids, targets, is_real: b s; weights: b s, 1 / the number of targets at each; next: b.
-
-        is_real says where no padding stands: a random token can be [PAD] as well, and is no padding. next: if any.
-        """
-        lengths = torch.tensor([len(example["token_ids"]) for example in examples])
-        longest = int(lengths.max())
+        """token_ids, segment_ids, targets, is_real: b s; weights: b s, 1 / the number of targets at each; next: b."""
+        longest = max(lengths := [len(example["token_ids"]) for example in examples])
         fill = {"token_ids": self.tokenizer.pad_id, "segment_ids": 0, "targets": NO_TARGET}
         batch = {
             name: torch.tensor([example[name] + [value] * (longest - len(example[name])) for example in examples])
             for name, value in fill.items()
         }
-        batch["is_real"] = torch.arange(longest) < lengths[:, None]
+        batch["is_real"] = torch.arange(longest) < torch.tensor(lengths)[:, None]  # a random token may be [PAD] too
         is_asked = batch["targets"] != NO_TARGET
         batch["weights"] = is_asked / is_asked.sum()
         if self.has_next:
