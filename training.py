@@ -328,13 +328,12 @@ def fit(
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`.
-    saver: a `saver.Saver`, or what stands in its place. schedule: of (step, total steps), the factor of the learning
-    rates at that step. clip: the largest norm of all gradients together. stop: of the results so far, whether to train
-    no further. history: the epochs that a resumed run has done. train_eval: measure the score on the training data as
-    the reference does. watch: told of steps and epochs; without one, steps are not measured. A loader whose batch
-    sampler has `set_epoch` is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier
-    epochs saved stays.
+    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`. saver: a
+    `saver.Saver`, or what stands in its place. schedule: of (step, total steps), the factor of the learning rates at
+    that step. clip: the largest norm of all gradients together. stop: of the results so far, whether to train no
+    further. history: the epochs that a resumed run has done. train_eval: measure the score on train as the reference
+    does. watch: who looks on, if anybody. A loader whose batch sampler has `set_epoch` is told each epoch's number.
+    Raises `Diverged` when the loss is not finite; what earlier epochs saved stays.
     """
     for method in methods:
         task = method.task(task, train)
