@@ -67,7 +67,8 @@ class Subject:
         model, about = load_classifier(path)
         llama = pretrained_of(model)
         if not isinstance(llama, Llama):
-            raise UserError(f"{path} is a {type(llama).__name__}; this page is about Llamas")
+            what = f"a fine-tuned {type(llama).__name__}, and the page shows what a Llama computes"
+            raise UserError(f"{path} is {what}; name the --log_dir of its run to see that")
         return cls(Path(path).name, llama, about.tokenizer, model, about.label_names, about)
 
     def encode(self, text: str) -> list[int]:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from utils import UserError
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SWITCHES = (
     "--headless", "--remote-debugging-pipe", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -21,6 +23,7 @@ SWITCHES = (
     "--force-color-profile=srgb", "--mute-audio",
 )  # fmt: skip
 PATIENCE = 60.0  # seconds
+DRAWN = "${state.text}.${state.layer}.${state.head}.${state.token}"  # what the maps say that they show
 
 
 def find_browser() -> str | None:
@@ -118,6 +121,15 @@ class Browser:
                 raise RuntimeError(f"waited in vain for {expression}")
             time.sleep(0.02)
 
+    def look_at(self, state: str) -> None:
+        """What the page is to be about, as `token=3,layer=1`. Raises `UserError` for anything else."""
+        try:
+            wanted = {name: int(value) for name, _, value in (each.partition("=") for each in state.split(",") if each)}
+        except ValueError:
+            raise UserError(f"--state {state}: expected names and numbers, as in token=3,layer=1") from None
+        self.value(f"update({json.dumps(wanted)})")
+        self.wait(f"byId('maps').dataset.drawn === `{DRAWN}` || !page.texts")
+
     def click(self, selector: str, x: float = 0.5, y: float = 0.5) -> None:
         """With the mouse, at a place in the element from (0, 0) to (1, 1)."""
         chosen = f"document.querySelector({json.dumps(selector)})"
@@ -136,15 +148,10 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
-    def screenshot(self, path: Path, whole: bool = True, clip: str | None = None) -> None:
-        """The whole page, or one element of it."""
-        size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-        how: dict[str, Any] = dict(format="png", captureBeyondViewport=whole)
-        if whole:
-            how["clip"] = dict(x=0, y=0, width=size["width"], height=size["height"], scale=1)
-        if clip is not None:
-            how["clip"] = self.box_of(clip) | {"scale": 1}
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", **how)["data"]))
+    def picture(self, clip: str = "html") -> bytes:
+        """A PNG of an element, else of the whole page."""
+        how = dict(format="png", captureBeyondViewport=True, clip=self.box_of(clip) | {"scale": 1})
+        return base64.b64decode(self.ask("Page.captureScreenshot", **how)["data"])
 
 
 @contextlib.contextmanager
