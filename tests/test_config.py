@@ -72,7 +72,14 @@ def test_an_impossible_value_is_refused_by_name(field: str, value: object):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("dropout", 0.0), ("layer_norm_eps", 0.5), ("rope_theta", 0.5), ("rope_theta", 10**20), ("vocab_size", 1), ("tied", False)],
+    [
+        ("dropout", 0.0),
+        ("layer_norm_eps", 0.5),
+        ("rope_theta", 0.5),
+        ("rope_theta", 10**20),
+        ("vocab_size", 1),
+        ("tied", False),
+    ],
 )
 def test_a_possible_value_is_taken(field: str, value: float):
     assert getattr(LlamaConfig(**{field: value}), field) == value
