@@ -546,8 +546,7 @@ def _refuse_what_is_no_file(flag: str, name: str) -> None:
 def _resolve_checkpoint(args: Namespace) -> bool:
     """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
     if os.path.isdir(args.pretrained_model_path):
-        directory = import_part("convert.directory", f"the folder {args.pretrained_model_path}")
-        args.model_files = directory.files_of_llama(Path(args.pretrained_model_path))
+        args.model_files = _files_of_directory(Path(args.pretrained_model_path))
         return False
     path = find_asset(args.pretrained_model_path)
     is_bundled = path is None and isinstance(args.pretrained_model_path, Default)
@@ -561,6 +560,13 @@ def _resolve_checkpoint(args: Namespace) -> bool:
         )
     args.pretrained_model_path = str(path)
     return is_bundled
+
+
+def _files_of_directory(folder: Path) -> list[str]:
+    try:
+        return import_part("convert.directory", "a Hugging Face directory").files_of_llama(folder)
+    except UserError as error:
+        raise UserError(f"--pretrained-model-path {folder} is a folder, and no model: {error}") from None
 
 
 def _find_llama(args: Namespace) -> bool:

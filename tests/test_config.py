@@ -55,6 +55,14 @@ def test_none_means_derived():
         ("layer_norm_eps", 0.0),
         ("rope_theta", float("nan")),
         ("attention", "sideways"),
+        ("tied", 1),
+        ("rope_scaling", "linear"),
+        ("rope_scaling", ("yarn", 2.0)),
+        ("rope_scaling", ("linear",)),
+        ("rope_scaling", ("linear", True)),
+        ("rope_scaling", ("linear", float("nan"))),
+        ("rope_scaling", (["linear"], 2.0)),
+        ("rope_scaling", ("llama3", 8.0, 4.0, 1.0, 64.0)),
     ],
 )
 def test_an_impossible_value_is_refused_by_name(field: str, value: object):
@@ -64,10 +72,23 @@ def test_an_impossible_value_is_refused_by_name(field: str, value: object):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("dropout", 0.0), ("layer_norm_eps", 0.5), ("rope_theta", 0.5), ("rope_theta", 10**20), ("vocab_size", 1)],
+    [
+        ("dropout", 0.0),
+        ("layer_norm_eps", 0.5),
+        ("rope_theta", 0.5),
+        ("rope_theta", 10**20),
+        ("vocab_size", 1),
+        ("tied", False),
+    ],
 )
 def test_a_possible_value_is_taken(field: str, value: float):
     assert getattr(LlamaConfig(**{field: value}), field) == value
+
+
+def test_a_scaling_is_kept_as_plain_numbers():
+    """So that a checkpoint can hold it, in which a list is as good."""
+    assert LlamaConfig(rope_scaling=["linear", 4]).rope_scaling == ("linear", 4.0)
+    assert hash(LlamaConfig(rope_scaling=["linear", 4])) == hash(LlamaConfig(rope_scaling=("linear", 4.0)))
 
 
 def test_an_unknown_key_of_a_checkpoint_is_named():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from conftest import asset
 
 import rope_test
-from rope import apply_rotary_emb, rope_table
+from rope import apply_rotary_emb, frequencies, rope_table, rotate
 
 
 def rotate_as_complex(x: torch.Tensor, theta: float, start: int = 0) -> torch.Tensor:
@@ -59,6 +60,32 @@ def test_a_text_beyond_max_seq_len_is_rotated_all_the_same():
     query = torch.randn(1, 20, 2, 4)
     rotated, _ = apply_rotary_emb(query, query, 4, 8)
     torch.testing.assert_close(rotated.double(), rotate_as_complex(query, 10000.0), atol=1e-5, rtol=1e-5)
+
+
+def test_scaled_angles_pair_by_pair():
+    """Linear: all of them divided. Llama 3: each as Meta's rule says of its wavelength."""
+    plain = [500.0 ** (-index / 16) for index in range(0, 16, 2)]
+    torch.testing.assert_close(frequencies(16, 500.0), torch.tensor(plain))
+    torch.testing.assert_close(frequencies(16, 500.0, ("linear", 4.0)), torch.tensor(plain) / 4)
+    expected, kinds = [], set()
+    for frequency in plain:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 200 / 4.0:
+            expected.append(frequency)
+        elif wavelength > 200 / 1.0:
+            expected.append(frequency / 8.0)
+        else:
+            smooth = (200 / wavelength - 1.0) / (4.0 - 1.0)
+            expected.append((1 - smooth) * frequency / 8.0 + smooth * frequency)
+        kinds.add("same" if expected[-1] == frequency else "slowed" if expected[-1] == frequency / 8 else "mixed")
+    scaling = ("llama3", 8.0, 1.0, 4.0, 200.0)
+    torch.testing.assert_close(frequencies(16, 500.0, scaling), torch.tensor(expected))
+    assert kinds == {"same", "slowed", "mixed"}
+    x = torch.randn(2, 5, 3, 16)  # b s h d
+    rows = rotate(x, 16, 32, 500.0, torch.tensor([3, 3]), scaling)
+    assert torch.equal(rows, rotate(x, 16, 32, 500.0, 3, scaling))
+    assert not torch.allclose(rows, rotate(x, 16, 32, 500.0, 3))
+    assert torch.equal(apply_rotary_emb(x, x, 16, 32, 500.0, start_pos=3, scaling=scaling)[1], rows)
 
 
 def test_half_precision_is_rotated_in_float32():

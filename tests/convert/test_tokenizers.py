@@ -189,6 +189,18 @@ def test_generate_continues_as_transformers_does(folder: Path, tmp_path: Path):
     assert text == tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("shape", ["tinyllama", "llama3", "linear"])
+def test_kernels_generate_what_the_page_does(shape: str, tmp_path: Path):
+    """With an output matrix of its own, and with scaled angles."""
+    folder = bytes_of_text(save(tmp_path / "model", hf_llama(shape)))
+    texts = []
+    for kernels in ("plain", "auto"):
+        how = ("--prompt", "The baker", "--max_new_tokens", 60, "--kernels", kernels)
+        drive_in(tmp_path / kernels, "--pretrained-model-path", folder, *how)
+        texts.append((tmp_path / kernels / "generated-sentence-temp-0.txt").read_bytes())
+    assert texts[0] == texts[1]
+
+
 def test_prompt_scores_labels_as_transformers_does(folder: Path, tmp_path: Path, films: dict[str, Path]):
     theirs, tokenizer = hf_llama("smollm"), transformers.AutoTokenizer.from_pretrained(folder)
     drive_in(tmp_path / "run", *flags(folder, "prompt", films))

@@ -166,7 +166,7 @@ def _(value: dict) -> dict:
 
 @changed.register
 def _(value: list) -> list:
-    return value[1:] or ["one too many"]
+    return value[1:-1] or ["one too many"]
 
 
 @changed.register
