@@ -360,19 +360,21 @@ class _Pace(NamedTuple):
     clip: float | None
     total: int
 
-    def step(self, optimizer: torch.optim.Optimizer, number: int) -> list[float]:
-        """Returns the learning rate of each group."""
+    def rates(self, optimizer: torch.optim.Optimizer, number: int) -> list[float]:
+        """The learning rate of each group at a step."""
+        factor = math.prod(factor(number, self.total) for factor in self.factors)
+        return [group["lr"] * factor for group in optimizer.param_groups]
+
+    def step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
         groups = optimizer.param_groups
         if self.clip is not None:
             nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group["params"]], self.clip)
-        rates = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] *= math.prod(factor(number, self.total) for factor in self.factors)
-        taken = [group["lr"] for group in groups]
-        optimizer.step()
-        for group, rate in zip(groups, rates, strict=True):  # a resume point is compared with the rates of the plan
+        planned = [group["lr"] for group in groups]
+        for group, rate in zip(groups, self.rates(optimizer, number), strict=True):
             group["lr"] = rate
-        return taken
+        optimizer.step()
+        for group, rate in zip(groups, planned, strict=True):  # a resume point is compared with the rates of the plan
+            group["lr"] = rate
 
 
 def _gradient_norm(optimizer: torch.optim.Optimizer) -> float:
@@ -420,11 +422,12 @@ class _Run:
                     raise Diverged(f"epoch {epoch}, batch {index + 1}: the loss is {value}, training stops")
                 self.world.backward(loss)
                 norm = math.nan if self.watch is None else _gradient_norm(self.optimizer)
-                rates = pace.step(self.optimizer, step.number)
+                pace.step(self.optimizer, step.number)
                 for method in self.methods:
                     method.after_step(step)
                 if self.watch is not None:
                     size, now = (part.total, part.total * part.batch["token_ids"].shape[1]), time.perf_counter()
+                    rates = pace.rates(self.optimizer, step.number)
                     self.watch.step(Measured(step.number, epoch, value, rates, norm, *size, now - clock))
                     clock = now
                 total += value
