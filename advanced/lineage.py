@@ -16,11 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from utils import sha256_of
+from utils import import_part, sha256_of
 
 PLACES = ("text", "init", "device")  # settings that say where something lies: `origin` has what lies there
 RECORD = "pretraining.json"  # of a directory
-OF_DIRECTORY = ("config.json", "model.safetensors", "pytorch_model.bin", "tokenizer_config.json", "vocab.txt")
 
 
 def origin(texts: Sequence[str], tokenizer: str | Path, init: str | None) -> dict[str, Any]:
@@ -50,9 +49,14 @@ def checksum(path: str | Path) -> str:
     """
     if not os.path.isdir(path):
         return _checksum(str(path), os.stat(path).st_mtime_ns)
-    files = {name: Path(path, name) for name in OF_DIRECTORY if Path(path, name).is_file()}
+    files = {name: Path(path, name) for name in files_of(path)}
     sums = {name: _checksum(str(file), file.stat().st_mtime_ns) for name, file in files.items()}
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+
+def files_of(folder: str | Path) -> list[str]:
+    """The names of the files in a directory that its model and tokenizer are read from. Raises `UserError`."""
+    return import_part("convert.directory", "a Hugging Face directory").files_of_model(Path(folder))
 
 
 @lru_cache(maxsize=256)

@@ -31,8 +31,8 @@ from arguments import (
     check_overlaps,
     is_one_of_several,
 )
-from bert.wordpiece import SETTINGS, VOCABULARY
-from convert.directory import files_read, require_safetensors
+from bert.wordpiece import VOCABULARY
+from convert.directory import files_of_bert, require_safetensors
 from utils import (
     ArgumentParser,
     Default,
@@ -187,7 +187,7 @@ def find_bert(args: Namespace) -> bool:
     if not (path / VOCABULARY).is_file():
         raise UserError(f"--pretrained-model-path {path} holds no {VOCABULARY}")
     args.pretrained_model_path, args.tokenizer = str(path), str(path / VOCABULARY)
-    args.model_files = files_read(path, (VOCABULARY, SETTINGS))
+    args.model_files = files_of_bert(path)
     return False
 
 

@@ -25,6 +25,8 @@ CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_mode
 WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read, as one file or as several
 INDEX = ".index.json"  # after either name: which of several files holds which tensor
 TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
+VOCABULARY = "vocab.txt"  # of WordPiece
+FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `families`
 MOST_SETTINGS = 2**23  # bytes of a JSON file: a damaged one must not fill the memory
 
 State = dict[str, "torch.Tensor"]
@@ -161,3 +163,22 @@ def files_of_llama(folder: Path) -> list[str]:
     """`files_read` of a language model, whose tokenizer may lie elsewhere. Raises `UserError`."""
     require_file(folder / CONFIG)
     return files_read(folder, (TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG))
+
+
+def files_of_bert(folder: Path) -> list[str]:
+    """`files_read` of a BERT. Raises `UserError`."""
+    return files_read(folder, (TOKENIZER_CONFIG, VOCABULARY))
+
+
+def family_of(folder: Path) -> str:
+    """The kind of a directory's model, as `families` calls it. Raises `UserError` for others."""
+    kind = read_settings(folder / CONFIG).get("model_type", "bert")  # the oldest files do not say it
+    if kind not in FAMILIES:
+        file, known = folder / CONFIG, some(list(FAMILIES))
+        raise UserError(f"{file} describes a model of type {shown(kind)}; known here are {known}")
+    return FAMILIES[kind]
+
+
+def files_of_model(folder: Path) -> list[str]:
+    """`files_read` of either kind. Raises `UserError`."""
+    return files_of_llama(folder) if family_of(folder) == "llama" else files_of_bert(folder)

@@ -27,7 +27,7 @@ from typing import Any
 from advanced import choose
 from advanced.experiments.schema import check_table
 from advanced.lineage import checksum, identity_of
-from utils import UserError, find_asset, read_text, tokenizer_name, warn
+from utils import UserError, find_asset, import_part, read_text, tokenizer_name, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -39,7 +39,7 @@ VOCABULARY = "vocab.txt"
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint and its tokenizer; of a BERT, a directory and the vocabulary in it.
+    """A checkpoint and its tokenizer; or a Hugging Face directory, of a BERT or of a Llama, and the tokenizer in it.
 
     recorded: `checksums` by the name of a checkpoint, from results.
     """
@@ -54,7 +54,7 @@ class Model:
         `{model}` in its name stands for the name of this one.
         """
         path = Path(self.checkpoint).parent / name.replace("{model}", self.name)
-        own = path / VOCABULARY if path.is_dir() else path.with_suffix(".model")
+        own = Path(_tokenizer_of(path)) if path.is_dir() else path.with_suffix(".model")
         return Model(str(path), str(own) if own.is_file() else self.tokenizer, self.recorded)
 
     @property
@@ -64,7 +64,7 @@ class Model:
     @property
     def family(self) -> str:
         """The kind of the model (see `families`)."""
-        return "bert" if Path(self.checkpoint).is_dir() else "llama"
+        return _kind_of(self.checkpoint) if Path(self.checkpoint).is_dir() else "llama"
 
     @property
     def is_known(self) -> bool:
@@ -103,12 +103,21 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
 
 
 def _directory(checkpoint: str, tokenizer: str | None, recorded: Mapping[str, Sequence[str]]) -> Model:
-    vocabulary = Path(checkpoint, VOCABULARY)
-    if tokenizer is not None:
+    if tokenizer is not None and _kind_of(checkpoint) == "bert":
         raise UserError(f"--tokenizer: the vocabulary is that of --pretrained-model-path {checkpoint}")
-    if not vocabulary.is_file():
-        raise UserError(f"--pretrained-model-path {checkpoint} holds no {VOCABULARY}")
-    return Model(checkpoint, str(vocabulary), recorded)
+    found = Path(tokenizer or _tokenizer_of(checkpoint))
+    if not found.is_file():
+        holds_none = f"--pretrained-model-path {checkpoint} holds no {found.name}"
+        raise UserError(holds_none if tokenizer is None else f"--tokenizer {tokenizer} does not exist")
+    return Model(checkpoint, str(found), recorded)
+
+
+def _kind_of(folder: str | Path) -> str:
+    return import_part("convert.directory", "a Hugging Face directory").family_of(Path(folder))
+
+
+def _tokenizer_of(folder: str | Path) -> str:
+    return str(Path(folder, VOCABULARY)) if _kind_of(folder) == "bert" else tokenizer_name(folder)
 
 
 @dataclass(frozen=True)

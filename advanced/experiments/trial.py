@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from advanced import choose
 from advanced.experiments.grid import Model, Trial, path_of
 from advanced.experiments.results import pack
-from advanced.lineage import OF_DIRECTORY, checksum
+from advanced.lineage import checksum, files_of
 from course import create_data, divide, has_gold_labels, read_label_names
 from utils import peak_memory
 
@@ -166,7 +166,7 @@ def checkpoint_of(model: Model) -> InputFile:
     """As a plan has it: the file, or the directory with the files in it that count."""
     from plan import InputFile
 
-    return InputFile.of(model.checkpoint, [name for name in OF_DIRECTORY if Path(model.checkpoint, name).is_file()])
+    return InputFile.of(model.checkpoint, files_of(model.checkpoint) if Path(model.checkpoint).is_dir() else ())
 
 
 def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -> dict[str, Any]:

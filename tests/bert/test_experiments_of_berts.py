@@ -17,6 +17,8 @@ from advanced.experiments.grid import Table, model_of
 from advanced.experiments.results import read_results
 from advanced.lineage import checksum
 from bert.load import load_pretrained
+from convert import hugging_face
+from families import load_llama
 from plan import Place
 from utils import UserError
 
@@ -66,6 +68,28 @@ def test_an_encoder_and_a_decoder_stand_in_one_table(table: Path, tmp_path: Path
     assert found["plain"]["train_losses"] == found["ema"]["train_losses"]  # an average moves no weights
     assert len({each["key"] for each in found.values()}) == 3
     assert not [*tmp_path.glob("*.resume")]
+
+
+def test_a_llama_in_a_directory_is_the_llama_of_its_file(table: Path, tmp_path: Path):
+    """With the tokenizer in it; of the runs' figures, all but what they are known by."""
+    llama, tokenizer = load_llama(tmp_path / "tiny.pt", tmp_path / "tiny.model", "causal")
+    hugging_face.write(tmp_path / "folder", llama.state_dict(), llama.config, tokenizer)
+    found = []
+    for name in ("tiny.pt", "folder"):
+        model = model_of(str(tmp_path / name), None, {})
+        assert model.family == "llama"
+        (each,) = Table.read(table).final(Table.read(table).rows[0], "films", None, model, {})
+        found.append(trial.run_trial(each, model, tmp_path, Place(torch.device("cpu"))))
+    of_file, of_folder = found
+    assert of_folder["checksums"][0] == checksum(tmp_path / "folder") != of_file["checksums"][0]
+    assert of_folder["train_losses"] == pytest.approx(of_file["train_losses"], abs=1e-4)
+    assert of_folder["dev"]["predictions"] == of_file["dev"]["predictions"]
+
+
+def test_another_kind_of_model_is_refused_by_its_name(table: Path, tmp_path: Path):
+    (tmp_path / "encoder" / "config.json").write_text('{"model_type": "t5"}', encoding="utf-8")
+    with pytest.raises(UserError, match="describes a model of type .t5.; known here are llama, bert, distilbert"):
+        model_of(str(tmp_path / "encoder"), None, {})
 
 
 def test_the_command_lists_what_can_be_started(
