@@ -15,7 +15,7 @@ from torch import nn
 
 from bert import heads
 from bert.model import Bert
-from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Family
+from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Layout
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
 from convert.directory import CONFIG, State, read_settings, read_tensors
 from utils import UserError, shorten, shown, some, warn
@@ -43,9 +43,9 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     directory has them; a part of which it has none stays as `make` drew it. Raises `UserError` as `load_pretrained`,
     and where the weights of a part are there, but not all of them, or do not fit.
     """
-    family, settings = read_config(path)
-    make = make or _declared(path, family, settings)
-    encoder, stored = _load_encoder(path, family, settings)
+    layout, settings = read_config(path)
+    make = make or _declared(path, layout, settings)
+    encoder, stored = _load_encoder(path, layout, settings)
     model = make(encoder)
     own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEADS}
     if any(_part(name) == _part(DECODER) for name in stored):
@@ -61,8 +61,8 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     if not wrong and DECODER in found and not are_equal(found[DECODER].to(own[DECODER].dtype), own[DECODER]):
         wrong.append("the decoder of masked tokens differs from the token embeddings, to which this model ties it")
     if wrong:
-        raise UserError(f"{path} does not fit its head: {family.in_their_words(some(wrong))}")
-    _check_finite(path, found, family)
+        raise UserError(f"{path} does not fit its head: {layout.in_their_words(some(wrong))}")
+    _check_finite(path, found, layout)
     model.load_state_dict(found, strict=False)
     return model.eval(), new
 
@@ -96,16 +96,16 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     return WordPiece.from_file(path, lower_case)
 
 
-def read_config(path: str | os.PathLike) -> tuple[Family, dict[str, Any]]:
+def read_config(path: str | os.PathLike) -> tuple[Layout, dict[str, Any]]:
     """Which of the two formats a directory has, and its settings. Raises `UserError`."""
     if not Path(path).is_dir():
         raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT")
     file = Path(path, CONFIG)
     settings = read_settings(file)
     kind = settings.get("model_type", BERT.name)  # the oldest files do not say it
-    for family in (BERT, DISTILBERT):
-        if kind == family.name:
-            return family, settings
+    for layout in (BERT, DISTILBERT):
+        if kind == layout.name:
+            return layout, settings
     raise UserError(f"{file} describes a model of type {shown(kind)}; bert and distilbert are known here")
 
 
@@ -116,36 +116,36 @@ def _part(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _load_encoder(path: str | os.PathLike, family: Family, settings: dict[str, Any]) -> tuple[Bert, State]:
+def _load_encoder(path: str | os.PathLike, layout: Layout, settings: dict[str, Any]) -> tuple[Bert, State]:
     """The encoder, and the tensors of heads under our names."""
     file, tensors = read_tensors(Path(path))
     try:
-        state = _canonical_state(tensors, family)
-        config = family.config(settings, has_pooler=any(_part(name) == "pooler" for name in state))
+        state = _canonical_state(tensors, layout)
+        config = layout.config(settings, has_pooler=any(_part(name) == "pooler" for name in state))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     stored = {name: state.pop(name) for name in [*state] if _part(name) in HEADS}
     if found := misfits_of(state, config, Bert, SIZES):
-        raise UserError(f"{file} does not fit its {CONFIG}: {family.in_their_words(some(found))}")
-    _check_finite(file, state, family)
+        raise UserError(f"{file} does not fit its {CONFIG}: {layout.in_their_words(some(found))}")
+    _check_finite(file, state, layout)
     with Unfilled():
         encoder = Bert(config)
     encoder.load_state_dict(state)
     return encoder.eval(), stored
 
 
-def _check_finite(path: str | os.PathLike, state: State, family: Family) -> None:
+def _check_finite(path: str | os.PathLike, state: State, layout: Layout) -> None:
     if damaged := [name for name, tensor in state.items() if not is_finite(tensor)]:
-        where = family.in_their_words(some(damaged))
+        where = layout.in_their_words(some(damaged))
         raise UserError(f"{path} is damaged: not all numbers are finite in {where}")
 
 
-def _canonical_state(tensors: dict, family: Family) -> dict:
+def _canonical_state(tensors: dict, layout: Layout) -> dict:
     """The state dict under our names. Raises `ValueError` where two names of the same tensor differ in value."""
     renamed, before = {}, {}
     for name, tensor in tensors.items():
         full = str(name)
-        name = family.ours(full)
+        name = layout.ours(full)
         if name in LEFT_OVER:
             continue
         if name in renamed and not _are_alike(tensor, renamed[name]):
@@ -160,12 +160,12 @@ def _are_alike(a: Any, b: Any) -> bool:
     return a.shape == b.shape and are_equal(a, b)
 
 
-def _declared(path: str | os.PathLike, family: Family, settings: dict[str, Any]) -> Callable[[Bert], nn.Module]:
+def _declared(path: str | os.PathLike, layout: Layout, settings: dict[str, Any]) -> Callable[[Bert], nn.Module]:
     """The model of `heads.py` that `config.json` names, with its number of classes."""
     named = settings.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else "nothing"
-    make = getattr(heads, f"Bert{name.removeprefix(family.prefix)}", None) if name.startswith(family.prefix) else None
-    if make is None or not name.startswith(f"{family.prefix}For"):
+    make = getattr(heads, f"Bert{name.removeprefix(layout.prefix)}", None) if name.startswith(layout.prefix) else None
+    if make is None or not name.startswith(f"{layout.prefix}For"):
         raise UserError(f"{path} holds no head that is known here: its {CONFIG} names {shown(name)}")
     if make not in (heads.BertForSequenceClassification, heads.BertForTokenClassification):
         return make

@@ -88,7 +88,7 @@ DISTILBERT_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Family:
+class Layout:
     """One of the two formats. defaults: of settings that a `config.json` leaves out, where they are not `BertConfig`'s.
 
     Settings and defaults go from our names; `tensors` and `layer` too, without `.weight` and `.bias`.
@@ -165,7 +165,7 @@ PLAIN = {
     "is_decoder": False,
     "add_cross_attention": False,
 }
-BERT = Family(
+BERT = Layout(
     name="bert",
     layers="encoder.layer.",
     layer=BERT_LAYER,
@@ -174,7 +174,7 @@ BERT = Family(
     defaults={"hidden_dim": 3072},
     prefix="Bert",
 )
-DISTILBERT = Family(
+DISTILBERT = Layout(
     name="distilbert",
     layers="transformer.layer.",
     layer=DISTILBERT_LAYER,
@@ -185,7 +185,7 @@ DISTILBERT = Family(
 )
 
 
-def family_of(config: BertConfig) -> Family:
+def layout_of(config: BertConfig) -> Layout:
     """In which format a model is written: a DistilBERT has neither segments nor a pooler, and no other LayerNorm."""
     is_distilled = not config.n_segments and not config.has_pooler and config.layer_norm_eps == 1e-12
     return DISTILBERT if is_distilled else BERT

@@ -12,7 +12,7 @@ from torch import nn
 from bert.heads import BertForPreTraining
 from bert.load import DECODER
 from bert.model import Bert
-from bert.names import BERT, Family, family_of
+from bert.names import BERT, Layout, layout_of
 from convert.directory import SAFETENSORS, State, write_model
 from utils import UserError
 
@@ -33,8 +33,8 @@ def save_pretrained(
     encoder without one), before anything is written.
     """
     encoder = model if isinstance(model, Bert) else model.encoder
-    family = family_of(encoder.config)
-    tensors, settings = _tensors(model, family), _settings(model, encoder, family)
+    layout = layout_of(encoder.config)
+    tensors, settings = _tensors(model, layout), _settings(model, encoder, layout)
     folder = Path(path)
     write_model(folder, settings, tensors, about)
     if tokenizer is not None:
@@ -47,22 +47,22 @@ def saved_about(path: str | os.PathLike) -> dict[str, str]:
         return file.metadata() or {}
 
 
-def _settings(model: nn.Module, encoder: Bert, family: Family) -> dict[str, Any]:
+def _settings(model: nn.Module, encoder: Bert, layout: Layout) -> dict[str, Any]:
     """What `config.json` says."""
     kind = "Model" if model is encoder else type(model).__name__.removeprefix("Bert")
-    settings = {"architectures": [f"{family.prefix}{kind}"], **family.config_json(encoder.config)}
+    settings = {"architectures": [f"{layout.prefix}{kind}"], **layout.config_json(encoder.config)}
     if hasattr(model, "classifier"):
         names = [f"LABEL_{index}" for index in range(model.classifier.out_features)]
         settings["id2label"] = {str(index): name for index, name in enumerate(names)}
         settings["label2id"] = {name: index for index, name in enumerate(names)}
     if isinstance(model, BertForPreTraining) and not encoder.config.has_pooler:
-        raise UserError(f"transformers has no {family.prefix}{kind} on an encoder without a pooler")
-    if family is BERT and not encoder.config.n_segments:
+        raise UserError(f"transformers has no {layout.prefix}{kind} on an encoder without a pooler")
+    if layout is BERT and not encoder.config.n_segments:
         raise UserError("transformers has no encoder without segments but DistilBERT, which has no pooler either")
     return settings
 
 
-def _tensors(model: nn.Module, family: Family) -> State:
+def _tensors(model: nn.Module, layout: Layout) -> State:
     """The state dict under their names; what is tied is written once."""
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -71,8 +71,8 @@ def _tensors(model: nn.Module, family: Family) -> State:
         if name == DECODER:
             continue
         try:
-            theirs = family.theirs(name)
+            theirs = layout.theirs(name)
         except KeyError:
             raise UserError(f"transformers has no place for {name}; such a model cannot be written for it") from None
-        tensors[f"{family.name}.{theirs}" if is_inner else theirs] = tensor.cpu().contiguous()
+        tensors[f"{layout.name}.{theirs}" if is_inner else theirs] = tensor.cpu().contiguous()
     return tensors
