@@ -8,11 +8,11 @@ where the model is given the tokens that it should have said (teacher forcing). 
 classifier, which sums all tokens of a label at one position, this is a probability however many tokens a label has.
 
 What comes after a *proper prefix* w_1 ... w_{t-1} is all that is asked, and words share prefixes: where each has one
-token, the empty one, and a single pass answers for all labels. A causal model reads a longer word's prefixes on its way
-through the last of them, so it needs at most one more pass for each word. A bidirectional one needs one for each
-prefix, because no position may see the token that is asked for.
+token, the empty one, and a single pass answers for all labels. A causal model reads the text once, and then all words
+behind it in a short second pass, in which they find the text's keys and values. A bidirectional one needs a pass for
+each prefix, because no position may see the token that is asked for.
 
-Shapes: b batch   s position   k tokens of a prefix   D model dim   v vocabulary   c classes
+Shapes: b batch   s position   k tokens of a prefix   m prefixes   D model dim   v vocabulary   c classes
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cache import sequence_lengths
+from advanced.reading import Heard, Listening
+from cache import View, causal_mask, sequence_lengths
 from classifier import Reader, read_last
 from course import prompt_suffix
 from llama import Llama
@@ -58,24 +59,44 @@ class LabelWords(nn.Module):
 
     def log_likelihoods(self, token_ids: torch.Tensor) -> torch.Tensor:
         """log P(words of a label | text). token_ids: b s, right-padded -> b c"""
-        after = {(): self.log_probabilities(self.read(self.llama, token_ids, self.pad_id))}  # b v for each prefix
         prefixes = proper_prefixes(self.word_ids)
         if self.llama.config.is_causal and self.read is read_last:
-            for longest in (one for one in prefixes if not any(is_longer(other, one) for other in prefixes)):
-                after |= self.after_all_of(token_ids, longest)
+            longest = [one for one in prefixes if not any(is_longer(other, one) for other in prefixes)]
+            after = self.after_each(token_ids, longest)  # b v for each prefix
         else:
-            for prefix in prefixes:
+            after = {}
+            for prefix in ((), *prefixes):
                 text = append(token_ids, prefix, self.pad_id)  # b s+k
                 after[prefix] = self.log_probabilities(self.read(self.llama, text, self.pad_id))
         scores = [sum(after[ids[:t]][:, ids[t]] for t in range(len(ids))) for ids in self.word_ids]
         return torch.stack(scores, dim=-1)  # b c
 
-    def after_all_of(self, token_ids: torch.Tensor, ids: Ids) -> dict[Ids, torch.Tensor]:
-        """What a causal model expects after each beginning of `ids`, from one pass. token_ids: b s -> b v each"""
-        lengths = sequence_lengths(token_ids, self.pad_id)  # b
-        states = self.llama.hidden_states(append(token_ids, ids, self.pad_id))  # b s+k D
-        rows = torch.arange(len(lengths), device=lengths.device)
-        return {ids[:t]: self.log_probabilities(states[rows, lengths + t - 1]) for t in range(1, len(ids) + 1)}
+    def after_each(self, token_ids: torch.Tensor, prefixes: Sequence[Ids]) -> dict[Ids, torch.Tensor]:
+        """What a causal model expects after a text, and after each beginning of the prefixes behind it.
+
+        token_ids: b s -> b v each
+        """
+        llama, lengths, texts = self.llama, sequence_lengths(token_ids, self.pad_id), Listening()  # lengths: b
+        view = View.of_text(token_ids.shape[1], True, token_ids.device)._replace(cache=texts)
+        states = llama.encode(llama.embed(token_ids), view, lengths - 1)  # b 1 D
+        after = {(): self.log_probabilities(states[:, 0])}
+        if prefixes:
+            view = view_behind(texts, lengths, prefixes)
+            behind = llama.encode(self.embed_behind(prefixes, lengths), view)  # b*m k D
+            behind = behind.unflatten(0, (len(lengths), len(prefixes)))  # b m k D
+            for number, ids in enumerate(prefixes):
+                after |= {ids[:t]: self.log_probabilities(behind[:, number, t - 1]) for t in range(1, len(ids) + 1)}
+        return after
+
+    def embed_behind(self, prefixes: Sequence[Ids], lengths: torch.Tensor) -> torch.Tensor:
+        """All prefixes once for each text. Looked up alone: they are no part of the texts, which a method may move.
+
+        lengths: b -> b*m k D
+        """
+        k = max(map(len, prefixes))
+        ids = [token for prefix in prefixes for token in (*prefix, *prefix[-1:] * (k - len(prefix)))]  # m*k
+        embedded = self.llama.embed(torch.tensor(ids, device=lengths.device)).unflatten(0, (-1, k))  # m k D
+        return embedded.repeat(len(lengths), 1, 1)
 
     def log_probabilities(self, states: torch.Tensor) -> torch.Tensor:
         """Of the next token. states: b D -> b v"""
@@ -113,6 +134,16 @@ def proper_prefixes(words: Sequence[Ids]) -> list[Ids]:
 def is_longer(other: Ids, one: Ids) -> bool:
     """Whether `other` begins with `one` and goes on."""
     return len(other) > len(one) and other[: len(one)] == one
+
+
+def view_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[Ids]) -> View:
+    """Of rows that stand behind the real tokens of texts, those of the first text first. lengths: b"""
+    m, k, s = len(prefixes), max(map(len, prefixes)), texts.heard[0][0].shape[2]
+    lengths = lengths.repeat_interleave(m)  # b*m
+    is_text = torch.arange(s, device=lengths.device) < lengths[:, None]  # b*m s
+    own = causal_mask(k, k, lengths.device).expand(len(lengths), 1, k, k)
+    mask = torch.cat((is_text[:, None, None].expand(-1, 1, k, s), own), dim=-1)  # b*m 1 k s+k
+    return View(start=lengths, mask=mask, cache=Heard(texts, m))
 
 
 def append(token_ids: torch.Tensor, ids: Ids, pad_id: int) -> torch.Tensor:

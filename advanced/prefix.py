@@ -26,13 +26,14 @@ Shapes: b batch   g key/value heads   p of the prefix   s query position   t key
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from advanced.added import State, set_apart, view_among
+from advanced.reading import Listening
 from cache import KVCache, View
 from llama import Llama
 from training import Method, pretrained_of
@@ -84,17 +85,6 @@ class Prefixed:
             key, value = self.cache.store(layer_id, key, value)  # b g t d
         pairs = (self.attention.prefix_key, key), (self.attention.prefix_value, value)
         key, value = (torch.cat((own.to(x.dtype).expand(len(x), -1, -1, -1), x), dim=2) for own, x in pairs)
-        return key, value
-
-
-@dataclass
-class Listening:
-    """What a layer's attention takes for a cache: keeps what it is given."""
-
-    heard: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-
-    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.heard.append((key, value))
         return key, value
 
 

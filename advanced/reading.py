@@ -12,6 +12,7 @@ Shapes: b batch   p position of the prompt   s position of the text   D model di
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,6 +78,34 @@ class Reading(nn.Module):
             return is_real / is_real.sum(dim=1, keepdim=True)
         scores = states @ self.query / math.sqrt(states.shape[-1])  # b s
         return scores.masked_fill(~is_real, float("-inf")).softmax(dim=-1)
+
+
+@dataclass
+class Listening:
+    """What a layer's attention takes for a cache: keeps the keys and values that it is given, b g s d of each layer."""
+
+    heard: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.heard.append((key, value))
+        return key, value
+
+
+@dataclass
+class Heard:
+    """The same with texts that were read before: each stands in front of `copies` rows, one after the other.
+
+    As a `KVCache`, but gradients flow through it, and the texts are read once for all rows.
+    """
+
+    texts: Listening
+    copies: int
+
+    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """key and value: r g k d -> r g s+k d"""
+        before = (x.repeat_interleave(self.copies, dim=0) for x in self.texts.heard[layer_id])  # r g s d
+        key, value = (torch.cat(pair, dim=2) for pair in zip(before, (key, value), strict=True))
+        return key, value
 
 
 def reading_of(model: nn.Module) -> Reading:

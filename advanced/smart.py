@@ -83,8 +83,8 @@ class SMART(Method):
             self.teacher = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
     def perturb(self, table: nn.Module, inputs: tuple[torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
-        """embedded: what was looked up, b s D, or b s+k D with words behind the texts, which are not moved"""
-        if self.perturbation is None:
+        """embedded: what was looked up, b s D; not moved are words behind the texts, b s+k D, or by themselves, k D"""
+        if self.perturbation is None or embedded.dim() == 2:
             return embedded
         perturbation = F.pad(self.perturbation, (0, 0, 0, embedded.shape[1] - self.perturbation.shape[1]))  # b s+k D
         size = embedded.detach().square().mean(dim=-1, keepdim=True).sqrt()  # b s+k 1

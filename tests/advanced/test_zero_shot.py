@@ -18,7 +18,9 @@ from torch import nn
 import runs
 from advanced import choose, create_head
 from advanced.label_words import append, proper_prefixes
+from advanced.smart import SMART
 from advanced.zero_shot import CONTENT_FREE
+from cache import View
 from classifier import read_last
 from course import Example, prompt_suffix
 from llama import Llama, load_pretrained
@@ -113,17 +115,45 @@ def test_the_two_ways_to_ask_for_longer_words_agree(llama: Llama, tokenizer: Tok
     assert len(asked) == 1 + len(proper_prefixes(model.word_ids))
 
 
-def test_a_causal_model_is_asked_once_more_for_each_longer_word_at_most(
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_gradients_of_the_two_ways_agree(llama: Llama, tokenizer: Tokenizer, is_moved: bool):
+    """Texts of several lengths in a batch; also while SMART moves them, and not the words behind them."""
+    names = ["bad", "goodness me", "goodness"]
+    found = []
+    for read in (read_last, lambda *inputs: read_last(*inputs)):
+        model = head("direct", llama, tokenizer, names)
+        model.requires_grad_(True).zero_grad()
+        model.read = read
+        (batch,) = runs.loader_of(
+            runs.encode_for(model, tokenizer, [Example(text, 0) for text in SENTENCES[:3]]), llama.config, 3, CPU
+        )
+        smart = SMART()
+        if is_moved:  # but for padding
+            moves = torch.linspace(-1, 1, batch["token_ids"].numel()).view(3, -1)
+            smart.perturbation = (moves * (batch["token_ids"] != tokenizer.pad_id))[..., None]
+        hook = llama.tok_embeddings.register_forward_hook(smart.perturb)
+        outputs = model(batch["token_ids"])
+        (outputs * torch.tensor([1.0, -0.5, 0.25])).sum().backward()
+        hook.remove()
+        found.append([outputs.detach(), *(weight.grad.clone() for weight in llama.parameters())])
+    assert all(tensor.abs().max() > 0 for tensor in found[0])
+    for mine, slow in zip(*found, strict=True):
+        torch.testing.assert_close(mine, slow, atol=5e-5, rtol=1e-4)
+
+
+def test_a_causal_model_reads_a_text_once_however_many_words_there_are(
     llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    passes, hidden_states = [], Llama.hidden_states
-    monkeypatch.setattr(Llama, "hidden_states", lambda *a, **named: passes.append(1) or hidden_states(*a, **named))
-    tokens = torch.tensor([ids_of(tokenizer, SENTENCES[0])])
-    for names, expected in ((["a", "the"], 1), (["good", "goodness"], 2), (["bad", "goodness"], 3)):
+    passes, encode = [], Llama.encode
+    monkeypatch.setattr(Llama, "encode", lambda self, h, *more: passes.append(h.shape[:2]) or encode(self, h, *more))
+    tokens = torch.tensor([ids_of(tokenizer, SENTENCES[0])]).repeat(2, 1)
+    for names, words in ((["a", "the"], []), (["good", "goodness"], [2]), (["bad", "goodness"], [4])):
         model = head("direct", llama, tokenizer, names)
         passes.clear()
         model(tokens)
-        assert len(passes) == expected, model.word_ids
+        text, *behind = passes
+        assert text == tokens.shape and [rows for rows, _ in behind] == words, model.word_ids
+        assert all(length == model.room for _, length in behind)
 
 
 def test_words_share_their_beginnings():
@@ -299,13 +329,13 @@ def test_the_sentence_is_cut_and_never_the_question_and_nothing_is_beyond_the_mo
     llama = random_llama(attention="causal", max_seq_len=60)
     names = ["bad", "goodness me"]
     model = head(name, llama, tokenizer, names)
-    longest, hidden_states = [], Llama.hidden_states
+    longest, encode = [], Llama.encode
 
-    def watched(self: Llama, tokens: torch.Tensor, *inputs: object, **named: object) -> torch.Tensor:
-        longest.append(tokens.shape[1])
-        return hidden_states(self, tokens, *inputs, **named)
+    def watched(self: Llama, h: torch.Tensor, view: View | None = None, at: torch.Tensor | None = None) -> torch.Tensor:
+        longest.append(h.shape[1] + (0 if view is None else int(torch.as_tensor(view.start).max())))
+        return encode(self, h, view, at)
 
-    monkeypatch.setattr(Llama, "hidden_states", watched)
+    monkeypatch.setattr(Llama, "encode", watched)
     text = " ".join(SENTENCES)
     (row,) = outputs_of(model, tokenizer, [text])
     assert max(longest) == 60 and model.room >= 5
