@@ -154,7 +154,7 @@ class Llama(LlamaPreTrainedModel):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the first layer reads. tokens: b s -> b s D"""
-        tokens = tokens.clamp(min=0)  # where a vocabulary has no piece for padding, its id is -1
+        tokens = tokens.masked_fill(tokens == -1, 0)  # padding, where a vocabulary has no piece for it
         return self.dropout(self.tok_embeddings(tokens))
 
     def encode(self, h: torch.Tensor, view: View | None = None, at: torch.Tensor | None = None) -> torch.Tensor:

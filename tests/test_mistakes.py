@@ -83,7 +83,7 @@ MISTAKES = {
                 ("the softmax runs over the queries", "softmax(dim=-1).type_as", "softmax(dim=-2).type_as"),
                 ("the softmax runs over the heads", "softmax(dim=-1).type_as", "softmax(dim=1).type_as"),
                 ("it is log_softmax, not softmax", "softmax(dim=-1).type_as", "log_softmax(dim=-1).type_as"),
-                ("there is a causal mask", "self.is_causal = config.is_causal", "self.is_causal = True"),
+                ("there is a causal mask", "config.max_seq_len, config.is_causal\n", "config.max_seq_len, True\n"),
             ],
             "scores and softmax, causal: WRONG": [
                 ("the causal mask is missing", 'scores.masked_fill(~mask, float("-inf"))', "scores"),

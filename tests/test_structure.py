@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,9 @@ def test_what_the_readmes_import_is_there():
     for node in nodes:
         module = importlib.import_module(node.module)
         assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+def test_modules_of_the_tests_have_names_of_their_own():
+    """pytest imports all of them as top modules: of two with one name, it finds the first."""
+    found = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py")
+    assert [name for name, count in found.items() if count > 1] == []

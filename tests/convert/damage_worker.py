@@ -98,7 +98,7 @@ def prepare(folder: Path, tokenizer: Path) -> None:
     """One model in every way of storing it."""
     import torch
     from safetensors.torch import load_file, save_file
-    from small import bytes_of_text, hf_llama, save
+    from shapes import bytes_of_text, hf_llama, save
 
     from convert.llama2c import content_of
     from llama import load_pretrained

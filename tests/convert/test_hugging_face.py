@@ -17,7 +17,7 @@ tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, random_llama, save_checkpoint  # noqa: E402
 from error_helpers import ROOT  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from small import SHAPES, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
+from shapes import SHAPES, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from config import LlamaConfig  # noqa: E402
 from convert import hugging_face  # noqa: E402

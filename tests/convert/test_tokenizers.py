@@ -13,7 +13,7 @@ import torch.nn.functional as F
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, drive_in, random_llama, save_checkpoint  # noqa: E402
-from small import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
+from shapes import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from convert.directory import MOST_SETTINGS  # noqa: E402
 from convert.hugging_face import write  # noqa: E402

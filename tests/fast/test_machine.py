@@ -190,7 +190,7 @@ def test_onednn_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPa
     def refuses(*args) -> torch.Tensor:
         raise RuntimeError("bf16 path needs the cpu support")
 
-    for broken, words in ((refuses, "bf16 path needs"), (lambda x, weight: (x @ weight.t()) * 1.5, "differ")):
+    for broken, words in ((refuses, "bf16 path needs"), (lambda x, weight, *bias: (x @ weight.t()) * 1.5, "differ")):
         with monkeypatch.context() as patch:
             patch.setattr(fast.linear, "onednn_linear", broken)
             patch.setattr(fast.linear, "pack", lambda weight: weight)
