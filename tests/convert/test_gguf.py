@@ -154,6 +154,32 @@ def test_llama_cpp_says_the_same(tmp_path: Path):
     assert llama_cpp_ids(tmp_path / "model.gguf", prompt, 60) == ours and len(set(ours)) > 20
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tied": False, "rope_theta": 5000.0},
+        {"rope_scaling": ("linear", 4.0)},
+        {"rope_scaling": ("llama3", 8.0, 1.0, 4.0, 32.0)},
+        {"dim": 72, "n_heads": 9, "n_kv_heads": 3, "layer_norm_eps": 1e-3},
+    ],
+)
+def test_llama_cpp_computes_the_same_logits(changes: dict, tmp_path: Path):
+    """Of random weights: what a model repeats soon hides angles that are wrong."""
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
+    vocabulary = read_vocabulary(tokenizer.sp_model, "the bundled one")
+    model = random_llama(attention="causal", vocab_size=tokenizer.n_words, max_seq_len=128, **changes)
+    convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
+    how = dict(n_ctx=128, n_threads=1, verbose=False, logits_all=True)
+    how |= dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), **how)
+    ids = torch.randint(260, tokenizer.n_words, (1, 100), generator=torch.Generator().manual_seed(1))
+    theirs.eval(ids[0].tolist())
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(theirs.scores[:100]), model(ids, ids)[0][0], atol=1e-5, rtol=0)
+
+
 def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -204,6 +230,11 @@ def test_too_large_for_float16_is_refused(convert: Callable[..., Path], tiny_tok
     with pytest.raises(UserError, match="blk.1.ffn_gate.weight.*f32"):
         convert(model, tiny_tokenizer, "f16")
     assert not list(tmp_path.iterdir())
+    convert(model, tiny_tokenizer, "q8_0")
+    with torch.no_grad():
+        model.layers[1].feed_forward.w1.weight[3, 4] = 1e7  # 127 times the largest float16
+    with pytest.raises(UserError, match="blk.1.ffn_gate.weight.*q8_0"):
+        convert(model, tiny_tokenizer, "q8_0")
     convert(model, tiny_tokenizer, "f32")
 
 
