@@ -17,8 +17,9 @@ from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import ROOT, check_one_error, snapshot
 
 from convert import gguf as convert_gguf
-from convert.__main__ import get_args
-from convert.vocabulary import read_vocabulary
+from convert import hugging_face
+from convert.__main__ import _convert_language_model, get_args
+from convert.vocabulary import UNUSED, read_vocabulary
 from llama import Llama, load_pretrained
 from tokenizer import Tokenizer
 from utils import UserError
@@ -87,6 +88,35 @@ def test_shape_and_vocabulary_are_declared(convert: Callable[..., Path], tiny_to
     assert fields["tokenizer.ggml.scores"].contents() == [model.get_score(token) for token in range(300)]
     assert fields["tokenizer.ggml.token_type"].contents()[:5] == [2, 3, 3, 6, 6]
     assert [fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("unknown", "bos", "eos")] == [0, 1, 2]
+    said = [fields[f"tokenizer.ggml.add_{name}"].contents() for name in ("bos_token", "eos_token", "space_prefix")]
+    assert said == [True, False, True]
+
+
+def test_a_vocabulary_of_another_size_is_no_file(convert: Callable[..., Path], tiny_tokenizer: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="the tokenizer has 300 pieces and the model's vocabulary 310"):
+        convert(grouped_model(vocab_size=310), tiny_tokenizer, "f32")
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_beyond_the_last_piece_have_pieces_that_no_text_has(tmp_path: Path, tiny_tokenizer: Path):
+    pytest.importorskip("safetensors", reason="the package safetensors is not installed")
+    model = grouped_model(vocab_size=320)
+    hugging_face.write(tmp_path / "model", model.state_dict(), model.config)
+    flags = (tmp_path / "model", tmp_path / "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer)
+    _convert_language_model(get_args(list(map(str, flags))))
+    fields = reader(tmp_path / "m.gguf").fields
+    assert len(fields["tokenizer.ggml.tokens"].contents()) == fields["llama.vocab_size"].contents() == 320
+    assert fields["tokenizer.ggml.token_type"].contents()[300:] == [UNUSED] * 20
+
+
+def test_a_directory_gives_the_file_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever it is called by: `.` has no name, and what follows a dot in a folder's is no ending."""
+    pytest.importorskip("safetensors", reason="the package safetensors is not installed")
+    folder = tmp_path / "TinyLlama-1.1B"
+    _convert_language_model(get_args([str(BUNDLED), str(folder), "--to", "hf"]))
+    monkeypatch.chdir(folder)
+    _convert_language_model(get_args([".", "../m.gguf", "--to", "gguf"]))
+    assert reader(tmp_path / "m.gguf").fields["general.name"].contents() == "TinyLlama-1.1B"
 
 
 def test_fewer_bits_are_near_and_vectors_stay(convert: Callable[..., Path], tiny_tokenizer: Path):

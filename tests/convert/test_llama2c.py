@@ -110,6 +110,8 @@ def test_both_files_or_none_and_nothing_overwritten(tiny_checkpoint: Path, tmp_p
     assert snapshot(tmp_path) == before
     (tmp_path / "m.bin").unlink()
     (tmp_path / "tokenizer.bin").unlink()
+    with pytest.raises(UserError, match="tokenizer.bin is where the tokenizer goes; give the model another name"):
+        convert(tiny_checkpoint, tmp_path / "tokenizer.bin", *how)
     with pytest.raises(UserError, match="bidirectional; --attention causal"):
         convert(tiny_checkpoint, tmp_path / "m.bin", "--to", "llama2c")
     assert not list(tmp_path.iterdir())
@@ -139,6 +141,8 @@ def test_a_bin_file_becomes_a_directory(tiny_tokenizer: Path, tmp_path: Path):
     again = load_pretrained(tmp_path / "out")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+    with pytest.raises(UserError, match="m.bin.*; a .bin file of llama2.c is read with --from llama2c"):
+        convert(tmp_path / "m.bin", tmp_path / "no", "--to", "hf", "--tokenizer", tiny_tokenizer)
     with pytest.raises(UserError, match="name the right one with --tokenizer"):
         tokenizer = BUNDLED.with_suffix(".model")
         convert(tmp_path / "m.bin", tmp_path / "no", "--from", "llama2c", "--to", "hf", "--tokenizer", tokenizer)
