@@ -132,7 +132,9 @@ def _convert_language_model(args: argparse.Namespace) -> None:
     if args.to == "llama2c":
         llama2c.write(args.out, state, config, vocabulary)
     else:
-        gguf.write(args.out, state, config, vocabulary, args.dtype, name=Path(args.model).stem)
+        path = Path(args.model).resolve()
+        name = path.name if path.is_dir() else path.stem  # a folder's may have a dot, as TinyLlama-1.1B
+        gguf.write(args.out, state, config, vocabulary, args.dtype, name)
 
 
 if __name__ == "__main__":

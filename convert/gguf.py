@@ -144,8 +144,8 @@ def _encoded(name: str, tensor: torch.Tensor, dtype: str) -> tuple[np.ndarray, G
     array = tensor.detach().float().contiguous().numpy()
     if dtype == "f32" or array.ndim == 1:
         return array, kinds.F32
-    if dtype == "q8_0" and array.shape[-1] % gguf.GGML_QUANT_SIZES[kinds.Q8_0][0] == 0:
-        return gguf.quants.quantize(array, kinds.Q8_0), kinds.Q8_0
-    if np.abs(array).max() > np.finfo(np.float16).max:
-        raise UserError(f"{name} has numbers that float16 cannot hold; --dtype f32 keeps them")
-    return array.astype(np.float16), kinds.F16
+    in_blocks = dtype == "q8_0" and array.shape[-1] % gguf.GGML_QUANT_SIZES[kinds.Q8_0][0] == 0
+    largest = float(np.finfo(np.float16).max) * (127 if in_blocks else 1)  # a block's scale is a float16
+    if np.abs(array).max() > largest:
+        raise UserError(f"{name} has numbers that {'q8_0' if in_blocks else 'float16'} cannot hold; --dtype f32 does")
+    return (gguf.quants.quantize(array, kinds.Q8_0), kinds.Q8_0) if in_blocks else (array.astype(np.float16), kinds.F16)

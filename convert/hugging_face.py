@@ -103,11 +103,11 @@ def config_of(settings: Mapping[str, Any], attention: str = "causal") -> LlamaCo
 
 def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
     """The base of the angles, and how they are scaled, as old files say it and as new ones. Raises `ValueError`."""
-    said: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):  # the newer name, which has the base as well, wins
+    names = ("rope_scaling", "rope_parameters")  # transformers takes the older one alone where a file has both
+    for name in names:
         if not isinstance(settings.get(name), dict | None):
             raise ValueError(f"{name}={shown(settings[name])} must be an object")
-        said |= settings.get(name) or {}
+    said = next((settings[name] for name in names if settings.get(name)), {})
     theta = said.get("rope_theta", settings.get("rope_theta", 10000.0))
     if said.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(f"partial_rotary_factor={shown(said['partial_rotary_factor'])}: no model here computes that")

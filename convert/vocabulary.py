@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
-from utils import UserError
+from utils import UserError, shown
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
     from tokenizer import Tokenizer
 
-NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces, SentencePiece's numbers as well
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces, SentencePiece's numbers too
 SPACE = "\u2581"
 NEVER = -1e11  # the score of what no pair is merged to: llama2.c takes scores above -1e10
 
@@ -53,23 +53,21 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
     """What a SentencePiece model knows. Raises `UserError` naming `path` for one that other programs read otherwise."""
     ids = range(model.vocab_size())
+    scores = [model.get_score(token) for token in ids]
     try:
         pieces = [model.id_to_piece(token) for token in ids]
-    except UnicodeDecodeError:
+        types = [kind for kind, _ in zip(_types(model.serialized_model_proto()), ids, strict=True)]
+    except (ValueError, TypeError, IndexError):  # of bytes that are no text, and of fields that are no pieces
         raise UserError(f"{path} is damaged: it has pieces that are not UTF-8 text") from None
-    types = [_type_of(model, token) for token in ids]
-    scores = [model.get_score(token) for token in ids]
     if BYTE not in types:
         raise UserError(f"{path} has no pieces for single bytes, without which other programs load no vocabulary")
+    if USER_DEFINED in types:
+        never_cut = shown(pieces[types.index(USER_DEFINED)])
+        raise UserError(f"{path} has pieces that are never cut, as {never_cut}; other programs find them otherwise")
     if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
     adds_space = model.encode("a", out_type=str)[0].startswith(SPACE)
     return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
-
-
-def _type_of(model: SentencePieceProcessor, token: int) -> int:
-    kinds = {UNKNOWN: model.is_unknown, CONTROL: model.is_control, UNUSED: model.is_unused, BYTE: model.is_byte}
-    return next((kind for kind, is_one in kinds.items() if is_one(token)), NORMAL)
 
 
 # ------------------------------------------------------------------------------------------------ tokenizer.json
@@ -158,9 +156,14 @@ def merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return [pair for *_, pair in sorted(found)]
 
 
-# ------------------------------------------------------------------------------- what a model says of normalizing
+# ------------------------------------------------------------------- what a model says of its pieces and of normalizing
 
-NORMALIZER, RULES, STRIPS = 3, 2, 4  # numbers of fields in SentencePiece's protocol buffer
+PIECE, TYPE, NORMALIZER, RULES, STRIPS = 1, 3, 3, 2, 4  # numbers of fields in SentencePiece's protocol buffer
+
+
+def _types(model: bytes) -> list[int]:
+    """Of every piece."""
+    return [dict(_fields(piece)).get(TYPE, NORMAL) for number, piece in _fields(model) if number == PIECE]
 
 
 def _normalizer(model: bytes) -> list[dict]:

@@ -17,8 +17,9 @@ from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import ROOT, check_one_error, snapshot
 
 from convert import gguf as convert_gguf
-from convert.__main__ import get_args
-from convert.vocabulary import read_vocabulary
+from convert import hugging_face
+from convert.__main__ import _convert_language_model, get_args
+from convert.vocabulary import UNUSED, read_vocabulary
 from llama import Llama, load_pretrained
 from tokenizer import Tokenizer
 from utils import UserError
@@ -87,6 +88,35 @@ def test_shape_and_vocabulary_are_declared(convert: Callable[..., Path], tiny_to
     assert fields["tokenizer.ggml.scores"].contents() == [model.get_score(token) for token in range(300)]
     assert fields["tokenizer.ggml.token_type"].contents()[:5] == [2, 3, 3, 6, 6]
     assert [fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("unknown", "bos", "eos")] == [0, 1, 2]
+    said = [fields[f"tokenizer.ggml.add_{name}"].contents() for name in ("bos_token", "eos_token", "space_prefix")]
+    assert said == [True, False, True]
+
+
+def test_a_vocabulary_of_another_size_is_no_file(convert: Callable[..., Path], tiny_tokenizer: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="the tokenizer has 300 pieces and the model's vocabulary 310"):
+        convert(grouped_model(vocab_size=310), tiny_tokenizer, "f32")
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_beyond_the_last_piece_have_pieces_that_no_text_has(tmp_path: Path, tiny_tokenizer: Path):
+    pytest.importorskip("safetensors", reason="the package safetensors is not installed")
+    model = grouped_model(vocab_size=320)
+    hugging_face.write(tmp_path / "model", model.state_dict(), model.config)
+    flags = (tmp_path / "model", tmp_path / "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer)
+    _convert_language_model(get_args(list(map(str, flags))))
+    fields = reader(tmp_path / "m.gguf").fields
+    assert len(fields["tokenizer.ggml.tokens"].contents()) == fields["llama.vocab_size"].contents() == 320
+    assert fields["tokenizer.ggml.token_type"].contents()[300:] == [UNUSED] * 20
+
+
+def test_a_directory_gives_the_file_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever it is called by: `.` has no name, and what follows a dot in a folder's is no ending."""
+    pytest.importorskip("safetensors", reason="the package safetensors is not installed")
+    folder = tmp_path / "TinyLlama-1.1B"
+    _convert_language_model(get_args([str(BUNDLED), str(folder), "--to", "hf"]))
+    monkeypatch.chdir(folder)
+    _convert_language_model(get_args([".", "../m.gguf", "--to", "gguf"]))
+    assert reader(tmp_path / "m.gguf").fields["general.name"].contents() == "TinyLlama-1.1B"
 
 
 def test_fewer_bits_are_near_and_vectors_stay(convert: Callable[..., Path], tiny_tokenizer: Path):
@@ -154,6 +184,32 @@ def test_llama_cpp_says_the_same(tmp_path: Path):
     assert llama_cpp_ids(tmp_path / "model.gguf", prompt, 60) == ours and len(set(ours)) > 20
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tied": False, "rope_theta": 5000.0},
+        {"rope_scaling": ("linear", 4.0)},
+        {"rope_scaling": ("llama3", 8.0, 1.0, 4.0, 32.0)},
+        {"dim": 72, "n_heads": 9, "n_kv_heads": 3, "layer_norm_eps": 1e-3},
+    ],
+)
+def test_llama_cpp_computes_the_same_logits(changes: dict, tmp_path: Path):
+    """Of random weights: what a model repeats soon hides angles that are wrong."""
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
+    vocabulary = read_vocabulary(tokenizer.sp_model, "the bundled one")
+    model = random_llama(attention="causal", vocab_size=tokenizer.n_words, max_seq_len=128, **changes)
+    convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
+    how = dict(n_ctx=128, n_threads=1, verbose=False, logits_all=True)
+    how |= dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), **how)
+    ids = torch.randint(260, tokenizer.n_words, (1, 100), generator=torch.Generator().manual_seed(1))
+    theirs.eval(ids[0].tolist())
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(theirs.scores[:100]), model(ids, ids)[0][0], atol=1e-5, rtol=0)
+
+
 def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -204,6 +260,11 @@ def test_too_large_for_float16_is_refused(convert: Callable[..., Path], tiny_tok
     with pytest.raises(UserError, match="blk.1.ffn_gate.weight.*f32"):
         convert(model, tiny_tokenizer, "f16")
     assert not list(tmp_path.iterdir())
+    convert(model, tiny_tokenizer, "q8_0")
+    with torch.no_grad():
+        model.layers[1].feed_forward.w1.weight[3, 4] = 1e7  # 127 times the largest float16
+    with pytest.raises(UserError, match="blk.1.ffn_gate.weight.*q8_0"):
+        convert(model, tiny_tokenizer, "q8_0")
     convert(model, tiny_tokenizer, "f32")
 
 

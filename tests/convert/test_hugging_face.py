@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -22,6 +23,7 @@ from shapes import SHAPES, bytes_of_text, greedy, hf_llama, rewrite, save  # noq
 from config import LlamaConfig  # noqa: E402
 from convert import hugging_face  # noqa: E402
 from convert.__main__ import _convert_language_model, get_args  # noqa: E402
+from convert.directory import write_model  # noqa: E402
 from llama import Llama, load_pretrained  # noqa: E402
 from utils import UserError  # noqa: E402
 
@@ -98,6 +100,11 @@ def test_every_way_of_storing(format: str, tmp_path: Path):
     assert_same(ours, theirs)
 
 
+def test_of_two_files_of_weights_the_safe_one_is_read(folder: Path):
+    (folder / "pytorch_model.bin").write_bytes(b"something else")
+    assert_same(load_pretrained(folder), hf_llama())
+
+
 def test_both_ways_of_saying_the_angles(tmp_path: Path):
     theirs = hf_llama("llama3")
     config = save(tmp_path, theirs) / "config.json"
@@ -112,6 +119,26 @@ def test_both_ways_of_saying_the_angles(tmp_path: Path):
     assert (load_pretrained(tmp_path).config.rope_theta, load_pretrained(tmp_path).config.rope_scaling) == (777.0, None)
     rewrite(config, rope_theta=None, rope_scaling=None)
     assert load_pretrained(tmp_path).config.rope_theta == 10000.0
+
+
+LINEAR, PLAIN = {"rope_type": "linear", "factor": 2.0}, {"rope_type": "default", "rope_theta": 20.0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(rope_theta=30.0, rope_parameters=PLAIN),
+        dict(rope_theta=30.0, rope_parameters=LINEAR),
+        dict(rope_scaling=LINEAR, rope_parameters=PLAIN),
+        dict(rope_scaling={**LINEAR, "rope_theta": 40.0}, rope_parameters=PLAIN, rope_theta=30.0),
+        dict(rope_scaling={}, rope_parameters=PLAIN),
+    ],
+)
+def test_of_several_ways_of_saying_the_angles_the_one_counts_that_counts_in_transformers(settings: dict):
+    theirs = transformers.LlamaConfig(**copy.deepcopy(settings)).rope_parameters
+    ours = hugging_face.config_of(settings)
+    assert ours.rope_theta == theirs["rope_theta"]
+    assert ours.rope_scaling == (None if theirs["rope_type"] == "default" else ("linear", theirs["factor"]))
 
 
 def test_what_a_config_leaves_out_is_what_transformers_takes():
@@ -146,6 +173,7 @@ def test_a_tied_matrix_may_stand_there_twice_or_once_but_not_as_two(tmp_path: Pa
         (dict(hidden_act="gelu"), "hidden_act='gelu': no model here"),
         (dict(attention_bias=True), "attention_bias=True: no model here"),
         (dict(mlp_bias=True), "mlp_bias=True: no model here"),
+        (dict(rope_interleaved=True), "rope_interleaved=True: no model here"),
         (dict(quantization_config={"bits": 4}), "quantization_config="),
         (dict(head_dim=16), "head_dim=16 is not hidden_size=64 / num_attention_heads=8"),
         (dict(rope_parameters={"rope_type": "yarn", "factor": 2.0}), "kind 'yarn'.*known are default, linear, llama3"),
@@ -173,6 +201,19 @@ def test_what_no_model_here_computes_is_refused_in_their_words(folder: Path, set
     with pytest.raises(UserError, match=words) as caught:
         load_pretrained(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_dropout_in_attention_is_left_out_with_a_warning(folder: Path, capfd: pytest.CaptureFixture):
+    before = load_pretrained(folder).config
+    rewrite(folder / "config.json", attention_dropout=0.1)
+    assert load_pretrained(folder).config == before
+    assert "warning: attention_dropout=0.1 is for training alone" in capfd.readouterr().err
+
+
+def test_brackets_in_brackets_are_one_line(folder: Path):
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="config.json does not hold a JSON object"):
+        load_pretrained(folder)
 
 
 def test_tensors_that_do_not_fit_are_named_as_the_file_names_them(folder: Path):
@@ -273,7 +314,10 @@ def test_without_the_folder_convert_one_sentence_says_so(folder: Path, monkeypat
 # --------------------------------------------------------------------------------------------------------- out
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied": False}, {"rope_scaling": ("linear", 2.0)}, {"rope_theta": 5000.0}])
+LLAMA3 = {"rope_scaling": ("llama3", 8.0, 1.0, 4.0, 32.0), "rope_theta": 5000.0}
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": False}, {"rope_scaling": ("linear", 2.0)}, LLAMA3])
 def test_what_is_written_is_what_transformers_reads(changes: dict, tmp_path: Path, tiny_tokenizer: Path):
     model = random_llama(attention="causal", **changes)
     checkpoint = save_checkpoint(tmp_path / "m.pt", model)
@@ -282,10 +326,33 @@ def test_what_is_written_is_what_transformers_reads(changes: dict, tmp_path: Pat
     assert_same(model, theirs)
     prompt = IDS[0, :5].tolist()
     assert model.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist() == greedy(theirs, prompt, 40)
+    assert theirs.config.dtype == torch.float32
     again = load_pretrained(tmp_path / "out")
     assert again.config == LlamaConfig(**{**vars(model.config), "multiple_of": again.config.multiple_of})
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("changes", [{}, LLAMA3, {"rope_scaling": ("linear", 2.0)}])
+def test_a_config_says_angles_as_versions_before_5_read_them_too(changes: dict):
+    """Which know `rope_theta` and `rope_scaling` alone, and want a whole number as a length."""
+    config = random_llama(attention="causal", **changes).config
+    said = hugging_face.settings_of(config)
+    del said["rope_parameters"]
+    old = hugging_face.config_of(said)
+    assert (old.rope_theta, old.rope_scaling) == (config.rope_theta, config.rope_scaling)
+    length = (said["rope_scaling"] or {}).get("original_max_position_embeddings", 1)
+    assert type(length) is int
+
+
+def test_a_file_of_weights_is_the_same_every_time_and_aligned(tmp_path: Path):
+    """The library writes what is kept beside weights in any order; tensors begin at a multiple of 8."""
+    for size in range(8):
+        about = {name: "x" * size for name in "zyxwvu"}
+        write_model(tmp_path, {}, {"a": torch.ones(3)}, about)
+        content = (tmp_path / "model.safetensors").read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        assert length % 8 == 0 and [*json.loads(content[8 : 8 + length])["__metadata__"]] == ["format", *"uvwxyz"]
 
 
 def test_half_precision_rounds_and_refuses_what_it_cannot_hold(tmp_path: Path, folder: Path):
@@ -348,6 +415,8 @@ def test_a_tokenizer_json_goes_through_unchanged(tmp_path: Path):
     folder = bytes_of_text(save(tmp_path / "model", hf_llama("smollm")), begins=True)
     convert(folder, tmp_path / "out", "--to", "hf")
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    said = json.loads((tmp_path / "out/config.json").read_text())
+    assert (said["bos_token_id"], said["eos_token_id"], said["dtype"]) == (1, 0, "float32")
     one, other = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path / "out"))
     for text in SENTENCES:
         assert one(text).input_ids == other(text).input_ids

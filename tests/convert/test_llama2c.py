@@ -15,7 +15,8 @@ from error_helpers import ROOT, snapshot
 
 from convert import llama2c
 from convert.__main__ import _convert_language_model, get_args
-from convert.vocabulary import read_vocabulary
+from convert.llama2c import MAGIC
+from convert.vocabulary import UNUSED, read_vocabulary
 from llama import Llama, load_pretrained
 from tokenizer import Tokenizer
 from utils import UserError
@@ -70,6 +71,32 @@ def test_a_tokenizer_read_back(tiny_tokenizer: Path):
     for token in range(259, 300):
         assert read[token] == (model.id_to_piece(token).replace("\u2581", " "), np.float32(model.get_score(token)))
     assert all(score < -1e10 for _, score in read[300:])  # which run.c never merges to
+    assert vocabulary.types[300:] == [UNUSED] * 5
+
+
+def test_vocabularies_that_run_c_would_read_otherwise(tiny_tokenizer: Path):
+    vocabulary = read_vocabulary(Tokenizer(tokenizer_model=tiny_tokenizer).sp_model, tiny_tokenizer)
+    first, *others = vocabulary.types
+    for changed in (vocabulary._replace(bos_id=2), vocabulary._replace(types=[*others, first])):
+        with pytest.raises(UserError, match="byte b for the token b . 3; this is another order"):
+            llama2c.pieces_of(changed)
+    pieces = [piece.replace("\u2581", "_") for piece in vocabulary.pieces]
+    for changed in (vocabulary._replace(adds_space=False), vocabulary._replace(pieces=pieces)):
+        with pytest.raises(UserError, match="puts a space before every text; this tokenizer does not"):
+            llama2c.pieces_of(changed)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_files_of_another_size_or_version_are_refused(version: int, tmp_path: Path):
+    model = random_llama(attention="causal")
+    content = version_1(model) if version else b"".join(llama2c.content_of(model.state_dict(), model.config))
+    eight_bits = MAGIC + struct.pack("<i", 2) + content[8:]
+    wrong = [(content + b"four", "it has"), (content[:-4], "it has"), (content[:20], "only 20 bytes"), (b"", "only 0")]
+    wrong += [(content[:200], "only 200 bytes"), (eight_bits, "8-bit numbers of version 2")] if version else []
+    for damaged, words in wrong:
+        (tmp_path / "m.bin").write_bytes(damaged)
+        with pytest.raises(UserError, match=f"m.bin is not a model of llama2.c, or it is damaged: .*{words}"):
+            llama2c.load_pretrained(tmp_path / "m.bin")
 
 
 def test_both_files_or_none_and_nothing_overwritten(tiny_checkpoint: Path, tmp_path: Path):
@@ -83,6 +110,8 @@ def test_both_files_or_none_and_nothing_overwritten(tiny_checkpoint: Path, tmp_p
     assert snapshot(tmp_path) == before
     (tmp_path / "m.bin").unlink()
     (tmp_path / "tokenizer.bin").unlink()
+    with pytest.raises(UserError, match="tokenizer.bin is where the tokenizer goes; give the model another name"):
+        convert(tiny_checkpoint, tmp_path / "tokenizer.bin", *how)
     with pytest.raises(UserError, match="bidirectional; --attention causal"):
         convert(tiny_checkpoint, tmp_path / "m.bin", "--to", "llama2c")
     assert not list(tmp_path.iterdir())
@@ -112,6 +141,8 @@ def test_a_bin_file_becomes_a_directory(tiny_tokenizer: Path, tmp_path: Path):
     again = load_pretrained(tmp_path / "out")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+    with pytest.raises(UserError, match="m.bin.*; a .bin file of llama2.c is read with --from llama2c"):
+        convert(tmp_path / "m.bin", tmp_path / "no", "--to", "hf", "--tokenizer", tiny_tokenizer)
     with pytest.raises(UserError, match="name the right one with --tokenizer"):
         tokenizer = BUNDLED.with_suffix(".model")
         convert(tmp_path / "m.bin", tmp_path / "no", "--from", "llama2c", "--to", "hf", "--tokenizer", tokenizer)

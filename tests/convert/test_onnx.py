@@ -77,6 +77,24 @@ def test_an_edit_that_has_no_place_in_a_file_is_an_error(monkeypatch: pytest.Mon
         convert_onnx.require_equal(convert_onnx.RealClassifier(model).eval(), model)
 
 
+def test_nothing_is_written_that_computes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(convert_onnx, "_import_onnx", lambda: None)
+    monkeypatch.setattr(convert_onnx, "_exported", lambda model, about: b"file")
+    convert_onnx.write(tmp_path / "m.onnx", classifier(), SimpleNamespace(label_names=("a",)))
+    monkeypatch.setattr(convert_onnx, "rotate", lambda x, angles: x)
+    with pytest.raises(UserError, match="computes something else than what would be written"):
+        convert_onnx.write(tmp_path / "n.onnx", classifier(), SimpleNamespace(label_names=("a",)))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_file_says_how_batches_for_it_are_made():
+    for attention, pad_id in KINDS:
+        model = convert_onnx.RealClassifier(classifier(attention, pad_id))
+        said = convert_onnx._metadata(model, SimpleNamespace(label_names=("a", "b")))
+        expected = {"labels": '["a", "b"]', "attention": attention, "pad_id": str(pad_id), "max_seq_len": "64"}
+        assert said == expected
+
+
 def test_an_edit_of_what_is_exported_counts(monkeypatch: pytest.MonkeyPatch):
     model = classifier()
     monkeypatch.setattr("llama.FeedForward.forward", lambda self, x: x)

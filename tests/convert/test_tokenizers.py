@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from shapes import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 from convert.directory import MOST_SETTINGS  # noqa: E402
 from convert.hugging_face import write  # noqa: E402
 from convert.tokenizer import JsonTokenizer  # noqa: E402
+from convert.vocabulary import Vocabulary, merges, vocabulary_of  # noqa: E402
 from course import prompt_suffix  # noqa: E402
 from families import load_llama  # noqa: E402
 from runs import load_classifier  # noqa: E402
@@ -75,6 +77,19 @@ def test_what_the_files_beside_it_say_of_special_tokens(folder: Path):
         tokenizer_of(folder)
 
 
+def test_neither_cut_nor_padded_as_its_file_says(folder: Path):
+    """Many files still say how their last training batch was made."""
+    file = folder / "tokenizer.json"
+    plain = tokenizer_of(folder)
+    library = tokenizers.Tokenizer.from_file(str(file))
+    library.enable_truncation(4)
+    library.enable_padding(length=50)
+    library.save(str(file))
+    assert tokenizer_of(folder).encode_all(TEXTS[0]) == plain.encode_all(TEXTS[0])
+    batch = (["a", TEXTS[0]], True, True)
+    assert tokenizer_of(folder).encode_batch(*batch) == plain.encode_batch(*batch)
+
+
 def test_saved_and_opened_again_it_is_the_same(folder: Path):
     ours = tokenizer_of(folder, max_len=5)
     again = JsonTokenizer.from_bytes(ours.to_bytes(), 5)
@@ -94,6 +109,26 @@ def test_what_is_no_tokenizer_is_one_line(content: str, tmp_path: Path):
     with pytest.raises(UserError, match="tokenizer.json") as caught:
         tokenizer_of(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_library_gives_up_with_is_one_line_and_an_interrupt_goes_on(folder: Path):
+    """Code in Rust panics with an exception that is no `Exception`."""
+
+    class Panic(BaseException):
+        pass
+
+    def give_up(*_: object, **__: object) -> None:
+        raise error
+
+    ours = tokenizer_of(folder)
+    ours.tokenizer = SimpleNamespace(encode=give_up, encode_batch=give_up, decode=give_up)
+    for use in (lambda: ours.encode_all("a"), lambda: ours.encode_batch(["a"], True, True), lambda: ours.decode([1])):
+        error: BaseException = Panic("index out of\nbounds")
+        with pytest.raises(UserError, match="cannot use .*tokenizer.json: it cannot (en|de)code every"):
+            use()
+        error = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            use()
 
 
 def test_a_settings_file_of_absurd_size_is_not_read(folder: Path):
@@ -121,9 +156,27 @@ def test_a_sentencepiece_model_as_tokenizer_json(tiny_tokenizer: Path, tmp_path:
         ids = ours.encode(text, bos=True, eos=False)
         assert theirs(text).input_ids == ids == tokenizer_of(tmp_path / "out").encode(text, bos=True, eos=False)
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+        assert tokenizer_of(tmp_path / "out").decode([*ids, ours.eos_id]) == ours.decode(ids)
     assert (tmp_path / "out/tokenizer.model").read_bytes() == ours.to_bytes()
     question = prompt_suffix(["bad", "good"])
     assert tokenizer_of(tmp_path / "out").encode_next(question) == ours.encode_next(question)
+
+
+def test_pairs_are_merged_in_the_order_of_scores_and_never_to_a_control_piece():
+    pieces, types = ["<unk>", "<s>", "<", "s", ">", "s>", "<s"], [2, 3, 1, 1, 1, 1, 1]
+    vocabulary = Vocabulary(pieces, [0.0, 0.0, -9.0, -9.0, -9.0, -2.0, -1.0], types, 0, 1, 1, False)
+    assert merges(vocabulary) == [("<", "s"), ("s", ">")]
+
+
+def test_pieces_that_are_never_cut_are_refused(tmp_path: Path):
+    """Others cut a text at them by rules of their own."""
+    import sentencepiece
+
+    how = dict(vocab_size=400, model_type="bpe", hard_vocab_limit=False, byte_fallback=True, minloglevel=2)
+    how |= dict(model_prefix=str(tmp_path / "own"), user_defined_symbols=["<film>"])
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), **how)
+    with pytest.raises(UserError, match="own.model has pieces that are never cut, as '<film>'"):
+        vocabulary_of(Tokenizer(tokenizer_model=tmp_path / "own.model"))
 
 
 def test_a_directory_may_have_more_embeddings_than_pieces(tiny_tokenizer: Path, tmp_path: Path, capfd):
