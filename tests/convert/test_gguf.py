@@ -99,6 +99,7 @@ def test_a_vocabulary_of_another_size_is_no_file(convert: Callable[..., Path], t
 
 
 def test_rows_beyond_the_last_piece_have_pieces_that_no_text_has(tmp_path: Path, tiny_tokenizer: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
     pytest.importorskip("safetensors", reason="the package safetensors is not installed")
     model = grouped_model(vocab_size=320)
     hugging_face.write(tmp_path / "model", model.state_dict(), model.config)
@@ -111,6 +112,7 @@ def test_rows_beyond_the_last_piece_have_pieces_that_no_text_has(tmp_path: Path,
 
 def test_a_directory_gives_the_file_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whatever it is called by: `.` has no name, and what follows a dot in a folder's is no ending."""
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
     pytest.importorskip("safetensors", reason="the package safetensors is not installed")
     folder = tmp_path / "TinyLlama-1.1B"
     _convert_language_model(get_args([str(BUNDLED), str(folder), "--to", "hf"]))
