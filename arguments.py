@@ -613,7 +613,7 @@ def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[s
     taken = {}
     for name in INPUTS[args.option] if inputs is None else inputs:
         if getattr(args, name) not in (None, STANDARD_INPUT):
-            taken |= dict.fromkeys(_identities(Path(getattr(args, name))), f"--{name.replace('_', '-')}")
+            taken |= dict.fromkeys(_identities(Path(getattr(args, name))), _flag(name))
     for file in getattr(args, "model_files", ()):
         path = Path(args.pretrained_model_path, file)
         taken |= dict.fromkeys(_identities(path), f"{file} of --pretrained-model-path")

@@ -152,8 +152,8 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
         for row in reader:
             if names is None:
                 names = [name.strip() for name in row]
-                if len({*names}) < len(names):
-                    raise UserError(f"{path} line 1: two columns have one name")
+                if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+                    raise UserError(f"{path} line 1: two columns are called {shown(twice[0])}")
                 continue
             if len(row) != len(names):
                 raise UserError(f"{path} line {reader.line_num}: {len(row)} columns, where line 1 names {len(names)}")

@@ -114,7 +114,8 @@ def texts_of(args: Namespace, decoder: Decoder, temperature: float, place: Place
         waiting = []
     if too_long:
         limit = decoder.llama.config.max_seq_len
-        warn(f"{too_long} prompts are longer than max_seq_len={limit} tokens; the model sees the last {limit}")
+        which = "one prompt is" if too_long == 1 else f"{too_long} prompts are"
+        warn(f"{which} longer than max_seq_len={limit} tokens; the model sees the last {limit}")
 
 
 def decode_all(

@@ -19,13 +19,15 @@ import sys
 from pathlib import Path
 
 PROJECT = ""  # on Colab: the https address of the repository
-if "google.colab" in sys.modules:
+if Path("llama.py").is_file():
+    pass  # this cell has run before
+elif "google.colab" in sys.modules:
     assert PROJECT, "name the repository in PROJECT"
     if not Path("min-llama").is_dir():
         subprocess.run(["git", "clone", "--depth", "1", PROJECT, "min-llama"], check=True)
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "sentencepiece", "tqdm"], check=True)
     os.chdir("min-llama")
-elif not Path("llama.py").is_file():
+else:
     os.chdir("..")  # Jupyter starts in the notebook's own folder
 sys.path.insert(0, os.getcwd())
 

@@ -71,6 +71,16 @@ def test_lines_may_end_as_on_windows(tmp_path: Path, ending: str):
     assert read_examples(path, NAMES) == [Example("x", 1), Example("y", 0)]
 
 
+def test_a_tab_divides_even_between_quotes(tmp_path: Path):
+    (path := tmp_path / "d.tsv").write_text('text\tlabel\n"fine\t1\n"so ""so"" "\t0\n', encoding="utf-8")
+    assert read_examples(path, NAMES) == [Example('"fine', 1), Example('"so ""so"" "', 0)]
+
+
+def test_spaces_around_the_name_of_a_column_are_none_of_it(tmp_path: Path):
+    (path := tmp_path / "d.csv").write_text("text, label\nx,good\n", encoding="utf-8")
+    assert read_examples(path, NAMES) == [Example("x", 1)]
+
+
 def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
     path = write(tmp_path / f"d{ending}", [{"text": "x", "other": 3}])
     assert read_examples(path, NAMES, is_test=True) == [Example("x", -1)]
@@ -81,7 +91,7 @@ def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("d.csv", "text,label\nx,good\ny\n", "line 3: 1 columns, where line 1 names 2"),
     ("d.csv", 'text,label\n"x,good\n', "line 2: unexpected end of data"),
-    ("d.csv", "text,text\nx,good\n", "line 1: two columns have one name"),
+    ("d.csv", "text,text\nx,good\n", "line 1: two columns are called 'text'"),
     ("d.csv", "text,label\n", "holds no data"),
     ("d.csv", "", "holds no data"),
     ("d.csv", "text,label\n ,good\n", "line 2: the column text is empty"),
@@ -121,6 +131,8 @@ def test_some_labels_of_a_test_file_are_not_enough(tmp_path: Path):
     (["good", "bad", "neutral"] * 2, ["bad", "good", "neutral"]),
     ([0, 1, 2] * 2, ["0", "1", "2"]),
     (["0", "1", "2"] * 2, ["0", "1", "2"]),
+    ([0, 10**9] * 2, None),
+    ([True, 2.0] * 2, None),
 ])  # fmt: skip
 def test_classes_are_taken_from_labels_that_are_not_known(tmp_path: Path, labels: list, names: list[str] | None):
     path = write(tmp_path / "d.jsonl", [{"text": "x", "label": label} for label in labels])

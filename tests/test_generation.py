@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from course import prompt_suffix
 from generation import batches_of_one_length
 from llama import load_pretrained
 from tokenizer import Tokenizer
@@ -74,7 +75,7 @@ def test_prompts_beyond_the_model_are_counted(
 ):
     (path := tmp_path / "p.txt").write_text("So\n" + "A film " * 600 + "\n", encoding="utf-8")
     drive("--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 1)
-    assert "1 prompts are longer than max_seq_len=" in capsys.readouterr().err
+    assert "warning: one prompt is longer than max_seq_len=" in capsys.readouterr().err
 
 
 def test_another_temperature_is_a_third_text(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
@@ -121,7 +122,24 @@ def test_an_empty_line_is_named_and_nothing_is_written(
     assert not (tmp_path / "o").exists()
 
 
+def test_the_file_of_prompts_is_not_written_over(drive: Callable, tiny_checkpoint: Path, prompts: Path):
+    before = prompts.read_bytes()
+    with pytest.raises(UserError, match=r"^--output: .* is also --prompt_file; one of them needs another name$"):
+        drive("--pretrained-model-path", tiny_checkpoint, "--prompt_file", prompts, "--output", prompts)
+    assert prompts.read_bytes() == before
+
+
 # ----------------------------------------------------------------------------------------------------- questions
+
+
+@pytest.mark.parametrize(("question", "asked"), [
+    ("Is it {labels}? It is ", "Is it sport, money, or tech? It is "),
+    ("{labels}: {labels}", "sport, money, or tech: sport, money, or tech"),
+    ("{0} {other} {: {{labels}}", "{0} {other} {: {sport, money, or tech}"),
+    ("What is it?", "What is it?"),
+])  # fmt: skip
+def test_only_the_place_of_the_labels_is_filled_in(question: str, asked: str):
+    assert prompt_suffix(["sport", "money", "tech"], question) == asked
 
 
 def test_another_question_is_asked(tmp_path: Path, drive: Callable, classify_flags: Callable):

@@ -19,6 +19,7 @@ from small import our_directory
 from advanced import METHODS
 from bert import run
 from bert.load import load_pretrained
+from course import create_data
 from runs import load_classifier
 from utils import UserError
 
@@ -81,6 +82,24 @@ def test_a_classifier_is_trained_and_the_driver_predicts_with_it(
     (tmp_path / "sentences.txt").write_text("".join(f"{line.partition(' ||| ')[2]}\n" for line in gold))
     drive("--option", "predict", "--model", "bert-finetune-2-0.003.pt", "--input", "sentences.txt", "--output", "p.txt")
     assert (tmp_path / "p.txt").read_text().splitlines() == rows
+
+
+def test_a_run_on_columns_is_that_on_lines(call: Callable, flags: Flags, films: dict[str, Path], tmp_path: Path):
+    """Labels as names, as numbers, and none at all in the test file."""
+    plain = call(*flags, "--epochs", 1)
+    dev = (tmp_path / "films-dev-finetuning-output.txt").read_bytes()
+    names = json.loads(films["label_names"].read_text())
+    examples = {split: create_data(films[split]) for split in ("train", "dev", "test")}
+    rows = [f'{names[label]},"{text}"\n' for text, label in examples["train"]]
+    (tmp_path / "train.csv").write_text("stars,review\n" + "".join(rows))
+    rows = [json.dumps({"review": text, "stars": label}) + "\n" for text, label in examples["dev"]]
+    (tmp_path / "dev.jsonl").write_text("".join(rows))
+    (tmp_path / "test.tsv").write_text("review\n" + "".join(f"{text}\n" for text, _ in examples["test"]))
+    given = ["--train", "train.csv", "--dev", "dev.jsonl", "--test", "test.tsv", "--epochs", 1]
+    printed = call(*flags, *given, "--text-column", "review", "--label-column", "stars")
+    (accuracy,) = re.findall(r"^dev acc :: .*$", plain, re.MULTILINE)
+    assert f"{accuracy}\n" in printed and (tmp_path / "films-dev-finetuning-output.txt").read_bytes() == dev
+    assert not re.search("^test acc :: ", printed, re.MULTILINE)  # nothing to compare with
 
 
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if "bert" in entry.families])
