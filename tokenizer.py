@@ -71,6 +71,10 @@ class Tokenizer:
         """What a text and a space before it add to the ids of another one: pieces never cross a space."""
         return self.sp_model.encode(text)  # which puts a space before every text
 
+    def piece(self, number: int) -> str:
+        """A token as it is shown: the space before a word is its first letter, \u2581."""
+        return self.sp_model.id_to_piece(number)
+
     def _frame(self, ids: list[int], bos: bool, eos: bool) -> list[int]:
         return [self.bos_id] * bos + ids[: self.max_len] + [self.eos_id] * eos
 

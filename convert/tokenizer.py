@@ -96,6 +96,15 @@ class JsonTokenizer:
         with self._naming_the_file("it cannot decode every token"):
             return self.tokenizer.decode([number for number in ids if number < self.n_words], skip_special_tokens=True)
 
+    def piece(self, number: int) -> str:
+        """A token as it is shown, with SentencePiece's \u2581 for a space; bytes that are no text stay as named."""
+        name = self._token(number)
+        if name is None or "\u2581" in name or (name.startswith("<") and name.endswith(">")):
+            return str(number) if name is None else name
+        with self._naming_the_file("it cannot decode every token"):
+            text = self.tokenizer.decode([number], skip_special_tokens=False)
+        return text.replace(" ", "\u2581") if text and "\ufffd" not in text else name
+
     def files(self) -> dict[str, bytes]:
         """What a directory holds of it, by name."""
         special = {name: self._token(getattr(self, name.removesuffix("_token") + "_id")) for name in IDS}

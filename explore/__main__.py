@@ -32,7 +32,7 @@ COUNT = 6
 def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m explore", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("model", metavar="MODEL", help="checkpoint or fine-tuned classifier; or a --log_dir, or a file of results")
+    add("model", metavar="MODEL", help="checkpoint, Hugging Face directory or classifier; or a --log_dir or results")
     add("--text", metavar="T", action="append", help=f"what is read; may be given several times; else: {TEXT}")
     add("--data", metavar="FILE", help="data file, or a sentence a line: its first ones, a classifier's errors before")
     add("--count", type=int, default=COUNT, help="how many sentences of --data are shown in full")
@@ -61,10 +61,10 @@ def check_args(args: Namespace) -> None:
         if given := [flag for flag in ("text", "data", "run", "tokenizer", "attention") if getattr(args, flag)]:
             raise UserError(f"--{given[0]} is for a model, and {args.model} is a run; give the model, and --run RUN")
         return
-    if Path(args.model).is_dir():
-        raise UserError(f"{args.model} is a folder without {FILE}; the page is of a Llama's .pt file, or of a run")
+    if Path(args.model).is_dir() and not Path(args.model, "config.json").is_file():
+        raise UserError(f"{args.model} is a folder without {FILE} or config.json: neither a run nor a model")
     for flag in ("model", "data"):
-        if (name := getattr(args, flag)) is not None:
+        if (name := getattr(args, flag)) is not None and not (flag == "model" and Path(name).is_dir()):
             if (path := find_asset(name)) is None:
                 raise UserError(f"{'MODEL' if flag == 'model' else f'--{flag}'} {name} does not exist")
             setattr(args, flag, str(path))

@@ -164,7 +164,8 @@ def lenses(llama: Llama, reading: Reading, ids: Sequence[int], candidates: int) 
 def turned(config: LlamaConfig, length: int) -> torch.Tensor:
     """Where `apply_rotary_emb` turns the pair (1, 0) to, at each position. Returns s d/2 2"""
     ones = torch.tensor([1.0, 0.0]).repeat(config.head_dim // 2).expand(1, length, 1, -1)  # 1 s 1 d
-    rotated, _ = apply_rotary_emb(ones, ones, config.head_dim, config.max_seq_len, config.rope_theta)
+    angles = (config.head_dim, config.max_seq_len, config.rope_theta)
+    rotated, _ = apply_rotary_emb(ones, ones, *angles, scaling=config.rope_scaling)
     return rotated[0, :, 0].unflatten(-1, (-1, 2))
 
 

@@ -47,7 +47,7 @@ class Subject:
 
     @classmethod
     def open(cls, path: str, tokenizer: str | None = None, attention: str | None = None) -> Subject:
-        """A checkpoint, or a fine-tuned classifier, which brings its own tokenizer. Raises `UserError`."""
+        """A checkpoint or Hugging Face directory; or a classifier with its own tokenizer. Raises `UserError`."""
         if is_classifier(path):
             if tokenizer or attention:
                 raise UserError(f"{path} is a fine-tuned classifier, which has its own tokenizer and attention")
@@ -84,9 +84,9 @@ class Subject:
 
     def piece(self, id: int) -> str:
         """A token as it is shown: the space before a word is its first letter."""
-        if self.tokenizer is None:
+        if self.tokenizer is None or id >= self.tokenizer.n_words:  # of a matrix with more rows than pieces
             return str(id)
-        return self.tokenizer.sp_model.id_to_piece(id)
+        return self.tokenizer.piece(id)
 
     def facts(self) -> dict[str, Any]:
         """What the head of the page says of the model."""
@@ -101,6 +101,8 @@ def is_classifier(path: str) -> bool:
     """Whether a file says that it is a fine-tuned classifier. Raises `UserError` where it cannot be read."""
     from storage import load_tensors
 
+    if Path(path).is_dir():
+        return False
     saved = load_tensors(path, warns=False)
     return isinstance(saved, dict) and "model_config" in saved
 

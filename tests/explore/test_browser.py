@@ -242,10 +242,12 @@ def test_texts_stay_texts(browser: Browser, tokenizer: Tokenizer, tmp_path: Path
 def test_a_page_without_a_model_and_one_of_many_runs(browser: Browser, tmp_path: Path):
     run = {"settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "judged": [],
            "epochs": [{"epoch": 0, "train_loss": 1.0, "dev_score": 0.5, "is_best": True}]}  # fmt: skip
-    names = ["first", "second"]
+    names = ["first", "a name that is wider than a narrow screen " * 3 + "."]
     write_page(str(tmp_path / "p.html"), {"run": {"name": "table", "runs": [{**run, "name": name} for name in names]}})
     browser.open(tmp_path / "p.html")
     assert browser.value("[byId('tokens').hidden, byId('cursor').hidden, byId('run').hidden]") == [True, True, False]
     assert browser.value("[...byId('which').options].map((each) => each.textContent)") == names
     browser.value("byId('which').value = 1, byId('which').dispatchEvent(new Event('change'))")
     assert browser.value("state.run") == 1 and browser.errors == []
+    browser.size(390, 800)
+    assert browser.value("document.documentElement.scrollWidth") == 390

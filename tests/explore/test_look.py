@@ -140,6 +140,14 @@ def test_the_match_by_distance_is_the_mean_cosine(llama: Llama):
     assert torch.allclose(match_at_distance(llama.config, 20), expected, atol=1e-5)
 
 
+def test_angles_on_the_page_are_those_of_a_scaled_model():
+    config = random_llama(rope_scaling=("linear", 4.0)).config
+    plain = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+    angles = torch.arange(9)[:, None] * plain / 4
+    assert torch.allclose(turned(config, 9), torch.stack((angles.cos(), angles.sin()), -1), atol=1e-5)
+    assert torch.allclose(match_at_distance(config, 9), angles.cos().mean(-1), atol=1e-5)
+
+
 def test_code_whose_attention_takes_no_mask_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch):
     def three(self: Attention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return (query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)).softmax(-1) @ value

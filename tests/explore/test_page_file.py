@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(trained: Trained, tmp_path:
 def test_what_is_no_llama_is_refused(tmp_path: Path):
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
-    for name, why in (("bert", "is a folder"), ("page.pt", "cannot load")):
+    for name, why in (("bert", "'bert'"), ("page.pt", "cannot load")):
         (tmp_path / "page.pt").write_text("<html>")
         with pytest.raises(UserError, match=why):
             explore(tmp_path / name, "--out", tmp_path / "p.html")
@@ -274,3 +274,45 @@ def test_the_random_checkpoint_of_a_student(tmp_path: Path, tiny_tokenizer: Path
     path = save_checkpoint(tmp_path / "bad.pt", llama)
     with pytest.raises(UserError, match="not all numbers are finite"):
         explore(path, "--tokenizer", tiny_tokenizer, "--out", tmp_path / "p.html")
+
+
+@pytest.mark.parametrize("scheme", ["bytes", "words", None])
+def test_a_directory_of_hugging_face(tmp_path: Path, scheme: str | None):
+    """With a `tokenizer.json` its tokens are shown as text; without one texts are ids."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("safetensors")
+    folder = tmp_path / "hf"
+    shape = dict(vocab_size=300, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
+    config = transformers.LlamaConfig(**shape, num_hidden_layers=1, max_position_embeddings=64)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    text = "1 270 271"
+    if scheme:
+        save_tokenizer(folder, scheme)
+        text = "a warm \u00e9clair"
+    explore(folder, "--text", text, "--out", tmp_path / "p.html")
+    content = data_of(tmp_path / "p.html")
+    shown = [content["pieces"][str(id)] for id in content["texts"][0]["ids"]]
+    assert content["model"]["attention"] == "causal"
+    spoken = {"bytes": "a\u2581warm\u2581", "words": "\u2581a\u2581warm\u2581"}
+    assert "".join(shown).startswith(spoken[scheme]) if scheme else shown == ["1", "270", "271"]
+    assert all(content["pieces"][str(id)] for layer in content["texts"][0]["semantics"]["causal"]["lens"]
+               for id in layer["ids"])  # also of the rows of the matrix that are no piece  # fmt: skip
+
+
+def save_tokenizer(folder: Path, scheme: str) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    if scheme == "bytes":
+        made, parts = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers
+        made.pre_tokenizer, made.decoder = parts.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+        alphabet = parts.ByteLevel.alphabet()
+    else:
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+        made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+        alphabet = ["\u2581"]
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=290, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["a warm film and an \u00e9clair", "warm warm film"], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
