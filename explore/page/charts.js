@@ -31,7 +31,13 @@ function ticks(low, high) {
   return found;
 }
 
-const BOX = { width: 420, height: 190, left: 54, right: 12, top: 10, bottom: 32 };
+/** Short enough for the margin of a chart: a learning rate as 2e-5. */
+function onAxis(value) {
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5)) return Number(value.toPrecision(3)).toExponential().replace("+", "");
+  return brief(value, 3);
+}
+
+const BOX = { width: 420, height: 190, left: 62, right: 26, top: 10, bottom: 32 };
 
 /** lines: [{name, x, y, kind, dots}]; what is null is left out. Returns a figure with a table of its numbers. */
 function chart(title, xName, lines, { zero = false, note = "" } = {}) {
@@ -49,10 +55,10 @@ function chart(title, xName, lines, { zero = false, note = "" } = {}) {
   svg.setAttribute("aria-label", `${title}, from ${brief(x0, 3)} to ${brief(x1, 3)} ${xName}: ${lines.map(inShort).join("; ")}`);
   for (const value of ticks(y0, y1)) {
     svg.append(draw("line", { class: "axis", x1: BOX.left, x2: BOX.width - BOX.right, y1: toY(value), y2: toY(value) }));
-    svg.append(draw("text", { x: BOX.left - 6, y: toY(value) + 4, "text-anchor": "end" }, brief(value, 3)));
+    svg.append(draw("text", { x: BOX.left - 6, y: toY(value) + 4, "text-anchor": "end" }, onAxis(value)));
   }
   for (const value of ticks(x0, x1).filter((each) => xName !== "epoch" || Number.isInteger(each))) {
-    svg.append(draw("text", { x: toX(value), y: BOX.height - BOX.bottom + 16, "text-anchor": "middle" }, brief(value, 3)));
+    svg.append(draw("text", { x: toX(value), y: BOX.height - BOX.bottom + 16, "text-anchor": "middle" }, onAxis(value)));
   }
   svg.append(draw("text", { x: BOX.width - BOX.right, y: BOX.height - 2, "text-anchor": "end" }, xName));
   for (const line of lines) {

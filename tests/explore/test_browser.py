@@ -128,6 +128,19 @@ def test_the_run_is_shown(page: Browser, trained: Trained):  # noqa: F811
 # --------------------------------------------------------------------------------------------- mouse and keyboard
 
 
+def test_the_numbers_beside_a_curve_are_inside_its_chart(page: Browser):
+    """Whatever their size: a learning rate of 0.000125 was cut to .000125."""
+    for scale in (1.13e-6, 1.25e-4, 1.7, 3.3e4, 9.7e5, 8e8, 5e11):
+        line = f"{{ name: 'a', x: [0, {max(scale, 10)}], y: [{scale}, {1.1 * scale}] }}"
+        page.value(f"byId('curves').append(chart('Learning rate', 'step', [{line}]))")
+    outside = """[...document.querySelectorAll('svg.chart text')].filter((each) => {
+        const { x, width } = each.getBBox(), room = each.ownerSVGElement.viewBox.baseVal;
+        return x < 0 || x + width > room.width || !each.textContent;
+    }).map((each) => each.textContent)"""
+    assert page.value("document.querySelectorAll('svg.chart text').length") > 60
+    assert page.value(outside) == []
+
+
 def test_clicks_change_what_they_should(page: Browser, trained: Trained):  # noqa: F811
     before = rows(page, "#expected .card:first-child")
     page.click('#chips [data-place="2"]')
