@@ -71,14 +71,15 @@ def data_of(args: Namespace, corpus: Corpus) -> tuple[PretrainingData, Pretraini
         raise UserError(f"--held_out {args.held_out} is too little: {error}") from None
 
 
-def make_model(args: Namespace, tokenizer: WordPiece) -> nn.Module:
-    make = BertForMaskedLM if args.no_nsp else BertForPreTraining
-    if args.init is None:
-        model = make(Bert(config_of(args, len(tokenizer), tokenizer.pad_id)))
-    else:
-        model, new = load_model(args.init, make)
-        if new:
-            print(f"{args.init} has no {' and no '.join(new)}: what it lacks begins anew")
+def new_model(args: Namespace, tokenizer: WordPiece) -> nn.Module:
+    return _counted(_with_heads(args)(Bert(config_of(args, len(tokenizer), tokenizer.pad_id))))
+
+
+def model_of_init(args: Namespace) -> nn.Module:
+    """Raises `UserError` for one that cannot be trained so."""
+    model, new = load_model(args.init, _with_heads(args))
+    if new:
+        print(f"{args.init} has no {' and no '.join(new)}: what it lacks begins anew")
     config = model.encoder.config
     if not (args.no_nsp or config.has_pooler and config.n_segments):
         raise UserError(f"--init {args.init} has no pooler or no segments to tell next sentences by; add --no_nsp")
@@ -86,6 +87,14 @@ def make_model(args: Namespace, tokenizer: WordPiece) -> nn.Module:
     for name in SHAPE:  # as it is, for the figures
         setattr(args, name, getattr(config, name))
     args.dropout = config.dropout
+    return _counted(model)
+
+
+def _with_heads(args: Namespace) -> type[nn.Module]:
+    return BertForMaskedLM if args.no_nsp else BertForPreTraining
+
+
+def _counted(model: nn.Module) -> nn.Module:
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters")
     return model
 
@@ -155,9 +164,11 @@ def pretrain(args: Namespace, place: Place) -> Iterator[Row]:
 
 
 def _pretrain(args: Namespace, place: Place) -> Iterator[Row]:
-    corpus = read_corpus(args)
     torch.manual_seed(args.seed)
-    model = make_model(args, corpus.tokenizer)
+    model = None if args.init is None else model_of_init(args)  # it may be refused, which is said before long reading
+    corpus = read_corpus(args)
+    if model is None:
+        model = new_model(args, corpus.tokenizer)
     train, held_out = data_of(args, corpus)
     compute_fast(model, "fp32", place)
     rounds = Rounds.of(args, train.count)

@@ -75,6 +75,7 @@ def _parser_of(option: str) -> ArgumentParser:
     add_place_flags(parser, has_precision=False)
     if option == "finetune":
         add_classify_flags(parser)
+        parser.set_defaults(**{f"{split}_out": f"cfimdb-{split}-finetuning-output.txt" for split in ("dev", "test")})
         return parser
     add = parser.add_argument_group(option).add_argument
     add("--text", help="a question" if option == "qa" else "a text")

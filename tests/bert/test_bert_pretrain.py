@@ -245,7 +245,7 @@ def test_heads_that_a_directory_lacks_begin_anew(text: Path, tmp_path: Path, cap
     assert "has no masked_lm and no next_sentence: what it lacks begins anew" in capsys.readouterr().out
 
 
-def test_next_sentences_need_a_pooler(text: Path, tmp_path: Path):
+def test_next_sentences_need_a_pooler(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     encoder = load_pretrained(our_directory(tmp_path / "encoder"))
     encoder.pooler, config = None, encoder.config
     object.__setattr__(config, "has_pooler", False)
@@ -253,7 +253,9 @@ def test_next_sentences_need_a_pooler(text: Path, tmp_path: Path):
     flags = ["--text", text, *PACE, "--init", tmp_path / "bare", "--out", tmp_path / "new"]
     with pytest.raises(UserError, match="has no pooler or no segments .*; add --no_nsp"):
         rows_of(arguments(*flags))
+    assert "load" not in capsys.readouterr().out  # long texts are not read first
     assert not (tmp_path / "new").exists() and rows_of(arguments(*flags, "--no_nsp"))
+    assert "load" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------------------------------------- errors

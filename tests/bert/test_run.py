@@ -261,7 +261,8 @@ def test_mistakes_and_help_answer_without_pytorch():
     program += "except Exception as error: print(error)\nassert 'torch' not in sys.modules"
     wrong = ["--option", "finetune", "--lr", "-1"], "--lr -1.0: must be"
     pretrain = ["--option", "pretrain", "--help"], "--whole_words"
-    for given, words in ((["--help"], "--pretrained-model-path"), wrong, pretrain):
+    finetune = ["--option", "finetune", "--help"], "-finetuning-output.txt)"
+    for given, words in ((["--help"], "--pretrained-model-path"), wrong, pretrain, finetune):
         result = subprocess.run(
             [sys.executable, "-c", program, *given], cwd=ROOT, capture_output=True, text=True, check=False
         )
