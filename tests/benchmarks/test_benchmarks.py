@@ -691,6 +691,7 @@ def program(*flags: object, timeout: float = 120) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, encoding="utf-8", timeout=timeout)
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
     """All but the whole processes, which may compile for a while."""
     pytest.importorskip("fast", reason="the kernels that are measured are not here")

@@ -412,7 +412,12 @@ def test_kernels_stand_in_for_the_page_while_nothing_is_broken(bench: Bench, com
         assert importlib.import_module("fast.engine").DecodeEngine.next_logits.__code__ in passed
 
 
-@pytest.mark.parametrize("module", MODULES)
+SLOWLY = ("weights", "tasks", "training", "saver")
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(module, marks=pytest.mark.slow) if module in SLOWLY else module for module in MODULES]
+)
 def test_what_a_command_passes_through_is_seen_in_its_output(bench: Bench, module: str):
     decoration, ignored = set(), []
     for function in functions_of(module):

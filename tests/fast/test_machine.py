@@ -271,6 +271,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {"NUMBA_CACHE_DIR": str(folder / "loops"), "MINLLAMA_CACHE": str(folder / "known")}
 
 
+@pytest.mark.slow
 def test_loops_that_are_compiled_decode(compiled_loops: Path, tiny_checkpoint: Path):
     assert decode(tiny_checkpoint, **environment(compiled_loops)) == ("loops", "")
 
@@ -283,6 +284,7 @@ def test_loops_that_are_not_compiled_are_not_waited_for(tmp_path: Path, tiny_che
 ANOTHER_PROCESSOR = "nehalem" if os.environ.get("NUMBA_CPU_NAME") == "haswell" else "haswell"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
@@ -344,6 +346,7 @@ def damaged(compiled_loops: Path, tmp_path: Path) -> Iterator[Callable[[str, Cal
     shutil.copytree(sound, compiled_loops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "damage"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
 def test_damaged_loops_are_left_alone_and_removed(
     damaged: Callable, compiled_loops: Path, tiny_checkpoint: Path, ending: str, damage: Callable

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -54,8 +54,8 @@ EDITS = {
     "heads not repeated": ("llama.py", "if self.n_rep > 1:", "if False:", ""),
     "another base of the angles": (
         "llama.py",
-        "self.rope_theta, start_pos)",
-        "self.rope_theta * 3, start_pos)",
+        "self.rope_theta, start_pos,",
+        "self.rope_theta * 3, start_pos,",
         "LlamaLayer",
     ),
     "logits are turned over": (
@@ -156,12 +156,18 @@ def is_near(actual: list[float], expected: list[float]) -> bool:
     return len(actual) == len(expected) and actual == pytest.approx(expected, rel=2e-3, abs=2e-4)
 
 
-RARELY = ("another base of the angles", "embeddings are scaled", "the cache forgets", "logits are turned over")
+RARELY = (
+    "another base of the angles", "embeddings are scaled", "the cache forgets", "logits are turned over",
+    "scores over d", "one layer is left out", "heads not repeated", "a window of 30 positions",
+    "the second likeliest token", "a docstring", "a renamed local", "a print",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "edit", [pytest.param(edit, marks=pytest.mark.slow) if edit in RARELY else edit for edit in EDITS]
-)
+def rarely(edits: Iterable[str]) -> list:
+    return [pytest.param(edit, marks=pytest.mark.slow) if edit in RARELY else edit for edit in edits]
+
+
+@pytest.mark.parametrize("edit", rarely(EDITS))
 def test_what_is_edited_is_what_is_computed(tmp_path: Path, unedited: dict, edit: str):
     *change, named = EDITS[edit]
     found, notes = after_edit(tmp_path, tuple(change))
@@ -202,7 +208,7 @@ def test_methods_may_take_more_arguments(tmp_path: Path, unedited: dict):
         assert not is_near(sides["plain"]["numbers"], unedited[attention]["plain"]["numbers"])
 
 
-@pytest.mark.parametrize("edit", NOTHING_CHANGED)
+@pytest.mark.parametrize("edit", rarely(NOTHING_CHANGED))
 def test_an_edit_that_changes_nothing_keeps_every_kernel(tmp_path: Path, unedited: dict, edit: str):
     found, notes = after_edit(tmp_path, NOTHING_CHANGED[edit])
     assert notes == ""

@@ -54,6 +54,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> 
     return torch.load(folder / "outcomes.pt", weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path, tiny_tokenizer: Path, case: Case):
     alone = train_case(case, Tokenizer(tokenizer_model=tiny_tokenizer), tmp_path, methods=methods_of(case))
@@ -134,9 +135,8 @@ def kill_one(process: subprocess.Popen, rank: int) -> None:
     os.kill(sorted(pid for pid, parent in pairs if parent == process.pid)[rank], signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("rank", "successor"), [(0, "sharded"), pytest.param(1, "single", **SLOW), pytest.param(1, "copied", **SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "successor"), [(0, "sharded"), (1, "single"), (1, "copied")])
 def test_one_is_killed_all_end_and_another_number_of_processes_takes_up(
     tmp_path: Path, flags: list, alone: tuple[str, Path], rank: int, successor: str
 ):
@@ -179,6 +179,7 @@ def by_hand() -> Iterator[Callable[..., subprocess.Popen]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_two_machines_need_no_common_folder_and_the_first_writes(
     tmp_path: Path, by_hand: Callable, flags: list, alone: tuple[str, Path]
 ):
@@ -206,6 +207,7 @@ def test_other_data_on_another_machine_is_noticed(tmp_path: Path, by_hand: Calla
 # -------------------------------------------------------------------------------------------------- what fails
 
 
+@pytest.mark.slow
 def test_the_error_of_one_process_is_named_and_ends_all(tmp_path: Path, tiny_tokenizer: Path):
     done = start(2, ROOT / "tests/parallel/group_worker.py", tmp_path, tiny_tokenizer, "raise", cwd=tmp_path)
     assert done.returncode == 1 and not os.listdir(tmp_path)
