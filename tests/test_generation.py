@@ -142,6 +142,8 @@ def test_beam_search_decodes_each_prompt(drive: Callable, tiny_checkpoint: Path,
     assert drive(*flags, "--prompt_file", prompts, "--beam", 1) == greedy != drive(
         *flags, "--prompt_file", prompts, "--beam", 4
     )
+    sampled = ["--prompt_file", prompts, "--temperature", 0.7]  # where nothing is searched for
+    assert drive(*flags, *sampled, "--beam", 4) == drive(*flags, *sampled)
 
 
 def test_prompts_beyond_the_model_are_counted(
