@@ -89,6 +89,11 @@ def page_of_run(path: str) -> dict[str, Any]:
     return page_of_results(read_results_file(path), Path(path).name)
 
 
+def both(judged: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:
+    """How the model did on --data, if that was asked, and the run beside it: the page lets one choose."""
+    return run | {"runs": [*(judged["runs"] if judged else ()), *run["runs"]]}
+
+
 def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, Any]]:
     """What is shown in full; of a classifier and labelled data also how it did on all of them."""
     from course import NO_GOLD_LABEL, create_data, has_gold_labels
@@ -143,7 +148,7 @@ def main() -> None:
         texts, content = texts_of(args, subject)
         content |= page_of_subject(subject, texts)
         if args.run is not None:
-            content |= page_of_run(args.run)
+            content["run"] = both(content.get("run"), page_of_run(args.run)["run"])
     write_page(args.out, content)
     print(f"wrote {args.out}")
 

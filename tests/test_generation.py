@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import drive_in
 
+import generation
+import sentences
 from course import prompt_suffix
 from generation import batches_of_one_length
 from llama import load_pretrained
@@ -56,6 +62,74 @@ def test_standard_output_holds_the_lines_alone(
     assert out == drive(*flags, "--temperature", 0.5, "--seed", 3) != drive(*flags, "--temperature", 0.5, "--seed", 4)
 
 
+def test_prompts_are_gathered_piece_by_piece_and_each_is_continued_once(
+    drive: Callable, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):  # fmt: skip
+    """Of a file that is longer than what is gathered; all that are too long are counted, and none that just fits."""
+    tokenizer = Tokenizer(None, str(tiny_checkpoint.with_suffix(".model")))
+    fits = next(text for text in ("a" * n for n in range(1, 99)) if len(tokenizer.encode(text, True, False)) == 64)
+    prompts = ["So", fits, f"{fits}a", "A film", "So", f"{fits}aa", "The end"]
+    (path := tmp_path / "p.txt").write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 2]
+    monkeypatch.setattr(generation, "GATHERED", 1)
+    out = drive(*flags, "--batch_size", 2, "--output", tmp_path / "o.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["prompt"] for line in lines] == prompts and f"wrote 7 texts to {tmp_path / 'o.jsonl'}\n" in out
+    assert all(line["text"].startswith(line["prompt"]) for line in lines) and lines[0] == lines[4]
+    assert "warning: 2 prompts are longer than max_seq_len=64 tokens" in capsys.readouterr().err
+
+
+def test_letters_are_written_as_they_are(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
+    (path := tmp_path / "p.txt").write_text("Ein schönes Stück\n", encoding="utf-8")
+    out = drive("--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 1)
+    assert '{"prompt": "Ein schönes Stück", "temperature": 0.0, "text": "Ein schönes Stück' in out
+
+
+class Terminal(io.StringIO):
+    """Keeps what was to be read each time that something was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.shown = threading.Event()
+
+    def flush(self) -> None:
+        self.seen.append(self.getvalue())
+        if self.getvalue():
+            self.shown.set()
+
+
+def test_who_writes_one_prompt_gets_its_text_before_the_next(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sentences, "PATIENCE", 0.05)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    terminal = Terminal()
+    answered: list[bool] = []
+
+    def write() -> None:
+        with open(pipe, "wb", buffering=0) as file:
+            file.write(b"So\n")
+            answered.append(terminal.shown.wait(30))
+            file.write(b"A film\n")
+
+    (writer := threading.Thread(target=write, daemon=True)).start()
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", pipe, "--max_new_tokens", 2]
+    lines = drive_in(tmp_path, *flags, stdout=terminal).splitlines()
+    writer.join(30)
+    assert answered == [True] and lines[0] in "".join(terminal.seen).splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["So", "A film"]
+
+
+def test_no_text_is_made_that_nobody_reads(tiny_checkpoint: Path, prompts: Path, tmp_path: Path):
+    """As after `| head -n 1`."""
+    screen = io.StringIO()
+    screen.has_reader = False
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", prompts, "--max_new_tokens", 2]
+    assert len(drive_in(tmp_path, *flags, stdout=screen).splitlines()) == 1
+
+
 def test_prompts_come_from_a_column_too(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
     (path := tmp_path / "p.csv").write_text('id,start\n1,"A film, that"\n', encoding="utf-8")
     flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 2]
@@ -68,6 +142,8 @@ def test_beam_search_decodes_each_prompt(drive: Callable, tiny_checkpoint: Path,
     assert drive(*flags, "--prompt_file", prompts, "--beam", 1) == greedy != drive(
         *flags, "--prompt_file", prompts, "--beam", 4
     )
+    sampled = ["--prompt_file", prompts, "--temperature", 0.7]  # where nothing is searched for
+    assert drive(*flags, *sampled, "--beam", 4) == drive(*flags, *sampled)
 
 
 def test_prompts_beyond_the_model_are_counted(

@@ -218,6 +218,26 @@ def test_occlusion_is_the_text_without_the_token(classifier: nn.Module):
         assert torch.allclose(found.occlusion[place], whole.exp() - rest.exp(), atol=1e-5)
 
 
+def test_scores_of_label_words_are_compared_with_one_another():
+    """A zero-shot classifier's scores are no log-probabilities; what is lost without a token is, and adds up to 0."""
+    table = torch.randn(300, 3, generator=torch.Generator().manual_seed(2))
+    model = nn.Embedding(300, 3, _weight=table)
+    scores = nn.Sequential(model, Last())
+    found = decide(scores, model, IDS)
+    without = torch.stack([scores(torch.tensor([IDS[:place] + IDS[place + 1 :]]))[0] for place in range(1, len(IDS))])
+    shares = torch.stack([each.exp() / each.exp().sum() for each in (found.log_probabilities, *without.detach())])
+    assert torch.allclose(found.occlusion[1:], shares[0] - shares[1:], atol=1e-6)
+    assert torch.allclose(found.occlusion[1:].sum(-1), torch.zeros(len(IDS) - 1), atol=1e-6)
+
+
+class Last(nn.Module):
+    """Each text is judged by its last token, and a little by its length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: b s c -> b c"""
+        return x[:, -1] * (1 + x.shape[1] / 10)
+
+
 def test_in_a_long_text_neighbours_are_left_out_together(classifier: nn.Module):
     tokens = torch.tensor([IDS])
     whole = classifier(tokens)[0]
@@ -261,6 +281,8 @@ def test_a_text_of_one_token_has_nothing_to_leave_out(classifier: nn.Module):
 def test_the_page_stores_what_was_read(llama: Llama, tokenizer: Tokenizer):
     subject = Subject("tiny.pt", llama, tokenizer)
     content = page_of_subject(subject, [Text("A thin joke"), Text("the rain")])
+    of_layer = 32 * (32 + 2 * 16 + 32) + 3 * 32 * hidden_dim(llama) + 2 * 32
+    assert content["model"]["parameters"] == 300 * 32 + 2 * of_layer + 32  # the output matrix is the embedding
     for text in content["texts"]:
         ids, config = text["ids"], llama.config
         assert ids == tokenizer.encode(text["text"], bos=True, eos=False) and text["shown"] == len(ids)
@@ -275,10 +297,34 @@ def test_the_page_stores_what_was_read(llama: Llama, tokenizer: Tokenizer):
                 assert stored["lens"][number]["ids"] == layer.ids.flatten().tolist()
                 assert stored["lens"][number]["p"] == pytest.approx(layer.probabilities.flatten().tolist(), rel=1e-3)
                 assert stored["lens"][number]["next"] == pytest.approx(layer.next_probability.tolist(), rel=1e-3)
+                assert stored["lens"][number]["rank"] == layer.next_rank.tolist()
         raw = np.frombuffer(zlib.decompress(base64.b64decode(text["queries"]["data"])), np.int16)
         both = torch.tensor(raw.reshape(2, config.n_heads, len(ids), config.head_dim) * text["queries"]["unit"])
         expected = torch.stack(read(llama, ids, config.attention).queries[0])
         assert torch.allclose(both.float(), expected, atol=2 * text["queries"]["unit"])
+
+
+def hidden_dim(llama: Llama) -> int:
+    return len(llama.layers[0].feed_forward.w1.weight)
+
+
+def test_several_texts_share_the_room(llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("explore.subject.ROOM", 12_000)
+    asked = [Text("slow rain " * 12), Text("a thin joke")]
+    texts = page_of_subject(Subject("tiny.pt", llama, tokenizer), asked)["texts"]
+    stored = [sum(len(each["attention"]) for each in text["semantics"].values()) for text in texts]
+    assert stored[0] <= 6_000 and texts[0]["shown"] < len(texts[0]["ids"]) and texts[1]["shown"] == len(texts[1]["ids"])
+
+
+def test_a_text_beyond_the_model_s_positions_is_named(
+    llama: Llama, tokenizer: Tokenizer, capsys: pytest.CaptureFixture
+):
+    subject = Subject("tiny.pt", llama, tokenizer)
+    fits = next(text for text in ("a" * n for n in range(1, 99)) if len(subject.encode(text)) == 64)
+    page_of_subject(subject, [Text(fits)])
+    assert capsys.readouterr().err == ""
+    page_of_subject(subject, [Text(f"{fits}a")])
+    assert "has 65 tokens, and the model was made for 64" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_cut_to_the_first_tokens(

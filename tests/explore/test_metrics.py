@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from conftest import drive_in, outputs, random_llama
 from pages import FLAGS, Trained, trained  # noqa: F401
 
 import finetuning
+import training
 from batches import LlamaDataset
 from classifier import LlamaEmbeddingClassifier
 from course import Example
@@ -58,8 +61,6 @@ class Notes(Watch):
 
 def train(tokenizer: Tokenizer, folder: Path, **how: object) -> tuple[dict[str, torch.Tensor], list[EpochResult]]:
     """Two epochs of three steps, the last one of a short batch."""
-    from types import SimpleNamespace
-
     torch.manual_seed(3)
     config = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.3, option="finetune")
     model = LlamaEmbeddingClassifier(config, llama=random_llama(attention="causal"))
@@ -89,6 +90,15 @@ def test_what_is_told_of_steps_and_epochs(tokenizer: Tokenizer, tmp_path: Path):
         losses = [each.loss for each in notes.steps if each.epoch == result.epoch]
         assert sum(losses) / 3 == pytest.approx(result.train_loss, rel=1e-9)
     assert all(each.seconds > 0 and each.positions >= each.rows for each in notes.steps)
+
+
+def test_a_step_is_timed_by_itself(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a clock that goes on by a second whenever somebody looks at it."""
+    clock = itertools.count()
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    notes = Notes()
+    train(tokenizer, tmp_path, watch=notes)
+    assert [each.seconds for each in notes.steps] == [1.0] * 6
 
 
 def test_the_gradient_norm_is_that_before_clipping(
@@ -192,6 +202,17 @@ def test_a_run_that_goes_on_keeps_the_steps_of_its_finished_epochs(tmp_path: Pat
         MetricsLog(tmp_path / "log", {"seed": 2, "names": ("a", "b")}, CPU)
 
 
+def test_a_line_has_the_pace_of_its_step_and_stands_there_at_once(tmp_path: Path):
+    log = MetricsLog(tmp_path / "log", {}, CPU)
+    log.step(STEP)  # 8 rows of 10 positions in a quarter of a second
+    log.step(STEP._replace(number=1, rates=[1e-3, 1e-3]))
+    log.step(STEP._replace(number=2, rates=[1e-3, 2e-3]))
+    steps = read_records(tmp_path / "log")[1:]  # while the run goes on
+    log.close()
+    assert [(each["rows_per_second"], each["positions_per_second"]) for each in steps] == [(32.0, 320.0)] * 3
+    assert [each["lr"] for each in steps] == [2e-5, 1e-3, [1e-3, 2e-3]]
+
+
 def test_only_the_first_process_writes(tmp_path: Path):
     log = MetricsLog(tmp_path / "log", {}, CPU, is_first=False)
     log.step(STEP)
@@ -255,6 +276,7 @@ def test_a_long_run_is_thinned_and_keeps_its_last_step():
     ]  # fmt: skip
     assert len(thin(records[1:])) <= 1500
     (run,) = page_of_log(records, "log")["run"]["runs"]
+    assert run["settings"] == {"lr": 1.0} and run["chosen_on"] == "dev"
     assert run["steps"] == 10_001 and run["curves"][0]["x"][-1] == 10_000
     assert run["curves"][1]["y"][0] == 2e-3  # the highest of several rates
     json.dumps(run, allow_nan=False)

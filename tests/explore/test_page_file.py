@@ -75,7 +75,7 @@ def test_the_page_asks_nobody_for_anything(trained: Trained):  # noqa: F811
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
     (policy,) = [each["content"] for _, each in outline.elements if each.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'") and "http" not in policy and "*" not in policy
-    assert trained.page.stat().st_size < LARGEST
+    assert trained.page.stat().st_size < LARGEST <= 5_000_000
 
 
 def test_the_page_can_be_read_by_machines_that_read_aloud(trained: Trained):  # noqa: F811
@@ -124,6 +124,10 @@ def test_the_page_of_a_run_has_the_model_its_decisions_and_the_run(trained: Trai
     content = data_of(trained.page)
     assert content["model"]["label_names"] == ["bad", "good"] and content["model"]["attention"] == "causal"
     (run,) = content["run"]["runs"]
+    flags = {"epochs": 2, "lr": 1e-4, "batch_size": 10, "attention": "causal"}
+    assert flags.items() <= run["settings"].items() and None not in run["settings"].values()
+    errors = [(each["sentence"], each["label"]) for each in run["judged"][0]["errors"]]
+    assert [(each["text"], each["gold"]) for each in content["texts"][:2]] == errors[:2]  # of dev
     assert run["steps"] == 6 and [each["epoch"] for each in run["epochs"]] == [0, 1]
     model, about = load_classifier(trained.model)
     for text in content["texts"]:
@@ -152,6 +156,19 @@ def test_data_are_judged_and_their_worst_errors_shown_first(
     assert [error["index"] for error in judged["errors"]] == worst
     assert [text["text"] for text in content["texts"][:2]] == [examples[index].sentence for index in worst[:2]]
     assert [text["gold"] for text in content["texts"][:2]] == [labels[index] for index in worst[:2]]
+    others = [example.sentence for index, example in enumerate(examples) if index not in worst[:2]]
+    assert [text["text"] for text in content["texts"][2:]] == others[:2]
+
+
+def test_data_without_gold_labels_are_shown_and_not_judged(
+    trained: Trained, films: dict[str, Path], tmp_path: Path  # noqa: F811
+):
+    lines = [f"-1{line[1:]}" for line in films["test"].read_text("utf-8").splitlines()]
+    (tmp_path / "blind.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    explore(trained.model, "--data", tmp_path / "blind.txt", "--count", 2, "--out", tmp_path / "p.html")
+    content = data_of(tmp_path / "p.html")
+    assert [text["text"] for text in content["texts"]] == [line.partition(" ||| ")[2] for line in lines[:2]]
+    assert {text["gold"] for text in content["texts"]} == {None} and "run" not in content
 
 
 def test_a_checkpoint_alone(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -169,17 +186,31 @@ def test_a_checkpoint_without_a_tokenizer_reads_ids(
 ):
     alone = shutil.copy(tiny_checkpoint, tmp_path / "alone.pt")
     monkeypatch.setattr("explore.subject.find_asset", lambda name: None)
-    explore(alone, "--text", "1 270 271", "--out", tmp_path / "p.html")
-    assert data_of(tmp_path / "p.html")["texts"][0]["ids"] == [1, 270, 271]
+    explore(alone, "--text", "1 270 271", "--attention", "causal", "--out", tmp_path / "p.html")
+    content = data_of(tmp_path / "p.html")
+    assert content["texts"][0]["ids"] == [1, 270, 271] and content["model"]["attention"] == "causal"
 
 
 def test_a_log_dir_alone_and_beside_a_model(trained: Trained, tmp_path: Path):  # noqa: F811
-    explore(trained.log, "--out", tmp_path / "a.html")
+    explore(trained.log / "metrics.jsonl", "--out", tmp_path / "a.html")
     explore(trained.model, "--run", trained.log, "--text", "a film", "--out", tmp_path / "b.html")
     alone, beside = data_of(tmp_path / "a.html"), data_of(tmp_path / "b.html")
     assert "texts" not in alone and alone["run"] == beside["run"] and beside["texts"][0]["text"] == "a film"
     of_run = data_of(trained.page)["run"]["runs"][0]
     assert alone["run"]["runs"][0] | {"name": ""} == of_run | {"name": ""}
+
+
+def test_a_run_beside_a_model_takes_nothing_from_its_data(
+    trained: Trained, films: dict[str, Path], tmp_path: Path  # noqa: F811
+):
+    flags = ["--data", films["dev"], "--count", 1, "--out", tmp_path / "p.html"]
+    explore(trained.model, *flags)
+    (judged,) = data_of(tmp_path / "p.html")["run"]["runs"]
+    explore(trained.model, *flags, "--run", trained.log)
+    first, second = data_of(tmp_path / "p.html")["run"]["runs"]
+    assert first == judged and second["steps"] == 6
+    of_dev = {key: value for key, value in second["judged"][0].items() if key != "split"}
+    assert of_dev.items() <= first["judged"][0].items()  # the same model on the same sentences
 
 
 def test_results_of_a_grid(films: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -200,8 +231,35 @@ def test_results_of_a_grid(films: dict[str, Path], tmp_path: Path, monkeypatch: 
     assert [run["judged"][0]["confusion"] for run in content["runs"]] == [[[5, 0], [0, 5]], [[0, 5], [0, 5]]]
     assert [(each["label"], each["wrong"], each["runs"]) for each in content["hard"]] == [("bad", 1, 2)] * 5
     assert content["runs"][0]["chosen_on"] == "held-out sentences"
+    epochs = [(each["epoch"], each["train_loss"], each["dev_score"]) for each in content["runs"][0]["epochs"]]
+    assert epochs == [(0, 1.0, 0.5), (1, 0.5, 0.75)]
+    assert [each["is_best"] for each in content["runs"][0]["epochs"]] == [False, True]
+    assert content["runs"][0]["judged"][0]["majority"] == 0.5
     with pytest.raises(UserError, match="no run that was judged"):
         page_of_results([result], "x")
+
+
+def test_the_hardest_sentences_of_a_grid_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Three classes, four sentences, three runs; and a run of other data than are here has its scores alone."""
+    from advanced.experiments.results import pack
+
+    (tmp_path / "dev.txt").write_text("".join(f"{label} ||| text {label}{n}\n" for n, label in enumerate((0, 1, 2, 2))))
+    (tmp_path / "names.json").write_text('["poor", "fair", "fine"]')
+    found = {True: tmp_path / "names.json", False: tmp_path / "dev.txt"}
+    monkeypatch.setattr("explore.trained.find_asset", lambda name: str(found["mapping" in name]))
+    result = {"row": "plain", "data": "few", "shots": None, "seed": 1, "method": "", "arguments": [], "epoch": 0}
+    said = [[0, 0, 1, 2], [0, 2, 0, 2], [2, 2, 0, 2], [0, 1, 2]]
+    result |= {"settings": {}, "dev": {"accuracy": 0.5, "macro_f1": 0.4}}
+    results = [{**result, "dev": result["dev"] | {"predictions": pack(each)}} for each in said]
+    content = page_of_results(results, "few")["run"]
+    shown = ("sentence", "label", "prediction", "wrong", "runs")
+    hard = [tuple(each[name] for name in shown) for each in content["hard"]]
+    assert hard == [
+        ("text 11", "fair", "fine", 3, 3), ("text 22", "fine", "poor", 3, 3), ("text 00", "poor", "fine", 1, 3)
+    ]  # fmt: skip
+    judged = [run["judged"][0] for run in content["runs"]]
+    assert judged[0]["majority"] == 0.5 and judged[0]["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 1, 1]]
+    assert judged[3] == {"split": "dev", "accuracy": 0.5, "macro_f1": 0.4}
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -244,6 +302,16 @@ def test_a_folder_that_cannot_be_written_to_is_named(trained: Trained, tmp_path:
             explore(trained.log, "--out", tmp_path / "p.html")
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_no_input_is_written_over(trained: Trained, tiny_checkpoint: Path, tmp_path: Path):  # noqa: F811
+    (data := tmp_path / "texts.html").write_text("a film\n")
+    shutil.copy(tiny_checkpoint, model := tmp_path / "model.html")
+    before = model.read_bytes()
+    for flags, out in (([model], model), ([trained.model, "--data", data], tmp_path / "." / "texts.html")):
+        with pytest.raises(UserError, match="is also an input; give it a name of its own"):
+            explore(*flags, "--out", out)
+    assert model.read_bytes() == before and data.read_text() == "a film\n"
 
 
 def test_what_is_no_llama_is_refused(tmp_path: Path):
