@@ -138,11 +138,14 @@ class Saver:
 
 
 def differences(identity: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """What is not equal in the identity of another run, which may come from a damaged file."""
+    """What is not equal in the identity of another run, which may come from a damaged file or an older version."""
     return [
-        key
-        for key, value in identity.items()
-        if not isinstance(other.get(key), type(value)) or other[key] != value
+        str(key)
+        for key in identity | other
+        if key not in identity
+        or key not in other
+        or not isinstance(other[key], type(identity[key]))
+        or other[key] != identity[key]
     ]
 
 

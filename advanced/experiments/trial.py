@@ -18,15 +18,18 @@ from advanced.experiments.grid import Model, Trial, path_of
 from advanced.experiments.results import pack
 from advanced.lineage import checksum, files_of
 from course import create_data, divide, has_gold_labels, read_label_names
-from utils import peak_memory
+from utils import peak_memory, warn
 
 if TYPE_CHECKING:
     from torch import nn
 
     from course import Example
     from plan import InputFile, Place, Plan
+    from runs import Run
+    from saver import Saver
     from tasks import Evaluation
     from tokenizer import Tokenizer
+    from training import EpochResult
 
 HERE = Path(__file__).resolve().parent
 SAMPLE = 1000  # training sentences that a zero-shot method is chosen on
@@ -95,7 +98,7 @@ def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str
     train, held_out = divide(create_data(plan.train.path, len(names)), plan.seed, plan.shots, plan.hold_out)
     path = work.with_suffix(".pt")
     saver = runs.saver_for(run, path, path.with_suffix(".resume"))
-    history = saver.load_resume_point(run.model, run.optimizer) if saver.resume_path.is_file() else []
+    history = _epochs_done(saver, run)
     chosen_on = held_out or create_data(plan.dev.path)
     datasets = [runs.encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
     trainable = trainable_parameters(run.model)
@@ -120,6 +123,19 @@ def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str
     for used in (path, saver.resume_path):
         used.unlink(missing_ok=True)
     return figures
+
+
+def _epochs_done(saver: Saver, run: Run) -> list[EpochResult]:
+    """The epochs that are done, with the run put where it was; none where the files are of other code's run."""
+    if not saver.resume_path.is_file():
+        return []
+    from saver import OtherRun
+
+    try:
+        return saver.load_resume_point(run.model, run.optimizer)
+    except OtherRun as error:
+        warn(f"{error}; this one starts anew")
+        return []
 
 
 def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:

@@ -282,6 +282,25 @@ def test_a_run_that_was_stopped_goes_on_from_its_last_epoch(
     }
 
 
+def test_what_another_version_left_is_not_gone_on_from(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """The identity of a run has entries that an older version did not write, or had others: the run starts anew."""
+    table = table_of(tmp_path, rows=[{"name": "plain"}], data={"films": {"epochs": 2, "batch_size": 4}})
+    (one, *_) = table.final(table.rows[0], "films", None, model, {})
+    undisturbed = trial.run_trial(one, model, tmp_path, PLACE)
+    monkeypatch.setattr(Path, "unlink", lambda *ignored, **named: None)
+    trial.run_trial(one, model, tmp_path, PLACE)
+    (point,) = tmp_path.glob("*.resume")
+    content = torch.load(point)
+    content["identity"]["a setting of old"] = 1
+    torch.save(content, point)
+    capsys.readouterr()
+    anew = trial.run_trial(one, model, tmp_path, PLACE)
+    assert "belongs to a run with another a setting of old; this one starts anew" in capsys.readouterr().err
+    assert anew["train_losses"] == undisturbed["train_losses"] and len(anew["train_losses"]) == 2
+
+
 def test_tuning_does_not_look_at_dev_and_test(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):
     table = table_of(tmp_path)
     asked = table.trial(table.rows[2], "films", None, 1, "tune", {})
