@@ -12,7 +12,6 @@ Shapes: b batch   p position of the prompt   s position of the text   D model di
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -80,26 +79,28 @@ class Reading(nn.Module):
         return scores.masked_fill(~is_real, float("-inf")).softmax(dim=-1)
 
 
-@dataclass
 class Listening:
-    """What a layer's attention takes for a cache: keeps the keys and values that it is given, b g s d of each layer."""
+    """What a layer's attention takes for a cache: keeps the keys and values that it is given, b g s d of each layer.
 
-    heard: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    No dataclass, as `Heard` is none: of one among a layer's inputs, `fully_shard` hands on a copy, which is lost.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.heard.append((key, value))
         return key, value
 
 
-@dataclass
 class Heard:
     """The same with texts that were read before: each stands in front of `copies` rows, one after the other.
 
     As a `KVCache`, but gradients flow through it, and the texts are read once for all rows.
     """
 
-    texts: Listening
-    copies: int
+    def __init__(self, texts: Listening, copies: int):
+        self.texts, self.copies = texts, copies
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """key and value: r g k d -> r g s+k d"""
