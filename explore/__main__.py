@@ -118,7 +118,7 @@ def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, A
     if not has_gold_labels(result.labels):
         return [Text(sentence) for sentence in sentences[: args.count]], {}
     labels = [None if label == NO_GOLD_LABEL else label for label in result.labels]
-    run = {"name": args.data, "settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "epochs": []}
+    run = {"name": Path(args.data).name, "settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "epochs": []}
     run["judged"] = [outcome]
     page = {"run": {"name": Path(args.data).name, "runs": [run]}}
     return examples_of(sentences, labels, result, args.count), page
