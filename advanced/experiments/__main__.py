@@ -51,6 +51,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
     add("--minutes", type=float, help="start no run after so many")
     add("--only", nargs="+", metavar="ROW", help="rows of the table, beside its baseline; all of them if not given")
+    add("--data", nargs="+", metavar="NAME", help="data sets of the table; all of them if not given")
     add("--tune", action="store_true", help="only the runs on data held out of train, none that looks at dev or test")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--list", action="store_true", help="say which runs are left, and end")
@@ -97,7 +98,7 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
     Raises `UserError` where the name is another file's.
     """
     path = results_of(args, table)
-    stem = path.with_name(f"{path.stem}-part" if args.only else path.stem)
+    stem = path.with_name(f"{path.stem}-part" if args.only or args.data else path.stem)
     page, text = stem.with_name(f"{stem.name}.md"), render(table, model, done)
     if page.exists() and read_text(page).split("\n")[0] != text.split("\n")[0]:
         raise UserError(f"{page} is there already and is not of this table; move it, or name other --results")
@@ -126,7 +127,9 @@ def command_of(args: Namespace) -> list[str]:
     """The words of what makes the runs again."""
     words = [args.table, "--pretrained-model-path", args.pretrained_model_path]
     words += ["--tokenizer", args.tokenizer] if args.tokenizer else []
-    return ["python", "-m", "advanced.experiments", *words, *(["--only", *args.only] if args.only else [])]
+    for flag, names in (("--only", args.only), ("--data", args.data)):
+        words += [flag, *names] if names else []
+    return ["python", "-m", "advanced.experiments", *words]
 
 
 def main() -> None:
@@ -137,11 +140,13 @@ def main() -> None:
     table = Table.read(named if named.is_file() else args.table)
     if unknown := {*(args.only or ())} - {row.name for row in table.rows}:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
+    if unknown := {*(args.data or ())} - {*table.data}:
+        raise UserError(f"{args.table} has no data {', '.join(sorted(unknown))}; it has {', '.join(table.data)}")
     check_args(args)
     path = results_of(args, table)
     done = read_results([path]) if args.render or args.report or args.html else {}
     model = model_of(args.pretrained_model_path, args.tokenizer, done)
-    table = table.without_unknown(model).only(args.only)
+    table = table.without_unknown(model).only(args.only, args.data)
     table.check_families(model)
     if args.report:
         for written in write_report(table, model, done, command_of(args), Path(args.report)):

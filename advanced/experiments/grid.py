@@ -261,10 +261,11 @@ class Table:
             except UserError as error:
                 raise UserError(f"row {row.name}: {error}") from None
 
-    def only(self, rows: Sequence[str] | None) -> Table:
-        """Of these rows, and of the baseline, which they are compared with; all of them for None."""
+    def only(self, rows: Sequence[str] | None, data: Sequence[str] | None = None) -> Table:
+        """Of these rows, and of the baseline, which they are compared with, on these data; all of them for None."""
         wanted = {row.name for row in self.rows} if rows is None else {*rows, self.baseline}
-        return replace(self, rows=tuple(row for row in self.rows if row.name in wanted))
+        settings = {name: own for name, own in self.data.items() if data is None or name in data}
+        return replace(self, rows=tuple(row for row in self.rows if row.name in wanted), data=settings)
 
     def cells(self) -> Iterator[tuple[Row, str, int | None]]:
         """Every row on every data set and size; what is not trained, on the data alone."""

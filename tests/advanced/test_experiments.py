@@ -518,6 +518,10 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
     program.main()
     assert "| mixed" not in (tmp_path / "r-part.md").read_text(encoding="utf-8")
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == text
+    (tmp_path / "r-part.md").unlink()
+    monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "r.jsonl"), "--data", "films"])
+    program.main()
+    assert (tmp_path / "r-part.md").is_file()
     (tmp_path / "r-part.md").write_text("# My notes\n", encoding="utf-8")
     with pytest.raises(UserError, match="r-part.md is there already and is not of this table"):
         program.main()
@@ -609,6 +613,7 @@ def test_an_unknown_table_or_row_is_one_line(tmp_path: Path, monkeypatch: pytest
     for flags, words in (
         (["nothing"], "no table nothing; there are adapted, "),
         ([str(tmp_path / "trial.json"), "--only", "x"], "no row x"),
+        ([str(tmp_path / "trial.json"), "--data", "films", "x"], "no data x; it has films"),
     ):
         monkeypatch.setattr("sys.argv", ["experiments", *flags])
         with pytest.raises(UserError, match=words):
@@ -645,6 +650,21 @@ def test_rows_can_be_named_and_the_baseline_stays_beside_them(
     assert table.only(None) == table and [row.name for row in table.only(["mixed"]).rows] == ["plain", "mixed"]
     text = render(table.only(["ema"]), model, done)
     assert "| ema" in text and "| plain" in text and "| mixed" not in text
+
+
+def test_data_can_be_named(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    rows = [{"name": "plain"}, {"name": "ema", "method": "ema", "data": ["films"]}]
+    table = table_of(tmp_path, rows=rows, data={"films": {}, "sst": {"batch_size": 4}}, shots=[None], seeds=[1, 2])
+    assert [(row.name, data) for row, data, _ in table.only(None, ["sst"]).cells()] == [("plain", "sst")]
+    whole, part = (one.ready(model, {}) for one in (table, table.only(None, ["sst"])))
+    assert part == [each for each in whole if each.data == "sst"] and len(part) == 2 and len(whole) == 6
+    monkeypatch.setattr(program, "check_args", lambda args: None)
+    named = [str(tmp_path / "trial.json"), "--pretrained-model-path", model.checkpoint, "--tokenizer", model.tokenizer]
+    monkeypatch.setattr("sys.argv", ["experiments", *named, "--data", "sst", "--list"])
+    program.main()
+    assert "2 runs can be started now" in capsys.readouterr().out
 
 
 def test_every_kind_of_plot_is_drawn_of_what_has_it(
@@ -751,7 +771,8 @@ def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_pat
 
 
 def test_the_command_of_everything_is_what_was_typed():
-    flags = "my/full.json", "--pretrained-model-path", "a b.pt", "--tokenizer", "t.model", "--only", "x y"
+    flags = ["my/full.json", "--pretrained-model-path", "a b.pt", "--tokenizer", "t.model"]
+    flags += ["--only", "x y", "--data", "sst"]
     command = program.command_of(program.get_args([*flags, "--report", "r.md"]))
     assert command == ["python", "-m", "advanced.experiments", *flags]
 
