@@ -229,6 +229,7 @@ READING = {
         "represents a text by the mean of its tokens, or by what a trained query attends to",
         {"kind": one_of(("mean", "attention", "last"), "mean", "what is read")},
         paper="arXiv:1908.10084",
+        cost="the last layer of all positions",
     ),
     "prompt-tuning": MethodEntry(
         "advanced.prompt_tuning",
@@ -309,7 +310,7 @@ PARAMETERS = {
         {"p": share(0.7, "the share of neurons that are pretrained")},
         conflicts=of_frozen("frozen weights are the pretrained ones") | {"reinit": NOT_PRETRAINED},
         paper="arXiv:1909.11299",
-        cost="almost twice the time, and a copy of the weights",
+        cost="half as much time again, and a copy of the weights",
     ),
     "mixconnect": MethodEntry(
         "advanced.mixout",
