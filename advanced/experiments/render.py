@@ -85,10 +85,15 @@ def render_choices(table: Table, model: Model, done: Results) -> list[str]:
         for trial in table.tuning(row, data, shots):
             if result := done.get(trial.key(model)):
                 scores.setdefault(_values(row, trial), []).append(result["selection"])
-        tried = ", ".join(f"{values}: {_spread(found)}" for values, found in scores.items())
+        seeds = len(table.tune_seeds)
+        tried = ", ".join(f"{values}: {_spread(found)}{_seeds(len(found), seeds)}" for values, found in scores.items())
         if tried:
             lines.append(f"| {row.name} | {data}, {size_in_words(shots)} | {tried} |")
     return ["| method | data | tried |", "|---|---|---|", *lines] if lines else []
+
+
+def _seeds(done: int, planned: int) -> str:
+    return "" if done == planned else f" ({done} of {planned} seeds)"
 
 
 def _values(row: Row, trial: Trial) -> str:

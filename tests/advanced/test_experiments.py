@@ -570,6 +570,8 @@ def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
     )
     table = table_of(tmp_path, tune_seeds=[5, 6], shots=[4])
     assert "| plain | films, 4 a class | lr 0.01: .400 ± .000, lr 0.02: .800 ± .000 |" in render(table, model, done)
+    done.popitem()
+    assert "| lr 0.01: .400 ± .000, lr 0.02: .800 (1 of 2 seeds) |" in render(table, model, done)
     command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", model.checkpoint, "--list"]
     command += ["--results", str(tmp_path / "r.jsonl")]
     for flags, counted, word in ((["--tune"], 8, "tune"), (["--only", "asked", "--tune"], 4, "tune"), ([], 9, "")):
