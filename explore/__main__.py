@@ -114,13 +114,14 @@ def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, A
     loader = loader_of(dataset, subject.llama.config, subject.about.batch_size, device)
     result = evaluate(subject.classifier, loader, task=Judging())
     sentences = [example.sentence for example in examples]
-    outcome = outcome_of(Path(args.data).name, sentences, result, subject.label_names)
+    name = Path(args.data).name
+    outcome = outcome_of(name, sentences, result, subject.label_names)
     if not has_gold_labels(result.labels):
         return [Text(sentence) for sentence in sentences[: args.count]], {}
     labels = [None if label == NO_GOLD_LABEL else label for label in result.labels]
-    run = {"name": Path(args.data).name, "settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "epochs": []}
+    run = {"name": name, "settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "epochs": []}
     run["judged"] = [outcome]
-    page = {"run": {"name": Path(args.data).name, "runs": [run]}}
+    page = {"run": {"name": name, "runs": [run]}}
     return examples_of(sentences, labels, result, args.count), page
 
 

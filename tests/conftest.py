@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 import pytest
@@ -167,6 +167,11 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
 def succeed(done: subprocess.CompletedProcess) -> str:
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stdout
+
+
+def slow_among(names: Iterable[str], slow: Container[str]) -> list:
+    """Parameters of a test, of which some are done with `-m slow` alone."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def outputs(folder: Path) -> dict[str, bytes]:

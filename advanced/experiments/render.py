@@ -79,13 +79,12 @@ were chosen. Seeds: {seeds}. Dev was not looked at."""
 
 def render_choices(table: Table, model: Model, done: Results) -> list[str]:
     """The lines of a table of what was tried, as far as it is done."""
-    lines = []
+    lines, seeds = [], len(table.tune_seeds)
     for row, data, shots in table.cells():
         scores: dict[str, list[float]] = {}
         for trial in table.tuning(row, data, shots):
             if result := done.get(trial.key(model)):
                 scores.setdefault(_values(row, trial), []).append(result["selection"])
-        seeds = len(table.tune_seeds)
         tried = ", ".join(f"{values}: {_spread(found)}{_seeds(len(found), seeds)}" for values, found in scores.items())
         if tried:
             lines.append(f"| {row.name} | {data}, {size_in_words(shots)} | {tried} |")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import random_llama, save_checkpoint
+from conftest import random_llama, save_checkpoint, slow_among
 from sentencepiece import SentencePieceProcessor
 from torch import nn
 from torch.utils.data import DataLoader
@@ -415,9 +415,7 @@ def test_kernels_stand_in_for_the_page_while_nothing_is_broken(bench: Bench, com
 SLOWLY = ("weights", "tasks", "training", "saver")
 
 
-@pytest.mark.parametrize(
-    "module", [pytest.param(module, marks=pytest.mark.slow) if module in SLOWLY else module for module in MODULES]
-)
+@pytest.mark.parametrize("module", slow_among(MODULES, SLOWLY))
 def test_what_a_command_passes_through_is_seen_in_its_output(bench: Bench, module: str):
     decoration, ignored = set(), []
     for function in functions_of(module):

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, random_llama
+from conftest import ROOT, random_llama, slow_among
 from torch import nn
 
 import cache
@@ -163,11 +163,7 @@ RARELY = (
 )  # fmt: skip
 
 
-def rarely(edits: Iterable[str]) -> list:
-    return [pytest.param(edit, marks=pytest.mark.slow) if edit in RARELY else edit for edit in edits]
-
-
-@pytest.mark.parametrize("edit", rarely(EDITS))
+@pytest.mark.parametrize("edit", slow_among(EDITS, RARELY))
 def test_what_is_edited_is_what_is_computed(tmp_path: Path, unedited: dict, edit: str):
     *change, named = EDITS[edit]
     found, notes = after_edit(tmp_path, tuple(change))
@@ -208,7 +204,7 @@ def test_methods_may_take_more_arguments(tmp_path: Path, unedited: dict):
         assert not is_near(sides["plain"]["numbers"], unedited[attention]["plain"]["numbers"])
 
 
-@pytest.mark.parametrize("edit", rarely(NOTHING_CHANGED))
+@pytest.mark.parametrize("edit", slow_among(NOTHING_CHANGED, RARELY))
 def test_an_edit_that_changes_nothing_keeps_every_kernel(tmp_path: Path, unedited: dict, edit: str):
     found, notes = after_edit(tmp_path, NOTHING_CHANGED[edit])
     assert notes == ""
