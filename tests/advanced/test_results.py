@@ -61,3 +61,18 @@ def test_the_readme_quotes_the_pages():
         assert len(rows) > 2 and not {*rows} - {*page}, name
     quoted = [line for line in readme.splitlines() if re.match(r"\| .* ± ", line)]
     assert quoted and not {*quoted} - {*pages}
+
+
+def test_intervals_and_spreads_in_the_readme_are_of_the_pages():
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md"))
+    words = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
+    digits = r"[+-]0?\.\d{3}"
+    intervals = re.findall(rf"({digits}) \[({digits}), ({digits})\]", words)
+    assert len(intervals) > 10
+    for interval in intervals:
+        mean, low, high = (re.sub(r"([+-])\.", r"\g<1>0.", number) for number in interval)
+        assert f"{mean} [{low}, {high}]" in pages
+    spreads = re.findall(r"\.\d{3} ± \.\d{3}", words)
+    assert len(spreads) > 10
+    for spread in spreads:
+        assert spread in pages
