@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -51,6 +52,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
     add("--minutes", type=float, help="start no run after so many")
     add("--only", nargs="+", metavar="ROW", help="rows of the table, beside its baseline; all of them if not given")
+    add("--baseline", metavar="ROW", help="what the other rows are compared with, if not the table's own baseline")
     add("--data", nargs="+", metavar="NAME", help="data sets of the table; all of them if not given")
     add("--tune", action="store_true", help="only the runs on data held out of train, none that looks at dev or test")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
@@ -93,12 +95,12 @@ def results_of(args: Namespace, table: Table) -> Path:
 
 
 def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> None:
-    """Beside the results; those of some rows alone under a name of their own.
+    """Beside the results; those of some rows alone, or with another baseline, under a name of their own.
 
     Raises `UserError` where the name is another file's.
     """
     path = results_of(args, table)
-    stem = path.with_name(f"{path.stem}-part" if args.only or args.data else path.stem)
+    stem = path.with_name(f"{path.stem}-part" if args.only or args.data or args.baseline else path.stem)
     page, text = stem.with_name(f"{stem.name}.md"), render(table, model, done)
     if page.exists() and read_text(page).split("\n")[0] != text.split("\n")[0]:
         raise UserError(f"{page} is there already and is not of this table; move it, or name other --results")
@@ -127,7 +129,8 @@ def command_of(args: Namespace) -> list[str]:
     """The words of what makes the runs again."""
     words = [args.table, "--pretrained-model-path", args.pretrained_model_path]
     words += ["--tokenizer", args.tokenizer] if args.tokenizer else []
-    for flag, names in (("--only", args.only), ("--data", args.data)):
+    baseline = [args.baseline] if args.baseline else None
+    for flag, names in (("--only", args.only), ("--baseline", baseline), ("--data", args.data)):
         words += [flag, *names] if names else []
     return ["python", "-m", "advanced.experiments", *words]
 
@@ -138,7 +141,8 @@ def main() -> None:
     if not (named.is_file() or Path(args.table).is_file()):
         raise UserError(f"there is no table {args.table}; there are {known_tables()}")
     table = Table.read(named if named.is_file() else args.table)
-    if unknown := {*(args.only or ())} - {row.name for row in table.rows}:
+    baseline = args.baseline or table.baseline
+    if unknown := {*(args.only or ()), baseline} - {row.name for row in table.rows}:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
     if unknown := {*(args.data or ())} - {*table.data}:
         raise UserError(f"{args.table} has no data {', '.join(sorted(unknown))}; it has {', '.join(table.data)}")
@@ -146,7 +150,7 @@ def main() -> None:
     path = results_of(args, table)
     done = read_results([path]) if args.render or args.report or args.html else {}
     model = model_of(args.pretrained_model_path, args.tokenizer, done)
-    table = table.without_unknown(model).only(args.only, args.data)
+    table = replace(table, baseline=baseline).without_unknown(model).only(args.only, args.data)
     table.check_families(model)
     if args.report:
         for written in write_report(table, model, done, command_of(args), Path(args.report)):

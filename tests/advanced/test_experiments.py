@@ -519,6 +519,12 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
     assert "| mixed" not in (tmp_path / "r-part.md").read_text(encoding="utf-8")
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == text
     (tmp_path / "r-part.md").unlink()
+    monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "r.jsonl"), "--baseline", "ema"])
+    program.main()
+    compared = (tmp_path / "r-part.md").read_text(encoding="utf-8")
+    assert re.search(r"^\| plain .*\*\*-0.400 ", compared, flags=re.MULTILINE)  # what ema is above plain
+    assert "| mixed" in compared and (tmp_path / "r.md").read_text(encoding="utf-8") == text
+    (tmp_path / "r-part.md").unlink()
     monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "r.jsonl"), "--data", "films"])
     program.main()
     assert (tmp_path / "r-part.md").is_file()
@@ -615,6 +621,7 @@ def test_an_unknown_table_or_row_is_one_line(tmp_path: Path, monkeypatch: pytest
     for flags, words in (
         (["nothing"], "no table nothing; there are adapted, "),
         ([str(tmp_path / "trial.json"), "--only", "x"], "no row x"),
+        ([str(tmp_path / "trial.json"), "--baseline", "y"], "no row y"),
         ([str(tmp_path / "trial.json"), "--data", "films", "x"], "no data x; it has films"),
     ):
         monkeypatch.setattr("sys.argv", ["experiments", *flags])
@@ -774,7 +781,7 @@ def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_pat
 
 def test_the_command_of_everything_is_what_was_typed():
     flags = ["my/full.json", "--pretrained-model-path", "a b.pt", "--tokenizer", "t.model"]
-    flags += ["--only", "x y", "--data", "sst"]
+    flags += ["--only", "x y", "--baseline", "z", "--data", "sst"]
     command = program.command_of(program.get_args([*flags, "--report", "r.md"]))
     assert command == ["python", "-m", "advanced.experiments", *flags]
 

@@ -10,9 +10,9 @@ import pytest
 from conftest import ROOT, asset
 
 from advanced.experiments import __main__ as program
-from advanced.experiments.grid import Table, model_of
-from advanced.experiments.render import render
-from advanced.experiments.results import read_results
+from advanced.experiments.grid import Model, Table, model_of
+from advanced.experiments.render import cells_of, difference_in_words, labels_of, render
+from advanced.experiments.results import compare, read_results
 
 RESULTS = program.HERE / "results"
 LINES = sorted(RESULTS.glob("*.jsonl"))
@@ -28,18 +28,27 @@ def table_and_model(path: Path) -> tuple[str, str]:
 PAGES = [path for path in LINES if path.with_suffix(".md").exists()]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_is_what_the_lines_of_its_runs_say(assets: Path, path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def at_assets(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are read from the course's files."""
+
     def find(data: str, split: str) -> str:
         name = f"{data}-label-mapping.json" if split == "label_names" else f"{data}-{split}.txt"
         return str(asset(assets / "data", name))
 
     for module in ("grid", "render"):
         monkeypatch.setattr(f"advanced.experiments.{module}.path_of", find)
+
+
+def opened(path: Path) -> tuple[Table, Model, dict[str, dict]]:
     (name, checkpoint), done = table_and_model(path), read_results([path])
     model = model_of(str(path.with_name(f"{checkpoint}.pt")), None, done)
-    table = Table.read(program.HERE / "tables" / f"{name}.json").without_unknown(model)
-    assert render(table, model, done) == path.with_suffix(".md").read_text(encoding="utf-8")
+    return Table.read(program.HERE / "tables" / f"{name}.json").without_unknown(model), model, done
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_is_what_the_lines_of_its_runs_say(at_assets: None, path: Path):
+    assert render(*opened(path)) == path.with_suffix(".md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", LINES, ids=lambda path: path.stem)
@@ -63,16 +72,26 @@ def test_the_readme_quotes_the_pages():
     assert quoted and not {*quoted} - {*pages}
 
 
-def test_intervals_and_spreads_in_the_readme_are_of_the_pages():
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md"))
+# What the README compares with another row than the table's baseline (--baseline).
+OTHER_BASELINES = (
+    ("few-shot-stories260K", "sst", 16, "prompt-finetune, shuffled words", "prompt-finetune"),
+    ("zero-shot-base3M", "cfimdb", None, "channel", "course"),
+)
+
+
+def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None):
+    known = "\n".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md"))
+    for stem, data, shots, row, baseline in OTHER_BASELINES:
+        table, model, done = opened(RESULTS / f"{stem}.jsonl")
+        cells = {cell.row.name: cell.runs for cell in cells_of(table, model, done, data, shots)}
+        known += difference_in_words(compare(cells[row], cells[baseline], "dev", labels_of(data, "dev")))
     words = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
     digits = r"[+-]0?\.\d{3}"
     intervals = re.findall(rf"({digits}) \[({digits}), ({digits})\]", words)
-    assert len(intervals) > 10
+    spreads = re.findall(r"\.\d{3} ± \.\d{3}", words)
+    assert len(intervals) > 10 and len(spreads) > 10
     for interval in intervals:
         mean, low, high = (re.sub(r"([+-])\.", r"\g<1>0.", number) for number in interval)
-        assert f"{mean} [{low}, {high}]" in pages
-    spreads = re.findall(r"\.\d{3} ± \.\d{3}", words)
-    assert len(spreads) > 10
+        assert f"{mean} [{low}, {high}]" in known
     for spread in spreads:
-        assert spread in pages
+        assert spread in known
