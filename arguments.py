@@ -17,6 +17,7 @@ from sentences import STANDARD_INPUT
 from utils import (
     ArgumentParser,
     Default,
+    NeedsCausal,
     UserError,
     check_writable,
     decimal_number,
@@ -24,7 +25,9 @@ from utils import (
     import_folder,
     import_part,
     sha256_of,
+    some,
     tokenizer_name,
+    warn,
     whole_number,
 )
 
@@ -379,15 +382,22 @@ def _choose_methods(args: Namespace) -> tuple:
     if advanced is None:
         raise UserError("--method needs the folder advanced/ of this package beside run_llama.py")
     option = "finetune" if args.option == "lora" else args.option
-    return advanced.choose(names, assignments, option, getattr(args, "family", "llama"))
+    kinds = getattr(args, "family", "llama"), getattr(args, "attention", None)
+    try:
+        return advanced.choose(names, assignments, option, *kinds)
+    except NeedsCausal as error:
+        raise UserError(f"{error}; add --attention causal") from None
 
 
 def _held_out(args: Namespace) -> float:
     """The share that is asked for, or, where a method chooses by a score that is not to be that of dev, a tenth."""
-    if args.hold_out is not None or not args.methods:
+    if not args.methods:
         return args.hold_out or 0.0
     entries = import_folder("advanced").METHODS
-    return HELD_OUT if any(entries[method.name].holds_out for method in args.methods) else 0.0
+    choosing = [method.name for method in args.methods if entries[method.name].holds_out]
+    if choosing and args.hold_out == 0:
+        warn(f"--hold_out 0: {some(choosing)} chooses on dev, whose accuracy is then too high")
+    return args.hold_out if args.hold_out is not None else HELD_OUT if choosing else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------ files

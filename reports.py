@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from columns import derive_label_names, has_columns, read_examples
 from course import LABEL_NAMES, Example, create_data, format_line, read_label_names
-from utils import UserError, atomic_write, find_asset, import_folder, warn
+from utils import NeedsCausal, UserError, atomic_write, find_asset, import_folder, warn
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 @contextmanager
 def naming_the_flag() -> Iterator[None]:
     from families import OtherVocabulary
-    from training import NeedsCausal
 
     try:
         yield

@@ -29,10 +29,6 @@ class Diverged(UserError):
     """Training has led to numbers that are none. A smaller learning rate is what helps."""
 
 
-class NeedsCausal(UserError):
-    """What reads likelihoods was given a bidirectional model."""
-
-
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,

@@ -37,6 +37,10 @@ class UserError(ValueError):
     """A mistake that the user can mend. The message is one line: what is wrong, where, and what to do."""
 
 
+class NeedsCausal(UserError):
+    """What reads likelihoods was given a bidirectional model."""
+
+
 class Default(str):
     """A flag's default value, told apart from the same text that a user typed."""
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from advanced.table import METHODS, Argument, MethodEntry
-from utils import UserError, shown, some
+from advanced.table import METHODS, WHY, Argument, MethodEntry
+from utils import NeedsCausal, UserError, shown, some
 
 if TYPE_CHECKING:
     from llama import Llama
@@ -32,15 +32,39 @@ class ChosenMethod(NamedTuple):
 
 
 def choose(
-    names: str, assignments: Sequence[str] = (), option: str = "finetune", family: str = "llama"
+    names: str,
+    assignments: Sequence[str] = (),
+    option: str = "finetune",
+    family: str = "llama",
+    attention: str | None = None,
 ) -> tuple[ChosenMethod, ...]:
     """The methods `a,b`, with `key=value` or `method.key=value` for the arguments that are not the default.
 
     They come in the order of the table, which is that of their work: what adds parameters before what averages them.
-    family: the kind of the model. Raises `UserError` for an unknown name or argument, a value that does not fit, a key
-    that fits several methods, and methods that cannot be combined, or are not for such a model.
+    family: the kind of the model. attention: its kind, where that is known. Raises `UserError` for an unknown name or
+    argument, a value that does not fit, a key that fits several methods, and methods that cannot be combined, or are
+    not for such a model (`NeedsCausal` where that is its attention).
     """
     chosen = [name.strip() for name in names.split(",")]
+    _check_names(chosen, option, family)
+    settings = {name: {key: each.default for key, each in METHODS[name].arguments.items()} for name in chosen}
+    given = set()
+    for assignment in assignments:
+        name, key, text = _parse_assignment(assignment, chosen)
+        if (name, key) in given:
+            raise UserError(f"{assignment}: {name}.{key} is given twice")
+        given.add((name, key))
+        settings[name][key] = _checked(METHODS[name].arguments[key], assignment, text)
+    for name in chosen:
+        if reason := METHODS[name].refuses(settings[name], settings):
+            raise UserError(f"{name}: {reason}")
+        if attention is not None:
+            check_attention(name, attention)
+    return tuple(ChosenMethod(name, tuple(settings[name].items())) for name in METHODS if name in chosen)
+
+
+def _check_names(chosen: list[str], option: str, family: str) -> None:
+    """That there are such methods, for this, and that they can be combined."""
     for name in chosen:
         if name not in METHODS:
             raise UserError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
@@ -53,23 +77,18 @@ def choose(
     if len(heads) > 1:
         raise UserError(f"{some(heads)} cannot be combined: each says what is predicted")
     if len(set(chosen)) < len(chosen):
-        raise UserError(f"a method is named twice in {names}")
+        raise UserError(f"a method is named twice: {', '.join(chosen)}")
     for name in chosen:
         for other in chosen:
             if reason := METHODS[name].conflicts.get(other):
                 raise UserError(f"{name} and {other} cannot be combined: {reason}")
-    settings = {name: {key: each.default for key, each in METHODS[name].arguments.items()} for name in chosen}
-    given = set()
-    for assignment in assignments:
-        name, key, text = _parse_assignment(assignment, chosen)
-        if (name, key) in given:
-            raise UserError(f"{assignment}: {name}.{key} is given twice")
-        given.add((name, key))
-        settings[name][key] = _checked(METHODS[name].arguments[key], assignment, text)
-    for name in chosen:
-        if reason := METHODS[name].refuses(settings[name]):
-            raise UserError(f"{name}: {reason}")
-    return tuple(ChosenMethod(name, tuple(settings[name].items())) for name in METHODS if name in chosen)
+
+
+def check_attention(name: str, attention: str) -> None:
+    """Raises `UserError` for a method that is not for models of this kind."""
+    needed = METHODS[name].attention
+    if needed not in (None, attention):
+        raise (NeedsCausal if needed == "causal" else UserError)(f"{name} {WHY[needed]}")
 
 
 def _parse_assignment(assignment: str, chosen: list[str]) -> tuple[str, str, str]:
@@ -121,10 +140,7 @@ def create_head(
     Raises `UserError` as `create` does, and `NeedsCausal` where the model is not of the kind that it needs.
     """
     made = _class_of(name, settings, is_head=True)
-    from training import NeedsCausal
-
-    if METHODS[name].needs_causal and not llama.config.is_causal:
-        raise NeedsCausal(f"{name} reads likelihoods, and a bidirectional model sees the words that it would predict")
+    check_attention(name, llama.config.attention)
     return made(llama, tokenizer, label_names, **settings)
 
 

@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from cache import KVCache
 from llama import Llama
 from sampling import likeliest
+from utils import NeedsCausal
 
 
 class BeamSearch:
@@ -137,8 +138,6 @@ class ContrastiveSearch:
         if candidates < 1:
             raise ValueError(f"candidates={candidates} must be at least 1")
         if not llama.config.is_causal:
-            from training import NeedsCausal
-
             raise NeedsCausal("contrastive search needs hidden states that stay; a bidirectional model's do not")
         self.llama, self.alpha, self.candidates = llama, alpha, candidates
 

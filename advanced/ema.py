@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from advanced.average import Weights, follow, load_averages, trained_weights
 from training import Method, Step
 
 
@@ -31,17 +32,14 @@ class EMA(Method):
         super().__init__(decay=decay)
         self.decay = decay
         self.steps = 0
-        self.average: dict[str, torch.Tensor] = {}
+        self.average: Weights = {}
 
     def start(self, model: nn.Module) -> None:
-        self.average = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        self.average = trained_weights(model)
 
-    @torch.no_grad()
     def after_step(self, step: Step) -> None:
         self.steps += 1
-        stays = min(self.decay, 1 - 1 / (self.steps + 1))
-        for name, average in self.average.items():
-            average.mul_(stays).add_(step.model.get_parameter(name).detach(), alpha=1 - stays)
+        follow(self.average, step.model, min(self.decay, 1 - 1 / (self.steps + 1)))
 
     @contextmanager
     def judged(self, model: nn.Module) -> Iterator[None]:
@@ -64,8 +62,7 @@ class EMA(Method):
         return {"steps": self.steps, "average": self.average}
 
     def load_state(self, state: dict[str, Any], piece: Callable[..., torch.Tensor]) -> None:
-        if state["average"].keys() != self.average.keys() or not isinstance(state["steps"], int):
-            raise ValueError("the average of another model")
+        if not isinstance(state["steps"], int):
+            raise ValueError("no number of steps")
+        load_averages(self.average, state["average"], piece)
         self.steps = state["steps"]
-        for name, average in self.average.items():
-            average.copy_(piece(state["average"][name], average))

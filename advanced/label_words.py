@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.reading import Heard, Listening
+from advanced.reading import Heard, Listening, is_within
 from cache import View, causal_mask, sequence_lengths
 from classifier import Reader, read_last
 from course import prompt_suffix
@@ -140,7 +140,7 @@ def view_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[Ids]
     """Of rows that stand behind the real tokens of texts, those of the first text first. lengths: b"""
     m, k, s = len(prefixes), max(map(len, prefixes)), texts.heard[0][0].shape[2]
     lengths = lengths.repeat_interleave(m)  # b*m
-    is_text = torch.arange(s, device=lengths.device) < lengths[:, None]  # b*m s
+    is_text = is_within(lengths, s)  # b*m s
     own = causal_mask(k, k, lengths.device).expand(len(lengths), 1, k, k)
     mask = torch.cat((is_text[:, None, None].expand(-1, 1, k, s), own), dim=-1)  # b*m 1 k s+k
     return View(start=lengths, mask=mask, cache=Heard(texts, m))

@@ -96,7 +96,7 @@ def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names
     if "finetune" not in entry.options:
         return 0
     chosen = name, {key: argument.default for key, argument in entry.arguments.items()}
-    attention = "causal" if entry.needs_causal else "bidirectional"  # which some do not make sense without
+    attention = entry.attention or "bidirectional"
     with torch.device("meta"):
         llama = blueprint(dataclasses.replace(config, attention=attention))
         settings = model_settings(chosen if entry.is_head else None, len(label_names))

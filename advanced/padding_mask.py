@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from advanced import check_attention
 from advanced.reading import reading_of
 from training import Method
-from utils import UserError
 
 
 class PaddingMask(Method):
@@ -28,6 +28,5 @@ class PaddingMask(Method):
 
     def prepare(self, model: nn.Module) -> None:
         """Raises `UserError` for a causal model."""
-        if model.llama.config.is_causal:
-            raise UserError("padding-mask does nothing in a causal model, which never sees what follows a token")
+        check_attention(self.name, model.llama.config.attention)
         reading_of(model).hides_padding = True

@@ -19,6 +19,7 @@ from torch import nn
 
 from advanced.added import State, set_apart
 from advanced.reading import reading_of
+from advanced.table import READ_ANYWAY
 from training import Method
 from utils import UserError
 
@@ -38,7 +39,7 @@ class Pooling(Method):
         """Raises `UserError` where the last token is what is read anyway."""
         reading = reading_of(model)
         if self.kind == "last" and (model.llama.config.is_causal or reading.hides_padding):
-            raise UserError("pooling of the last token does nothing here: it is what is read anyway")
+            raise UserError(f"pooling: {READ_ANYWAY}")
         reading.pool = self.kind
         if self.kind == "attention":
             reading.query = nn.Parameter(torch.zeros_like(model.llama.norm.weight))  # D

@@ -23,6 +23,11 @@ from llama import Llama
 from utils import UserError
 
 
+def is_within(lengths: torch.Tensor, size: int) -> torch.Tensor:
+    """Which of so many positions stand before the end of a row. lengths: b -> b s, boolean"""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
 class Reading(nn.Module):
     """What stands in the place of a classifier's `read`.
 
@@ -43,7 +48,7 @@ class Reading(nn.Module):
         """token_ids: b s -> b D"""
         self.is_asked = True
         lengths = sequence_lengths(token_ids, pad_id)  # b
-        is_real = torch.arange(token_ids.shape[1], device=token_ids.device) < lengths[:, None]  # b s
+        is_real = is_within(lengths, token_ids.shape[1])  # b s
         h = self.embed(llama, token_ids)  # b p+s D
         before = h.shape[1] - token_ids.shape[1]
         view = self.see(llama, is_real, before)

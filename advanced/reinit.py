@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from advanced.table import NO_HEAD
 from llama import RMSNorm
 from training import Method, pretrained_of
 from utils import UserError
@@ -36,6 +37,6 @@ class Reinit(Method):
         if self.head == "zero":
             head = getattr(model, "classifier_head", None)
             if head is None:
-                raise UserError("there is no head that could begin with zeros: the model predicts words")
+                raise UserError(NO_HEAD)
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)

@@ -38,7 +38,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from advanced.average import Weights, follow, load_averages, trained_weights
 from advanced.r_drop import symmetric_divergence
+from advanced.reading import is_within
 from cache import sequence_lengths
 from classifier import PAD_ID
 from training import Method, Step, pretrained_of
@@ -72,7 +74,7 @@ class SMART(Method):
         self.weight, self.radius, self.step, self.noise, self.steps = weight, radius, step, noise, steps
         self.bregman, self.decays = bregman, (decay, late_decay)
         self.perturbation: torch.Tensor | None = None  # b s D, while a pass is perturbed
-        self.teacher: dict[str, torch.Tensor] = {}
+        self.teacher: Weights = {}
 
     def prepare(self, model: nn.Module) -> None:
         llama = pretrained_of(model)
@@ -80,7 +82,7 @@ class SMART(Method):
 
     def start(self, model: nn.Module) -> None:
         if self.bregman:
-            self.teacher = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+            self.teacher = trained_weights(model)
 
     def perturb(self, table: nn.Module, inputs: tuple[torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
         """embedded: what was looked up, b s D; not moved are words behind the texts, b s+k D, or by themselves, k D"""
@@ -115,8 +117,7 @@ class SMART(Method):
         """A direction in which the predictions change most, as long as it may be: b s D, 0 on padding."""
         tokens = step.batch["token_ids"]  # b s
         pad_id = getattr(step.model, "pad_id", PAD_ID)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        is_real = (positions < sequence_lengths(tokens, pad_id)[:, None])[..., None]  # b s 1
+        is_real = is_within(sequence_lengths(tokens, pad_id), tokens.shape[1])[..., None]  # b s 1
         dim = pretrained_of(step.model).config.dim
         perturbation = self.noise * step.normal(tokens.shape[1], dim) * is_real  # b s D
         for _ in range(self.steps):
@@ -134,12 +135,9 @@ class SMART(Method):
 
     # ------------------------------------------------------------------------------------------- proximity
 
-    @torch.no_grad()
     def after_step(self, step: Step) -> None:
         early, late = self.decays
-        decay = early if step.number + 1 <= EARLY * step.total else late
-        for name, average in self.teacher.items():
-            average.mul_(decay).add_(step.model.get_parameter(name).detach(), alpha=1 - decay)
+        follow(self.teacher, step.model, early if step.number + 1 <= EARLY * step.total else late)
 
     @contextmanager
     def as_teacher(self, model: nn.Module) -> Iterator[None]:
@@ -167,11 +165,7 @@ class SMART(Method):
         return {"teacher": self.teacher} if self.bregman else {}
 
     def load_state(self, state: dict[str, Any], piece: Callable[..., torch.Tensor]) -> None:
-        teacher = state["teacher"] if self.bregman else state
-        if teacher.keys() != self.teacher.keys():
-            raise ValueError("the teacher of another model")
-        for name, average in self.teacher.items():
-            average.copy_(piece(teacher[name], average))
+        load_averages(self.teacher, state["teacher"] if self.bregman else state, piece)
 
 
 def direction(gradient: torch.Tensor) -> torch.Tensor:

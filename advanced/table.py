@@ -40,9 +40,10 @@ class MethodEntry:
 
     summary: what it changes, after its name in a sentence. conflicts: by method, why not. paper: where it is published.
     cost: of a step beside a plain one, in words. options: the commands that take it. is_head: it says what is
-    predicted, in the place of the base's classifier (`create_head`), and is no `training.Method`. needs_causal: it
-    reads likelihoods. families: the kinds of models that it is for (see `families`). holds_out: it chooses something by
-    a score, for which part of the training data is held out. refuses: why settings make no sense together, or nothing.
+    predicted, in the place of the base's classifier (`create_head`), and is no `training.Method`. attention: the only
+    kind that it is for, see `WHY`. families: the kinds of models that it is for (see `families`). holds_out: it chooses
+    something by a score, for which part of the training data is held out. refuses: of its settings and those of all
+    methods by name, why they make no sense together, or nothing.
     """
 
     module: str
@@ -55,12 +56,16 @@ class MethodEntry:
     options: tuple[str, ...] = ("finetune",)
     families: tuple[str, ...] = ("llama",)
     is_head: bool = False
-    needs_causal: bool = False
+    attention: str | None = None
     holds_out: bool = False
-    refuses: Callable[[dict[str, Any]], str] = lambda settings: ""
+    refuses: Callable[[dict[str, Any], Mapping[str, dict[str, Any]]], str] = lambda settings, every: ""
 
 
 EVERY = ("llama", "bert")  # families, for what needs no part that only one of them has
+WHY = {
+    "causal": "reads likelihoods, and a bidirectional model sees the words that it would predict",
+    "bidirectional": "does nothing in a causal model, which never sees what follows a token",
+}
 
 
 # ----------------------------------------------------------------------------------------- kinds of arguments
@@ -118,6 +123,8 @@ WORDS = Argument(
     "words joined by +",
 )
 FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
+READ_ANYWAY = "the last token is what is read anyway"
+NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
 NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
 
 
@@ -142,7 +149,7 @@ PREDICTED = {
         cost="a short second pass where a label has several tokens",
         options=("prompt",),
         is_head=True,
-        needs_causal=True,
+        attention="causal",
     ),
     "calibrated": MethodEntry(
         "advanced.zero_shot",
@@ -157,7 +164,7 @@ PREDICTED = {
         cost="as direct",
         options=("prompt",),
         is_head=True,
-        needs_causal=True,
+        attention="causal",
     ),
     "pmi": MethodEntry(
         "advanced.zero_shot",
@@ -172,7 +179,7 @@ PREDICTED = {
         cost="as direct",
         options=("prompt",),
         is_head=True,
-        needs_causal=True,
+        attention="causal",
     ),
     "channel": MethodEntry(
         "advanced.zero_shot",
@@ -191,7 +198,7 @@ PREDICTED = {
         cost="a pass a label",
         options=("prompt",),
         is_head=True,
-        needs_causal=True,
+        attention="causal",
     ),
     "prompt-finetune": MethodEntry(
         "advanced.prompt_finetune",
@@ -211,7 +218,7 @@ PREDICTED = {
         paper="arXiv:2012.15723",
         cost="longer texts; a short second pass where a label has several tokens",
         is_head=True,
-        refuses=lambda s: "a null template is none" if s["template"] and s["control"] == "null-template" else "",
+        refuses=lambda s, _: "a null template is none" if s["template"] and s["control"] == "null-template" else "",
     ),
 }
 
@@ -222,6 +229,7 @@ READING = {
         "hides padding from a bidirectional model and reads the last real token",
         paper="Vaswani et al. 2017",
         options=("prompt", "finetune"),
+        attention="bidirectional",
     ),
     "pooling": MethodEntry(
         "advanced.pooling",
@@ -230,6 +238,7 @@ READING = {
         {"kind": one_of(("mean", "attention", "last"), "mean", "what is read")},
         paper="arXiv:1908.10084",
         cost="the last layer of all positions",
+        refuses=lambda s, every: READ_ANYWAY if s["kind"] == "last" and "padding-mask" in every else "",
     ),
     "prompt-tuning": MethodEntry(
         "advanced.prompt_tuning",
@@ -250,6 +259,7 @@ PARAMETERS = {
         {"layers": count(1, "how many, from the top"), "head": one_of(("uniform", "zero"), "uniform", "the head")},
         conflicts=of_frozen("what is drawn anew would never be trained"),
         paper="arXiv:2006.05987",
+        refuses=lambda s, every: NO_HEAD if s["head"] == "zero" and "prompt-finetune" in every else "",
     ),
     "linear-probe": MethodEntry(
         "advanced.linear_probe",
@@ -265,7 +275,7 @@ PARAMETERS = {
         "LoRA",
         "trains low-rank updates of frozen matrices",
         {
-            "rank": Argument(8, "r, the rank of an update", lambda rank: 1 <= rank <= 2**16, "from 1 to 2^16"),
+            "rank": count(8, "r, the rank of an update"),
             "alpha": positive(16.0, "updates are scaled by alpha / r"),
             "dropout": share(0.0, "of what the update reads"),
             "targets": some_of(MATRICES, "compute_query+compute_value", "matrices that are updated", "matrices"),
@@ -378,7 +388,7 @@ LOSSES = {
         },
         paper="arXiv:1911.03437",
         cost="three to four times the time, and a copy of the weights",
-        refuses=lambda s: "" if s["weight"] or s["bregman"] else "weight=0 and bregman=0 leave nothing to do",
+        refuses=lambda s, _: "" if s["weight"] or s["bregman"] else "weight=0 and bregman=0 leave nothing to do",
     ),
 }
 

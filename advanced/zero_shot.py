@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.label_words import LabelWords, ids_of_words, words_of_labels
+from advanced.reading import is_within
 from batches import EncodingRules, LlamaDataset
 from cache import sequence_lengths
 from course import NO_GOLD_LABEL, Example
@@ -160,15 +161,21 @@ class PMI(LabelWords):
         premise: str = "",
     ):
         super().__init__(llama, tokenizer, label_names, template, words, premise=premise)
-        text = premise.strip() or re.split(r"[.?!]\s+", self.prompt_suffix)[-1]
-        ids = [tokenizer.bos_id, *tokenizer.encode_all(text)]
-        if len(ids) + self.room > llama.config.max_seq_len:
-            raise UserError(f"the premise takes {len(ids)} tokens, which leaves no room in {llama.config.max_seq_len}")
-        self.register_buffer("premise_ids", torch.tensor([ids]), persistent=False)  # 1 p
+        self.tokenizer = tokenizer
+        self.premise_ids()  # refused at once where it is too long
+
+    def premise_ids(self) -> torch.Tensor:
+        """Of the question as it is now asked: it may be set after the head was made. Raises `UserError`. Returns 1 p"""
+        text = self.settings["premise"].strip() or re.split(r"[.?!]\s+", self.prompt_suffix)[-1]
+        ids = [self.tokenizer.bos_id, *self.tokenizer.encode_all(text)]
+        size = self.llama.config.max_seq_len
+        if len(ids) + self.room > size:
+            raise UserError(f"the premise takes {len(ids)} tokens, which leaves no room in {size}")
+        return torch.tensor([ids], device=self.llama.tok_embeddings.weight.device)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: b s -> log-probabilities b c"""
-        scores = self.log_likelihoods(token_ids) - self.log_likelihoods(self.premise_ids)  # b c - 1 c
+        scores = self.log_likelihoods(token_ids) - self.log_likelihoods(self.premise_ids())  # b c - 1 c
         return F.log_softmax(scores, dim=-1)
 
 
@@ -212,8 +219,7 @@ class Channel(nn.Module):
         bos, sentence = token_ids[:, :1], token_ids[:, 1:]
         text = torch.cat((bos, before.expand(len(bos), -1), sentence), dim=1)  # b p+s
         states = self.llama.hidden_states(text)[:, len(before) : -1]  # b s-1 D: each before the token that it predicts
-        positions = torch.arange(1, token_ids.shape[1], device=token_ids.device)  # s-1
-        is_real = positions < sequence_lengths(token_ids, self.pad_id)[:, None]  # b s-1
+        is_real = is_within(sequence_lengths(token_ids, self.pad_id), token_ids.shape[1])[:, 1:]  # b s-1
         parts = zip(states[is_real].split(LOGITS_AT_ONCE), sentence[is_real].split(LOGITS_AT_ONCE), strict=True)
         losses = [F.cross_entropy(self.llama.output(x).float(), targets, reduction="none") for x, targets in parts]  # n
         scores = torch.zeros_like(is_real, dtype=torch.float32)  # b s-1

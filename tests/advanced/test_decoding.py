@@ -16,8 +16,7 @@ from advanced.decoding import BeamSearch, ContrastiveSearch
 from llama import Llama, load_pretrained
 from sampling import penalize_repeats
 from tokenizer import Tokenizer
-from training import NeedsCausal
-from utils import UserError
+from utils import NeedsCausal, UserError
 
 PROMPTS = [[1, 45, 299, 7, 7, 120, 33], [1, 9], [1, 260, 14, 3, 88], [1]]
 NEW = 12

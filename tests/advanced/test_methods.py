@@ -292,8 +292,8 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("lora", ["rank"], "key=value"),
         ("lora", ["=4"], "key=value"),
         ("lora", ["rank=x"], "rank=x: must be a whole number"),
-        ("lora", ["rank=0"], "rank=0: must be from 1 to 2^16"),
-        ("lora", ["rank=65537"], "from 1 to 2^16"),
+        ("lora", ["rank=0"], "rank=0: must be from 1 to 65536"),
+        ("lora", ["rank=65537"], "from 1 to 65536"),
         ("lora", ["alpha=inf"], "above 0 and finite"),
         ("lora", ["rank=4", "lora.rank=5"], "given twice"),
         ("lora", ["decay=0.5"], "no argument of that name; there are lora.rank"),
@@ -303,6 +303,8 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("ema", ["decay=nan"], "from 0 to below 1"),
         ("smart", ["weight=0", "bregman=0"], "leave nothing to do"),
         ("prompt-finetune", ["template=Well?", "control=null-template"], "a null template is none"),
+        ("padding-mask,pooling", ["kind=last"], "pooling: the last token is what is read anyway"),
+        ("prompt-finetune,reinit", ["head=zero"], "reinit: there is no head that could begin with zeros"),
         ("reinit,wise-ft", [], "cannot be combined"),  # nothing pretrained is left to mix with
         ("mixout,reinit", [], "mixout and reinit cannot be combined: what is drawn anew has no pretrained weights"),
         ("r-drop,prompt-finetune", [], "cannot be combined: a label word has no dropout before it"),
@@ -315,6 +317,34 @@ def test_a_wrong_name_or_argument_is_refused_in_one_line(names: str, assignments
     with pytest.raises(UserError) as error:
         choose(names, assignments)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "method", "attention", "words"),
+    [
+        ("prompt", "pmi", "bidirectional", "pmi reads.*; add --attention causal"),
+        ("finetune", "padding-mask", "causal", "padding-mask does nothing in a causal model"),
+        ("prompt", "padding-mask", "causal", "padding-mask does nothing in a causal model"),
+    ],
+)
+def test_an_attention_that_a_method_is_not_for_is_refused_before_anything_is_looked_for(
+    option: str, method: str, attention: str, words: str
+):
+    flags = ["--option", option, "--method", method, *ADVANCED, "--train", "absent.txt"]
+    with pytest.raises(UserError, match=words):
+        arguments.check_args(arguments.get_args([*flags, "--attention", attention]))
+    with pytest.raises(UserError, match="absent.txt"):
+        arguments.check_args(arguments.get_args(flags))
+
+
+@pytest.mark.parametrize("names", ["early-stopping", "ema,wise-ft"])
+def test_who_lets_a_method_choose_on_dev_is_told(classify_flags: Callable, names: str, capsys: pytest.CaptureFixture):
+    name = names.rpartition(",")[-1]
+    for share, told in (("0", True), ("0.25", False)):
+        flags = [*classify_flags("finetune"), *ADVANCED, "--method", names, "--hold_out", share]
+        arguments.check_args(args := arguments.get_args(flags))
+        assert args.hold_out == float(share)
+        assert (f"--hold_out 0: {name} chooses on dev" in capsys.readouterr().err) == told
 
 
 def test_a_key_of_two_methods_must_name_one_and_conflicts_are_refused(monkeypatch: pytest.MonkeyPatch):
