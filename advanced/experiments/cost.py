@@ -28,7 +28,11 @@ from utils import ArgumentParser, Default, UserError, atomic_write, check_new, r
 if TYPE_CHECKING:
     from runs import Run
 
-TRAINED = [name for name, entry in METHODS.items() if "finetune" in entry.options]
+
+def trained(family: str, attention: str) -> list[str]:
+    """The methods that train a model of this kind."""
+    entries = ((name, entry) for name, entry in METHODS.items() if "finetune" in entry.options)
+    return [name for name, entry in entries if family in entry.families and entry.attention in (None, attention)]
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -167,12 +171,11 @@ def apart(function: Any, *arguments: Any) -> Any:
 
 
 def table_of_methods(work: Workload, methods: list[str]) -> list[str]:
+    """What is done once, after the last epoch (the mixtures of wise-ft), is no part of a step."""
     plain = apart(measure_memory, work, Subject(work.model))
     lines = ["| method | trained | time of a step / plain | peak memory / plain |", "|---|---|---|---|"]
     for names in methods:
         entry = METHODS[names.partition(",")[0]]
-        if names == "padding-mask" and work.attention == "causal":
-            continue  # which says itself that it does nothing there
         found = apart(measure_time, work, Subject(work.model, names))
         memory = apart(measure_memory, work, Subject(work.model, names)) / plain
         lines.append(f"| {names} | {found.trained:,} | {found} | {memory:.2f} |")
@@ -202,9 +205,9 @@ def main() -> None:
         check_new(args.out, "--out")
     model = model_of(args.pretrained_model_path, args.tokenizer, {})
     others = [model_of(other, None, {}) for other in args.others or ()]
-    methods = args.methods or [name for name in TRAINED if model.family in METHODS[name].families]
+    methods = args.methods or trained(model.family, args.attention)
     for names in () if others else methods:
-        choose(names, family=model.family)
+        choose(names, family=model.family, attention=args.attention)
     work = Workload(model, args.data, args.attention, args.batch_size, args.steps, args.rounds)
     work.sentences()
     lines = table_of_models(work, others) if others else table_of_methods(work, methods)

@@ -24,10 +24,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from advanced import choose
+from advanced import METHODS, choose
 from advanced.experiments.schema import check_table
 from advanced.lineage import checksum, identity_of
-from utils import UserError, find_asset, import_part, read_text, tokenizer_name, warn
+from course import read_label_names
+from utils import UserError, find_asset, import_part, read_text, some, tokenizer_name, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -153,7 +154,8 @@ class Trial:
         names = "option", "shots", "seed", "phase", "settings"
         own = {"method": self.method, **{name: getattr(self, name) for name in names}}
         methods = choose(self.method, self.arguments, self.option) if self.method else ()
-        content = {**own, **inputs, "arguments": methods}
+        label_names = read_label_names(path_of(self.data, "label_names"))
+        content = {**own, **inputs, "arguments": methods, "label_names": label_names}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -185,6 +187,10 @@ class Row:
     data: tuple[str, ...] | None = None
     seeds: tuple[int, ...] | None = None
     checkpoint: str = ""  # beside that of the whole table; empty: that one
+
+    @property
+    def methods(self) -> list[str]:
+        return [name.strip() for name in self.method.split(",") if name]
 
     def combinations(self) -> list[dict[str, Any]]:
         """Each choice of a value for every key of `tune`."""
@@ -238,8 +244,10 @@ class Table:
                 settings = dict(trial.settings)
                 if row.option == "finetune" and settings["precision"] == "int8":
                     raise UserError(f"row {row.name}: precision int8 rounds the weights, which cannot be trained then")
-                if row.option == "finetune" and row.tune and not settings["hold_out"]:
-                    raise UserError(f"row {row.name}: with hold_out 0 its tune would be a choice on dev")
+                chooses = [name for name in row.methods if METHODS[name].holds_out]
+                if row.option == "finetune" and (row.tune or chooses) and not settings["hold_out"]:
+                    who = some(chooses or ["its tune"])
+                    raise UserError(f"row {row.name}: with hold_out 0 {who} would choose on dev")
 
     def without_unknown(self, model: Model) -> Table:
         """The rows whose checkpoint is known, with a line about the others."""
@@ -274,24 +282,28 @@ class Table:
             if row.data is None or data in row.data:
                 yield from ((row, data, shots) for shots in sizes)
 
+    def settings_of(self, row: Row, data: str) -> dict[str, Any]:
+        """A value for each of `PLAN_SETTINGS`: what the row says, else the data set, else the table."""
+        return PLAN_SETTINGS | self.settings | self.data[data] | row.settings
+
     def trial(
         self, row: Row, data: str, shots: int | None, seed: int, phase: str, chosen: Mapping[str, Any]
     ) -> Trial:
         """chosen: values for the keys of the row's `tune`."""
-        settings = PLAN_SETTINGS | self.settings | self.data[data] | row.settings
         plan = {key: value for key, value in chosen.items() if key in PLAN_SETTINGS}
+        settings = self.settings_of(row, data) | plan
         arguments = (*row.arguments, *(f"{key}={value}" for key, value in chosen.items() if key not in plan))
         if row.method:
-            choose(row.method, arguments, row.option)
+            choose(row.method, arguments, row.option, attention=settings["attention"])
         return Trial(
             self.name, row.name, row.option, row.method, arguments, data, shots, seed, phase,
-            tuple(sorted((settings | plan).items())), row.checkpoint,
+            tuple(sorted(settings.items())), row.checkpoint,
         )  # fmt: skip
 
     def tuning(self, row: Row, data: str, shots: int | None) -> list[Trial]:
         """The runs that compare the row's values, and the row with others, on data held out of train.
 
-        None where it has no `tune`. Where that has one value, the final runs do not wait for them.
+        An empty list where it has no `tune`. Where that has one value, the final runs do not wait for them.
         """
         if not row.tune:
             return []

@@ -50,8 +50,9 @@ def render(table: Table, model: Model, done: Results) -> str:
         for shots in sizes:
             lines += _section(table, model, done, data, shots)
     lines += _makes(done)
+    seeds, purpose = ", ".join(map(str, table.tune_seeds)), PURPOSE if table.seeds else ""
     if choices := render_choices(table, model, done):
-        lines += ["## What was tried", "", CHOICES.format(seeds=", ".join(map(str, table.tune_seeds))), "", *choices]
+        lines += ["## What was tried", "", CHOICES.format(seeds=seeds, purpose=purpose), "", *choices]
     return "\n".join(lines) + "\n"
 
 
@@ -73,8 +74,9 @@ def labels_of(data: str, split: str) -> list[int]:
     return [example.label for example in create_data(path_of(data, split), is_test=split == "test")]
 
 
-CHOICES = """Accuracies on data held out of train (zero-shot: macro-F1 on a sample of train), by which the values above
-were chosen. Seeds: {seeds}. Dev was not looked at."""
+CHOICES = """Accuracies on data held out of train (zero-shot: macro-F1 on a sample of train){purpose}.
+Seeds: {seeds}. Dev was not looked at."""
+PURPOSE = ", by which the values above were chosen"
 
 
 def render_choices(table: Table, model: Model, done: Results) -> list[str]:

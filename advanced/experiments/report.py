@@ -22,6 +22,7 @@ from utils import UserError, atomic_write, some, warn
 
 MOST_ROWS = 8  # of a table, so that the report keeps to three pages
 WIDTH = 84  # of a line of a command
+OF_ASKING = ("attention", "batch_size", "precision", "max_sentence_len")  # settings that count where nothing is trained
 
 
 def write_report(table: Table, model: Model, done: Results, command: Sequence[str], path: Path) -> list[Path]:
@@ -46,7 +47,7 @@ def write_report(table: Table, model: Model, done: Results, command: Sequence[st
 def text_of(table: Table, model: Model, done: Results, command: Sequence[str]) -> str:
     if len(table.rows) > MOST_ROWS:
         raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(table.rows)}; name them with --only")
-    names = list(dict.fromkeys(name for row in table.rows for name in row.method.split(",") if name))
+    names = list(dict.fromkeys(name for row in table.rows for name in row.methods))
     parts = [f"# {table.title}", *_what(names), *_how(table, model)]
     panels = panels_of(table, model, done)
     panels = [panel for panel in panels if any(cell.row.name != table.baseline for cell in panel.cells)]
@@ -67,6 +68,7 @@ HELD_OUT = """Where a row has something to choose, it is chosen on a part that i
 {tuning}); the epoch is chosen there, too. Dev and test were looked at once, by the final runs (seeds {seeds})."""
 ON_DEV = """The epoch is chosen on dev, as the assignment does, so that accuracies on dev are a little too high (seeds
 {seeds})."""
+NOT_HELD_OUT = """ Where `hold_out` is 0, the epoch is chosen on dev, whose accuracies are then a little too high."""
 ASKED = """Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
 (seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
@@ -75,12 +77,35 @@ exclude 0."""
 
 
 def _how(table: Table, model: Model) -> list[str]:
-    settings = ", ".join(f"{name} {value}" for name, value in sorted(table.settings.items()))
-    choice = HELD_OUT if table.settings.get("hold_out", PLAN_SETTINGS["hold_out"]) else ON_DEV
-    choice = choice if any(row.option == "finetune" for row in table.rows) else ASKED
-    choice = choice.format(tuning=_listed(table.tune_seeds), seeds=_listed(table.seeds))
-    values = dict(model=model.name, settings=settings, choice=choice, baseline=table.baseline)
+    choice = _choice(table).format(tuning=_listed(table.tune_seeds), seeds=_seeds(table))
+    values = dict(model=model.name, settings=_settings(table), choice=choice, baseline=table.baseline)
     return ["## How it was measured", "", HOW.format(**values), ""]
+
+
+def _choice(table: Table) -> str:
+    trained = [(row, data) for row, data, _ in table.cells() if row.option == "finetune"]
+    hold_out = {bool(table.settings_of(row, data)["hold_out"]) for row, data in trained}
+    if not hold_out:
+        return ASKED
+    return ON_DEV if hold_out == {False} else HELD_OUT if hold_out == {True} else HELD_OUT + NOT_HELD_OUT
+
+
+def _settings(table: Table) -> str:
+    """Of the whole table, of each of its data sets, and of the rows that have others."""
+    groups = {"": table.settings}
+    groups |= {f"{data.upper()}: ": own for data, own in table.data.items()}
+    groups |= {f"*{row.name}*: ": row.settings for row in table.rows}
+    count = PLAN_SETTINGS if any(row.option == "finetune" for row in table.rows) else OF_ASKING
+    listed = []
+    for who, own in groups.items():
+        if settings := ", ".join(f"{name} {own[name]}" for name in sorted(own.keys() & {*count})):
+            listed.append(who + settings)
+    return "; ".join(listed) or "the defaults"
+
+
+def _seeds(table: Table) -> str:
+    others = [f"; *{row.name}*: {_listed(row.seeds)}" for row in table.rows if row.seeds not in (None, table.seeds)]
+    return _listed(table.seeds) + "".join(others)
 
 
 def _reading(panel: Panel, baseline: str) -> list[str]:
@@ -131,12 +156,14 @@ def _shell(words: Sequence[str]) -> list[str]:
 
 
 def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
-    """The words of the driver's command for a run. model: that of the table."""
+    """The words of the command for a run, of the driver's or of that for encoders. model: that of the table."""
     model = model.beside(row.checkpoint) if row.checkpoint else model
     data, option, settings = result["data"], result["option"], result["settings"]
+    is_llama = result.get("family", model.family) == "llama"
     words = ["--option", option, "--pretrained-model-path", Path(model.checkpoint).name]
-    if Path(model.tokenizer).stem not in ("", model.name):
-        words += ["--tokenizer", Path(model.tokenizer).name]
+    tokenizer = Path(model.tokenizer)
+    if is_llama and tokenizer.stem not in ("", model.name) and tokenizer.parent != Path(model.checkpoint):
+        words += ["--tokenizer", tokenizer.name]
     for split in ("train", "dev", "test"):
         words += [f"--{split}", f"data/{data}-{split}.txt"]
     kind = "advanced" if result["method"] else OUTPUT_WORDS[option]
@@ -147,11 +174,12 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     words += ["--method", result["method"]] if result["method"] else []
     words += ["--method-args", *result["arguments"]] if result["arguments"] else []
     words += ["--shots", str(result["shots"])] if result["shots"] is not None else []
-    names = settings if option == "finetune" else ("attention", "batch_size", "precision", "max_sentence_len")
-    for name in names:
+    names = settings if option == "finetune" else OF_ASKING
+    for name in names if is_llama else [name for name in names if name not in ("attention", "precision")]:
         words += [f"--{name}", str(settings[name])] if settings[name] is not None else []
     # measuring train accuracy would move the random generator
-    return ["python", "run_llama.py", *words, *(["--no_train_eval"] if option == "finetune" else [])]
+    program = ["run_llama.py"] if is_llama else ["-m", "bert.run"]
+    return ["python", *program, *words, *(["--no_train_eval"] if option == "finetune" else [])]
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,18 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from utils import UserError, warn
+from utils import UserError, read_text, warn
+
+FEWEST_SEEDS = 3  # that an interval over seeds is made of
+NEEDED = ("key", "model", "checksums")  # in every line
 
 
 def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """By key. A last line that a kill has cut is left out; the run is then done again."""
     done: dict[str, dict[str, Any]] = {}
     for path in paths:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = read_text(path).splitlines() if path.is_file() else []
         for number, line in enumerate(lines, 1):
             try:
                 result = json.loads(line)
-                done[result["key"]] = result
+                key, _, _ = (result[name] for name in NEEDED)
+                done[key] = result
             except (ValueError, TypeError, KeyError):
                 if number < len(lines):
                     raise UserError(f"{path} line {number} is not a result") from None
@@ -44,6 +49,7 @@ def append_result(path: Path, result: Mapping[str, Any]) -> None:
                 file.write(b"\n")
         file.write((json.dumps(result) + "\n").encode())
         file.flush()
+        os.fsync(file.fileno())
 
 
 class Spread(NamedTuple):
@@ -61,19 +67,19 @@ class Spread(NamedTuple):
 class Difference(NamedTuple):
     """Of the accuracies of two methods: its mean, its standard error, and its 95 % interval.
 
-    is_one_draw: of one seed of something that is trained. Its interval knows what another choice of sentences would do,
-    and nothing of another seed.
+    has_few_seeds: of one or two seeds of something that is trained. Its interval knows what another choice of sentences
+    would do, and nothing, or too little, of another seed.
     """
 
     mean: float
     error: float
     low: float
     high: float
-    is_one_draw: bool = False
+    has_few_seeds: bool = False
 
     @property
     def is_beyond_noise(self) -> bool:
-        return not self.is_one_draw and (self.low > 0 or self.high < 0)
+        return not self.has_few_seeds and (self.low > 0 or self.high < 0)
 
 
 def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, seed: int = 0) -> Difference:
@@ -116,4 +122,4 @@ def compare(
         return None
     found = paired_bootstrap(*(rightness([each[seed] for seed in seeds], split, labels) for each in (ours, theirs)))
     is_trained = any("trainable" in each[seeds[0]] for each in (ours, theirs))
-    return found._replace(is_one_draw=len(seeds) == 1 and is_trained)
+    return found._replace(has_few_seeds=len(seeds) < FEWEST_SEEDS and is_trained)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from advanced.experiments.grid import Model, Trial
 from advanced.experiments.results import append_result
-from advanced.experiments.trial import compute, end_with_parent
+from advanced.experiments.trial import clear, commit_of_code, compute, end_with_parent
 from storage import NameLock
 from utils import UserError, warn
 
@@ -27,6 +27,7 @@ class Running(NamedTuple):
     pool: ProcessPoolExecutor
 
     def end(self) -> None:
+        """Others may take the run then, if its line is not written."""
         self.pool.shutdown(cancel_futures=True)
         self.lock.release()
 
@@ -40,7 +41,8 @@ class Runner:
     ):
         self.left, self.model, self.path, self.work = left, model, path, work
         self.device, self.workers = device, workers
-        self.threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // workers)
+        self.threads = _threads_of_environment() or max(1, (os.cpu_count() or 1) // workers)
+        self.commit = commit_of_code()
         self.context = _context()
         self.running: dict[Future, Running] = {}
         self.failed: dict[str, str] = {}  # by key, why
@@ -74,14 +76,19 @@ class Runner:
         for trial, lock in self.free():
             print(f"{_now()} start: {describe(trial)}", flush=True)
             pool = ProcessPoolExecutor(1, mp_context=self.context, initializer=end_with_parent)
-            future = pool.submit(compute, trial, self.model, self.work, self.device, self.threads)
+            future = pool.submit(compute, trial, self.model, self.work, self.device, self.threads, self.commit)
             self.running[future] = Running(trial, lock, pool)
 
     def finish(self, future: Future) -> None:
         each = self.running.pop(future)
-        each.end()
-        if (error := future.exception()) is None:
-            append_result(self.path, future.result())
+        try:
+            error = future.exception()
+            if error is None:
+                append_result(self.path, future.result())
+                clear(each.trial, self.model, self.work)
+        finally:
+            each.end()
+        if error is None:
             self.done += 1
             print(f"{_now()} done: {describe(each.trial)}", flush=True)
             return
@@ -100,6 +107,9 @@ class Runner:
             lock = NameLock(self.work / f"{key}.lock")
             if key in taken or lock.acquire():
                 continue
+            if trial not in self.left():  # another process has ended it since
+                lock.release()
+                continue
             taken.add(key)
             places -= 1
             yield trial, lock
@@ -112,6 +122,14 @@ def _context() -> BaseContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(["sklearn.metrics", "runs"])
     return context
+
+
+def _threads_of_environment() -> int:
+    """Of OMP_NUM_THREADS, a number or one for each level of nesting; 0 where it says none. Raises `UserError`."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip() or "0"
+    if not text.isdecimal():
+        raise UserError(f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}: not a number of threads")
+    return int(text)
 
 
 def _now() -> str:

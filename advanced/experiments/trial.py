@@ -35,8 +35,8 @@ HERE = Path(__file__).resolve().parent
 SAMPLE = 1000  # training sentences that a zero-shot method is chosen on
 
 
-def compute(trial: Trial, model: Model, work: Path, device: str, threads: int) -> dict[str, Any]:
-    """The run, and where and with which code it was done."""
+def compute(trial: Trial, model: Model, work: Path, device: str, threads: int, commit: str | None) -> dict[str, Any]:
+    """The run, and where and with which code it was done. commit: as it was when this code was read."""
     import torch
 
     from plan import Place
@@ -44,7 +44,7 @@ def compute(trial: Trial, model: Model, work: Path, device: str, threads: int) -
 
     torch.set_num_threads(threads)
     figures = run_trial(trial, model, work, Place(choose_device(device)))
-    return {**figures, "threads": threads, "commit": _commit(), "date": str(date.today()), "machine": machine()}
+    return {**figures, "threads": threads, "commit": commit, "date": str(date.today()), "machine": machine()}
 
 
 def end_with_parent() -> None:
@@ -61,13 +61,16 @@ def machine() -> str:
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
 
 
-def _commit() -> str | None:
+def commit_of_code() -> str | None:
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:
-    """model: of the whole table. work: folder of the weights while it runs; a run that was stopped there goes on."""
+    """model: of the whole table. work: folder of the weights while it runs; a run that was stopped there goes on.
+
+    The weights stay until the figures are kept, see `clear`.
+    """
     start = time.perf_counter()
     key, model = trial.key(model), trial.model(model)
     run = {"finetune": _fine_tune, "prompt": _ask}[trial.option]
@@ -75,6 +78,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
     return {
         "key": key,
         "model": model.name,
+        "family": model.family,
         "checksums": model.checksums,
         "weights": checksum(model.checkpoint),
         **{name: getattr(trial, name) for name in ("row", "option", "method", "data", "shots", "seed", "phase")},
@@ -120,9 +124,13 @@ def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str
         saved, _ = runs.load_classifier(path)
         runs.compute_fast(saved, plan.precision, place, trains=False)
         figures |= _judge(saved, tokenizer, trial, place)
-    for used in (path, saver.resume_path):
-        used.unlink(missing_ok=True)
     return figures
+
+
+def clear(trial: Trial, model: Model, work: Path) -> None:
+    """Delete the weights of a run whose figures are kept."""
+    for suffix in (".pt", ".resume"):
+        (work / trial.key(model)).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _epochs_done(saver: Saver, run: Run) -> list[EpochResult]:
@@ -144,11 +152,14 @@ def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]
     from families import load_llama
 
     settings, names = dict(trial.settings), read_label_names(path_of(trial.data, "label_names"))
-    llama, tokenizer = load_llama(model.checkpoint, model.tokenizer, settings["attention"])
+    llama, tokenizer = load_llama(
+        model.checkpoint, model.tokenizer, settings["attention"], settings["max_sentence_len"]
+    )
     train = create_data(path_of(trial.data, "train"), len(names))
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
     texts = [example.sentence for example in train]
-    asked = runs.assemble_zero_shot(llama, tokenizer, names, methods, texts=texts, place=place)
+    how = dict(texts=texts, precision=settings["precision"], place=place)
+    asked = runs.assemble_zero_shot(llama, tokenizer, names, methods, **how)
     sample = random.Random(trial.seed).sample(train, min(SAMPLE, len(train)))
     if trial.phase == "tune":
         return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, place))["macro_f1"]}

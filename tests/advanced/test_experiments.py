@@ -138,7 +138,9 @@ def test_ready_runs_are_those_that_are_not_done_seed_by_seed(tmp_path: Path, mod
     assert not table.ready(model, done | scored(after, model, lambda each: 0.5))
 
 
-def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_path: Path, model: Model):
+def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(
+    tmp_path: Path, model: Model, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
     table = table_of(tmp_path)
     (one, *_) = table.tuning(table.rows[0], "films", 4)
     same = {**vars(one)}
@@ -148,6 +150,11 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
     keys = {Trial(**{**same, name: value}).key(model) for name, value in changes.items()}
     assert len(keys | {one.key(model)}) == 1 + len(changes)
     assert one.key(Model(model.tokenizer, model.tokenizer)) != one.key(model)
+    key, names = one.key(model), json.loads(films["label_names"].read_text())
+    for written, is_same in ((json.dumps(names, indent=4), True), (json.dumps(names[::-1]), False)):
+        (path := tmp_path / "names.json").write_text(written)
+        monkeypatch.setattr(grid, "path_of", lambda _, split: str({**films, "label_names": path}[split]))  # noqa: B023
+        assert (one.key(model) == key) == is_same
 
 
 @pytest.mark.parametrize(
@@ -191,7 +198,17 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(tmp_pa
         ({"shots": 4}, "shots must be a list"),
         ({"shots": [-1]}, "shots must be a list"),
         ({"baseline": "nothing"}, "no row nothing, which is the baseline"),
-        ({"settings": {"hold_out": 0.0}}, "with hold_out 0 its tune would be a choice on dev"),
+        ({"settings": {"hold_out": 0.0}}, "with hold_out 0 its tune would choose on dev"),
+        (
+            {"rows": [{"name": "a", "method": "lora, early-stopping", "settings": {"hold_out": 0}}]},
+            "row a: with hold_out 0 early-stopping would choose on dev",
+        ),
+        ({"rows": [{"name": "a", "method": "padding-mask"}]}, "row a: padding-mask does nothing in a causal model"),
+        (
+            {"rows": [{"name": "a", "method": "smart", "tune": {"attention": ["causal", "bidirectional"]}},
+                      {"name": "b", "option": "prompt", "method": "pmi", "settings": {"attention": "bidirectional"}}]},
+            "row b: pmi reads likelihoods",
+        ),
     ],
 )
 def test_a_wrong_table_is_refused_before_anything_is_run(tmp_path: Path, changes: dict, words: str):
@@ -217,12 +234,22 @@ def test_every_setting_of_a_run_is_checked():
 
 def test_a_line_that_a_kill_has_cut_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture):
     path = tmp_path / "results.jsonl"
-    append_result(path, {"key": "a", "x": 1})
+    about = {"model": "m", "checksums": ["1", "2"]}
+    append_result(path, {"key": "a", **about})
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"key": "b", "x"')
     assert read_results([path, tmp_path / "absent"]).keys() == {"a"} and "left out" in capsys.readouterr().err
-    append_result(path, {"key": "c", "x": 3})
+    append_result(path, {"key": "c", **about})
     with pytest.raises(UserError, match="line 2 is not a result"):  # somebody should look at it
+        read_results([path])
+
+
+@pytest.mark.parametrize("line", ['{"key": "a"}', '{"model": "m", "checksums": []}', '["key"]', "\xff"])
+def test_a_line_of_another_kind_is_refused(tmp_path: Path, line: str):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(f"{line}\n".encode("latin-1"))
+    append_result(path, {"key": "c", "model": "m", "checksums": ["1", "2"]})
+    with pytest.raises(UserError, match="line 1 is not a result|not UTF-8"):
         read_results([path])
 
 
@@ -250,7 +277,9 @@ def test_a_run_has_the_figures_that_the_driver_prints(
     written = (tmp_path / f"films-dev-{kind}-output.txt").read_text(encoding="utf-8").splitlines()
     assert tuple(result["checksums"]) == model.checksums and result["weights"] == sha256_of(model.checkpoint)
     assert unpack(result["dev"]["predictions"]) == [int(line[0]) for line in written]
-    assert not list(tmp_path.glob(f"{result['key']}*"))  # weights do not stay
+    assert len([*tmp_path.glob(f"{result['key']}*")]) == 2
+    trial.clear(one, model, tmp_path)
+    assert not [*tmp_path.glob(f"{result['key']}*")]  # weights do not stay when the figures are kept
     json.dumps(result)
 
 
@@ -260,6 +289,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_last_epoch(
     table = table_of(tmp_path, rows=[{"name": "plain"}], data={"films": {"epochs": 3, "batch_size": 4}})
     (one, *_) = table.final(table.rows[0], "films", None, model, {})
     undisturbed = trial.run_trial(one, model, tmp_path, PLACE)
+    trial.clear(one, model, tmp_path)
     import runs
 
     fine_tune, begun = runs.fine_tune, []
@@ -289,8 +319,6 @@ def test_what_another_version_left_is_not_gone_on_from(
     table = table_of(tmp_path, rows=[{"name": "plain"}], data={"films": {"epochs": 2, "batch_size": 4}})
     (one, *_) = table.final(table.rows[0], "films", None, model, {})
     undisturbed = trial.run_trial(one, model, tmp_path, PLACE)
-    monkeypatch.setattr(Path, "unlink", lambda *ignored, **named: None)
-    trial.run_trial(one, model, tmp_path, PLACE)
     (point,) = tmp_path.glob("*.resume")
     content = torch.load(point)
     content["identity"]["a setting of old"] = 1
@@ -359,7 +387,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
         calls.append(one.row)
         if one.row == "bad":
             raise UserError("the loss is nan")
-        return {"key": one.key(model), "selection": 0.5}
+        return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "selection": 0.5}
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
     monkeypatch.setattr(runner, "compute", compute)
@@ -453,16 +481,17 @@ def test_seeds_that_differ_widen_the_interval_and_equal_methods_do_not_differ():
     assert tuple(same[:4]) == (0, 0, 0, 0) and not same.is_beyond_noise
 
 
-def test_one_seed_of_what_is_trained_is_never_beyond_noise():
+def test_one_or_two_seeds_of_what_is_trained_are_never_beyond_noise():
     """Of what is not trained there is no other seed."""
     labels = [0, 1] * 100
     right, wrong = ({"dev": {"predictions": pack(answers)}} for answers in (labels, labels[::-1]))
     trained = [{**each, "trainable": 5} for each in (right, wrong)]
     assert compare({1: right}, {1: wrong}, "dev", labels).is_beyond_noise
     assert not compare({1: trained[0]}, {1: trained[1]}, "dev", labels).is_beyond_noise
-    both = [{1: each, 2: each} for each in trained]
-    assert compare(*both, "dev", labels).is_beyond_noise
-    assert not compare(both[0], {2: trained[1]}, "dev", labels).is_beyond_noise
+    for seeds, is_beyond in ((2, False), (3, True)):
+        several = [dict.fromkeys(range(seeds), each) for each in trained]
+        assert compare(*several, "dev", labels).is_beyond_noise == is_beyond
+    assert not compare(several[0], {2: trained[1]}, "dev", labels).is_beyond_noise
 
 
 def test_methods_are_compared_on_the_seeds_that_both_have():
@@ -704,15 +733,39 @@ def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
     assert "which is beyond noise; it is +0.500 from the majority class" in text
     assert "| plain | 100 | 3 |" in text and "\n```\npython -m this\n```\n" in text
     assert "held out of the training data" in text and "chosen on dev" not in text and "are missing" not in text
-    other = replace(table, settings={"hold_out": 0.0})
-    of_other = {}
-    for row in table.rows:
-        pairs = zip(*(each.final(row, "films", None, model, {}) for each in (table, other)), strict=True)
-        of_other |= {new.key(model): done[old.key(model)] for old, new in pairs}
-    on_dev = report.text_of(other, model, of_other, [])
-    assert "The epoch is chosen on dev" in on_dev and "held out" not in on_dev
     nothing = report.text_of(whole.only(["mixed"]), model, done, [])
     assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], which is within noise" in nothing
+
+
+@pytest.mark.parametrize("of", ["table", "data", "rows", "one row"])
+def test_a_report_says_what_epochs_are_chosen_on(model: Model, finished: tuple[Table, dict[str, dict]], of: str):
+    """Wherever in the table that is said."""
+    whole, done = finished
+    table, nothing = whole.only(["ema"]), {"hold_out": 0.0}
+    plain, ema = table.rows
+    other = {
+        "table": replace(table, settings=nothing),
+        "data": replace(table, data={"films": nothing}),
+        "rows": replace(table, rows=tuple(replace(row, settings=nothing) for row in table.rows)),
+        "one row": replace(table, rows=(plain, replace(ema, settings=nothing))),
+    }[of]
+    of_other = {}
+    for old, new in zip(table.rows, other.rows, strict=True):
+        both = (table, old), (other, new)
+        pairs = zip(*(each.final(row, "films", None, model, {}) for each, row in both), strict=True)
+        of_other |= {after.key(model): done[before.key(model)] for before, after in pairs}
+    text = report.text_of(other, model, of_other, [])
+    assert ("The epoch is chosen on dev" in text) == (of != "one row")
+    assert ("held out of the training data" in text) == (of == "one row") == ("Where `hold_out` is 0" in text)
+    said = {"data": "; FILMS: hold_out 0.0", "one row": "; *ema*: hold_out 0.0", "table": " hold_out 0.0"}
+    assert f"{said.get(of, '; *plain*: hold_out 0.0')}" in text.replace("\n", " ")
+
+
+def test_a_report_names_the_seeds_of_a_row_that_has_others(model: Model, finished: tuple[Table, dict[str, dict]]):
+    table, done = finished
+    plain, ema, *_ = table.rows
+    text = report.text_of(replace(table, rows=(plain, replace(ema, seeds=(1, 2)))), model, done, [])
+    assert "(seeds 1, 2, 3; *ema*: 1, 2)" in text.replace("\n", " ")
 
 
 def test_a_report_of_the_most_rows_has_three_pages(model: Model, finished: tuple[Table, dict[str, dict]]):
@@ -746,6 +799,7 @@ def test_a_report_counts_what_is_missing_of_its_rows_and_of_the_baseline(
         ({"name": "ema", "method": "ema", "arguments": ["decay=0.5"]}, "advanced"),
         ({"name": "asked", "option": "prompt"}, "prompting"),
         ({"name": "ask: it", "option": "prompt", "method": "direct", "arguments": ["words=bad+good"]}, "advanced"),
+        ({"name": "cut", "option": "prompt", "settings": {"max_sentence_len": 2}}, "prompting"),
     ],
 )
 def test_a_reports_command_makes_the_predictions_of_the_grid(
@@ -777,6 +831,16 @@ def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_pat
     assert "--pretrained-model-path base.pt --tokenizer other.model --train" in commands[0]
     assert "--pretrained-model-path base-task.pt --train" in commands[1]
     assert "--pretrained-model-path base-more.pt --tokenizer other.model --train" in commands[2]
+
+
+def test_a_reports_command_for_an_encoder_is_that_of_encoders(tmp_path: Path):
+    about = {"data": "sst", "option": "finetune", "method": "lora", "arguments": [], "shots": None, "seed": 1}
+    model = Model(str(tmp_path / "small-bert"), str(tmp_path / "small-bert" / "vocab.txt"))
+    words = report.command_of(Row("x"), {**about, "family": "bert", "settings": grid.PLAN_SETTINGS}, model)
+    assert words[:3] == ["python", "-m", "bert.run"] and "--tokenizer" not in words
+    pytest.importorskip("bert.run").get_args(words[3:])  # of which none is unknown
+    llama = report.command_of(Row("x"), {**about, "family": "llama", "settings": grid.PLAN_SETTINGS}, model)
+    assert llama[:2] == ["python", "run_llama.py"] and "--tokenizer" not in llama and "--precision" in llama
 
 
 def test_the_command_of_everything_is_what_was_typed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import random_llama, save_checkpoint
 from test_experiments import PLACE, Threads, finished, model, table_of  # noqa: F401 (two fixtures)
 from torch import nn
@@ -18,12 +20,15 @@ from torch import nn
 import runs
 from advanced.experiments import __main__ as program
 from advanced.experiments import cost, grid, plots, runner, trial
-from advanced.experiments.grid import Model, Table, model_of
+from advanced.experiments.grid import Model, Table, Trial, model_of
 from advanced.experiments.render import render
 from advanced.experiments.report import _how
-from advanced.experiments.results import pack, paired_bootstrap
+from advanced.experiments.results import pack, paired_bootstrap, read_results
 from course import create_data
+from fast.linear import Int8Linear, RoundedLinear
+from plan import Place
 from storage import NameLock
+from tokenizer import Tokenizer
 from training import EpochResult
 from utils import UserError
 
@@ -122,6 +127,67 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(running: runner.Runn
     assert key not in [each.key(model) for each, _ in running.free()]
 
 
+def test_a_run_that_another_process_has_ended_meanwhile_is_not_done_again(running: runner.Runner, tmp_path: Path):
+    asked = iter([running.left()[:1], []])  # before its lock is taken, and after
+    running.left = lambda: next(asked)
+    assert not [*running.free()] and not [*tmp_path.glob("*.lock")]
+
+
+def test_a_run_is_free_again_when_its_line_is_written_and_its_weights_go_then(
+    running: runner.Runner, model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path  # noqa: F811
+):
+    def compute(one: Trial, *where) -> dict:
+        (tmp_path / f"{one.key(model)}.pt").touch()
+        return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "commit": where[-1]}
+
+    def release(lock: NameLock) -> None:
+        done = read_results([tmp_path / "r.jsonl"])
+        assert lock.path.stem in done and not lock.path.with_suffix(".pt").exists()
+        released.append(lock.path.stem)
+
+    released: list[str] = []
+    left = running.left
+    running.left = lambda: [one for one in left() if one.key(model) not in read_results([tmp_path / "r.jsonl"])]
+    running.commit = "as it was at the start"
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(NameLock, "release", release)
+    running.run()
+    assert len(released) == 3
+    assert {each["commit"] for each in read_results([tmp_path / "r.jsonl"]).values()} == {"as it was at the start"}
+
+
+def test_the_rounding_and_the_length_of_a_row_that_is_only_asked_count(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    seen: list[Any] = []
+
+    def evaluate(asked: nn.Module, tokenizer: Tokenizer, *how) -> SimpleNamespace:
+        is_rounded = any(isinstance(module, RoundedLinear | Int8Linear) for module in asked.modules())
+        seen.append((len(tokenizer.encode("a long film of many words", bos=False, eos=False)), is_rounded))
+        return SimpleNamespace(labels=[0], predictions=[0], accuracy=1.0)
+
+    monkeypatch.setattr(trial, "_evaluate", evaluate)
+    for settings in ({}, {"max_sentence_len": 3}, {"precision": "int8"}):
+        table = table_of(tmp_path, rows=[{"name": "asked", "option": "prompt", "settings": settings}], shots=[None])
+        one = table.final(table.rows[0], "films", None, model, {})[0]
+        trial.run_trial(one, model, tmp_path, Place(torch.device("cpu")))
+    (long, plain), (short, _), (_, rounded) = seen[::2]
+    assert short == 3 < long and rounded and not plain
+
+
+@pytest.mark.parametrize(("text", "threads"), [("3", 3), ("4,2", 4), (" 2 ", 2), ("", 8)])
+def test_threads_are_those_of_the_environment(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, text: str, threads: int  # noqa: F811
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    assert runner.Runner(list, model, tmp_path / "r.jsonl", tmp_path, "cpu", 1).threads == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(UserError, match="OMP_NUM_THREADS=many: not a number of threads"):
+        runner.Runner(list, model, tmp_path / "r.jsonl", tmp_path, "cpu", 1)
+
+
 def test_workers_share_the_processors(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
@@ -169,8 +235,8 @@ def test_an_interval_is_as_wide_above_as_below():
 
 
 def rendered(folder: Path, model: Model, labels: dict[str, list[int]], wrong: dict[str, dict[str, int]]) -> str:  # noqa: F811
-    """A table of two rows with two seeds. wrong: by row and split, how many answers."""
-    table = table_of(folder, rows=[{"name": "plain"}, {"name": "ema", "method": "ema"}], shots=[None], seeds=[1, 2])
+    """A table of two rows with three seeds. wrong: by row and split, how many answers."""
+    table = table_of(folder, rows=[{"name": "plain"}, {"name": "ema", "method": "ema"}], shots=[None], seeds=[1, 2, 3])
     done = {}
     for row in table.rows:
         for one in table.final(row, "films", None, model, {}):
@@ -261,6 +327,64 @@ def test_a_report_has_the_rows_that_are_named(
     run_main(monkeypatch, tmp_path / "trial.json", *flags, "--only", "ema")
     text = (tmp_path / "o.md").read_text(encoding="utf-8")
     assert "| ema" in text and "| mixed" not in text and "--only" in text
+
+
+def test_the_program_computes_where_it_is_told_to(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    made: list[tuple] = []
+    monkeypatch.setattr(program, "Runner", lambda *how: made.append(how) or SimpleNamespace(run=lambda minutes: None))
+    table_of(tmp_path)
+    flags = tmp_path / "trial.json", "--pretrained-model-path", model.checkpoint, "--results", tmp_path / "r.jsonl"
+    run_main(monkeypatch, *flags, "--device", "mps", "--workers", 3)
+    run_main(monkeypatch, *flags)
+    assert [how[-2:] for how in made] == [("mps", 3), ("cpu", 1)]
+
+
+def test_a_page_of_the_runs_that_are_done_is_written(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    pytest.importorskip("explore.page")
+    table, done = finished
+    of_results: list[tuple] = []
+    monkeypatch.setattr("explore.trained.page_of_results", lambda *what: of_results.append(what) or "content")
+    monkeypatch.setattr("explore.page.write_page", lambda path, content: Path(path).write_text(content))
+    program.write_html(SimpleNamespace(html=tmp_path / "p.html"), table, model, {**done, "other": {}})
+    ((runs_shown, title),) = of_results
+    assert (tmp_path / "p.html").read_text() == "content" and title == table.title
+    assert {run["key"] for run in runs_shown} == done.keys()
+
+
+def test_the_table_of_costs_has_a_line_for_each_method_that_trains_such_a_model(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    """Memory beside that of a process that trains the plain model."""
+    memory = {"": 200, "ema": 500, "lora,ema": 100}
+
+    def apart(function: Callable, work: cost.Workload, subject: cost.Subject) -> Any:
+        if function is cost.measure_memory:
+            return memory.get(subject.methods, 300)
+        return cost.Ratio(2.0, 1.0, 3.0, 1234)
+
+    monkeypatch.setattr(cost, "apart", apart)
+    monkeypatch.setattr(cost, "path_of", trial.path_of)
+    flags = "--pretrained-model-path", model.checkpoint, "--data", "films", "--batch_size", 4, "--steps", 2
+    cases = [
+        (["--methods", "ema", "lora,ema"], {"ema": "2.50", "lora,ema": "0.50"}),
+        ([], {"r-drop": "1.50"}),
+        (["--attention", "bidirectional"], {"padding-mask": "1.50"}),
+    ]
+    for number, (more, shares) in enumerate(cases):
+        out = tmp_path / f"{number}.md"
+        monkeypatch.setattr("sys.argv", ["cost", *map(str, flags), "--out", str(out), *more])
+        cost.main()
+        text = out.read_text(encoding="utf-8")
+        assert all(f"\n| {name} | 1,234 | 2.00 (1.00-3.00) | {share} |\n" in text for name, share in shares.items())
+        assert "2 batches of 4 sentences of films" in text and "| direct" not in text
+        assert ("padding-mask" in text) == ("bidirectional" in more)
+    monkeypatch.setattr("sys.argv", ["cost", *map(str, flags), "--methods", "padding-mask"])
+    with pytest.raises(UserError, match="does nothing in a causal model"):
+        cost.main()
 
 
 def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(

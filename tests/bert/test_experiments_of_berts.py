@@ -59,6 +59,8 @@ def test_an_encoder_and_a_decoder_stand_in_one_table(table: Path, tmp_path: Path
     for row in rows:
         (each,) = Table.read(table).final(row, "films", None, model, {})
         found[row.name] = trial.run_trial(each, model, tmp_path, Place(torch.device("cpu")))
+        assert [*tmp_path.glob("*.resume")]  # until its line is written
+        trial.clear(each, model, tmp_path)
     assert [found[name]["model"] for name in ("plain", "ema", "decoder")] == ["encoder", "encoder", "tiny"]
     assert found["plain"]["checksums"][0] == checksum(tmp_path / "encoder") == found["plain"]["weights"]
     encoder = load_pretrained(tmp_path / "encoder")
