@@ -418,11 +418,12 @@ def test_equal_budgets_are_a_matter_of_arguments():
     assert abs(trainable_parameters(model) / budget - 1) < 0.05
 
 
-def test_the_rows_that_are_compared_with_equal_counts_have_them():
+@pytest.mark.parametrize("table", ["equal", "equal-full"])
+def test_the_rows_that_are_compared_with_equal_counts_have_them(table: str):
     """Of the shape of stories260K, within a thirtieth."""
     shape = dict(vocab_size=512, dim=64, n_layers=5, n_heads=8, n_kv_heads=4, hidden_dim=172, max_seq_len=512)
     counts = {}
-    for row in Table.read(HERE / "tables" / "equal.json").rows:
+    for row in Table.read(HERE / "tables" / f"{table}.json").rows:
         with torch.device("meta"):
             model = LlamaEmbeddingClassifier(Settings, llama=Llama(LlamaConfig(**shape)))
             prepare(model, [create(name, dict(settings)) for name, settings in choose(row.method, row.arguments)])
