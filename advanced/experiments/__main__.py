@@ -6,7 +6,8 @@
 
 Killed at any moment and started again, here or in another checkout, it goes on: what is in the results is not run
 again, and a run that was interrupted resumes from its last epoch if `--work` is still there. Several of these
-processes may share one file of results.
+processes may share one file of results. A run that another table has, too, is done once: where that table's results
+lie beside these, its line is taken over.
 """
 
 from __future__ import annotations
@@ -20,20 +21,18 @@ from tempfile import gettempdir
 
 from advanced.experiments.grid import Model, Table, Trial, model_of
 from advanced.experiments.plots import WHY_NONE, can_plot, draw
-from advanced.experiments.render import Results, render
+from advanced.experiments.render import Results, render, write_page
 from advanced.experiments.report import write_report
-from advanced.experiments.results import read_results
+from advanced.experiments.results import append_result, read_results
 from advanced.experiments.runner import Runner, describe
 from arguments import check_page
 from utils import (
     ArgumentParser,
     Default,
     UserError,
-    atomic_write,
     check_new,
     check_writable,
     import_folder,
-    read_text,
     run_main,
     warn,
 )
@@ -90,8 +89,24 @@ def check_args(args: Namespace) -> None:
 
 
 def results_of(args: Namespace, table: Table) -> Path:
-    name = f"{table.name}-{Path(args.pretrained_model_path).stem}.jsonl"
-    return Path(args.results or HERE / "results" / name)
+    return Path(args.results or HERE / "results" / f"{table.name}-{stem_of(args)}.jsonl")
+
+
+def stem_of(args: Namespace) -> str:
+    return Path(args.pretrained_model_path).stem
+
+
+def taken_over(table: Table, model: Model, done: Results, others: Results, only_tune: bool) -> Results:
+    """Lines, by key, of runs of the table that are not done and that other tables have done.
+
+    What is tuned may be among them, and settle which final runs there are; so it is asked until nothing more is found.
+    """
+    taken = {}
+    while found := [one for one in table.ready(model, {**done, **taken}, only_tune) if one.key(model) in others]:
+        for one in found:
+            own = {"row": one.row, "arguments": list(one.arguments)}
+            taken[one.key(model)] = {**others[one.key(model)], **own}
+    return taken
 
 
 def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> None:
@@ -101,11 +116,8 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
     """
     path = results_of(args, table)
     stem = path.with_name(f"{path.stem}-part" if args.only or args.data or args.baseline else path.stem)
-    page, text = stem.with_name(f"{stem.name}.md"), render(table, model, done)
-    if page.exists() and read_text(page).split("\n")[0] != text.split("\n")[0]:
-        raise UserError(f"{page} is there already and is not of this table; move it, or name other --results")
-    with atomic_write(page) as file:
-        file.write(text)
+    page = stem.with_name(f"{stem.name}.md")
+    write_page(page, render(table, model, done))
     print(f"wrote {page}")
     if not can_plot():
         warn(WHY_NONE)
@@ -135,8 +147,8 @@ def command_of(args: Namespace) -> list[str]:
     return ["python", "-m", "advanced.experiments", *words]
 
 
-def main() -> None:
-    args = get_args()
+def table_of(args: Namespace) -> Table:
+    """The table that is named, with the baseline that is. Raises `UserError` for a name that it does not have."""
     named = HERE / "tables" / f"{args.table}.json"
     if not (named.is_file() or Path(args.table).is_file()):
         raise UserError(f"there is no table {args.table}; there are {known_tables()}")
@@ -146,32 +158,49 @@ def main() -> None:
         raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
     if unknown := {*(args.data or ())} - {*table.data}:
         raise UserError(f"{args.table} has no data {', '.join(sorted(unknown))}; it has {', '.join(table.data)}")
-    check_args(args)
-    path = results_of(args, table)
-    done = read_results([path]) if args.render or args.report or args.html else {}
-    model = model_of(args.pretrained_model_path, args.tokenizer, done)
-    table = replace(table, baseline=baseline).without_unknown(model).only(args.only, args.data)
-    table.check_families(model)
+    return replace(table, baseline=baseline)
+
+
+def show(args: Namespace, table: Table, model: Model, done: Results) -> None:
+    """What `--render`, `--report` or `--html` asks for."""
     if args.report:
         for written in write_report(table, model, done, command_of(args), Path(args.report)):
             print(f"wrote {written}")
-        return
-    if args.html:
+    elif args.html:
         write_html(args, table, model, done)
-        return
-    if args.render:
+    else:
         write_tables(args, table, model, done)
+
+
+def main() -> None:
+    args = get_args()
+    table = table_of(args)
+    check_args(args)
+    path = results_of(args, table)
+    shows, done = args.render or args.report or args.html, read_results([path])
+    others = {} if shows else read_results(sorted({*path.parent.glob(f"*-{stem_of(args)}.jsonl")} - {path}))
+    model = model_of(args.pretrained_model_path, args.tokenizer, {**others, **done})
+    table = table.without_unknown(model).only(args.only, args.data)
+    table.check_families(model)
+    if shows:
+        show(args, table, model, done)
+        return
+    taken = taken_over(table, model, done, others, args.tune)
+    table = table.without_absent(model)
+    if args.list:
+        for trial in (trials := table.ready(model, {**done, **taken}, only_tune=args.tune)):
+            print(describe(trial))
+        print(f"{len(trials)} runs can be started now")
         return
 
     def left() -> list[Trial]:
         return table.ready(model, read_results([path]), only_tune=args.tune)
 
-    if args.list:
-        for trial in (trials := left()):
-            print(describe(trial))
-        print(f"{len(trials)} runs can be started now")
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
+    for line in taken.values():
+        append_result(path, line)
+    if taken:
+        print(f"took over {len(taken)} runs of other tables")
     work = Path(args.work or Path(gettempdir()) / "min-llama-experiments")
     work.mkdir(parents=True, exist_ok=True)
     Runner(left, model, path, work, args.device, args.workers).run(args.minutes)

@@ -251,16 +251,33 @@ class Table:
 
     def without_unknown(self, model: Model) -> Table:
         """The rows whose checkpoint is known, with a line about the others."""
-        unknown = [row for row in self.rows if row.checkpoint and not model.beside(row.checkpoint).is_known]
-        for row in unknown:
-            other = model.beside(row.checkpoint).checkpoint
-            warn(f"left out: {row.name}, which starts from {other}, and that is not here")
-        return replace(self, rows=tuple(row for row in self.rows if row not in unknown))
+        return self._without(model, [row for row in self.rows if not self._start(row, model).is_known])
+
+    def without_absent(self, model: Model) -> Table:
+        """The rows that can be run, as their checkpoint is here; with a line about the others.
+
+        Raises `UserError` where none is left.
+        """
+        absent = [row for row in self.rows if not Path(self._start(row, model).checkpoint).exists()]
+        if len(absent) == len(self.rows):
+            raise UserError(f"{self._start(absent[0], model).checkpoint} does not exist")
+        return self._without(model, absent)
+
+    def _without(self, model: Model, rows: Sequence[Row]) -> Table:
+        for checkpoint in dict.fromkeys(self._start(row, model).checkpoint for row in rows):
+            names = some([row.name for row in rows if self._start(row, model).checkpoint == checkpoint])
+            warn(f"left out: {names}, starting from {checkpoint}, which is not here")
+        return replace(self, rows=tuple(row for row in self.rows if row not in rows))
+
+    @staticmethod
+    def _start(row: Row, model: Model) -> Model:
+        """What a row's runs start from. model: that of the whole table."""
+        return model.beside(row.checkpoint) if row.checkpoint else model
 
     def check_families(self, model: Model) -> None:
         """Raises `UserError` for a row whose method, option or attention is not for the kind of its model."""
         for row in self.rows:
-            family = model.beside(row.checkpoint).family if row.checkpoint else model.family
+            family = self._start(row, model).family
             try:
                 if family != "llama" and row.option == "prompt":
                     raise UserError(f"zero-shot methods ask a language model, which a {family} is not")

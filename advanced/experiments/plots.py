@@ -25,6 +25,7 @@ class Panel(NamedTuple):
 
     title: str
     data: str
+    size: str
     cells: list[Cell]
     baseline: Mapping[int, Mapping[str, Any]]
     labels: list[int]
@@ -58,8 +59,9 @@ def panels_of(table: Table, model: Model, done: Results) -> list[Panel]:
         if cells:
             baseline = next((cell.runs for cell in cells if cell.row.name == table.baseline), {})
             is_trained = any(cell.row.option == "finetune" for cell in cells)
-            title = f"{data.upper()}, {size_in_words(shots)}" if is_trained else data.upper()
-            panels.append(Panel(title, data, cells, baseline, labels_of(data, "dev")))
+            size = size_in_words(shots)
+            title = f"{data.upper()}, {size}" if is_trained else data.upper()
+            panels.append(Panel(title, data, size, cells, baseline, labels_of(data, "dev")))
     return panels
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from advanced.experiments.grid import Model, Row, Table, Trial, path_of, size_in_words
 from advanced.experiments.results import Difference, Spread, compare
 from course import create_data, has_gold_labels, majority_accuracy
+from utils import UserError, atomic_write, read_text
 
 HEADER = (
     "method", "trained", "seeds", "dev acc", "dev macro-F1", "against the baseline", "test acc", "against the baseline",
@@ -56,6 +58,14 @@ def render(table: Table, model: Model, done: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_page(path: Path, text: str) -> None:
+    """Over an earlier page of the same title; raises `UserError` where the name is another file's."""
+    if path.exists() and read_text(path).split("\n")[0] != text.split("\n")[0]:
+        raise UserError(f"{path} is there already and is not of this table; move it, or name another file")
+    with atomic_write(path) as file:
+        file.write(text)
+
+
 def _makes(done: Results) -> list[str]:
     """A line for every checkpoint that was made more than once (see `advanced.lineage`)."""
     weights: dict[str, set[str]] = {}
@@ -87,7 +97,7 @@ def render_choices(table: Table, model: Model, done: Results) -> list[str]:
         for trial in table.tuning(row, data, shots):
             if result := done.get(trial.key(model)):
                 scores.setdefault(_values(row, trial), []).append(result["selection"])
-        tried = ", ".join(f"{values}: {_spread(found)}{_seeds(len(found), seeds)}" for values, found in scores.items())
+        tried = ", ".join(f"{values}: {spread(found)}{_seeds(len(found), seeds)}" for values, found in scores.items())
         if tried:
             lines.append(f"| {row.name} | {data}, {size_in_words(shots)} | {tried} |")
     return ["| method | data | tried |", "|---|---|---|", *lines] if lines else []
@@ -131,9 +141,9 @@ def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data
     labels = {split: labels_of(data, split) for split in ("dev", "test")}
     lines = [f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
     lines += [f"| {' | '.join(_columns(cell, baseline, labels, base_name))} |" for cell in cells if cell.runs]
-    majority = f"Majority class: dev {_plain(majority_accuracy(labels['dev']))}"
+    majority = f"Majority class: dev {plain(majority_accuracy(labels['dev']))}"
     if has_gold_labels(labels["test"]):
-        majority += f", test {_plain(majority_accuracy(labels['test']))}"
+        majority += f", test {plain(majority_accuracy(labels['test']))}"
     return [*lines, "", f"{majority}."]
 
 
@@ -145,9 +155,9 @@ def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]],
         if split not in runs[0]:
             columns += ["-", "-"]
             continue
-        columns.append(_spread([run[split]["accuracy"] for run in runs]))
+        columns.append(spread([run[split]["accuracy"] for run in runs]))
         if split == "dev":
-            columns.append(_spread([run[split]["macro_f1"] for run in runs]))
+            columns.append(spread([run[split]["macro_f1"] for run in runs]))
         is_base = cell.row.name == base_name
         difference = None if is_base else compare(cell.runs, baseline, split, labels[split])
         columns.append("" if difference is None else difference_in_words(difference))
@@ -155,13 +165,15 @@ def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]],
     return columns
 
 
-def _plain(value: float) -> str:
+def plain(value: float) -> str:
+    """An accuracy, without the 0 before the point."""
     return f"{value:.3f}".removeprefix("0")
 
 
-def _spread(values: list[float]) -> str:
-    spread = Spread.of(values)
-    return _plain(spread.mean) + ("" if spread.deviation is None else f" ± {_plain(spread.deviation)}")
+def spread(values: list[float]) -> str:
+    """Mean ± standard deviation, which a single value does not have."""
+    found = Spread.of(values)
+    return plain(found.mean) + ("" if found.deviation is None else f" ± {plain(found.deviation)}")
 
 
 def difference_in_words(difference: Difference) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import torch
 from conftest import FIGURES, ROOT, asset, save_checkpoint
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import grid, report, runner, trial
+from advanced.experiments import grid, report, runner, summary, trial
 from advanced.experiments.grid import Model, Row, Table, Trial
 from advanced.experiments.render import difference_in_words, render
 from advanced.experiments.results import (
@@ -401,6 +402,45 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
     assert not list(tmp_path.glob("*.lock"))
 
 
+def test_a_run_that_another_table_has_done_is_taken_over(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Its tuning settles which final runs there are; those that the other table has are not run either."""
+    row = {"method": "lora", "arguments": ["rank=2"], "tune": {"lr": [0.01, 0.02]}}
+    other = table_of(tmp_path, rows=[{**row, "name": "low rank", "arguments": ["rank=2", "alpha=4"]}], shots=[4])
+    results = tmp_path / "results"
+    results.mkdir()
+    lines = scored(other.tuning(other.rows[0], "films", 4), model, lambda each: dict(each.settings)["lr"])
+    lines |= scored(other.final(other.rows[0], "films", 4, model, lines)[:1], model, lambda each: 0.5)
+    for line in lines.values():
+        append_result(results / f"other-{model.name}.jsonl", {**line, "model": model.name, "checksums": [], "row": "x"})
+    (results / "notes.jsonl").write_text("no result\n", encoding="utf-8")  # is not of this checkpoint
+
+    ran = []
+
+    def compute(one: Trial, *where) -> dict:
+        ran.append((one.phase, one.seed, dict(one.settings)["lr"]))
+        return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "row": one.row}
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(runner, "compute", compute)
+    table_of(tmp_path, rows=[{**row, "name": "plain", "arguments": ["alpha=4", "rank=2"]}], shots=[4])
+    command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", model.checkpoint]
+    path = results / f"trial-{model.name}.jsonl"
+    monkeypatch.setattr("sys.argv", [*command, "--results", str(path), "--list"])
+    program.main()
+    assert "1 runs can be started now" in capsys.readouterr().out and not path.exists()
+    for expected in ("took over 3 runs of other tables\n", ""):
+        monkeypatch.setattr("sys.argv", [*command, "--results", str(path), "--work", str(tmp_path / "work")])
+        program.main()
+        assert ("took over" in (out := capsys.readouterr().out)) == bool(expected) and expected in out
+    assert ran == [("final", 2, 0.02)]
+    done = read_results([path])
+    assert len(path.read_text().splitlines()) == len(done) == 4 and {*lines} < {*done}
+    assert all(line["row"] == "plain" for line in done.values())
+    assert all(done[key]["arguments"][:2] == ["alpha=4", "rank=2"] for key in lines)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -591,6 +631,30 @@ def test_a_row_that_starts_from_an_absent_checkpoint_is_left_out(
     assert "left out: adapted" in capsys.readouterr().err
     known = Model(model.checkpoint, model.tokenizer, {f"{model.name}-adapted": model.checksums})
     assert table.without_unknown(known) == table
+    assert [row.name for row in table.without_absent(known).rows] == ["plain"]
+
+
+def test_rows_of_a_checkpoint_that_is_here_are_run_without_the_tables_own(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Where that one is known from results; from those of another table, too."""
+    for name in (model.checkpoint, model.tokenizer):
+        shutil.copy(name, tmp_path)
+    rows = [{"name": "plain"}, {"name": "ema", "method": "ema"}, {"name": "own", "checkpoint": f"{model.name}.pt"}]
+    table, path = table_of(tmp_path, rows=rows, shots=[4]), tmp_path / "gone.pt"
+    gone = Model(str(path), "", {"gone": model.checksums})
+    assert [row.name for row in table.without_absent(gone).rows] == ["own"]
+    assert re.search("left out: plain, ema, starting from .*gone.pt, which is not here", capsys.readouterr().err)
+    with pytest.raises(UserError, match="gone.pt does not exist"):
+        table.only(["ema"]).without_absent(gone)
+    line = {"key": "k", "model": "gone", "checksums": model.checksums}
+    command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", str(path), "--list"]
+    monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "trial-gone.jsonl")])
+    with pytest.raises(UserError, match="gone.pt does not exist"):
+        program.main()
+    append_result(tmp_path / "other-gone.jsonl", line)
+    program.main()
+    assert "2 runs can be started now" in capsys.readouterr().out
 
 
 def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
@@ -703,6 +767,44 @@ def test_data_can_be_named(
     monkeypatch.setattr("sys.argv", ["experiments", *named, "--data", "sst", "--list"])
     program.main()
     assert "2 runs can be started now" in capsys.readouterr().out
+
+
+def test_the_summary_has_a_gain_for_every_method_and_checkpoint(
+    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch
+):
+    _, done = finished
+    folder = tmp_path / "all"
+    (folder / "tables").mkdir(parents=True)
+    (tmp_path / "trial.json").rename(folder / "tables" / "full.json")
+    monkeypatch.setattr(summary, "HERE", folder)
+    for name, without in (("one", ()), ("two", [("ema", 3)]), ("none", [("ema", 1), ("ema", 2)])):
+        for line in done.values():
+            if (line["row"], line["seed"]) not in without:
+                append_result(folder / f"full-{name}.jsonl", {**line, "model": name, "checksums": model.checksums})
+    text = summary.render_summary([*summary.columns_of(folder, ["full"])])
+    head, _, majority, plain, *gains = text[text.index("## FILMS") :].splitlines()[2:]
+    assert head == "|  | none, all | one, all | two, all |" and majority.count("| .500 ") == 3
+    assert plain == "| plain: accuracy | .600 ± .000 | .600 ± .000 | .600 ± .000 |"
+    (ema,) = (line.split(" | ") for line in gains if "ema" in line)
+    assert ema[0] == "| ema" and ema[2].startswith("**+0.400 [+0.") and ema[1] == ema[3].rstrip(" |") == ""
+    assert any(line.startswith("| mixed | +0.000 [+0.000, +0.000] |") for line in gains) and len(gains) == 2
+
+
+def test_a_summary_is_written_over_its_own_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["summary", "--results", str(tmp_path), "--out", str(tmp_path / "s.md")])
+    with pytest.raises(UserError, match="there are no results of full or few-shot"):
+        summary.main()
+    monkeypatch.setattr(summary, "columns_of", lambda folder: ["a column"])
+    monkeypatch.setattr(summary, "render_summary", lambda columns: "# What\n")
+    for _ in range(2):
+        summary.main()
+    (tmp_path / "s.md").write_text("# My notes\n", encoding="utf-8")
+    with pytest.raises(UserError, match="s.md is there already"):
+        summary.main()
+    assert (tmp_path / "s.md").read_text() == "# My notes\n"
+    monkeypatch.setattr("sys.argv", ["summary", "--out", str(tmp_path / "s.txt")])
+    with pytest.raises(UserError, match="must end in .md"):
+        summary.main()
 
 
 def test_every_kind_of_plot_is_drawn_of_what_has_it(

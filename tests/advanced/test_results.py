@@ -13,6 +13,7 @@ from advanced.experiments import __main__ as program
 from advanced.experiments.grid import Model, Table, model_of
 from advanced.experiments.render import cells_of, difference_in_words, labels_of, render
 from advanced.experiments.results import compare, read_results
+from advanced.experiments.summary import columns_of, render_summary
 
 RESULTS = program.HERE / "results"
 LINES = sorted(RESULTS.glob("*.jsonl"))
@@ -49,6 +50,11 @@ def opened(path: Path) -> tuple[Table, Model, dict[str, dict]]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_is_what_the_lines_of_its_runs_say(at_assets: None, path: Path):
     assert render(*opened(path)) == path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_the_summary_is_what_the_lines_say(at_assets: None):
+    page = (RESULTS / "summary.md").read_text(encoding="utf-8")
+    assert render_summary([*columns_of(RESULTS)]) == page, "python -m advanced.experiments.summary --out writes it"
 
 
 @pytest.mark.parametrize("path", LINES, ids=lambda path: path.stem)
