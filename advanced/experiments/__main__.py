@@ -178,7 +178,7 @@ def main() -> None:
     check_args(args)
     path = results_of(args, table)
     shows, done = args.render or args.report or args.html, read_results([path])
-    others = {} if shows else read_results(sorted({*path.parent.glob(f"*-{stem_of(args)}.jsonl")} - {path}))
+    others = {} if shows else read_results(sorted(path.parent.glob(f"*-{stem_of(args)}.jsonl")))
     model = model_of(args.pretrained_model_path, args.tokenizer, {**others, **done})
     table = table.without_unknown(model).only(args.only, args.data)
     table.check_families(model)

@@ -788,6 +788,12 @@ def test_the_summary_has_a_gain_for_every_method_and_checkpoint(
     (ema,) = (line.split(" | ") for line in gains if "ema" in line)
     assert ema[0] == "| ema" and ema[2].startswith("**+0.400 [+0.") and ema[1] == ema[3].rstrip(" |") == ""
     assert any(line.startswith("| mixed | +0.000 [+0.000, +0.000] |") for line in gains) and len(gains) == 2
+    few = summary.summarize([*summary.columns_of(folder, ["full"])][:1])
+    assert few[0] == "|  | none, all |" and not any("ema" in line for line in few)
+    for name in ("tables/{}.json", "{}-one.jsonl", "{}-two.jsonl"):
+        shutil.copy(folder / name.format("full"), folder / name.format("few"))
+    heads = summary.summarize([*summary.columns_of(folder, ["full", "few"])])[0]
+    assert heads == "|  | none, all | one, all | one, all | two, all | two, all |"
 
 
 def test_a_summary_is_written_over_its_own_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
