@@ -6,8 +6,8 @@
 
 Killed at any moment and started again, here or in another checkout, it goes on: what is in the results is not run
 again, and a run that was interrupted resumes from its last epoch if `--work` is still there. Several of these
-processes may share one file of results. A run that another table has, too, is done once: where that table's results
-lie beside these, its line is taken over.
+processes may share one file of results. What another table of the checkpoint has done, whose results lie beside these,
+is not run again: its line is taken over.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import math
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
-from advanced.experiments.grid import Model, Table, Trial, model_of
+from advanced.experiments.grid import Model, Table, Trial, model_of, name_of
 from advanced.experiments.plots import WHY_NONE, can_plot, draw
 from advanced.experiments.render import Results, render, write_page
 from advanced.experiments.report import write_report
-from advanced.experiments.results import append_result, read_results
-from advanced.experiments.runner import Runner, describe
+from advanced.experiments.results import read_results, results_beside
+from advanced.experiments.runner import Runner, describe, take_over
 from arguments import check_page
 from utils import (
     ArgumentParser,
@@ -89,24 +90,8 @@ def check_args(args: Namespace) -> None:
 
 
 def results_of(args: Namespace, table: Table) -> Path:
-    return Path(args.results or HERE / "results" / f"{table.name}-{stem_of(args)}.jsonl")
-
-
-def stem_of(args: Namespace) -> str:
-    return Path(args.pretrained_model_path).stem
-
-
-def taken_over(table: Table, model: Model, done: Results, others: Results, only_tune: bool) -> Results:
-    """Lines, by key, of runs of the table that are not done and that other tables have done.
-
-    What is tuned may be among them, and settle which final runs there are; so it is asked until nothing more is found.
-    """
-    taken = {}
-    while found := [one for one in table.ready(model, {**done, **taken}, only_tune) if one.key(model) in others]:
-        for one in found:
-            own = {"row": one.row, "arguments": list(one.arguments)}
-            taken[one.key(model)] = {**others[one.key(model)], **own}
-    return taken
+    name = f"{table.name}-{name_of(args.pretrained_model_path)}.jsonl"
+    return Path(args.results or HERE / "results" / name)
 
 
 def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> None:
@@ -117,7 +102,7 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
     path = results_of(args, table)
     stem = path.with_name(f"{path.stem}-part" if args.only or args.data or args.baseline else path.stem)
     page = stem.with_name(f"{stem.name}.md")
-    write_page(page, render(table, model, done))
+    write_page(page, render(table, model, done), "--results")
     print(f"wrote {page}")
     if not can_plot():
         warn(WHY_NONE)
@@ -177,32 +162,31 @@ def main() -> None:
     table = table_of(args)
     check_args(args)
     path = results_of(args, table)
-    shows, done = args.render or args.report or args.html, read_results([path])
-    others = {} if shows else read_results(sorted(path.parent.glob(f"*-{stem_of(args)}.jsonl")))
+    done, others = read_results([path]), results_beside(path, name_of(args.pretrained_model_path))
     model = model_of(args.pretrained_model_path, args.tokenizer, {**others, **done})
     table = table.without_unknown(model).only(args.only, args.data)
     table.check_families(model)
-    if shows:
+    if args.render or args.report or args.html:
         show(args, table, model, done)
-        return
-    taken = taken_over(table, model, done, others, args.tune)
-    table = table.without_absent(model)
-    if args.list:
-        for trial in (trials := table.ready(model, {**done, **taken}, only_tune=args.tune)):
+    elif args.list:
+        for trial in (trials := table.without_absent(model).ready(model, {**others, **done}, only_tune=args.tune)):
             print(describe(trial))
         print(f"{len(trials)} runs can be started now")
-        return
+    else:
+        run(args, table, model, path)
 
-    def left() -> list[Trial]:
+
+def run(args: Namespace, table: Table, model: Model, path: Path) -> None:
+    """What is left of the table, as far as its checkpoints are here; what other tables have done needs none."""
+
+    def left_of(table: Table) -> list[Trial]:
         return table.ready(model, read_results([path]), only_tune=args.tune)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for line in taken.values():
-        append_result(path, line)
-    if taken:
-        print(f"took over {len(taken)} runs of other tables")
     work = Path(args.work or Path(gettempdir()) / "min-llama-experiments")
-    work.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    take_over(partial(left_of, table), model, path, work)
+    left = partial(left_of, table.without_absent(model))
     Runner(left, model, path, work, args.device, args.workers).run(args.minutes)
 
 

@@ -60,7 +60,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        return Path(self.checkpoint).name.removesuffix(".pt")
+        return name_of(self.checkpoint)
 
     @property
     def family(self) -> str:
@@ -76,6 +76,8 @@ class Model:
         """What the checkpoint and the tokenizer are known by; where the files are not here, as it was recorded. So
         results can be rendered without the weights that they come from."""
         if Path(self.checkpoint).exists():
+            if not self.tokenizer:
+                raise UserError(f"{self.checkpoint} has no tokenizer beside it; name one with --tokenizer")
             return identity_of(self.checkpoint), checksum(self.tokenizer)
         if self.name in self.recorded:
             return tuple(self.recorded[self.name])
@@ -91,16 +93,20 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
     if Path(checkpoint).is_dir():
         return _directory(checkpoint, tokenizer, recorded)
     path = find_asset(checkpoint)
-    if path is None:
-        model = Model(checkpoint, "", recorded)
-        if not model.is_known:
-            raise UserError(f"--pretrained-model-path {checkpoint} does not exist")
-        return model
-    name = tokenizer_name(path, tokenizer)
+    if path is None and name_of(checkpoint) not in recorded:
+        raise UserError(f"--pretrained-model-path {checkpoint} does not exist")
+    if path is None and tokenizer is None:
+        return Model(checkpoint, "", recorded)
+    name = tokenizer_name(path or checkpoint, tokenizer)
     found = find_asset(name)
     if found is None:
         raise UserError(f"--tokenizer {name} does not exist")
-    return Model(str(path), str(found), recorded)
+    return Model(str(path or checkpoint), str(found), recorded)
+
+
+def name_of(checkpoint: str | Path) -> str:
+    """What results call it."""
+    return Path(checkpoint).name.removesuffix(".pt")
 
 
 def _directory(checkpoint: str, tokenizer: str | None, recorded: Mapping[str, Sequence[str]]) -> Model:
@@ -259,7 +265,7 @@ class Table:
         Raises `UserError` where none is left.
         """
         absent = [row for row in self.rows if not Path(self._start(row, model).checkpoint).exists()]
-        if len(absent) == len(self.rows):
+        if absent and len(absent) == len(self.rows):
             raise UserError(f"{self._start(absent[0], model).checkpoint} does not exist")
         return self._without(model, absent)
 

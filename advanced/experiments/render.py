@@ -58,10 +58,13 @@ def render(table: Table, model: Model, done: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_page(path: Path, text: str) -> None:
-    """Over an earlier page of the same title; raises `UserError` where the name is another file's."""
+def write_page(path: Path, text: str, flag: str) -> None:
+    """Over an earlier page of the same title; raises `UserError` where the name is another file's.
+
+    flag: what the name comes from.
+    """
     if path.exists() and read_text(path).split("\n")[0] != text.split("\n")[0]:
-        raise UserError(f"{path} is there already and is not of this table; move it, or name another file")
+        raise UserError(f"{path} is there already and has another title; move it, or give another {flag}")
     with atomic_write(path) as file:
         file.write(text)
 

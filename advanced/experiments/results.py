@@ -6,6 +6,7 @@ Shapes: S seeds, n sentences.
 from __future__ import annotations
 
 import base64
+import glob
 import json
 import os
 import zlib
@@ -28,15 +29,35 @@ def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     for path in paths:
         lines = read_text(path).splitlines() if path.is_file() else []
         for number, line in enumerate(lines, 1):
-            try:
-                result = json.loads(line)
-                key, _, _ = (result[name] for name in NEEDED)
-                done[key] = result
-            except (ValueError, TypeError, KeyError):
-                if number < len(lines):
-                    raise UserError(f"{path} line {number} is not a result") from None
+            result = _result_in(line)
+            if result is not None:
+                done[result["key"]] = result
+            elif number < len(lines):
+                raise UserError(f"{path} line {number} is not a result")
+            else:
                 warn(f"{path}: the last line is cut, and left out")
     return done
+
+
+def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
+    """By key, what other tables of a checkpoint have done: of the files TABLE-NAME.jsonl beside `path`.
+
+    Others may write to them just now, and a name proves little, so a line that is no result is passed over.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for other in sorted(path.parent.glob(f"*-{glob.escape(name)}.jsonl")):
+        if other != path and other.is_file():
+            results = map(_result_in, other.read_text(encoding="utf-8", errors="replace").splitlines())
+            found |= {result["key"]: result for result in results if result is not None}
+    return found
+
+
+def _result_in(line: str) -> dict[str, Any] | None:
+    try:
+        result = json.loads(line)
+        return result if isinstance(result, dict) and all(name in result for name in NEEDED) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def append_result(path: Path, result: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from advanced.experiments.grid import Model, Trial
-from advanced.experiments.results import append_result
-from advanced.experiments.trial import clear, commit_of_code, compute, end_with_parent
+from advanced.experiments.results import append_result, read_results, results_beside
+from advanced.experiments.trial import clear, commit_of_code, compute, end_with_parent, named
 from storage import NameLock
 from utils import UserError, warn
 
@@ -73,6 +73,7 @@ class Runner:
             raise UserError(f"{len(self.failed)} runs failed, for example: {next(iter(self.failed.values()))}")
 
     def start(self) -> None:
+        take_over(self.left, self.model, self.path, self.work)
         for trial, lock in self.free():
             print(f"{_now()} start: {describe(trial)}", flush=True)
             pool = ProcessPoolExecutor(1, mp_context=self.context, initializer=end_with_parent)
@@ -113,6 +114,28 @@ class Runner:
             taken.add(key)
             places -= 1
             yield trial, lock
+
+
+def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: Path) -> None:
+    """Write the lines of runs that are left and that other tables of the checkpoint have done.
+
+    What was tuned there may settle which final runs there are, so this goes on until nothing more is found. The lock
+    of a run keeps two processes from writing its line twice.
+    """
+    found = True
+    while found:
+        found, others = False, results_beside(path, model.name)
+        for trial in left():
+            key = trial.key(model)
+            if key not in others or (lock := NameLock(work / f"{key}.lock")).acquire():
+                continue
+            try:
+                if key not in read_results([path]):
+                    append_result(path, {**others[key], **named(trial, model)})
+                    print(f"{_now()} taken over from another table: {describe(trial)}", flush=True)
+                    found = True
+            finally:
+                lock.release()
 
 
 def _context() -> BaseContext:

@@ -15,15 +15,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from advanced.experiments.grid import Table, model_of
+from advanced.experiments.grid import Model, Table
 from advanced.experiments.plots import Panel, panels_of
-from advanced.experiments.render import Cell, difference_in_words, plain, spread, write_page
+from advanced.experiments.render import difference_in_words, plain, spread, write_page
 from advanced.experiments.results import FEWEST_SEEDS, compare, read_results
 from course import majority_accuracy
 from utils import ArgumentParser, UserError, check_writable, run_main
 
 HERE = Path(__file__).resolve().parent
 TABLES = ("full", "few-shot")
+BASELINE = "plain"
 NOTHING = ""
 ABOUT = f"""Gains in accuracy on dev over plain training on as many sentences, of at least {FEWEST_SEEDS} seeds, with
 95 % intervals. Of CFIMDB it is the first 128 tokens of each. What was chosen, and how, is on the tables' own pages."""
@@ -35,19 +36,16 @@ class Column(NamedTuple):
     checkpoint: str
     panel: Panel
 
-    def accuracy(self, row: str) -> str:
-        cell = self.find(row)
-        return NOTHING if cell is None else spread([run["dev"]["accuracy"] for run in cell.runs.values()])
+    def accuracy(self) -> str:
+        """Of the baseline."""
+        return spread([run["dev"]["accuracy"] for run in self.panel.baseline.values()])
 
     def gain(self, row: str) -> str:
         """Over the baseline; of too few seeds nothing is said."""
-        cell = self.find(row)
+        cell = next((cell for cell in self.panel.cells if cell.row.name == row), None)
         if cell is None or len(cell.runs.keys() & self.panel.baseline.keys()) < FEWEST_SEEDS:
             return NOTHING
         return difference_in_words(compare(cell.runs, self.panel.baseline, "dev", self.panel.labels))
-
-    def find(self, row: str) -> Cell | None:
-        return next((cell for cell in self.panel.cells if cell.row.name == row), None)
 
 
 def columns_of(folder: Path, names: Sequence[str] = TABLES) -> Iterator[Column]:
@@ -55,22 +53,26 @@ def columns_of(folder: Path, names: Sequence[str] = TABLES) -> Iterator[Column]:
     for name in names:
         table = Table.read(HERE / "tables" / f"{name}.json")
         for path in sorted(folder.glob(f"{name}-*.jsonl")):
-            checkpoint, done = path.stem.removeprefix(f"{name}-"), read_results([path])
-            model = model_of(str(path.with_name(f"{checkpoint}.pt")), None, done)
-            yield from (Column(checkpoint, panel) for panel in panels_of(table, model, done))
+            if not (done := read_results([path])):
+                continue
+            first = next(iter(done.values()))
+            # nothing lies at this path, so that the model is the recorded one
+            model = Model(str(path / first["model"]), "", {first["model"]: first["checksums"]})
+            columns = (Column(model.name, panel) for panel in panels_of(table, model, done))
+            yield from (column for column in columns if len(column.panel.baseline) >= FEWEST_SEEDS)
 
 
-def summarize(columns: Sequence[Column], baseline: str = "plain") -> list[str]:
+def summarize(columns: Sequence[Column]) -> list[str]:
     """The lines of a Markdown table of columns of one data set."""
     columns = sorted(columns, key=lambda column: column.checkpoint)
     rows = dict.fromkeys(cell.row.name for column in columns for cell in column.panel.cells)
     heads = [f"{column.checkpoint}, {column.panel.size}" for column in columns]
     majority = [plain(majority_accuracy(column.panel.labels)) for column in columns]
     lines = [["", *heads], ["---"] * (len(columns) + 1), ["majority class", *majority]]
-    lines.append([f"{baseline}: accuracy", *(column.accuracy(baseline) for column in columns)])
+    lines.append([f"{BASELINE}: accuracy", *(column.accuracy() for column in columns)])
     for row in rows:
         gains = [column.gain(row) for column in columns]
-        if row != baseline and {*gains} != {NOTHING}:
+        if row != BASELINE and {*gains} != {NOTHING}:
             lines.append([row, *gains])
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -101,7 +103,7 @@ def main() -> None:
     text = render_summary(columns)
     print(text)
     if args.out is not None:
-        write_page(Path(args.out), text)
+        write_page(Path(args.out), text, "--out")
 
 
 if __name__ == "__main__":

@@ -72,22 +72,27 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
     The weights stay until the figures are kept, see `clear`.
     """
     start = time.perf_counter()
-    key, model = trial.key(model), trial.model(model)
+    whole, key, model = model, trial.key(model), trial.model(model)
     run = {"finetune": _fine_tune, "prompt": _ask}[trial.option]
     figures = run(trial, model, work / key, place)
     return {
         "key": key,
-        "model": model.name,
         "family": model.family,
         "checksums": model.checksums,
         "weights": checksum(model.checkpoint),
-        **{name: getattr(trial, name) for name in ("row", "option", "method", "data", "shots", "seed", "phase")},
-        "arguments": list(trial.arguments),
+        **named(trial, whole),
         "settings": dict(trial.settings),
         **figures,
         "wall_seconds": round(time.perf_counter() - start, 1),
         "peak_mb": peak_memory(place.device),
     }
+
+
+def named(trial: Trial, model: Model) -> dict[str, Any]:
+    """What a table calls a run, and by what words it asks for it. model: that of the table."""
+    names = ("row", "option", "method", "data", "shots", "seed", "phase")
+    own = {name: getattr(trial, name) for name in names}
+    return {"model": trial.model(model).name, **own, "arguments": list(trial.arguments)}
 
 
 def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:

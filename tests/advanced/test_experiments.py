@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from advanced.experiments.results import (
     pack,
     paired_bootstrap,
     read_results,
+    results_beside,
     unpack,
 )
 from advanced.experiments.schema import SETTINGS
@@ -414,7 +416,8 @@ def test_a_run_that_another_table_has_done_is_taken_over(
     lines |= scored(other.final(other.rows[0], "films", 4, model, lines)[:1], model, lambda each: 0.5)
     for line in lines.values():
         append_result(results / f"other-{model.name}.jsonl", {**line, "model": model.name, "checksums": [], "row": "x"})
-    (results / "notes.jsonl").write_text("no result\n", encoding="utf-8")  # is not of this checkpoint
+    text = 'no result\n{"key": "x"}\n"key model checksums"\n'
+    (results / f"notes-{model.name}.jsonl").write_text(text, encoding="utf-8")
 
     ran = []
 
@@ -430,15 +433,59 @@ def test_a_run_that_another_table_has_done_is_taken_over(
     monkeypatch.setattr("sys.argv", [*command, "--results", str(path), "--list"])
     program.main()
     assert "1 runs can be started now" in capsys.readouterr().out and not path.exists()
-    for expected in ("took over 3 runs of other tables\n", ""):
+    again = results / "again.jsonl"
+    again_left = partial(Table.read(tmp_path / "trial.json").ready, model)
+    runner.take_over(lambda: again_left(read_results([again])), model, again, tmp_path)
+    assert len(read_results([again])) == capsys.readouterr().out.count("taken over from another table: ") == 3
+    for expected in (3, 0):
         monkeypatch.setattr("sys.argv", [*command, "--results", str(path), "--work", str(tmp_path / "work")])
         program.main()
-        assert ("took over" in (out := capsys.readouterr().out)) == bool(expected) and expected in out
+        assert capsys.readouterr().out.count("taken over from another table: ") == expected
     assert ran == [("final", 2, 0.02)]
     done = read_results([path])
     assert len(path.read_text().splitlines()) == len(done) == 4 and {*lines} < {*done}
     assert all(line["row"] == "plain" for line in done.values())
     assert all(done[key]["arguments"][:2] == ["alpha=4", "rank=2"] for key in lines)
+    assert {done[key]["data"] for key in lines} == {"films"} and not list((tmp_path / "work").iterdir())
+
+
+def test_results_beside_are_those_of_other_tables_of_the_checkpoint(tmp_path: Path):
+    own = tmp_path / "own-a[1].jsonl"
+    for number, name in enumerate(("own-a[1]", "other-a[1]", "other-a1", "other-b")):
+        append_result(tmp_path / f"{name}.jsonl", {"key": number, "model": "a[1]", "checksums": []})
+    assert [*results_beside(own, "a[1]")] == [1]
+
+
+def test_a_run_that_another_table_ends_meanwhile_is_taken_over_by_one_process(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where it is not this process: a run that somebody holds is left to him."""
+    table, path = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4]), tmp_path / f"trial-{model.name}.jsonl"
+    first, second = table.ready(model, {})
+    held, ran = runner.NameLock(tmp_path / f"{second.key(model)}.lock"), []
+
+    def line(one: Trial) -> dict:
+        return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "row": "of the other"}
+
+    def compute(one: Trial, *where) -> dict:
+        ran.append(one.seed)
+        held.release()
+        append_result(tmp_path / f"other-{model.name}.jsonl", line(second))
+        return line(one)
+
+    append_result(tmp_path / f"other-{model.name}.jsonl", line(second))
+    assert held.acquire() is None
+    def left() -> list[Trial]:
+        return table.ready(model, read_results([path]))
+
+    runner.take_over(left, model, path, tmp_path)
+    assert not path.exists()
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(runner, "compute", compute)
+    runner.Runner(left, model, path, tmp_path, "cpu", 1).run()
+    done = read_results([path])
+    assert ran == [1] and len(path.read_text().splitlines()) == 2
+    assert [done[one.key(model)]["row"] for one in (first, second)] == ["of the other", "plain"]
 
 
 @pytest.mark.parametrize(
@@ -598,7 +645,7 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
     program.main()
     assert (tmp_path / "r-part.md").is_file()
     (tmp_path / "r-part.md").write_text("# My notes\n", encoding="utf-8")
-    with pytest.raises(UserError, match="r-part.md is there already and is not of this table"):
+    with pytest.raises(UserError, match="r-part.md is there already and has another title; .* another --results"):
         program.main()
 
 
@@ -655,6 +702,32 @@ def test_rows_of_a_checkpoint_that_is_here_are_run_without_the_tables_own(
     append_result(tmp_path / "other-gone.jsonl", line)
     program.main()
     assert "2 runs can be started now" in capsys.readouterr().out
+    none = replace(table, rows=())
+    assert none.without_absent(gone) == none
+    (tmp_path / f"{model.name}.model").unlink()
+    with pytest.raises(UserError, match=f"{model.name}.pt has no tokenizer beside it; name one with --tokenizer"):
+        program.main()
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--tokenizer", model.tokenizer])
+    program.main()
+    assert "2 runs can be started now" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], str(tmp_path / "absent.model")])
+    with pytest.raises(UserError, match="--tokenizer .*absent.model does not exist"):
+        program.main()
+
+
+def test_what_other_tables_have_done_needs_no_checkpoint(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    table, path = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4]), tmp_path / "trial-gone.jsonl"
+    gone = Model(str(tmp_path / "gone.pt"), "", {"gone": model.checksums})
+    (first, _) = table.ready(gone, {})
+    line = {"key": first.key(gone), "model": "gone", "checksums": model.checksums}
+    append_result(tmp_path / "other-gone.jsonl", line)
+    command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", gone.checkpoint]
+    monkeypatch.setattr("sys.argv", [*command, "--results", str(path), "--work", str(tmp_path / "work")])
+    with pytest.raises(UserError, match="gone.pt does not exist"):
+        program.main()
+    assert [*read_results([path])] == [first.key(gone)]
 
 
 def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
@@ -781,6 +854,10 @@ def test_the_summary_has_a_gain_for_every_method_and_checkpoint(
         for line in done.values():
             if (line["row"], line["seed"]) not in without:
                 append_result(folder / f"full-{name}.jsonl", {**line, "model": name, "checksums": model.checksums})
+        once = {**next(iter(done.values())), "model": "x", "checksums": model.checksums}
+        append_result(folder / "full-some.jsonl", once)
+    (folder / "full-void.jsonl").touch()
+    (folder / "one").write_text("what is here now is not what was recorded", encoding="utf-8")
     text = summary.render_summary([*summary.columns_of(folder, ["full"])])
     head, _, majority, plain, *gains = text[text.index("## FILMS") :].splitlines()[2:]
     assert head == "|  | none, all | one, all | two, all |" and majority.count("| .500 ") == 3
