@@ -52,8 +52,10 @@ class Model:
     def beside(self, name: str) -> Model:
         """Another checkpoint of the same folder, with the tokenizer of its own name or else the same one.
 
-        `{model}` in its name stands for the name of this one.
+        `{model}` in its name stands for the name of this one. An empty name is this one's.
         """
+        if not name:
+            return self
         path = Path(self.checkpoint).parent / name.replace("{model}", self.name)
         own = Path(_tokenizer_of(path)) if path.is_dir() else path.with_suffix(".model")
         return Model(str(path), str(own) if own.is_file() else self.tokenizer, self.recorded)
@@ -149,7 +151,7 @@ class Trial:
 
     def model(self, model: Model) -> Model:
         """What it starts from. model: that of the whole table."""
-        return model.beside(self.checkpoint) if self.checkpoint else model
+        return model.beside(self.checkpoint)
 
     def key(self, model: Model) -> str:
         """What tells this run from every other one, wherever the files lie. Equal in all tables."""
@@ -257,33 +259,28 @@ class Table:
 
     def without_unknown(self, model: Model) -> Table:
         """The rows whose checkpoint is known, with a line about the others."""
-        return self._without(model, [row for row in self.rows if not self._start(row, model).is_known])
+        return self._without(model, [row for row in self.rows if not model.beside(row.checkpoint).is_known])
 
     def without_absent(self, model: Model) -> Table:
         """The rows that can be run, as their checkpoint is here; with a line about the others.
 
         Raises `UserError` where none is left.
         """
-        absent = [row for row in self.rows if not Path(self._start(row, model).checkpoint).exists()]
+        absent = [row for row in self.rows if not Path(model.beside(row.checkpoint).checkpoint).exists()]
         if absent and len(absent) == len(self.rows):
-            raise UserError(f"{self._start(absent[0], model).checkpoint} does not exist")
+            raise UserError(f"{model.beside(absent[0].checkpoint).checkpoint} does not exist")
         return self._without(model, absent)
 
     def _without(self, model: Model, rows: Sequence[Row]) -> Table:
-        for checkpoint in dict.fromkeys(self._start(row, model).checkpoint for row in rows):
-            names = some([row.name for row in rows if self._start(row, model).checkpoint == checkpoint])
+        for checkpoint in dict.fromkeys(model.beside(row.checkpoint).checkpoint for row in rows):
+            names = some([row.name for row in rows if model.beside(row.checkpoint).checkpoint == checkpoint])
             warn(f"left out: {names}, starting from {checkpoint}, which is not here")
         return replace(self, rows=tuple(row for row in self.rows if row not in rows))
-
-    @staticmethod
-    def _start(row: Row, model: Model) -> Model:
-        """What a row's runs start from. model: that of the whole table."""
-        return model.beside(row.checkpoint) if row.checkpoint else model
 
     def check_families(self, model: Model) -> None:
         """Raises `UserError` for a row whose method, option or attention is not for the kind of its model."""
         for row in self.rows:
-            family = self._start(row, model).family
+            family = model.beside(row.checkpoint).family
             try:
                 if family != "llama" and row.option == "prompt":
                     raise UserError(f"zero-shot methods ask a language model, which a {family} is not")

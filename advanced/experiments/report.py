@@ -157,7 +157,7 @@ def _shell(words: Sequence[str]) -> list[str]:
 
 def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     """The words of the command for a run, of the driver's or of that for encoders. model: that of the table."""
-    model = model.beside(row.checkpoint) if row.checkpoint else model
+    model = model.beside(row.checkpoint)
     data, option, settings = result["data"], result["option"], result["settings"]
     is_llama = result.get("family", model.family) == "llama"
     words = ["--option", option, "--pretrained-model-path", Path(model.checkpoint).name]

@@ -131,7 +131,7 @@ def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: P
                 continue
             try:
                 if key not in read_results([path]):
-                    append_result(path, {**others[key], **named(trial, model)})
+                    append_result(path, {**others[key], **named(trial, trial.model(model))})
                     print(f"{_now()} taken over from another table: {describe(trial)}", flush=True)
                     found = True
             finally:

@@ -72,7 +72,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
     The weights stay until the figures are kept, see `clear`.
     """
     start = time.perf_counter()
-    whole, key, model = model, trial.key(model), trial.model(model)
+    key, model = trial.key(model), trial.model(model)
     run = {"finetune": _fine_tune, "prompt": _ask}[trial.option]
     figures = run(trial, model, work / key, place)
     return {
@@ -80,7 +80,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
         "family": model.family,
         "checksums": model.checksums,
         "weights": checksum(model.checkpoint),
-        **named(trial, whole),
+        **named(trial, model),
         "settings": dict(trial.settings),
         **figures,
         "wall_seconds": round(time.perf_counter() - start, 1),
@@ -89,10 +89,10 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
 
 
 def named(trial: Trial, model: Model) -> dict[str, Any]:
-    """What a table calls a run, and by what words it asks for it. model: that of the table."""
+    """What a table calls a run, and by what words it asks for it. model: what it starts from."""
     names = ("row", "option", "method", "data", "shots", "seed", "phase")
     own = {name: getattr(trial, name) for name in names}
-    return {"model": trial.model(model).name, **own, "arguments": list(trial.arguments)}
+    return {"model": model.name, **own, "arguments": list(trial.arguments)}
 
 
 def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:

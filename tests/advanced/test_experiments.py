@@ -475,6 +475,7 @@ def test_a_run_that_another_table_ends_meanwhile_is_taken_over_by_one_process(
 
     append_result(tmp_path / f"other-{model.name}.jsonl", line(second))
     assert held.acquire() is None
+
     def left() -> list[Trial]:
         return table.ready(model, read_results([path]))
 
