@@ -28,6 +28,10 @@ from utils import ArgumentParser, UserError, run_main, warn
 
 SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
 POINT = "pretraining.resume"
+NOTHING_LEARNED = (
+    "what [MASK] hides is predicted no better than by how frequent each token is; "
+    "shorter rows (--length 32), a smaller --lr or more --epochs may help"
+)
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -37,7 +41,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--init", metavar="DIRECTORY", help="go on from this one, with its shape and vocabulary")
     add("--tokenizer", metavar="VOCAB.txt", help="a vocabulary; else that of --init, or one trained on the texts")
     add_text_flags(parser)
-    parser.set_defaults(lr=1e-3, length=128, batch_size=32)
+    parser.set_defaults(lr=5e-4, length=128, batch_size=32)
     add = parser.add_argument_group("what is asked").add_argument
     add("--no_nsp", action="store_true", help="masked tokens alone; a row is a stretch of one document")
     add("--share", type=float, default=0.15, help="of the tokens, how many are to be predicted")
@@ -134,6 +138,8 @@ def line_of(row: Row) -> str:
     if "word_accuracy" in row:
         words = f"loss {row['word_loss']:.4f}, perplexity {row['perplexity']:.2f}, acc {row['word_accuracy']:.3f}"
         parts.append(f"masked tokens :: {words}")
+    if "hidden_accuracy" in row:
+        parts.append(f"at [MASK] :: perplexity {row['hidden_perplexity']:.2f}, acc {row['hidden_accuracy']:.3f}")
     if "next_accuracy" in row:
         parts.append(f"next sentence :: loss {row['next_loss']:.4f}, acc {row['next_accuracy']:.3f}")
     if "unigram_accuracy" in row:
@@ -159,6 +165,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"save the model to {args.out} (step {best['step']}, {figures})")
     if "held_out" in rows[0] and best["held_out"] >= rows[0]["held_out"]:
         warn(f"it predicts the held-out text no better than {args.init} did; a smaller --lr may help")
+    if best.get("hidden_perplexity", 0.0) >= rows[0]["unigram_perplexity"]:
+        warn(NOTHING_LEARNED)
 
 
 if __name__ == "__main__":

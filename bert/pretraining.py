@@ -135,7 +135,9 @@ class _Recorded(Pretraining):
 
 
 def figures_of(found: PretrainingEvaluation) -> dict[str, float]:
-    names = ["word_loss", "perplexity", "word_accuracy"] + ["next_loss", "next_accuracy"] * bool(found.nexts)
+    names = ["word_loss", "perplexity", "word_accuracy"]
+    names += ["hidden_perplexity", "hidden_accuracy"] * bool(found.hidden)
+    names += ["next_loss", "next_accuracy"] * bool(found.nexts)
     return {"held_out": -found.score, **{name: getattr(found, name) for name in names}}
 
 

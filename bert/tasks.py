@@ -25,11 +25,19 @@ class Answers(NamedTuple):
 
 @dataclass
 class PretrainingEvaluation:
-    """How well masked tokens and next sentences are predicted, in nats and in shares that are right."""
+    """How well masked tokens and next sentences are predicted, in nats and in shares that are right.
 
+    hidden: the masked tokens in whose place [MASK] stands. Of the others a part stays as it is, and to say these again
+    is no sign that anything was learned of the text. mask_id: that of [MASK]; without it none are counted.
+    """
+
+    mask_id: int | None = None
     word_nats: float = 0.0
     words: int = 0
     right_words: int = 0
+    hidden_nats: float = 0.0
+    hidden: int = 0
+    right_hidden: int = 0
     next_nats: float = 0.0
     nexts: int = 0
     right_nexts: int = 0
@@ -45,11 +53,19 @@ class PretrainingEvaluation:
     @property
     def perplexity(self) -> float:
         """Of the masked tokens."""
-        return math.exp(min(self.word_loss, 700.0))
+        return _exp(self.word_loss)
 
     @property
     def word_accuracy(self) -> float:
         return self.right_words / self.words
+
+    @property
+    def hidden_perplexity(self) -> float:
+        return _exp(self.hidden_nats / self.hidden) if self.hidden else math.nan
+
+    @property
+    def hidden_accuracy(self) -> float:
+        return self.right_hidden / self.hidden if self.hidden else math.nan
 
     @property
     def next_accuracy(self) -> float:
@@ -61,11 +77,18 @@ class PretrainingEvaluation:
         return -(self.word_loss + self.next_loss)
 
     def add(self, outputs: Answers, batch: Batch) -> None:
-        targets = batch["targets"][batch["targets"] != NO_TARGET]  # n
+        is_asked = batch["targets"] != NO_TARGET  # b s
+        targets = batch["targets"][is_asked].cpu()  # n
         words = outputs.words.cpu().double()  # MPS has no float64
-        self.word_nats += F.nll_loss(words, targets.cpu(), reduction="sum").item()
+        nats, is_right = F.nll_loss(words, targets, reduction="none"), words.argmax(-1) == targets  # n
+        self.word_nats += nats.sum().item()
         self.words += len(targets)
-        self.right_words += int((outputs.words.argmax(-1) == targets).sum())
+        self.right_words += int(is_right.sum())
+        if self.mask_id is not None:
+            is_hidden = batch["token_ids"][is_asked].cpu() == self.mask_id  # n
+            self.hidden_nats += nats[is_hidden].sum().item()
+            self.hidden += int(is_hidden.sum())
+            self.right_hidden += int(is_right[is_hidden].sum())
         if outputs.next is not None:
             nexts = outputs.next.cpu().double()
             self.next_nats += F.nll_loss(nexts, batch["next"].cpu(), reduction="sum").item()
@@ -73,10 +96,15 @@ class PretrainingEvaluation:
             self.right_nexts += int((outputs.next.argmax(-1) == batch["next"]).sum())
 
     def finish(self, world: World) -> None:
-        names = [*vars(self)]
+        names = [name for name in vars(self) if name != "mask_id"]
         totals = world.total(torch.tensor([float(getattr(self, name)) for name in names], dtype=torch.float64))
         for name, total in zip(names, totals.tolist(), strict=True):
             setattr(self, name, total if name.endswith("nats") else int(total))
+
+
+def _exp(loss: float) -> float:
+    """A perplexity, also of a loss that no number is the exponential of."""
+    return math.exp(min(loss, 700.0))
 
 
 class Pretraining(Task):
@@ -103,4 +131,4 @@ class Pretraining(Task):
         return sum(part.isnan().sum() for part in outputs if part is not None)
 
     def evaluation(self, dataset: Any) -> PretrainingEvaluation:
-        return PretrainingEvaluation()
+        return PretrainingEvaluation(dataset.tokenizer.mask_id)

@@ -90,7 +90,7 @@ def test_the_figures_are_those_of_the_saved_model(flags: list, more: list):
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
     kind = transformers.BertForMaskedLM if args.no_nsp else transformers.BertForPreTraining
     hf, data = kind.from_pretrained(args.out).eval(), held_out_data(args)
-    words, nexts = [], []
+    words, hidden, nexts = [], [], []
     for index in range(data.count):
         example = data[0, index]
         with torch.no_grad():
@@ -100,12 +100,18 @@ def test_the_figures_are_those_of_the_saved_model(flags: list, more: list):
             if target != NO_TARGET:
                 scores = logits[0, place].log_softmax(-1)
                 words.append((-float(scores[target]), int(scores.argmax()) == target))
+                if example["token_ids"][place] == data.tokenizer.mask_id:
+                    hidden.append(words[-1])
         if not args.no_nsp:
             scores = found.seq_relationship_logits[0].log_softmax(-1)
             nexts.append((-float(scores[example["next"]]), int(scores.argmax()) == example["next"]))
     loss, accuracy = (sum(values) / len(words) for values in zip(*words, strict=True))
     assert best["word_loss"] == pytest.approx(loss, abs=1e-4) and best["word_accuracy"] == pytest.approx(accuracy)
     assert best["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    loss, accuracy = (sum(values) / len(hidden) for values in zip(*hidden, strict=True))
+    assert (len(hidden) == len(words)) == (args.mask == 1)
+    assert best["hidden_perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    assert best["hidden_accuracy"] == pytest.approx(accuracy)
     assert ("next_loss" in best) == (not args.no_nsp)
     if nexts:
         loss, accuracy = (sum(values) / len(nexts) for values in zip(*nexts, strict=True))
@@ -219,6 +225,18 @@ def test_a_model_that_is_made_again_counts_as_the_same_one(
     assert identity_of(there) == identity_of(here) != checksum(here)
     run_main(monkeypatch, *flags, "--out", tmp_path / "other", "--lr", 0.004)
     assert identity_of(tmp_path / "other") != identity_of(here)
+
+
+def test_a_model_that_has_learned_nothing_is_said_to_have_not(
+    flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Where some tokens are left as they are, the accuracy of all does not show it."""
+    run_main(monkeypatch, *flags, "--lr", 1e-9)
+    assert program.NOTHING_LEARNED in capsys.readouterr().err
+    learns = "--epochs", 60, "--lr", 0.01, "--every", 40, "--dropout", 0
+    run_main(monkeypatch, *flags, "--out", tmp_path / "other", *learns)
+    printed = capsys.readouterr()
+    assert program.NOTHING_LEARNED not in printed.err and "at [MASK] :: perplexity" in printed.out
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tasks import ALONE, NO_TARGET, Batch
 from training import Diverged, evaluate
 
 TASK = Pretraining()
+MASK_ID = 4
 
 
 def batch_of(size: int = 4, length: int = 20, has_next: bool = True) -> Batch:
@@ -91,12 +93,30 @@ def test_the_evaluation_counts_and_sums():
     assert evaluation.score == -(evaluation.word_loss + evaluation.next_loss)
 
 
+def test_what_mask_hides_is_counted_apart():
+    """A model that says again what it sees is right where nothing hides a token, and nowhere else."""
+    asked = batch_of()
+    places = (asked["targets"] != NO_TARGET).nonzero()
+    for number, (row, place) in enumerate(places.tolist()):
+        asked["token_ids"][row, place] = MASK_ID if number % 3 else asked["targets"][row, place]
+    repeat = answering(lambda tokens: F.one_hot(tokens, 300).float() * 5.0, None)
+    evaluation = PretrainingEvaluation(MASK_ID)
+    for _ in range(2):
+        evaluation.add(TASK.forward(repeat, asked), asked)
+    evaluation.finish(ALONE)
+    seen = len(range(0, len(places), 3))
+    assert evaluation.hidden == 2 * (len(places) - seen) and evaluation.right_words == 2 * seen
+    assert evaluation.hidden_accuracy == 0.0 < evaluation.word_accuracy
+    assert evaluation.hidden_perplexity == pytest.approx(math.exp(5.0) + 299, rel=1e-5)
+
+
 def test_without_next_sentences_only_words_count():
     asked = batch_of(has_next=False)
     evaluation = PretrainingEvaluation()
     evaluation.add(TASK.forward(answering(lambda tokens: torch.zeros(len(tokens), 300), None), asked), asked)
     assert evaluation.word_loss == pytest.approx(math.log(300)) and evaluation.score == -evaluation.word_loss
     assert math.isnan(evaluation.next_accuracy) and evaluation.nexts == 0
+    assert math.isnan(evaluation.hidden_accuracy) and math.isnan(evaluation.hidden_perplexity)
 
 
 @pytest.mark.parametrize("part", ["next", "words"])
@@ -109,8 +129,11 @@ def test_numbers_that_are_none_are_seen_in_both_parts(part: str):
             getattr(answers, part)[0, 0] = math.nan
             return tuple(answers)
 
+    class Examples(tuple):
+        tokenizer = SimpleNamespace(mask_id=MASK_ID)
+
     class Loader(list):
-        dataset = ()
+        dataset = Examples()
 
     with pytest.raises(Diverged, match="not finite"):
         evaluate(Broken(1, 1), Loader([asked]), task=TASK, progress=False)
