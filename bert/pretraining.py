@@ -135,10 +135,14 @@ class _Recorded(Pretraining):
 
 
 def figures_of(found: PretrainingEvaluation) -> dict[str, float]:
-    names = ["word_loss", "perplexity", "word_accuracy"]
-    names += ["hidden_perplexity", "hidden_accuracy"] * bool(found.hidden)
-    names += ["next_loss", "next_accuracy"] * bool(found.nexts)
-    return {"held_out": -found.score, **{name: getattr(found, name) for name in names}}
+    words, hidden, nexts = found.words, found.hidden, found.nexts
+    figures = {"held_out": -found.score, "word_loss": words.loss, "perplexity": words.perplexity}
+    figures["word_accuracy"] = words.accuracy
+    if hidden.count:
+        figures |= {"hidden_perplexity": hidden.perplexity, "hidden_accuracy": hidden.accuracy}
+    if nexts.count:
+        figures |= {"next_loss": nexts.loss, "next_accuracy": nexts.accuracy}
+    return figures
 
 
 def unigrams(train: Sequence[Document], held_out: PretrainingData) -> dict[str, float]:

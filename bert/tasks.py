@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -24,87 +24,70 @@ class Answers(NamedTuple):
 
 
 @dataclass
+class Tally:
+    """Of what was asked: the sum of the losses in nats, how much it was, and how much was right."""
+
+    nats: float = 0.0
+    count: int = 0
+    right: int = 0
+
+    @property
+    def loss(self) -> float:
+        return self.nats / self.count if self.count else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0)) if self.count else math.nan
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.count if self.count else math.nan
+
+    def add(self, nats: torch.Tensor, is_right: torch.Tensor) -> None:
+        """nats, is_right: n"""
+        self.nats += nats.sum().item()
+        self.count += len(nats)
+        self.right += int(is_right.sum())
+
+
+def judged(log_probabilities: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """n v, n -> the loss of each in nats, and whether it is right: n, n"""
+    scores, targets = log_probabilities.cpu().double(), targets.cpu()  # MPS has no float64
+    return F.nll_loss(scores, targets, reduction="none"), scores.argmax(-1) == targets
+
+
+@dataclass
 class PretrainingEvaluation:
-    """How well masked tokens and next sentences are predicted, in nats and in shares that are right.
+    """How well masked tokens and next sentences are predicted.
 
     hidden: the masked tokens in whose place [MASK] stands. Of the others a part stays as it is, and to say these again
     is no sign that anything was learned of the text. mask_id: that of [MASK]; without it none are counted.
     """
 
     mask_id: int | None = None
-    word_nats: float = 0.0
-    words: int = 0
-    right_words: int = 0
-    hidden_nats: float = 0.0
-    hidden: int = 0
-    right_hidden: int = 0
-    next_nats: float = 0.0
-    nexts: int = 0
-    right_nexts: int = 0
-
-    @property
-    def word_loss(self) -> float:
-        return self.word_nats / self.words
-
-    @property
-    def next_loss(self) -> float:
-        return self.next_nats / self.nexts if self.nexts else 0.0
-
-    @property
-    def perplexity(self) -> float:
-        """Of the masked tokens."""
-        return _exp(self.word_loss)
-
-    @property
-    def word_accuracy(self) -> float:
-        return self.right_words / self.words
-
-    @property
-    def hidden_perplexity(self) -> float:
-        return _exp(self.hidden_nats / self.hidden) if self.hidden else math.nan
-
-    @property
-    def hidden_accuracy(self) -> float:
-        return self.right_hidden / self.hidden if self.hidden else math.nan
-
-    @property
-    def next_accuracy(self) -> float:
-        return self.right_nexts / self.nexts if self.nexts else math.nan
+    words: Tally = field(default_factory=Tally)
+    hidden: Tally = field(default_factory=Tally)
+    nexts: Tally = field(default_factory=Tally)
 
     @property
     def score(self) -> float:
         """The higher, the better: what is trained is the sum of both losses."""
-        return -(self.word_loss + self.next_loss)
+        return -(self.words.loss + (self.nexts.loss if self.nexts.count else 0.0))
 
     def add(self, outputs: Answers, batch: Batch) -> None:
         is_asked = batch["targets"] != NO_TARGET  # b s
-        targets = batch["targets"][is_asked].cpu()  # n
-        words = outputs.words.cpu().double()  # MPS has no float64
-        nats, is_right = F.nll_loss(words, targets, reduction="none"), words.argmax(-1) == targets  # n
-        self.word_nats += nats.sum().item()
-        self.words += len(targets)
-        self.right_words += int(is_right.sum())
+        nats, is_right = judged(outputs.words, batch["targets"][is_asked])  # n, n
+        self.words.add(nats, is_right)
         if self.mask_id is not None:
             is_hidden = batch["token_ids"][is_asked].cpu() == self.mask_id  # n
-            self.hidden_nats += nats[is_hidden].sum().item()
-            self.hidden += int(is_hidden.sum())
-            self.right_hidden += int(is_right[is_hidden].sum())
+            self.hidden.add(nats[is_hidden], is_right[is_hidden])
         if outputs.next is not None:
-            nexts = outputs.next.cpu().double()
-            self.next_nats += F.nll_loss(nexts, batch["next"].cpu(), reduction="sum").item()
-            self.nexts += len(batch["next"])
-            self.right_nexts += int((outputs.next.argmax(-1) == batch["next"]).sum())
+            self.nexts.add(*judged(outputs.next, batch["next"]))
 
     def finish(self, world: World) -> None:
-        names = [name for name in vars(self) if name != "mask_id"]
-        totals = world.total(torch.tensor([float(getattr(self, name)) for name in names], dtype=torch.float64))
-        for name, total in zip(names, totals.tolist(), strict=True):
-            setattr(self, name, total if name.endswith("nats") else int(total))
-
-
-def _exp(loss: float) -> float:
-    """A perplexity, also of a loss that no number is the exponential of."""
-    return math.exp(min(loss, 700.0))
+        for tally in (self.words, self.hidden, self.nexts):
+            totals = world.total(torch.tensor([tally.nats, tally.count, tally.right], dtype=torch.float64))
+            tally.nats, tally.count, tally.right = totals[0].item(), int(totals[1]), int(totals[2])
 
 
 class Pretraining(Task):

@@ -85,12 +85,12 @@ def test_the_evaluation_counts_and_sums():
     for _ in range(2):
         evaluation.add(TASK.forward(answering(lambda tokens: sure, nexts), asked), asked)
     evaluation.finish(ALONE)
-    assert evaluation.words == 2 * count and evaluation.word_accuracy == pytest.approx(1 - (count // 3) / count)
-    assert evaluation.nexts == 8 and evaluation.next_accuracy == 0.75
-    assert evaluation.word_loss == pytest.approx(F.cross_entropy(sure, targets).item(), rel=1e-5)
-    assert evaluation.next_loss == pytest.approx(F.cross_entropy(nexts, asked["next"]).item(), rel=1e-5)
-    assert evaluation.perplexity == pytest.approx(math.exp(evaluation.word_loss))
-    assert evaluation.score == -(evaluation.word_loss + evaluation.next_loss)
+    assert evaluation.words.count == 2 * count and evaluation.words.accuracy == pytest.approx(1 - (count // 3) / count)
+    assert evaluation.nexts.count == 8 and evaluation.nexts.accuracy == 0.75
+    assert evaluation.words.loss == pytest.approx(F.cross_entropy(sure, targets).item(), rel=1e-5)
+    assert evaluation.nexts.loss == pytest.approx(F.cross_entropy(nexts, asked["next"]).item(), rel=1e-5)
+    assert evaluation.words.perplexity == pytest.approx(math.exp(evaluation.words.loss))
+    assert evaluation.score == -(evaluation.words.loss + evaluation.nexts.loss)
 
 
 def test_what_mask_hides_is_counted_apart():
@@ -105,18 +105,18 @@ def test_what_mask_hides_is_counted_apart():
         evaluation.add(TASK.forward(repeat, asked), asked)
     evaluation.finish(ALONE)
     seen = len(range(0, len(places), 3))
-    assert evaluation.hidden == 2 * (len(places) - seen) and evaluation.right_words == 2 * seen
-    assert evaluation.hidden_accuracy == 0.0 < evaluation.word_accuracy
-    assert evaluation.hidden_perplexity == pytest.approx(math.exp(5.0) + 299, rel=1e-5)
+    assert evaluation.hidden.count == 2 * (len(places) - seen) and evaluation.words.right == 2 * seen
+    assert evaluation.hidden.accuracy == 0.0 < evaluation.words.accuracy
+    assert evaluation.hidden.perplexity == pytest.approx(math.exp(5.0) + 299, rel=1e-5)
 
 
 def test_without_next_sentences_only_words_count():
     asked = batch_of(has_next=False)
     evaluation = PretrainingEvaluation()
     evaluation.add(TASK.forward(answering(lambda tokens: torch.zeros(len(tokens), 300), None), asked), asked)
-    assert evaluation.word_loss == pytest.approx(math.log(300)) and evaluation.score == -evaluation.word_loss
-    assert math.isnan(evaluation.next_accuracy) and evaluation.nexts == 0
-    assert math.isnan(evaluation.hidden_accuracy) and math.isnan(evaluation.hidden_perplexity)
+    assert evaluation.words.loss == pytest.approx(math.log(300)) and evaluation.score == -evaluation.words.loss
+    assert math.isnan(evaluation.nexts.accuracy) and evaluation.nexts.count == 0
+    assert math.isnan(evaluation.hidden.accuracy) and math.isnan(evaluation.hidden.perplexity)
 
 
 @pytest.mark.parametrize("part", ["next", "words"])
