@@ -28,7 +28,7 @@ from optimizer import AdamW
 from plan import Place, Plan
 from saver import KINDS, Saver
 from storage import load_tensors, save_tensors
-from tasks import ALONE, NextToken, World
+from tasks import ALONE, NextToken, World, perplexity_of
 from tokenizer import Tokenizer
 from training import Method, evaluate, fit, prepare, pretrained_of
 from utils import UserError, import_folder, some, warn
@@ -400,9 +400,6 @@ def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size
     return predictions
 
 
-LARGEST_EXPONENT = 709.0  # whose power a float can hold
-
-
 class Perplexity(NamedTuple):
     """How well a language model predicts a text."""
 
@@ -412,7 +409,7 @@ class Perplexity(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats_per_token) if self.nats_per_token < LARGEST_EXPONENT else math.inf
+        return perplexity_of(self.nats_per_token)
 
 
 def perplexity(llama: Llama, tokenizer: Tokenizer, text: str, batch_size: int = 8) -> Perplexity:

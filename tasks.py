@@ -8,6 +8,7 @@ Shapes: b batch, s position, c classes, v vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -229,3 +230,11 @@ def next_token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     """Cross-entropies in nats, 0 where the target is `NO_TARGET`. logits: b s v, targets: b s -> b s"""
     losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
     return losses.view_as(targets)
+
+
+LARGEST_EXPONENT = 709.0  # e to it is a float; a little more is not
+
+
+def perplexity_of(nats: float) -> float:
+    """nats: the mean loss of a token"""
+    return math.inf if nats > LARGEST_EXPONENT else math.exp(nats)

@@ -21,7 +21,7 @@ from config import LlamaConfig
 from llama import Llama, load_pretrained
 from plan import Place
 from runs import compute_fast
-from tasks import NextToken
+from tasks import NextToken, perplexity_of
 from tokenizer import Tokenizer
 from training import EpochResult, evaluate
 from utils import UserError, atomic_write, sha256_of
@@ -131,4 +131,4 @@ def row_of(result: EpochResult, steps: int, corpus: Corpus, args: Namespace) -> 
 def _in_other_units(loss: float, corpus: Corpus) -> dict[str, float]:
     """Of a loss in nats a token: perplexity, and bits a byte, which models of other vocabularies share."""
     bits = loss * len(corpus.held_out) / math.log(2) / corpus.held_out_bytes
-    return {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": bits}
+    return {"perplexity": perplexity_of(loss), "bits_per_byte": bits}

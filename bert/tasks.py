@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tasks import NO_TARGET, Batch, Task, World
+from tasks import NO_TARGET, Batch, Task, World, perplexity_of
 
 
 class Answers(NamedTuple):
@@ -37,7 +37,7 @@ class Tally:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0)) if self.count else math.nan
+        return perplexity_of(self.loss) if self.count else math.nan
 
     @property
     def accuracy(self) -> float:

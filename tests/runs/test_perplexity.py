@@ -15,6 +15,7 @@ import runs
 from batches import TextWindows
 from llama import Llama
 from plan import Place
+from tasks import perplexity_of
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -30,6 +31,12 @@ def slow_nats(llama: Llama, ids: list[int], length: int) -> float:
             logits, _ = llama(torch.tensor([seen]))
         nats -= logits[0, -1].log_softmax(-1)[token].item()
     return nats
+
+
+def test_a_perplexity_that_no_float_can_hold_is_infinite():
+    assert perplexity_of(0.0) == 1.0 and perplexity_of(math.log(300.0)) == pytest.approx(300.0)
+    assert perplexity_of(709.0) < math.inf == perplexity_of(710.0) == perplexity_of(math.inf)
+    assert math.isnan(perplexity_of(math.nan))
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 8, 9, 16, 35])
