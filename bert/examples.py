@@ -94,19 +94,18 @@ def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing
 
     A document is cut into stretches of whole sentences that fill a row; a stretch is divided between two sentences,
     and with probability 1/2 its second part is replaced by a stretch of another document; what was replaced begins the
-    next pair. A single sentence that is left of a document makes none, and what does not fit is left out. has_next:
-    False for stretches that are not divided, for models without next sentences.
+    next pair. A single sentence that is left of a document makes none, and what does not fit is left out, as in the
+    published code. has_next: False for rows without a second segment, for models without next sentences: each goes on
+    where the one before it ended, so that nothing of a document is left out.
     """
+    if not has_next:
+        return [Pair(row, [], True) for document in documents for row in _rows_of(_joined(document), length, drawing)]
     pairs = []
     for number, document in enumerate(documents):
         first, last = 0, len(document)
         while first < last:
-            room = _room(length, has_next, drawing)
+            room = _room(length, 3, drawing)
             end = _end_of(document, first, room)
-            if not has_next:
-                pairs.append(Pair(_joined(document[first:end])[:room], [], True))
-                first = end
-                continue
             if end - first < 2:  # nothing can follow it here
                 end = first + 2
                 if end > last:
@@ -121,9 +120,17 @@ def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing
     return pairs
 
 
-def _room(length: int, has_next: bool, drawing: Random) -> int:
-    """How many tokens a row is to have besides [CLS] and the [SEP] of each segment."""
-    room = length - (3 if has_next else 2)
+def _rows_of(text: list[int], length: int, drawing: Random) -> Iterator[list[int]]:
+    first = 0
+    while first < len(text):
+        room = _room(length, 2, drawing)
+        yield text[first : first + room]
+        first += room
+
+
+def _room(length: int, special: int, drawing: Random) -> int:
+    """How many tokens of text a row is to have. special: [CLS], and the [SEP] of each segment."""
+    room = length - special
     return drawing.randint(min(2, room), room) if drawing.random() < SHORT else room
 
 
@@ -243,8 +250,11 @@ class NumberedPasses(Passes):
 
 
 def sentences_of(documents: Sequence[str], tokenizer: WordPiece) -> Iterator[Document]:
-    """The token ids of documents, which have a sentence in each line. What has no tokens is left out."""
+    """The token ids of documents, which have a sentence in each line. What has no tokens is left out, and so is a
+    special token that the text writes out: it would end a segment, or hide a token that nobody asks for."""
+    special = {tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.mask_id}
     for document in documents:
-        sentences = [[token.id for token in tokenizer.tokenize(line)] for line in document.split("\n")]
+        lines = map(tokenizer.tokenize, document.split("\n"))
+        sentences = [[token.id for token in line if token.id not in special] for line in lines]
         if kept := [sentence for sentence in sentences if sentence]:
             yield kept

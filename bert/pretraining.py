@@ -176,6 +176,8 @@ def _pretrain(args: Namespace, place: Place) -> Iterator[Row]:
     if model is None:
         model = new_model(args, corpus.tokenizer)
     train, held_out = data_of(args, corpus)
+    tokens = sum(len(pair.a) + len(pair.b) for pair in train.pairs(0))
+    print(f"{train.count} rows in a pass, of {tokens} tokens")
     compute_fast(model, "fp32", place)
     rounds = Rounds.of(args, train.count)
     recording, outputs = Recording(), outputs_of(args.out)

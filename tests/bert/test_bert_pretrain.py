@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from argparse import Namespace
@@ -130,6 +131,16 @@ def test_unigrams_are_counted_on_the_text_that_is_trained_on():
     expected = math.exp(-sum(math.log(chances[token]) for token in asked) / len(asked))
     assert found["unigram_perplexity"] == pytest.approx(expected)
     assert found["unigram_accuracy"] == pytest.approx(asked.count(the) / len(asked))
+
+
+def test_how_much_is_read_in_a_pass_is_said(flags: list, text: Path, capsys: pytest.CaptureFixture):
+    rows_of(args := arguments(*flags, "--no_nsp"), 2)
+    held = held_out_data(args)
+    tokens = sum(len(line) for document in sentences_of(read_documents(text), held.tokenizer) for line in document)
+    tokens -= sum(len(line) for document in held.documents for line in document)
+    printed = re.search(r"(\d+) tokens to train on, .*\n(\d+) rows in a pass, of (\d+) tokens", capsys.readouterr().out)
+    assert printed and int(printed[1]) == int(printed[3]) == tokens
+    assert tokens / args.length < int(printed[2]) < tokens
 
 
 def test_a_text_is_learned(flags: list):

@@ -101,13 +101,25 @@ def test_a_single_sentence_makes_no_pair_but_can_be_a_random_segment():
     assert {tuple(pair.b) for pair in pairs if not pair.is_next} == {(1000, 1001)}
 
 
-def test_without_next_sentences_a_row_is_one_stretch_and_nothing_is_left_out():
+@pytest.mark.parametrize("length", [3, 16, 200])
+def test_without_next_sentences_a_row_is_one_stretch_and_nothing_is_left_out(length: int):
     documents = documents_of(50)
-    pairs = pairs_of(documents, 200, False, Random(4))
-    assert not any(pair.b for pair in pairs) and all(len(pair.a) <= 198 for pair in pairs)
+    pairs = pairs_of(documents, length, False, Random(4))
+    assert not any(pair.b for pair in pairs) and all(0 < len(pair.a) <= length - 2 for pair in pairs)
     assert all(len({token // 1000 for token in pair.a}) == 1 for pair in pairs)
+    text = [token for document in documents for sentence in document for token in sentence]
+    assert [token for pair in pairs for token in pair.a] == text
+    short = sum(len(pair.a) < length - 2 for pair in pairs)
+    assert (short > 50) == (length > 3)  # the ends of documents, and some on purpose
     rows = pairs_of([[[*range(5)]] * 4], 100, False, Random(0))
     assert [pair.a for pair in rows] == [[*range(5)] * 4]
+
+
+def test_special_tokens_that_a_text_writes_out_are_no_part_of_it(tokenizer: WordPiece):
+    texts = ["a [MASK] b\n[SEP]\n[CLS] c [PAD] ?", "[SEP]"]
+    letters = [tokenizer.ids[letter] for letter in "abc"]
+    unknown = tokenizer.ids["[UNK]"]
+    assert [*sentences_of(texts, tokenizer)] == [[letters[:2], [letters[2], unknown]]]
 
 
 # ------------------------------------------------------------------------------------------------------ noise
