@@ -138,7 +138,8 @@ def test_how_much_is_read_in_a_pass_is_said(flags: list, text: Path, capsys: pyt
     held = held_out_data(args)
     tokens = sum(len(line) for document in sentences_of(read_documents(text), held.tokenizer) for line in document)
     tokens -= sum(len(line) for document in held.documents for line in document)
-    printed = re.search(r"(\d+) tokens to train on, .*\n(\d+) rows in a pass, of (\d+) tokens", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    printed = re.search(r"(\d+) tokens to train on.*?\n(\d+) rows in a pass, of (\d+) tokens", out, re.DOTALL)
     assert printed and int(printed[1]) == int(printed[3]) == tokens
     assert tokens / args.length < int(printed[2]) < tokens
 
