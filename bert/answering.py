@@ -1,7 +1,8 @@
 """Question answering from the command line: fine-tuning on SQuAD's format, answers and official scores, one question.
 
-The set-up is the paper's (Devlin et al. 2019, section 4.2 and 4.3): question and paragraph as two segments, a start and
-an end vector; the rate rises over the first tenth of the steps and falls to nothing.
+Question and paragraph are two segments, a start and an end vector say where the answer stands (Devlin et al. 2019,
+sections 4.2 and 4.3). As in the script published with it, the rate rises over the first tenth of the steps and falls to
+nothing. An answer is given where it scores more than none: the paper chooses that bound on dev, here it is 0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from advanced.text_flags import Outputs
 from advanced.text_runs import alone, make_optimizer, resume
 from bert.directory import DirectorySaver
 from bert.heads import BertForQuestionAnswering
-from bert.load import load_model, load_tokenizer
+from bert.load import check_pairs, load_model, load_tokenizer
 from bert.spans import SpanData, SpanEvaluation, Spans
 from bert.squad import Question, Scores, read_squad
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
@@ -61,12 +62,13 @@ def answering_model(args: Namespace) -> tuple[BertForQuestionAnswering, WordPiec
     model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
     if new:
         raise UserError(f"{args.pretrained_model_path} has no head for answers; train one with --train and --model_out")
-    _check_length(args, model)
+    _check_shape(args, model)
     print(f"load model from {args.pretrained_model_path}")
     return model, load_tokenizer(args.pretrained_model_path)
 
 
-def _check_length(args: Namespace, model: nn.Module) -> None:
+def _check_shape(args: Namespace, model: nn.Module) -> None:
+    check_pairs(model.encoder, args.pretrained_model_path)
     positions = model.encoder.config.max_seq_len
     if args.length is None:
         args.length = min(LENGTH, positions)
@@ -136,7 +138,7 @@ def _epochs(args: Namespace, outputs: Outputs, place: Place) -> Iterator[EpochRe
     model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
     tokenizer = load_tokenizer(args.pretrained_model_path)
     print(f"load model from {args.pretrained_model_path}{', with a new head' if new else ''}")
-    _check_length(args, model)
+    _check_shape(args, model)
     (questions, _), (asked, may_be_unanswered) = read_squad(args.train), read_squad(args.dev)
     data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, asked))
     print(f"{len(questions)} questions in {len(data)} windows to train on, {len(asked)} in {len(dev)} to be answered")

@@ -44,11 +44,15 @@ class Word(NamedTuple):
         return self.places[start], self.places[end - 1] + 1
 
 
-def words(text: str, lower_case: bool) -> Iterator[Word]:
-    """The words of a text, in order."""
-    characters = spaced(text)
+def words(
+    text: str, lower_case: bool, strip_accents: bool | None = None, spaces_chinese: bool = True
+) -> Iterator[Word]:
+    """The words of a text, in order. strip_accents: None for what `lower_case` says."""
+    characters = clean(text, spaces_chinese)
+    if lower_case if strip_accents is None else strip_accents:
+        characters = without_accents(characters)
     if lower_case:
-        characters = lowered(without_accents(characters))
+        characters = lowered(characters)
     word: list[tuple[str, int]] = []
     for char, place in characters:
         if char != " " and not is_punctuation(char):
@@ -71,10 +75,10 @@ def _word(characters: list[tuple[str, int]]) -> Word:
 # ---------------------------------------------------------------- steps: from characters with places to the same
 
 
-def spaced(text: str) -> Iterator[tuple[str, int]]:
-    """The text's characters, cleaned, with spaces around Chinese ones."""
+def clean(text: str, spaces_chinese: bool) -> Iterator[tuple[str, int]]:
+    """The text's characters, cleaned, with spaces around Chinese ones if so."""
     for place, char in enumerate(text):
-        for kept in cleaned(char):
+        for kept in cleaned(char, spaces_chinese):
             yield kept, place
 
 
@@ -120,13 +124,13 @@ def lowered(characters: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 
 @lru_cache(REMEMBERED)
-def cleaned(char: str) -> str:
+def cleaned(char: str, spaces_chinese: bool) -> str:
     """What becomes of a character: nothing, a space, itself, or itself between spaces."""
     if char in " \t\n\r" or category(char) in ("Zs", "Zl", "Zp"):
         return " "
     if char in "\0\ufffd" or category(char) in ("Cc", "Cf", "Co", "Cs"):
         return ""
-    return f" {char} " if any(first <= ord(char) <= last for first, last in CJK) else char
+    return f" {char} " if spaces_chinese and any(first <= ord(char) <= last for first, last in CJK) else char
 
 
 @lru_cache(REMEMBERED)

@@ -85,6 +85,20 @@ class BertForPreTraining(nn.Module):
         return next_sentence, _words(self.masked_lm, hidden, at)
 
 
+class BertForNextSentencePrediction(nn.Module):
+    """The next sentence alone. Without a pooler it is predicted from the first token's state."""
+
+    def __init__(self, encoder: Bert):
+        super().__init__()
+        self.encoder = encoder
+        self.next_sentence = _linear(encoder, 2)
+
+    def forward(self, input_ids: torch.Tensor, segment_ids: Ids = None, padding_mask: Ids = None) -> torch.Tensor:
+        """b s -> log-probabilities b 2: class 0 says that B follows A"""
+        hidden, pooled = self.encoder(input_ids, segment_ids, padding_mask)
+        return F.log_softmax(self.next_sentence(first_or_pooled(hidden, pooled)), dim=-1)
+
+
 class BertForMaskedLM(nn.Module):
     """Masked tokens alone, for encoders that were published so, as DistilBERT was."""
 

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from bert import heads
+from bert.config import BertConfig
 from bert.model import Bert
 from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Layout
-from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
+from bert.wordpiece import SETTINGS, THEIR_NAMES, VOCABULARY, WordPiece
 from convert.directory import CONFIG, State, read_settings, read_tensors
 from utils import UserError, shorten, shown, some, warn
 from weights import Unfilled, are_equal, is_finite, misfits_of, unlike
@@ -68,7 +69,7 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
 
 
 def load_tokenizer(path: str | os.PathLike) -> WordPiece:
-    """The tokenizer of a directory: `vocab.txt`, lower-cased unless `tokenizer_config.json` says otherwise.
+    """The tokenizer of a directory: `vocab.txt`, an uncased one unless `tokenizer_config.json` says otherwise.
 
     Raises `UserError` as `WordPiece.from_file`, and for a vocabulary with more pieces than the model has embeddings.
     """
@@ -78,22 +79,34 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
         raise UserError(f"{path} has {len(tokenizer)} pieces in {VOCABULARY}, but a vocab_size of {most} in {CONFIG}")
     if isinstance(most, int) and len(tokenizer) < most:
         warn(f"{path} has {len(tokenizer)} pieces in {VOCABULARY} for a vocab_size of {most}; is the file whole?")
-    pad_id = settings.get("pad_token_id", tokenizer.pad_id)
+    pad_id = settings.get("pad_token_id")
+    pad_id = BertConfig.pad_id if pad_id is None else pad_id
     if pad_id != tokenizer.pad_id:
-        here = f"[PAD] is piece {tokenizer.pad_id} of {VOCABULARY}, but pad_token_id is {shown(pad_id)} in {CONFIG}"
+        here = f"[PAD] is piece {tokenizer.pad_id} of {VOCABULARY}, but by {CONFIG} it is token {shown(pad_id)}"
         raise UserError(f"{path}: {here}")
     return tokenizer
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> WordPiece:
-    """A tokenizer of a `vocab.txt`. lower_case: else what `tokenizer_config.json` beside it says, or True.
+    """A tokenizer of a `vocab.txt`. lower_case: else all that `tokenizer_config.json` beside it says.
 
     Raises `UserError` as `WordPiece.from_file`.
     """
+    if lower_case is not None:
+        return WordPiece.from_file(path, lower_case)
     beside = Path(path).with_name(SETTINGS)
-    if lower_case is None:
-        lower_case = not beside.exists() or bool(read_settings(beside).get("do_lower_case", True))
-    return WordPiece.from_file(path, lower_case)
+    said = read_settings(beside) if beside.exists() else {}
+    found = {ours: said[theirs] for ours, theirs in THEIR_NAMES.items() if said.get(theirs) is not None}
+    for name, value in found.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{beside}: {THEIR_NAMES[name]} is {shown(value)}; it must be true, false or null")
+    return WordPiece.from_file(path, **found)
+
+
+def check_pairs(encoder: Bert, path: str | os.PathLike) -> None:
+    """Raises `UserError` for an encoder of one segment, which cannot be told two texts apart by."""
+    if encoder.config.n_segments == 1:
+        raise UserError(f"{path} has one segment (type_vocab_size is 1), and a pair of texts needs two")
 
 
 def read_config(path: str | os.PathLike) -> tuple[Layout, dict[str, Any]]:

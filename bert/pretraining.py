@@ -81,8 +81,9 @@ def model_of_init(args: Namespace) -> nn.Module:
     if new:
         print(f"{args.init} has no {' and no '.join(new)}: what it lacks begins anew")
     config = model.encoder.config
-    if not (args.no_nsp or config.has_pooler and config.n_segments):
-        raise UserError(f"--init {args.init} has no pooler or no segments to tell next sentences by; add --no_nsp")
+    if not (args.no_nsp or config.has_pooler and config.n_segments > 1):
+        lacks = f"--init {args.init} has no pooler or no second segment"
+        raise UserError(f"{lacks} to tell next sentences by; add --no_nsp")
     check_length(args, config.max_seq_len)
     for name in SHAPE:  # as it is, for the figures
         setattr(args, name, getattr(config, name))

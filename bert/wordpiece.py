@@ -1,9 +1,12 @@
-"""WordPiece: a word as the longest pieces of a vocabulary, from left to right (Wu et al. 2016, arXiv:1609.08144).
+"""WordPiece: a word as the longest pieces of a vocabulary, from left to right.
 
     WordPiece.from_file("vocab.txt").encode("unaffable")    [CLS] una ##ffa ##ble [SEP]
 
-A piece that does not begin a word is written with ## in front. What a text is made of before that is in `basic.py`. The
-result is that of transformers' `BertTokenizer`, special tokens in the text included: "[MASK]" there is the token.
+A piece that does not begin a word is written with ## in front. Both are of the code published with Devlin et al. 2019
+(arXiv:1810.04805); the name and how pieces are chosen, of Schuster and Nakajima 2012 and Wu et al. 2016, section 4.1
+(arXiv:1609.08144); Song et al. 2021 (arXiv:2012.15524) analyse longest match first. What a text is made of before that
+is in `basic.py`. The result is that of transformers' `BertTokenizer`, special tokens in the text included: "[MASK]"
+there is the token.
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.basic import Word, words
-from utils import UserError, atomic_write, read_text, shown
+from utils import UserError, atomic_write, read_text, shown, warn
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUED = "##"
 LONGEST_WORD = 100  # characters; a longer one is not cut up but unknown
 CLOSING = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # written without a space before them
 VOCABULARY, SETTINGS = "vocab.txt", "tokenizer_config.json"
+THEIR_NAMES = {  # of what a tokenizer is told, in that file
+    "lower_case": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "spaces_chinese": "tokenize_chinese_chars",
+}
 
 
 class Token(NamedTuple):
@@ -46,50 +54,65 @@ class Encoding(NamedTuple):
 
 
 class WordPiece:
-    """A tokenizer of a vocabulary: a list of different pieces, whose places are their ids.
+    """A tokenizer of a vocabulary: a list of pieces, whose places are their ids.
 
-    lower_case: as the vocabulary was made, "uncased": lower case and no accents. Raises `UserError`, naming `path`, for
-    an empty piece, one that is there twice, or a special token that is not there.
+    lower_case: as the vocabulary was made, "uncased": lower case and, unless `strip_accents` says otherwise, no
+    accents. spaces_chinese: each Chinese character is a word. An empty piece is never used, and of one that stands
+    there twice the first place is not, as with other programs; that is said, naming `path`. Raises `UserError` where a
+    special token is absent.
     """
 
-    def __init__(self, pieces: Iterable[str], lower_case: bool = True, path: str = VOCABULARY):
+    def __init__(
+        self,
+        pieces: Iterable[str],
+        lower_case: bool = True,
+        path: str = VOCABULARY,
+        strip_accents: bool | None = None,
+        spaces_chinese: bool = True,
+    ):
         self.pieces = list(pieces)
-        self.lower_case = lower_case
+        self.lower_case, self.strip_accents, self.spaces_chinese = lower_case, strip_accents, spaces_chinese
         self.max_len: int | None = None  # the most tokens that a classifier is to read, special ones not counted
-        self.ids: dict[str, int] = {}
-        for number, piece in enumerate(self.pieces):
-            if not piece:
-                raise UserError(f"{path} line {number + 1} is empty; a vocabulary has a piece on each line")
-            if (first := self.ids.setdefault(piece, number)) != number:
-                raise UserError(f"{path} line {number + 1}: {shown(piece)} stands in line {first + 1} already")
+        self.ids = {piece: number for number, piece in enumerate(self.pieces) if piece}
+        if vain := [number for number, piece in enumerate(self.pieces) if self.ids.get(piece) != number]:
+            what = f"{shown(self.pieces[vain[0]])} stands there again" if self.pieces[vain[0]] else "it is empty"
+            warn(f"{path}: {len(vain)} of {len(self.pieces)} lines are never used; line {vain[0] + 1}, because {what}")
         if absent := [token for token in SPECIAL if token not in self.ids]:
             raise UserError(f"{path} is no vocabulary of a BERT: it lacks {', '.join(absent)}")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self.ids[token] for token in SPECIAL)
         self._specials = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
 
     @classmethod
-    def from_file(cls, vocab_txt: str | os.PathLike, lower_case: bool = True) -> WordPiece:
+    def from_file(cls, vocab_txt: str | os.PathLike, lower_case: bool = True, **more: bool) -> WordPiece:
         """The tokenizer of a `vocab.txt`: UTF-8, one piece a line."""
         text = read_text(vocab_txt)
-        return cls(text.removesuffix("\n").split("\n") if text else (), lower_case, str(vocab_txt))
+        return cls(text.removesuffix("\n").split("\n") if text else (), lower_case, str(vocab_txt), **more)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `vocab.txt`, and beside it what else transformers has to know of this tokenizer."""
         # the vocabulary last: where it stands alone, it is taken for an uncased one
         with atomic_write(Path(folder, SETTINGS)) as file:
-            file.write(json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": self.lower_case}) + "\n")
+            told = {THEIR_NAMES[name]: value for name, value in self._told.items()}
+            file.write(json.dumps({"tokenizer_class": "BertTokenizer", **told}) + "\n")
         with atomic_write(Path(folder, VOCABULARY)) as file:
             file.writelines(f"{piece}\n" for piece in self.pieces)
 
     def to_bytes(self) -> bytes:
         """The vocabulary and how it was made, which `from_bytes` reads."""
-        return json.dumps({"lower_case": self.lower_case, "pieces": self.pieces}).encode()
+        return json.dumps({**self._told, "pieces": self.pieces}).encode()
 
     @classmethod
     def from_bytes(cls, saved: bytes, path: str = VOCABULARY) -> WordPiece:
         """What `to_bytes` gave. path: what errors call it."""
-        content = json.loads(saved)
-        return cls(content["pieces"], content["lower_case"], path)
+        return cls(path=path, **json.loads(saved))
+
+    @property
+    def _told(self) -> dict[str, bool]:
+        """What is not as it usually is, and the case."""
+        told = {"lower_case": self.lower_case}
+        if self.strip_accents is not None:
+            told["strip_accents"] = self.strip_accents
+        return told if self.spaces_chinese else {**told, "spaces_chinese": False}
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -124,7 +147,7 @@ class WordPiece:
             if part in SPECIAL:
                 tokens.append(Token(self.ids[part], start, start + len(part)))
             else:
-                for word in words(part, self.lower_case):
+                for word in words(part, self.lower_case, self.strip_accents, self.spaces_chinese):
                     tokens += [Token(id, start + first, start + last) for id, first, last in self._pieces_of(word)]
             start += len(part)
         return tokens

@@ -56,10 +56,10 @@ def hf_directory(folder: Path, model: nn.Module) -> Path:
     return folder
 
 
-def our_directory(folder: Path) -> Path:
+def our_directory(folder: Path, **shape: int) -> Path:
     """A random encoder without dropout, whose vocabulary can spell everything."""
     torch.manual_seed(3)
-    config = BertConfig.from_preset("mini", vocab_size=len(PIECES), dropout=0.0, attention_dropout=0.0)
+    config = BertConfig.from_preset("mini", vocab_size=len(PIECES), dropout=0.0, attention_dropout=0.0, **shape)
     encoder = Bert(config)
     for layer in encoder.layers:  # as wide as those of a model that has learned something
         for parameter in layer.parameters():

@@ -29,6 +29,7 @@ IDS, SEGMENTS, MASK = batch(3, 12)
 HEADS = {
     "ForPreTraining": heads.BertForPreTraining,
     "ForMaskedLM": heads.BertForMaskedLM,
+    "ForNextSentencePrediction": heads.BertForNextSentencePrediction,
     "ForSequenceClassification": lambda encoder: heads.BertForSequenceClassification(encoder, 3),
     "ForTokenClassification": lambda encoder: heads.BertForTokenClassification(encoder, 3),
     "ForQuestionAnswering": heads.BertForQuestionAnswering,
@@ -372,7 +373,7 @@ def test_a_damaged_head_is_found(tmp_path: Path):
 def test_transformers_reads_what_is_written_and_so_do_we(
     tmp_path: Path, kind: str | None, is_distilled: bool, positions: str
 ):
-    if is_distilled and kind == "ForPreTraining":
+    if is_distilled and kind in ("ForPreTraining", "ForNextSentencePrediction"):
         pytest.skip("transformers has none")
     torch.manual_seed(0)
     shape = dict(n_segments=0, has_pooler=False) if is_distilled else {}
@@ -415,6 +416,8 @@ def test_what_transformers_has_no_class_for_is_not_written(tmp_path: Path):
         save_pretrained(tmp_path / "x", heads.BertForMaskedLM(bare, plain=True))
     with pytest.raises(UserError, match="no BertForPreTraining on an encoder without a pooler"):
         save_pretrained(tmp_path / "x", heads.BertForPreTraining(bare))
+    with pytest.raises(UserError, match="no BertForNextSentencePrediction on an encoder without a pooler"):
+        save_pretrained(tmp_path / "x", heads.BertForNextSentencePrediction(bare))
     with pytest.raises(UserError, match="no place for transform.weight"):
         save_pretrained(tmp_path / "x", heads.BertForSequenceClassification(bare, 2))
     assert not (tmp_path / "x").exists()
@@ -453,5 +456,46 @@ def test_padding_has_one_id(tmp_path: Path):
     our_directory(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**settings, "pad_token_id": 2}))
-    with pytest.raises(UserError, match="is piece 0 of vocab.txt, but pad_token_id is 2 in config.json"):
+    with pytest.raises(UserError, match="is piece 0 of vocab.txt, but by config.json it is token 2"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("said", [{}, {"pad_token_id": None}])
+def test_padding_that_nobody_names_is_token_0_for_both(tmp_path: Path, said: dict):
+    our_directory(tmp_path)
+    path = tmp_path / "config.json"
+    settings = {name: value for name, value in json.loads(path.read_text()).items() if name != "pad_token_id"}
+    path.write_text(json.dumps(settings | said))
+    assert load_tokenizer(tmp_path).pad_id == load_pretrained(tmp_path).config.pad_id == 0
+    pieces = (tmp_path / "vocab.txt").read_text().split("\n")
+    (tmp_path / "vocab.txt").write_text("\n".join([pieces[1], pieces[0], *pieces[2:]]))
+    with pytest.raises(UserError, match=r"\[PAD\] is piece 1 of vocab.txt, but by config.json it is token 0"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"strip_accents": False},
+        {"tokenize_chinese_chars": False},
+        {"do_lower_case": None},
+        {"do_lower_case": False, "strip_accents": True},
+    ],
+)
+def test_what_the_directory_says_of_its_tokenizer_is_done_and_written_again(tmp_path: Path, said: dict):
+    pieces = [*PIECES, "u", "##b", "##e", "##r", "\u00fc", "U", "\u00dc", "\u96e8", "##\u96e8", "##u"]
+    tokenizer, text = WordPiece(pieces), "\u00fcber \u00dcber U \u96e8\u96e8"
+    shape = dict(vocab_size=len(pieces))
+    save_pretrained(tmp_path, Bert(BertConfig.from_preset("mini", **shape)), tokenizer)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | said
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, told = load_tokenizer(tmp_path), {name: value for name, value in said.items() if value is not None}
+    hf = transformers.BertTokenizer(vocab=str(tmp_path / "vocab.txt"), **told)
+    assert ours.encode(text) == hf(text).input_ids
+    assert (ours.encode(text) == tokenizer.encode(text)) == (not told)
+    assert WordPiece.from_bytes(ours.to_bytes()).encode(text) == ours.encode(text)
+    ours.save(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == settings | {"do_lower_case": ours.lower_case}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"strip_accents": "no"}))
+    with pytest.raises(UserError, match="strip_accents is 'no'; it must be true, false or null"):
         load_tokenizer(tmp_path)

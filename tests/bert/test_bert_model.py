@@ -196,6 +196,18 @@ def test_pre_training_equals_with_its_loss(tmp_path: Path):
     torch.testing.assert_close(some, masked_lm[chosen], atol=1e-5, rtol=0)
 
 
+def test_next_sentences_alone_equal_with_their_loss(tmp_path: Path):
+    hf = hf_model("BertForNextSentencePrediction")
+    model, new = load_model(hf_directory(tmp_path, hf))
+    assert new == [] and isinstance(model, heads.BertForNextSentencePrediction)
+    ids, segments, mask = batch(3, 17)
+    labels = torch.tensor([1, 0, 1])
+    theirs = hf(ids, token_type_ids=segments, attention_mask=mask, labels=labels)
+    ours = model(ids, segments, mask)
+    assert_equal(ours, theirs.logits.log_softmax(-1))
+    losses_equal(F.nll_loss(ours, labels), theirs.loss, model, hf)
+
+
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
 def test_masked_lm_equals_with_its_loss(tmp_path: Path, family: str):
     hf = hf_model(f"{family}ForMaskedLM")

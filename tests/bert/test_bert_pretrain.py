@@ -280,8 +280,17 @@ def test_next_sentences_need_a_pooler(text: Path, tmp_path: Path, capsys: pytest
     encoder.pooler, config = None, encoder.config
     object.__setattr__(config, "has_pooler", False)
     save_pretrained(tmp_path / "bare", encoder, WordPiece(PIECES))
-    flags = ["--text", text, *PACE, "--init", tmp_path / "bare", "--out", tmp_path / "new"]
-    with pytest.raises(UserError, match="has no pooler or no segments .*; add --no_nsp"):
+    _refused_but_for_masked_tokens(text, tmp_path, "bare", capsys)
+
+
+def test_next_sentences_need_two_segments(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    our_directory(tmp_path / "bare", n_segments=1)
+    _refused_but_for_masked_tokens(text, tmp_path, "bare", capsys)
+
+
+def _refused_but_for_masked_tokens(text: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture) -> None:
+    flags = ["--text", text, *PACE, "--init", tmp_path / name, "--out", tmp_path / "new"]
+    with pytest.raises(UserError, match="has no pooler or no second segment .*; add --no_nsp"):
         rows_of(arguments(*flags))
     assert "load" not in capsys.readouterr().out  # long texts are not read first
     assert not (tmp_path / "new").exists() and rows_of(arguments(*flags, "--no_nsp"))

@@ -144,6 +144,9 @@ def test_a_text_is_shown_and_its_states_are_written(call: Callable, directory: P
     with torch.no_grad():
         hidden, pooled = load_pretrained(directory)(saved["input_ids"], saved["segment_ids"])
     assert torch.allclose(saved["hidden_states"], hidden) and torch.allclose(saved["pooled"], pooled)
+    assert "wrote bert-states.pt" in call(*given[:-2])
+    unnamed = torch.load(tmp_path / "bert-states.pt", weights_only=True)
+    assert all(torch.equal(unnamed[name], saved[name]) for name in saved)
 
 
 def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):

@@ -100,6 +100,18 @@ def test_a_model_without_the_head_does_not_answer_at_random(
         call("--option", option, "--pretrained-model-path", directory, *texts)
 
 
+def test_a_model_of_one_segment_reads_no_pairs(call: Callable, tmp_path: Path):
+    path = our_directory(tmp_path / "one", n_segments=1)
+    head = BertForPreTraining(load_pretrained(path))
+    save_pretrained(tmp_path / "whole", head, WordPiece(PIECES))
+    save_pretrained(tmp_path / "answers", BertForQuestionAnswering(head.encoder), WordPiece(PIECES))
+    pair = ["--text", "a film", "--text_b", "is good"]
+    for option, folder in (("encode", "one"), ("nsp", "whole"), ("qa", "answers")):
+        with pytest.raises(UserError, match=r"has one segment \(type_vocab_size is 1\), and a pair of texts needs two"):
+            call("--option", option, "--pretrained-model-path", folder, *pair)
+    assert "4 tokens" in call("--option", "encode", "--pretrained-model-path", "one", "--text", "a film")
+
+
 def test_pretraining_is_an_option_as_well(call: Callable, tmp_path: Path):
     (tmp_path / "text.txt").write_text("\n\n".join(["the film is good\nit is not bad\nplay it"] * 8))
     (tmp_path / "pieces.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
