@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from advanced.experiments.grid import Model, Row, Table, Trial, path_of, size_in_words
-from advanced.experiments.results import Difference, Spread, compare
+from advanced.experiments.results import Difference, Spread, compare, interval
 from course import create_data, has_gold_labels, majority_accuracy
 from utils import UserError, atomic_write, read_text
 
 HEADER = (
-    "method", "trained", "seeds", "dev acc", "dev macro-F1", "against the baseline", "test acc", "against the baseline",
-    "seconds",
+    "method", "trained", "seeds", "dev acc", "dev macro-F1", "against the baseline",
+    "test acc", "test macro-F1", "against the baseline", "seconds",
 )  # fmt: skip
+
+
+NOTATION = " ± is the standard deviation over seeds, [low, high] a 95 % interval over sentences and seeds."
 
 
 class Cell(NamedTuple):
@@ -46,7 +49,7 @@ def cells_of(table: Table, model: Model, done: Results, data: str, shots: int | 
 
 def render(table: Table, model: Model, done: Results) -> str:
     """Everything that is done, and how much is missing."""
-    lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`.", ""]
+    lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`.{NOTATION if table.seeds else ''}", ""]
     for data in table.data if table.seeds else ():
         sizes = [*dict.fromkeys(shots for _, of_data, shots in table.cells() if of_data == data)]
         for shots in sizes:
@@ -147,7 +150,15 @@ def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data
     majority = f"Majority class: dev {plain(majority_accuracy(labels['dev']))}"
     if has_gold_labels(labels["test"]):
         majority += f", test {plain(majority_accuracy(labels['test']))}"
-    return [*lines, "", f"{majority}."]
+    alone = [cell for cell in cells if cell.runs and (cell.row.name == base_name or not baseline)]
+    return [*lines, "", " ".join([f"{majority}.", *(words for cell in alone if (words := _interval_of(cell, labels)))])]
+
+
+def _interval_of(cell: Cell, labels: dict[str, list[int]]) -> str:
+    """That of the accuracies of a row which is compared with none; empty for too few seeds."""
+    found = ((split, interval(cell.runs, split, labels[split])) for split in ("dev", "test"))
+    parts = [f"{split} [{plain(each.low)}, {plain(each.high)}]" for split, each in found if each is not None]
+    return f"Accuracies of {cell.row.name}: {', '.join(parts)}." if parts else ""
 
 
 def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]], base_name: str) -> list[str]:
@@ -156,11 +167,9 @@ def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]],
     columns += [f"{runs[0]['trainable']:,}" if "trainable" in runs[0] else "0", str(len(runs))]
     for split in ("dev", "test"):
         if split not in runs[0]:
-            columns += ["-", "-"]
+            columns += ["-", "-", "-"]
             continue
-        columns.append(spread([run[split]["accuracy"] for run in runs]))
-        if split == "dev":
-            columns.append(spread([run[split]["macro_f1"] for run in runs]))
+        columns += [spread([run[split][figure] for run in runs]) for figure in ("accuracy", "macro_f1")]
         is_base = cell.row.name == base_name
         difference = None if is_base else compare(cell.runs, baseline, split, labels[split])
         columns.append("" if difference is None else difference_in_words(difference))

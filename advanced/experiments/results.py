@@ -120,6 +120,15 @@ def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, se
     return Difference(float(differences.mean()), float(means.std(ddof=1)), float(low), float(high))
 
 
+def interval(runs: Mapping[int, Mapping[str, Any]], split: str, labels: Sequence[int]) -> Difference | None:
+    """Of the accuracy of results by seed, as a difference to nothing right; None where too little was done."""
+    results = [*runs.values()]
+    if split not in results[0] or len(results) < FEWEST_SEEDS and "trainable" in results[0]:
+        return None
+    right = rightness(results, split, labels)  # S n
+    return paired_bootstrap(right, np.zeros_like(right))
+
+
 def rightness(results: Sequence[Mapping[str, Any]], split: str, labels: Sequence[int]) -> np.ndarray:
     """results: one for each seed. Returns bool S n"""
     return np.array([unpack(result[split]["predictions"]) for result in results]) == np.array(labels)

@@ -28,6 +28,7 @@ from advanced.experiments.results import (
     Difference,
     append_result,
     compare,
+    interval,
     pack,
     paired_bootstrap,
     read_results,
@@ -567,6 +568,19 @@ def test_seeds_that_differ_widen_the_interval_and_equal_methods_do_not_differ():
     assert wide.mean == pytest.approx(narrow.mean, abs=0.02) and wide.error > 1.5 * narrow.error
     same = paired_bootstrap(base, base)
     assert tuple(same[:4]) == (0, 0, 0, 0) and not same.is_beyond_noise
+
+
+def test_a_row_that_is_compared_with_none_has_an_interval_of_its_own():
+    """Of what is not trained, the closed form of a share; of one or two seeds of what is trained, none."""
+    labels = np.random.default_rng(3).integers(0, 2, 900)
+    predictions = np.where(np.arange(900) < 540, labels, 1 - labels)  # .6 are right
+    run = {"dev": {"predictions": pack(predictions.tolist())}}
+    found, error = interval({1: run}, "dev", labels), math.sqrt(0.6 * 0.4 / 900)
+    assert (found.low, found.high) == pytest.approx((0.6 - 1.96 * error, 0.6 + 1.96 * error), abs=0.15 * error)
+    assert interval({1: run}, "test", labels) is None
+    trained = {seed: {**run, "trainable": 7} for seed in (1, 2, 3)}
+    assert interval(trained, "dev", labels).low == pytest.approx(found.low, abs=0.1 * error)
+    assert interval({1: trained[1], 2: trained[2]}, "dev", labels) is None
 
 
 def test_one_or_two_seeds_of_what_is_trained_are_never_beyond_noise():
