@@ -95,11 +95,11 @@ def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing
     A document is cut into stretches of whole sentences that fill a row; a stretch is divided between two sentences,
     and with probability 1/2 its second part is replaced by a stretch of another document; what was replaced begins the
     next pair. A single sentence that is left of a document makes none, and what does not fit is left out, as in the
-    published code. has_next: False for rows without a second segment, for models without next sentences: each goes on
-    where the one before it ended, so that nothing of a document is left out.
+    published code. has_next: False for rows without a second segment, for models without next sentences: as many whole
+    sentences as fit (Liu et al. 2019, section 4.2, "DOC-SENTENCES"); one that is too long goes on in the next row.
     """
     if not has_next:
-        return [Pair(row, [], True) for document in documents for row in _rows_of(_joined(document), length, drawing)]
+        return [Pair(row, [], True) for document in documents for row in _rows_of(document, length, drawing)]
     pairs = []
     for number, document in enumerate(documents):
         first, last = 0, len(document)
@@ -120,12 +120,18 @@ def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing
     return pairs
 
 
-def _rows_of(text: list[int], length: int, drawing: Random) -> Iterator[list[int]]:
-    first = 0
-    while first < len(text):
-        room = _room(length, 2, drawing)
-        yield text[first : first + room]
-        first += room
+def _rows_of(document: Document, length: int, drawing: Random) -> Iterator[list[int]]:
+    row, room = [], _room(length, 2, drawing)
+    for sentence in document:
+        if row and len(row) + len(sentence) > room:
+            yield row
+            row, room = [], _room(length, 2, drawing)
+        row = row + sentence
+        while len(row) > room:
+            yield row[:room]
+            row, room = row[room:], _room(length, 2, drawing)
+    if row:
+        yield row
 
 
 def _room(length: int, special: int, drawing: Random) -> int:

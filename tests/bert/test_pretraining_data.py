@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
@@ -109,8 +109,19 @@ def test_without_next_sentences_a_row_is_one_stretch_and_nothing_is_left_out(len
     assert all(len({token // 1000 for token in pair.a}) == 1 for pair in pairs)
     text = [token for document in documents for sentence in document for token in sentence]
     assert [token for pair in pairs for token in pair.a] == text
-    short = sum(len(pair.a) < length - 2 for pair in pairs)
-    assert (short > 50) == (length > 3)  # the ends of documents, and some on purpose
+
+
+def test_without_next_sentences_a_row_begins_with_a_sentence_and_has_all_that_fit():
+    documents = documents_of(300)
+    starts = {sentence[0]: len(sentence) for document in documents for sentence in document}
+    pairs = pairs_of(documents, 40, False, Random(5))
+    cut = [pair for pair in pairs if pair.a[0] not in starts]
+    assert len(cut) < 0.04 * len(pairs)  # a row that is short on purpose may be shorter than a sentence
+    within = [(before.a, after.a[0]) for before, after in pairwise(pairs) if before.a[0] // 1000 == after.a[0] // 1000]
+    full = sum(len(row) + starts[first] > 38 for row, first in within if first in starts)
+    assert 0.86 < full / len(within) < 0.97
+    long = [[[*range(100)], [*range(100, 104)]]]
+    assert [token for pair in pairs_of(long, 16, False, Random(0)) for token in pair.a] == [*range(104)]
     rows = pairs_of([[[*range(5)]] * 4], 100, False, Random(0))
     assert [pair.a for pair in rows] == [[*range(5)] * 4]
 
