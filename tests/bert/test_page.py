@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -71,7 +72,7 @@ def test_the_commands_are_understood():
 
 def test_a_file_that_a_command_reads_is_there_or_written_by_the_one_before():
     wrote = {words[words.index(flag) + 1] for words in commands() for flag in ("--model_out", "--out") if flag in words}
-    read = "--model", "--pretrained-model-path"
+    read = "--model", "--pretrained-model-path", "--init"
     assert {words[words.index(flag) + 1] for words in commands() for flag in read if flag in words} == wrote
     (predict,) = (words for words in commands() if "predict" in words)
     assert (ROOT / predict[predict.index("--input") + 1]).is_file()
@@ -117,3 +118,28 @@ def test_the_lines_of_python_run(tmp_path: Path):
 def test_the_methods_of_the_text_are_those_for_a_bert():
     said = re.search(r"need no part of a Llama: ([\w\s,-]+) \(", TEXT)[1].replace("\n", " ").split(", ")
     assert said == [name for name, entry in METHODS.items() if "bert" in entry.families]
+
+
+def test_what_was_learned_of_real_text_is_what_the_files_say():
+    table = re.search(r"<!-- of the files -->\n(.*?)\n\n", PAGE, re.DOTALL)[1].splitlines()[2:]
+    for line in table:
+        name, file = re.search(r"\[(.+)\]\((.+)\)", line).groups()
+        cells = [cell.strip() for cell in line.split("|")[3:7]]
+        record = json.loads((FOLDER / file).read_text(encoding="utf-8"))
+        first, last = record["curve"][0], record["curve"][-1]
+        shares = last["hidden_accuracy"], last.get("next_accuracy")
+        found = [f"{last['hidden_perplexity']:.0f}", f"{first['unigram_perplexity']:.0f}"]
+        found += ["" if share is None else f"{share:.3f}"[1:] for share in shares]
+        assert cells == found and file.endswith(f"/{name}.json")
+        assert ("--mask 1 --random 0" in line) == (record["settings"]["mask"] == 1)
+        assert ("--no_nsp" in line) == record["settings"]["no_nsp"]
+    assert len(table) > 4
+
+
+@pytest.mark.parametrize("name", ["base3M-encoder-short", "base3M-encoder"])
+def test_the_commands_of_real_text_are_those_of_the_files(name: str):
+    (words,) = (words for words in commands() if words[-2:] == ["--out", name])
+    said, path = vars(pretrain.get_args(words[3:])), ROOT / "advanced" / "experiments" / "results" / f"{name}.json"
+    done = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    given = {flag: value for flag, value in said.items() if flag in done and value is not None}
+    assert given == {flag: done[flag] for flag in given} and len(given) > 15
