@@ -22,6 +22,7 @@ from bert.examples import SHORT, Noise
 from utils import UserError
 
 FOLDER = ROOT / "bert"
+RESULTS = ROOT / "advanced" / "experiments" / "results"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 TEXT = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
 LINKS = [*dict.fromkeys(re.findall(r"\[([^]]+)\]\(([^)]+)\)", TEXT))]
@@ -134,12 +135,15 @@ def test_what_was_learned_of_real_text_is_what_the_files_say():
         assert ("--mask 1 --random 0" in line) == (record["settings"]["mask"] == 1)
         assert ("--no_nsp" in line) == record["settings"]["no_nsp"]
     assert len(table) > 4
+    curve = json.loads((RESULTS / "base3M-encoder.json").read_text(encoding="utf-8"))["curve"]
+    steps, figure = re.search(r"2,322 and then (\d+), .* was at (\d+)\.", PAGE).groups()
+    assert [f"{row['hidden_perplexity']:.0f}" for row in curve if row["step"] == int(steps)] == [figure]
 
 
 @pytest.mark.parametrize("name", ["base3M-encoder-short", "base3M-encoder"])
 def test_the_commands_of_real_text_are_those_of_the_files(name: str):
     (words,) = (words for words in commands() if words[-2:] == ["--out", name])
-    said, path = vars(pretrain.get_args(words[3:])), ROOT / "advanced" / "experiments" / "results" / f"{name}.json"
+    said, path = vars(pretrain.get_args(words[3:])), RESULTS / f"{name}.json"
     done = json.loads(path.read_text(encoding="utf-8"))["settings"]
     given = {flag: value for flag, value in said.items() if flag in done and value is not None}
     assert given == {flag: done[flag] for flag in given} and len(given) > 15
