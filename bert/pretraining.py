@@ -17,10 +17,11 @@ from advanced.lineage import checksum, origin
 from advanced.text_flags import Row, check_length
 from advanced.text_runs import Rounds, alone, identity_of, paced, read_texts, train_in_rounds
 from bert.directory import DirectorySaver
-from bert.examples import Document, Noise, PretrainingData, sentences_of
+from bert.examples import Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.load import load_model, load_tokenizer, read_vocabulary
 from bert.model import Bert
+from bert.pairs import Document
 from bert.pretrain import SHAPE, check_out, config_of, outputs_of
 from bert.tasks import Pretraining, PretrainingEvaluation
 from bert.vocabulary import train_vocabulary

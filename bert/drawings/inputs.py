@@ -26,8 +26,9 @@ from bert.drawings.svg import (
     Drawing,
     columns,
 )
-from bert.examples import Document, Noise, PretrainingData, sentences_of
+from bert.examples import Noise, PretrainingData, sentences_of
 from bert.model import Embeddings
+from bert.pairs import Document
 from bert.wordpiece import SPECIAL, WordPiece
 from tasks import NO_TARGET
 

@@ -263,7 +263,7 @@ def test_figures_of_test_are_those_of_test(
     text = rendered(tmp_path, model, labels, {"plain": {"dev": 4, "test": 2}, "ema": {"dev": 0, "test": 3}})
     ema = [cell.strip() for cell in next(line for line in text.splitlines() if line.startswith("| ema")).split("|")]
     assert ema[4] == "1.000 ± .000" and ema[6].startswith("**+0.400 [")
-    assert ema[7] == ".700 ± .000" and ema[8].startswith("-0.100 [")
+    assert ema[7] == ".700 ± .000" and ema[8] == ".500 ± .000" and ema[9].startswith("-0.100 [")
     assert ("Majority class: dev .500, test .800." if any(gold) else "Majority class: dev .500.") in text
 
 

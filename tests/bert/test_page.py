@@ -18,7 +18,8 @@ import arguments
 from advanced.table import METHODS
 from bert import pretrain, run
 from bert.config import BertConfig
-from bert.examples import SHORT, Noise
+from bert.examples import Noise
+from bert.pairs import SHORT
 from utils import UserError
 
 FOLDER = ROOT / "bert"

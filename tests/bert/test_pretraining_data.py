@@ -10,7 +10,8 @@ from random import Random
 import pytest
 import torch
 
-from bert.examples import Document, Noise, PretrainingData, pairs_of, sentences_of
+from bert.examples import Noise, PretrainingData, sentences_of
+from bert.pairs import Document, pairs_of
 from bert.wordpiece import SPECIAL, WordPiece
 from tasks import NO_TARGET
 from utils import UserError
