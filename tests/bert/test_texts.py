@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
+import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -126,38 +128,44 @@ def test_pretraining_is_an_option_as_well(call: Callable, tmp_path: Path):
 
 
 PEOPLE, PLACES = ("anna", "ben", "dora", "emil", "greta", "hugo"), ("basel", "oslo", "lisbon", "vienna", "dublin")
+DAYS = "monday", "tuesday", "friday", "sunday"
+TRAIN, DEV = range(120), range(120, 130)
 
 
-def squad(version: str, first: int, count: int) -> dict:
-    """Paragraphs of two sentences, a question on each; in version 2.0, every other one has one without an answer."""
+def squad(version: str, numbers: Iterable[int]) -> dict:
+    """Who, where and when, in any order, and a question on each; in version 2.0, every other one is asked for more.
+
+    So no place in a paragraph is the answer to more than a third of its questions, and none of dev is in train.
+    """
+    everything = [*itertools.product(PEOPLE, PLACES, DAYS, itertools.permutations(("who", "where", "when")))]
+    random.Random(0).shuffle(everything)
     paragraphs = []
-    for number in range(first, first + count):
-        one, other = PEOPLE[number % 6], PEOPLE[(number + 1 + number % 5) % 6]
-        place, beside = PLACES[number % 5], PLACES[(number * 3 + 1) % 5]
-        context = f"{one} plays in {place} . {other} is in {beside} ."
-        asked = [(f"where is {one} ?", place), (f"where is {other} ?", beside)]
+    for number in numbers:
+        *facts, order = everything[number]
+        answers = dict(zip(("who", "where", "when"), facts, strict=True))
+        context = " . ".join(answers[word] for word in order)
         questions = [
             {
-                "id": f"{number} {index}",
-                "question": text,
-                "answers": [{"text": answer, "answer_start": context.index(f"in {answer}") + 3}],
+                "id": f"{number} {word}",
+                "question": f"{word} is it ?",
+                "answers": [{"text": answer, "answer_start": context.index(answer)}],
             }
-            for index, (text, answer) in enumerate(asked)
+            for word, answer in answers.items()
         ]
         if version == "v2.0" and number % 2:
-            questions.append({"id": f"{number} n", "question": "who is zora ?", "answers": [], "is_impossible": True})
+            questions.append({"id": f"{number} n", "question": "why is it ?", "answers": [], "is_impossible": True})
         paragraphs.append({"context": context, "qas": questions})
     return {"version": version, "data": [{"title": "people", "paragraphs": paragraphs}]}
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> list:
-    words = sorted({*PEOPLE, *PLACES, "plays", "where", "who", "zora", "in"} - {*PIECES})
+    words = sorted({*PEOPLE, *PLACES, *DAYS, "who", "where", "when", "why"} - {*PIECES})
     torch.manual_seed(2)
     shape = dict(vocab_size=len(PIECES) + len(words), dropout=0.0, attention_dropout=0.0)
     save_pretrained(tmp_path / "bert", Bert(BertConfig.from_preset("mini", **shape)), WordPiece([*PIECES, *words]))
-    for name, version, first, count in (("train", "v2.0", 0, 60), ("dev", "v2.0", 3, 8), ("old", "1.1", 3, 8)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(squad(version, first, count)))
+    for name, version, numbers in (("train", "v2.0", TRAIN), ("dev", "v2.0", DEV), ("old", "1.1", DEV)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(squad(version, numbers)))
     given = ["--option", "qa", "--train", "train.json", "--dev", "dev.json", "--pretrained-model-path", "bert"]
     return [*given, "--length", 48, "--batch_size", 8, "--lr", 0.004]
 
@@ -167,11 +175,11 @@ def test_questions_are_learned_answered_and_scored(call: Callable, files: list, 
     assert printed.count("epoch ") == 16 and "with a new head" in printed
     exact, f1 = map(float, re.search(r"dev exact match :: (\S+), dev F1 :: (\S+) \(", printed).groups())
     answers = json.loads((tmp_path / "answers.json").read_text())
-    questions = {qa["id"]: qa for p in squad("v2.0", 3, 8)["data"][0]["paragraphs"] for qa in p["qas"]}
+    questions = {qa["id"]: qa for p in squad("v2.0", DEV)["data"][0]["paragraphs"] for qa in p["qas"]}
     right = [answers[id] == (qa["answers"][0]["text"] if qa["answers"] else "") for id, qa in questions.items()]
     assert answers.keys() == questions.keys() and exact == pytest.approx(100 * sum(right) / len(right), abs=0.01)
     best = max(float(value) for value in re.findall(r"^epoch .* dev F1 :: (\S+)$", printed, re.MULTILINE))
-    assert f1 == pytest.approx(best, abs=0.01) and f1 > 60
+    assert f1 == pytest.approx(best, abs=0.01) and f1 > 80  # 43 by one who looks for "why" alone
     assert json.loads((tmp_path / "qa" / "scores.json").read_text())["f1"] == pytest.approx(f1, abs=0.01)
 
     again = call("--option", "qa", "--pretrained-model-path", "qa", "--dev", "dev.json", "--length", 48)
