@@ -21,6 +21,7 @@ from pathlib import Path
 from advanced.lineage import RECORD
 from advanced.text_flags import Outputs, Row, add_text_flags, check_length, check_text_flags, follow, found
 from bert.config import BertConfig
+from bert.package import PACKAGE, installed
 from bert.vocabulary import tokenizers
 from bert.wordpiece import SETTINGS, VOCABULARY
 from convert.directory import CONFIG, SAFETENSORS, WEIGHTS, lock_of, require_safetensors
@@ -38,7 +39,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m bert.pretrain", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the directory that is made")
-    add("--init", metavar="DIRECTORY", help="go on from this one, with its shape and vocabulary")
+    add("--init", metavar="DIRECTORY", help=f"go on from this one, or {PACKAGE}, with its shape and vocabulary")
     add("--tokenizer", metavar="VOCAB.txt", help="a vocabulary; else that of --init, or one trained on the texts")
     add_text_flags(parser)
     parser.set_defaults(lr=5e-4, length=128, batch_size=32)
@@ -82,6 +83,9 @@ def check_args(args: Namespace) -> None:
 
 def _check_init(args: Namespace) -> None:
     path = Path(args.init)
+    if args.init == PACKAGE and not path.exists():
+        path = installed()
+        args.init = str(path)
     if not path.is_dir():
         raise UserError(f"--init {path} {'is a file; name its folder' if path.exists() else 'does not exist'}")
     if args.tokenizer is not None:

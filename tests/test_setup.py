@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from bert.run import PACKAGE
+from bert.package import PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [

@@ -56,10 +56,10 @@ CONVERT_LEVELS = (
 )
 CONVERT_LIBRARIES = {"gguf", "onnx", "onnxruntime", "onnxscript", "tokenizers"}  # and safetensors, by its name
 BERT_LEVELS = (
-    {"__init__", "categories", "config", "squad", "tasks"},
+    {"__init__", "categories", "config", "questions", "squad", "tasks"},
     {"basic", "model", "names", "unpadded"},
     {"attention", "heads", "wordpiece"},
-    {"kernels", "load", "pairs", "spans", "vocabulary"},
+    {"kernels", "load", "package", "pairs", "spans", "vocabulary"},
     {"examples", "family", "merges", "save", "texts"},
     {"directory", "pretrain"},
     {"answering", "pretraining"},

@@ -155,10 +155,13 @@ def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data
 
 
 def _interval_of(cell: Cell, labels: dict[str, list[int]]) -> str:
-    """That of the accuracies of a row which is compared with none; empty for too few seeds."""
-    found = ((split, interval(cell.runs, split, labels[split])) for split in ("dev", "test"))
-    parts = [f"{split} [{plain(each.low)}, {plain(each.high)}]" for split, each in found if each is not None]
-    return f"Accuracies of {cell.row.name}: {', '.join(parts)}." if parts else ""
+    """Those of the figures of a row which is compared with none; empty for too few seeds."""
+    lines = []
+    for figure, words in (("accuracy", "accuracy"), ("macro_f1", "macro-F1")):
+        found = ((split, interval(cell.runs, split, labels[split], figure)) for split in ("dev", "test"))
+        parts = [f"{split} [{plain(each.low)}, {plain(each.high)}]" for split, each in found if each is not None]
+        lines += [f"{words} {', '.join(parts)}"] * bool(parts)
+    return f"Of {cell.row.name}: {'; '.join(lines)}." if lines else ""
 
 
 def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]], base_name: str) -> list[str]:

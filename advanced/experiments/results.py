@@ -86,7 +86,7 @@ class Spread(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of the accuracies of two methods: its mean, its standard error, and its 95 % interval.
+    """Of the figures of two methods: its mean, its standard error, and its 95 % interval.
 
     has_few_seeds: of one or two seeds of something that is trained. Its interval knows what another choice of sentences
     would do, and nothing, or too little, of another seed.
@@ -120,18 +120,58 @@ def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, se
     return Difference(float(differences.mean()), float(means.std(ddof=1)), float(low), float(high))
 
 
-def interval(runs: Mapping[int, Mapping[str, Any]], split: str, labels: Sequence[int]) -> Difference | None:
-    """Of the accuracy of results by seed, as a difference to nothing right; None where too little was done."""
+def macro_f1_bootstrap(
+    better: np.ndarray, base: np.ndarray | None, labels: np.ndarray, draws: int = 1000, seed: int = 0
+) -> Difference:
+    """How much higher the macro-F1 of one method is than another's; or than nothing, which is that of one alone.
+
+    better, base: S n, predicted classes. labels: n. It is no mean over sentences, as accuracy is, so it is computed
+    anew of each draw; a class that a draw has not, and nobody predicts, counts 0, as one does that is never found.
+    """
+    seeds, sentences = better.shape
+    classes = 1 + max(int(each.max()) for each in (better, labels))
+    drawing = np.random.default_rng(seed)
+
+    def macro_f1(predictions: np.ndarray, weights: np.ndarray | None) -> float:
+        counts = [np.bincount(row, weights, classes**2) for row in labels * classes + predictions]
+        table = np.reshape(counts, (-1, classes, classes))  # S gold predicted
+        found = table.sum(1) + table.sum(2)
+        f1 = 2 * np.diagonal(table, axis1=1, axis2=2) / np.where(found > 0, found, 1)  # S classes
+        return float(f1.mean())
+
+    def difference(rows: Sequence[int] | np.ndarray, weights: np.ndarray | None) -> float:
+        return macro_f1(better[rows], weights) - (0.0 if base is None else macro_f1(base[rows], weights))
+
+    drawn = np.empty(draws)
+    for draw in range(draws):
+        weights = np.bincount(drawing.integers(0, sentences, sentences), minlength=sentences)  # n
+        drawn[draw] = difference(drawing.integers(0, seeds, seeds), weights)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return Difference(difference(range(seeds), None), float(drawn.std(ddof=1)), float(low), float(high))
+
+
+def interval(
+    runs: Mapping[int, Mapping[str, Any]], split: str, labels: Sequence[int], figure: str = "accuracy"
+) -> Difference | None:
+    """Of accuracy or macro_f1 of results by seed, as a difference to nothing; None where too little was done."""
     results = [*runs.values()]
-    if split not in results[0] or len(results) < FEWEST_SEEDS and "trainable" in results[0]:
+    if split not in results[0] or has_few_seeds(results):
         return None
-    right = rightness(results, split, labels)  # S n
+    found = predictions_of(results, split)  # S n
+    if figure == "macro_f1":
+        return macro_f1_bootstrap(found, None, np.array(labels))
+    right = found == np.array(labels)
     return paired_bootstrap(right, np.zeros_like(right))
 
 
-def rightness(results: Sequence[Mapping[str, Any]], split: str, labels: Sequence[int]) -> np.ndarray:
-    """results: one for each seed. Returns bool S n"""
-    return np.array([unpack(result[split]["predictions"]) for result in results]) == np.array(labels)
+def has_few_seeds(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether they are too few of something that is trained; what is not has no seeds."""
+    return len(results) < FEWEST_SEEDS and any("trainable" in result for result in results)
+
+
+def predictions_of(results: Sequence[Mapping[str, Any]], split: str) -> np.ndarray:
+    """results: one for each seed. Returns the classes, S n"""
+    return np.array([unpack(result[split]["predictions"]) for result in results])
 
 
 def pack(predictions: Sequence[int]) -> str:
@@ -144,12 +184,20 @@ def unpack(text: str) -> list[int]:
 
 
 def compare(
-    ours: Mapping[int, Mapping[str, Any]], theirs: Mapping[int, Mapping[str, Any]], split: str, labels: Sequence[int]
+    ours: Mapping[int, Mapping[str, Any]],
+    theirs: Mapping[int, Mapping[str, Any]],
+    split: str,
+    labels: Sequence[int],
+    figure: str = "accuracy",
 ) -> Difference | None:
     """Of results by seed, over the seeds that both have; None where there are none."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
-    found = paired_bootstrap(*(rightness([each[seed] for seed in seeds], split, labels) for each in (ours, theirs)))
-    is_trained = any("trainable" in each[seeds[0]] for each in (ours, theirs))
-    return found._replace(has_few_seeds=len(seeds) < FEWEST_SEEDS and is_trained)
+    results = [[each[seed] for seed in seeds] for each in (ours, theirs)]
+    gold, sides = np.array(labels), [predictions_of(each, split) for each in results]
+    if figure == "macro_f1":
+        found = macro_f1_bootstrap(*sides, gold)
+    else:
+        found = paired_bootstrap(*(side == gold for side in sides))
+    return found._replace(has_few_seeds=any(map(has_few_seeds, results)))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import FIGURES, ROOT, asset, save_checkpoint
+from sklearn.metrics import f1_score
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import grid, report, runner, summary, trial
@@ -29,6 +30,7 @@ from advanced.experiments.results import (
     append_result,
     compare,
     interval,
+    macro_f1_bootstrap,
     pack,
     paired_bootstrap,
     read_results,
@@ -568,6 +570,36 @@ def test_seeds_that_differ_widen_the_interval_and_equal_methods_do_not_differ():
     assert wide.mean == pytest.approx(narrow.mean, abs=0.02) and wide.error > 1.5 * narrow.error
     same = paired_bootstrap(base, base)
     assert tuple(same[:4]) == (0, 0, 0, 0) and not same.is_beyond_noise
+
+
+def test_macro_f1_is_computed_anew_of_each_draw():
+    """A slow version: sentences and seeds drawn as lists, scikit-learn's figure of each."""
+    rng = np.random.default_rng(4)
+    labels = rng.integers(0, 3, 60)
+    base = np.where(rng.random((3, 60)) < 0.5, labels, rng.integers(0, 3, (3, 60)))
+    better = np.where(rng.random((3, 60)) < 0.8, labels, 2)
+    score = partial(f1_score, average="macro", labels=[0, 1, 2], zero_division=0)
+    for against in (base, None):
+        found = macro_f1_bootstrap(better, against, labels, draws=50, seed=9)
+        drawing, drawn = np.random.default_rng(9), []
+        for _ in range(50):
+            sentences, seeds = drawing.integers(0, 60, 60), drawing.integers(0, 3, 3)
+            gains = [
+                score(labels[sentences], better[seed][sentences])
+                - (0 if against is None else score(labels[sentences], against[seed][sentences]))
+                for seed in seeds
+            ]
+            drawn.append(np.mean(gains))
+        means = [np.mean([score(labels, row) for row in rows]) for rows in (better, base)]
+        assert found.mean == pytest.approx(means[0] - (0 if against is None else means[1]))
+        assert found.error == pytest.approx(np.std(drawn, ddof=1))
+        assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))))
+    ours, theirs = (
+        {seed: {"trainable": 1, "dev": {"predictions": pack(row.tolist())}} for seed, row in enumerate(rows)}
+        for rows in (better, base)
+    )
+    assert compare(ours, theirs, "dev", labels, "macro_f1") == macro_f1_bootstrap(better, base, labels)
+    assert interval(ours, "dev", labels, "macro_f1") == macro_f1_bootstrap(better, None, labels)
 
 
 def test_a_row_that_is_compared_with_none_has_an_interval_of_its_own():

@@ -12,7 +12,7 @@ from torch import nn
 
 from bert.config import BertConfig
 from bert.model import Bert
-from bert.run import installed
+from bert.package import installed
 from bert.save import save_pretrained
 from bert.wordpiece import WordPiece
 from utils import UserError

