@@ -134,10 +134,10 @@ def test_what_was_learned_of_real_text_is_what_the_files_say():
     table = re.search(r"<!-- of the files -->\n(.*?)\n\n", PAGE, re.DOTALL)[1].splitlines()[2:]
     for line in table:
         name, file = re.search(r"\[(.+)\]\((.+)\)", line).groups()
-        cells = [cell.strip() for cell in line.split("|")[3:7]]
+        cells = [cell.strip() for cell in line.split("|")[3:8]]
         record = json.loads((FOLDER / file).read_text(encoding="utf-8"))
         first, last = record["curve"][0], record["curve"][-1]
-        shares = last["hidden_accuracy"], last.get("next_accuracy")
+        shares = last["hidden_accuracy"], first["unigram_accuracy"], last.get("next_accuracy")
         found = [f"{last['hidden_perplexity']:.0f}", f"{first['unigram_perplexity']:.0f}"]
         found += ["" if share is None else f"{share:.3f}"[1:] for share in shares]
         assert cells == found and file.endswith(f"/{name}.json")
