@@ -82,6 +82,10 @@ def _check_names(chosen: list[str], option: str, family: str) -> None:
         for other in chosen:
             if reason := METHODS[name].conflicts.get(other):
                 raise UserError(f"{name} and {other} cannot be combined: {reason}")
+    of_kind = {METHODS[name].attention: name for name in chosen if METHODS[name].attention is not None}
+    if len(of_kind) > 1:
+        both = " and ".join(name for name in chosen if name in of_kind.values())
+        raise UserError(f"{both} cannot be combined: one is for causal models, the other for bidirectional ones")
 
 
 def check_attention(name: str, attention: str) -> None:

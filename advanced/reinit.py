@@ -17,7 +17,7 @@ from utils import UserError
 
 
 class Reinit(Method):
-    """layers: how many, from the top. head: uniform, as PyTorch draws it, or zero."""
+    """layers: how many, from the top; 0 for the head alone. head: uniform, as PyTorch draws it, or zero."""
 
     name = "reinit"
     begins_as_base = False
@@ -30,7 +30,7 @@ class Reinit(Method):
         llama = pretrained_of(model)
         if self.layers > llama.n_layers:
             raise UserError(f"{self.layers} layers cannot be drawn anew: the model has {llama.n_layers}")
-        for layer in llama.layers[-self.layers :]:
+        for layer in llama.layers[llama.n_layers - self.layers :]:
             llama.init_weights(layer)
             for norm in (part for part in layer.modules() if isinstance(part, RMSNorm)):
                 nn.init.ones_(norm.weight)

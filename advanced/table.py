@@ -222,6 +222,12 @@ PREDICTED = {
     ),
 }
 
+def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
+    if settings["head"] == "zero":
+        return NO_HEAD if "prompt-finetune" in every else ""
+    return "" if settings["layers"] else "layers=0 and a head as it is anyway leave nothing to do"
+
+
 READING = {
     "padding-mask": MethodEntry(
         "advanced.padding_mask",
@@ -256,10 +262,10 @@ PARAMETERS = {
         "advanced.reinit",
         "Reinit",
         "draws the weights of the top layers anew before training",
-        {"layers": count(1, "how many, from the top"), "head": one_of(("uniform", "zero"), "uniform", "the head")},
+        {"layers": count(1, "how many, from the top", 0), "head": one_of(("uniform", "zero"), "uniform", "the head")},
         conflicts=of_frozen("what is drawn anew would never be trained"),
         paper="arXiv:2006.05987",
-        refuses=lambda s, every: NO_HEAD if s["head"] == "zero" and "prompt-finetune" in every else "",
+        refuses=_nothing_anew,
     ),
     "linear-probe": MethodEntry(
         "advanced.linear_probe",

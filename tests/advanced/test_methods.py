@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import FIGURES, ROOT, drive_in, outputs, random_llama
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import advanced
 import arguments
@@ -263,6 +264,21 @@ def test_the_average_is_that_of_the_paper():
     torch.testing.assert_close(exported(other, [slow])["classifier_head.weight"], first_three)
 
 
+def test_a_steady_average_is_that_of_pytorch():
+    """Ours has a decay of 1 / 2 from the first step on, as the minimum is 1 / 2 there."""
+    model, ema = classifier(), EMA(decay=0.5)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    averaged.update_parameters(model)  # the first time it copies, as ours does
+
+    class Watch(Method):
+        def after_step(self, step: Step) -> None:
+            averaged.update_parameters(step.model)
+
+    train(model, [ema, Watch()], steps=6)
+    for name, parameter in averaged.module.named_parameters():
+        torch.testing.assert_close(exported(model, [ema])[name], parameter.detach())
+
+
 def test_no_decay_is_no_average():
     model, ema = classifier(), EMA(decay=0.0)
     train(model, [ema])
@@ -305,6 +321,7 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("prompt-finetune", ["template=Well?", "control=null-template"], "a null template is none"),
         ("padding-mask,pooling", ["kind=last"], "pooling: the last token is what is read anyway"),
         ("prompt-finetune,reinit", ["head=zero"], "reinit: there is no head that could begin with zeros"),
+        ("reinit", ["layers=0"], "reinit: layers=0 and a head as it is anyway leave nothing to do"),
         ("reinit,wise-ft", [], "cannot be combined"),  # nothing pretrained is left to mix with
         ("mixout,reinit", [], "mixout and reinit cannot be combined: what is drawn anew has no pretrained weights"),
         ("r-drop,prompt-finetune", [], "cannot be combined: a label word has no dropout before it"),

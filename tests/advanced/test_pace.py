@@ -183,6 +183,13 @@ def test_a_head_of_zeros_finds_all_classes_equally_likely():
     torch.testing.assert_close(model(TOKENS).exp(), torch.full((3, 2), 0.5))
 
 
+def test_the_head_may_be_drawn_anew_alone():
+    model, plain = classifier(), classifier()
+    Reinit(layers=0, head="zero").prepare(model)
+    assert all(map(torch.equal, model.llama.state_dict().values(), plain.llama.state_dict().values()))
+    assert not model.classifier_head.weight.any() and not model.classifier_head.bias.any()
+
+
 def test_more_layers_than_there_are_and_a_head_that_is_not_there_are_refused():
     with pytest.raises(UserError, match="3 layers cannot be drawn anew: the model has 2"):
         Reinit(layers=3).prepare(classifier())
