@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import random
+import shutil
 import subprocess
 import time
 from datetime import date
+from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from threading import Thread
@@ -62,8 +64,13 @@ def machine() -> str:
 
 
 def commit_of_code() -> str | None:
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    """Marked where code or tables are not as there; results, which grow while a grid runs, change nothing computed."""
+    if shutil.which("git") is None:
+        return None
+    git = partial(subprocess.run, cwd=HERE, capture_output=True, text=True, check=False)
+    commit = git(["git", "describe", "--always", "--abbrev=12"]).stdout.strip()
+    is_changed = git(["git", "diff", "--quiet", "HEAD", "--", ":/*.py", ":/*/tables/*.json"]).returncode == 1
+    return commit + "-dirty" * is_changed if commit else None
 
 
 def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:

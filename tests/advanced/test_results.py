@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from itertools import product
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, asset
 
+from advanced import pretrain
 from advanced.experiments import __main__ as program
 from advanced.experiments.grid import Model, Table, model_of
 from advanced.experiments.render import cells_of, difference_in_words, labels_of, render
@@ -112,3 +114,35 @@ def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, 
     assert len(alone) >= least[2]
     for found in [*spreads, *alone]:
         assert found in known
+
+
+def test_how_long_runs_take_is_what_the_lines_say():
+    """The shortest and the longest, in minutes but for the first of the short ones, which is in seconds."""
+    words = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
+    number = r"(\d+(?:\.\d+)?)"
+    said = re.search(
+        rf"took {number} to {number} minutes on all of SST and {number} to {number} on CFIMDB, "
+        rf"one of stories260K with few sentences {number} seconds to {number} minutes",
+        words,
+    )
+    files = {"3M": ("best-base3M", "recipe-base3M"), "few": ("few-shot-stories260K",)}
+    texts = {kind: "".join((RESULTS / f"{name}.jsonl").read_text() for name in names) for kind, names in files.items()}
+    lines = {kind: [json.loads(line) for line in text.splitlines()] for kind, text in texts.items()}
+    found = []
+    for kind, data in (("3M", ("sst",)), ("3M", ("cfimdb",)), ("few", ("sst", "cfimdb"))):
+        seconds = [line["wall_seconds"] for line in lines[kind] if line["data"] in data]
+        found += [min(seconds) if kind == "few" else min(seconds) / 60, max(seconds) / 60]
+    assert [*map(float, said.groups())] == pytest.approx(found, rel=0.05)
+
+
+def test_the_commands_that_made_models_are_those_of_their_files():
+    page = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    known = set()
+    for line in re.findall(r"^python -m advanced\.pretrain .*--out \S+\.pt.*", page, re.MULTILINE):
+        args = pretrain.get_args(shlex.split(line)[3:])
+        name = Path(args.out).stem
+        settings = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["settings"]
+        given = {key: value for key, value in vars(args).items() if key in settings and value is not None}
+        assert given == {key: settings[key] for key in given} and len(given) > 8, name
+        known.add(name)
+    assert known == {path.stem for path in RESULTS.glob("*.json") if "encoder" not in path.stem}

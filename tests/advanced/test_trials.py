@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -401,3 +403,25 @@ def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=3)
     found = cost.measure_time(work, cost.Subject(model, "ema"), lambda run, examples: next(run.turn))
     assert found == (3.0, 2.0, 4.0, 2) and str(found) == "3.00 (2.00-4.00)"
+
+
+def test_the_commit_is_marked_where_code_differs_from_it_and_not_for_new_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trial, "HERE", tmp_path)
+    assert trial.commit_of_code() is None  # no repository
+    files = {"model.py": "a = 1", "grid/tables/full.json": "{}", "grid/results/full.jsonl": "{}"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "one"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    clean = trial.commit_of_code()
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    for name in files:
+        (tmp_path / name).write_text("changed")
+        assert trial.commit_of_code() == clean + "-dirty" * (not name.endswith("jsonl"))
+        (tmp_path / name).write_text(files[name])
+    monkeypatch.setenv("PATH", "")
+    assert trial.commit_of_code() is None
