@@ -10,7 +10,7 @@ import glob
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -106,18 +106,14 @@ class Difference(NamedTuple):
 def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, seed: int = 0) -> Difference:
     """How much more often one method is right than another, on the same sentences with the same seeds.
 
-    better, base: S n, whether a sentence was classified rightly. Seeds and sentences are drawn again with replacement
-    (Efron & Tibshirani 1993, chapter 8: what was sampled is what is resampled), both methods' alike.
+    better, base: S n, whether a sentence was classified rightly.
     """
     differences = better.astype(np.float64) - base.astype(np.float64)  # S n
-    seeds, sentences = differences.shape
-    drawing = np.random.default_rng(seed)
-    means = np.empty(draws)
-    for draw in range(draws):
-        weights = np.bincount(drawing.integers(0, sentences, sentences), minlength=sentences) / sentences  # n
-        means[draw] = (differences[drawing.integers(0, seeds, seeds)] @ weights).mean()
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Difference(float(differences.mean()), float(means.std(ddof=1)), float(low), float(high))
+
+    def mean(rows: np.ndarray, weights: np.ndarray) -> float:
+        return float((differences[rows] @ (weights / len(weights))).mean())
+
+    return _bootstrap(mean, float(differences.mean()), differences.shape, draws, seed)
 
 
 def macro_f1_bootstrap(
@@ -128,9 +124,7 @@ def macro_f1_bootstrap(
     better, base: S n, predicted classes. labels: n. It is no mean over sentences, as accuracy is, so it is computed
     anew of each draw; a class that a draw has not, and nobody predicts, counts 0, as one does that is never found.
     """
-    seeds, sentences = better.shape
     classes = 1 + max(int(each.max()) for each in (better, labels))
-    drawing = np.random.default_rng(seed)
 
     def macro_f1(predictions: np.ndarray, weights: np.ndarray | None) -> float:
         counts = [np.bincount(row, weights, classes**2) for row in labels * classes + predictions]
@@ -142,12 +136,25 @@ def macro_f1_bootstrap(
     def difference(rows: Sequence[int] | np.ndarray, weights: np.ndarray | None) -> float:
         return macro_f1(better[rows], weights) - (0.0 if base is None else macro_f1(base[rows], weights))
 
+    return _bootstrap(difference, difference(range(len(better)), None), better.shape, draws, seed)
+
+
+def _bootstrap(
+    figure: Callable[[np.ndarray, np.ndarray], float], value: float, shape: tuple[int, ...], draws: int, seed: int
+) -> Difference:
+    """What a figure would be of other seeds and sentences; value: what it is of these, shape: how many there are.
+
+    Both are drawn again with replacement (Efron & Tibshirani 1993, chapter 8: what was sampled is what is resampled),
+    all methods' alike. figure: of the rows that were drawn, and of how often each sentence was.
+    """
+    seeds, sentences = shape
+    drawing = np.random.default_rng(seed)
     drawn = np.empty(draws)
     for draw in range(draws):
         weights = np.bincount(drawing.integers(0, sentences, sentences), minlength=sentences)  # n
-        drawn[draw] = difference(drawing.integers(0, seeds, seeds), weights)
+        drawn[draw] = figure(drawing.integers(0, seeds, seeds), weights)
     low, high = np.quantile(drawn, (0.025, 0.975))
-    return Difference(difference(range(seeds), None), float(drawn.std(ddof=1)), float(low), float(high))
+    return Difference(value, float(drawn.std(ddof=1)), float(low), float(high))
 
 
 def interval(
