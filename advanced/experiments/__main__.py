@@ -1,7 +1,7 @@
-"""Run the experiments of a table, and render it.
+"""Run the experiments of tables, and render them.
 
-    python -m advanced.experiments TABLE [--pretrained-model-path CKPT] [--workers N] [--minutes M]
-    python -m advanced.experiments TABLE --render
+    python -m advanced.experiments TABLE [TABLE ...] [--pretrained-model-path CKPT] [--workers N] [--minutes M]
+    python -m advanced.experiments TABLE [TABLE ...] --render
     python -m advanced.experiments TABLE --html PAGE.html
 
 Killed at any moment and started again, here or in another checkout, it goes on: what is in the results is not run
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from argparse import Namespace
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,8 @@ HERE = Path(__file__).resolve().parent
 def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m advanced.experiments", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("table", help=f"a name of the folder tables/ ({known_tables()}), or a file")
+    known = f"names of the folder tables/ ({known_tables()}), or files; one after the other"
+    add("tables", nargs="+", metavar="TABLE", help=known)
     add("--pretrained-model-path", default=Default("stories42M.pt"), help="checkpoint that all runs start from")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--results", help="file of JSON lines; else results/TABLE-CHECKPOINT.jsonl beside this program")
@@ -69,6 +71,10 @@ def known_tables() -> str:
 
 def check_args(args: Namespace) -> None:
     """Raises `UserError` naming the flag."""
+    if len(args.tables) > 1:
+        for flag in ("results", "only", "baseline", "report", "html"):
+            if getattr(args, flag):
+                raise UserError(f"--{flag} is for one table, not for {', '.join(args.tables)}")
     if args.workers < 1:
         raise UserError(f"--workers {args.workers}: must be at least 1")
     if args.minutes is not None and not 0 < args.minutes < math.inf:
@@ -124,7 +130,7 @@ def write_html(args: Namespace, table: Table, model: Model, done: Results) -> No
 
 def command_of(args: Namespace) -> list[str]:
     """The words of what makes the runs again."""
-    words = [args.table, "--pretrained-model-path", args.pretrained_model_path]
+    words = [args.tables[0], "--pretrained-model-path", args.pretrained_model_path]
     words += ["--tokenizer", args.tokenizer] if args.tokenizer else []
     baseline = [args.baseline] if args.baseline else None
     for flag, names in (("--only", args.only), ("--baseline", baseline), ("--data", args.data)):
@@ -132,17 +138,17 @@ def command_of(args: Namespace) -> list[str]:
     return ["python", "-m", "advanced.experiments", *words]
 
 
-def table_of(args: Namespace) -> Table:
-    """The table that is named, with the baseline that is. Raises `UserError` for a name that it does not have."""
-    named = HERE / "tables" / f"{args.table}.json"
-    if not (named.is_file() or Path(args.table).is_file()):
-        raise UserError(f"there is no table {args.table}; there are {known_tables()}")
-    table = Table.read(named if named.is_file() else args.table)
+def table_of(args: Namespace, name: str) -> Table:
+    """The table that is named so, with the baseline that is. Raises `UserError` for a name that it does not have."""
+    named = HERE / "tables" / f"{name}.json"
+    if not (named.is_file() or Path(name).is_file()):
+        raise UserError(f"there is no table {name}; there are {known_tables()}")
+    table = Table.read(named if named.is_file() else name)
     baseline = args.baseline or table.baseline
     if unknown := {*(args.only or ()), baseline} - {row.name for row in table.rows}:
-        raise UserError(f"{args.table} has no row {', '.join(sorted(unknown))}")
+        raise UserError(f"{name} has no row {', '.join(sorted(unknown))}")
     if unknown := {*(args.data or ())} - {*table.data}:
-        raise UserError(f"{args.table} has no data {', '.join(sorted(unknown))}; it has {', '.join(table.data)}")
+        raise UserError(f"{name} has no data {', '.join(sorted(unknown))}; it has {', '.join(table.data)}")
     return replace(table, baseline=baseline)
 
 
@@ -159,8 +165,20 @@ def show(args: Namespace, table: Table, model: Model, done: Results) -> None:
 
 def main() -> None:
     args = get_args()
-    table = table_of(args)
     check_args(args)
+    end = time.monotonic() + 60 * (math.inf if args.minutes is None else args.minutes)
+    failed = []
+    for table in [table_of(args, name) for name in args.tables]:
+        try:
+            work_on(args, table, end)
+        except UserError as error:  # the other tables are done all the same
+            failed.append(f"{error}")
+    if failed:
+        raise UserError("; ".join(failed))
+
+
+def work_on(args: Namespace, table: Table, end: float) -> None:
+    """What the flags ask for, of one table. end: of `time.monotonic`, when no run is started any more."""
     path = results_of(args, table)
     done, others = read_results([path]), results_beside(path, name_of(args.pretrained_model_path))
     model = model_of(args.pretrained_model_path, args.tokenizer, {**others, **done})
@@ -173,10 +191,10 @@ def main() -> None:
             print(describe(trial))
         print(f"{len(trials)} runs can be started now")
     else:
-        run(args, table, model, path)
+        run(args, table, model, path, end)
 
 
-def run(args: Namespace, table: Table, model: Model, path: Path) -> None:
+def run(args: Namespace, table: Table, model: Model, path: Path, end: float) -> None:
     """What is left of the table, as far as its checkpoints are here; what other tables have done needs none."""
 
     def left_of(table: Table) -> list[Trial]:
@@ -187,7 +205,7 @@ def run(args: Namespace, table: Table, model: Model, path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     take_over(partial(left_of, table), model, path, work)
     left = partial(left_of, table.without_absent(model))
-    Runner(left, model, path, work, args.device, args.workers).run(args.minutes)
+    Runner(left, model, path, work, args.device, args.workers).run((end - time.monotonic()) / 60)
 
 
 if __name__ == "__main__":

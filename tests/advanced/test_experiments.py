@@ -777,6 +777,39 @@ def test_what_other_tables_have_done_needs_no_checkpoint(
     assert [*read_results([path])] == [first.key(gone)]
 
 
+def test_several_tables_are_done_one_after_the_other(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Until the minutes are over; what goes wrong in one does not stop the next, and is said at the end."""
+
+    def compute(one: Trial, *where) -> dict:
+        if one.table == "first":
+            raise UserError("the loss is nan")
+        return {"key": one.key(model), "model": model.name, "checksums": model.checksums}
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(program, "HERE", tmp_path)
+    table_of(tmp_path, rows=[{"name": "plain"}], shots=[4])
+    (tmp_path / "tables").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / f"tables/{name}.json").write_bytes((tmp_path / "trial.json").read_bytes())
+    command = ["experiments", "first", "second", "--pretrained-model-path", model.checkpoint]
+    command += ["--work", str(tmp_path / "work")]
+    for flags, said in ((["--list"], "2 runs can be started"), (["--minutes", "1e-9"], "0 runs done, 0 failed, 2")):
+        monkeypatch.setattr("sys.argv", [*command, *flags])
+        program.main()
+        assert capsys.readouterr().out.count(said) == 2
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(UserError, match=r"^2 runs failed, for example: .* the loss is nan$"):
+        program.main()
+    assert len(read_results([tmp_path / f"results/second-{model.name}.jsonl"])) == 2
+    for flag, value in (("--results", "r.jsonl"), ("--only", "plain"), ("--baseline", "plain"), ("--html", "p.html")):
+        monkeypatch.setattr("sys.argv", [*command, flag, value])
+        with pytest.raises(UserError, match=f"^{flag} is for one table, not for first, second$"):
+            program.main()
+
+
 def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

@@ -14,11 +14,13 @@ from conftest import ROOT, asset
 from advanced import pretrain
 from advanced.experiments import __main__ as program
 from advanced.experiments.grid import Model, Table, model_of
-from advanced.experiments.render import cells_of, difference_in_words, labels_of, render
-from advanced.experiments.results import compare, read_results
+from advanced.experiments.render import cells_of, difference_in_words, labels_of, plain, render
+from advanced.experiments.report import write_report
+from advanced.experiments.results import compare, interval, read_results
 from advanced.experiments.summary import columns_of, render_summary
 
-RESULTS = program.HERE / "results"
+EXPERIMENTS = program.HERE
+RESULTS = EXPERIMENTS / "results"
 LINES = sorted(RESULTS.glob("*.jsonl"))
 FOLDERS = "advanced", "bert"  # whose README says what was measured
 TABLES = sorted((path.stem for path in (program.HERE / "tables").glob("*.json")), key=len, reverse=True)
@@ -56,6 +58,16 @@ def test_a_page_is_what_the_lines_of_its_runs_say(at_assets: None, path: Path):
     assert render(*opened(path)) == path.with_suffix(".md").read_text(encoding="utf-8")
 
 
+def test_the_report_is_what_the_lines_say(at_assets: None, tmp_path: Path):
+    """Made by `python -m advanced.experiments best --pretrained-model-path base3M.pt --only plain recipe --report`."""
+    table, model, done = opened(RESULTS / "best-base3M.jsonl")
+    rows = ["plain", "recipe"]
+    args = program.get_args(["best", "--pretrained-model-path", "base3M.pt", "--only", *rows])
+    write_report(table.only(rows, None), model, done, program.command_of(args), tmp_path / "report.md")
+    page = RESULTS / "report-best-base3M.md"
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+
+
 def test_the_summary_is_what_the_lines_say(at_assets: None):
     page = (RESULTS / "summary.md").read_text(encoding="utf-8")
     assert render_summary([*columns_of(RESULTS)]) == page, "python -m advanced.experiments.summary --out writes it"
@@ -87,6 +99,8 @@ def test_the_readme_quotes_the_pages(folder: str):
 OTHER_BASELINES = (
     ("few-shot-stories260K", "sst", 16, "prompt-finetune, shuffled words", "prompt-finetune"),
     ("zero-shot-base3M", "cfimdb", None, "channel", "course"),
+    ("few-shot-stories260K", "sst", 64, "padding-mask, bidirectional", "plain, bidirectional"),
+    ("few-shot-stories260K", "cfimdb", 64, "padding-mask, bidirectional", "plain, bidirectional"),
     ("encoders-base3M", "sst", None, "encoder", "encoder, untrained"),
     ("encoders-base3M", "sst", None, "decoder, mean of its states", "decoder"),
     ("encoders-base3M", "sst", None, "encoder, [MASK] always", "encoder"),
@@ -95,7 +109,7 @@ OTHER_BASELINES = (
 )
 
 
-@pytest.mark.parametrize(("folder", "least"), [*zip(FOLDERS, ((11, 11, 0), (14, 4, 4)), strict=True)])
+@pytest.mark.parametrize(("folder", "least"), [*zip(FOLDERS, ((11, 11, 1), (14, 4, 4)), strict=True)])
 def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, folder: str, least: tuple[int, ...]):
     """least: how many of each it has at least."""
     known = "\n".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md"))
@@ -103,14 +117,17 @@ def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, 
         table, model, done = opened(RESULTS / f"{stem}.jsonl")
         cells = {cell.row.name: cell.runs for cell in cells_of(table, model, done, data, shots)}
         for split, figure in product(("dev", "test") if data == "sst" else ("dev",), ("accuracy", "macro_f1")):
-            known += difference_in_words(compare(cells[row], cells[baseline], split, labels_of(data, split), figure))
+            labels = labels_of(data, split)
+            known += difference_in_words(compare(cells[row], cells[baseline], split, labels, figure))
+            alone = interval(cells[row], split, labels, figure)
+            known += f" [{plain(alone.low)}, {plain(alone.high)}]"
     words = " ".join((ROOT / folder / "README.md").read_text(encoding="utf-8").split())
     digits = r"[+-]0?\.\d{3}"
     intervals = re.findall(rf"({digits}) \[({digits}), ({digits})\]", words)
     spreads = re.findall(r"\.\d{3} ± \.\d{3}", words)
     assert len(intervals) >= least[0] and len(spreads) >= least[1]
-    for interval in intervals:
-        mean, low, high = (re.sub(r"([+-])\.", r"\g<1>0.", number) for number in interval)
+    for found in intervals:
+        mean, low, high = (re.sub(r"([+-])\.", r"\g<1>0.", number) for number in found)
         assert f"{mean} [{low}, {high}]" in known
     alone = re.findall(r"\[\.\d{3}, \.\d{3}\]", words)
     assert len(alone) >= least[2]
@@ -120,7 +137,7 @@ def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, 
 
 def test_how_long_runs_take_is_what_the_lines_say():
     """The shortest and the longest, in minutes but for the first of the short ones, which is in seconds."""
-    words = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
+    words = " ".join((EXPERIMENTS / "README.md").read_text(encoding="utf-8").split())
     number = r"(\d+(?:\.\d+)?)"
     said = re.search(
         rf"took {number} to {number} minutes on all of SST and {number} to {number} on CFIMDB, "
@@ -138,7 +155,7 @@ def test_how_long_runs_take_is_what_the_lines_say():
 
 
 def test_the_commands_that_made_models_are_those_of_their_files():
-    page = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    page = (EXPERIMENTS / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     known = set()
     for line in re.findall(r"^python -m advanced\.pretrain .*--out \S+\.pt.*", page, re.MULTILINE):
         args = pretrain.get_args(shlex.split(line)[3:])

@@ -19,7 +19,7 @@ from advanced.table import METHODS
 from bert import pretrain, questions, run
 from bert.config import BertConfig
 from bert.examples import Noise
-from bert.package import installed
+from bert.package import PACKAGE, installed
 from bert.pairs import SHORT
 from utils import UserError
 
@@ -81,7 +81,7 @@ def test_the_commands_are_understood():
 def test_a_file_that_a_command_reads_is_there_or_written_by_the_one_before():
     wrote = {words[words.index(flag) + 1] for words in commands() for flag in ("--model_out", "--out") if flag in words}
     read = "--model", "--pretrained-model-path", "--init"
-    assert {words[words.index(flag) + 1] for words in commands() for flag in read if flag in words} == wrote
+    assert {words[words.index(flag) + 1] for words in commands() for flag in read if flag in words} - {PACKAGE} == wrote
     (qa,) = (words for words in commands() if "qa" in words and "--train" in words)
     assert [qa[qa.index(flag) + 1] for flag in ("--train", "--dev")] == ["questions-train.json", "questions-dev.json"]
     (predict,) = (words for words in commands() if "predict" in words)
@@ -149,10 +149,22 @@ def test_what_was_learned_of_real_text_is_what_the_files_say():
     assert [f"{row['hidden_perplexity']:.0f}" for row in curve if row["step"] == int(steps)] == [figure]
 
 
-@pytest.mark.parametrize("name", ["base3M-encoder-short", "base3M-encoder"])
+def test_what_the_small_bert_learned_is_what_its_file_says():
+    record = json.loads((RESULTS / "minilm-encoder-films.json").read_text(encoding="utf-8"))
+    first, last = record["curve"][0], record["curve"][-1]
+    shares = last["next_accuracy"], first["next_accuracy"]
+    assert f"{record['seconds'] / 60:.0f} minutes on one core:\n\n```\npython -m bert.pretrain --init {PACKAGE}" in PAGE
+    text = " ".join(TEXT.split())
+    assert f"a perplexity of {first['hidden_perplexity']:,.0f} at [MASK]; after {last['step']} steps" in text
+    assert "hardly begun to learn: {}, {} before.".format(*(f"{share:.3f}"[1:] for share in shares)) in text
+
+
+@pytest.mark.parametrize("name", ["base3M-encoder-short", "base3M-encoder", "minilm-encoder-films"])
 def test_the_commands_of_real_text_are_those_of_the_files(name: str):
     (words,) = (words for words in commands() if words[-2:] == ["--out", name])
     said, path = vars(pretrain.get_args(words[3:])), RESULTS / f"{name}.json"
     done = json.loads(path.read_text(encoding="utf-8"))["settings"]
     given = {flag: value for flag, value in said.items() if flag in done and value is not None}
+    if given.get("init") == PACKAGE:
+        given["init"] = "model"  # the folder in the package
     assert given == {flag: done[flag] for flag in given} and len(given) > 15
