@@ -54,11 +54,17 @@ def render(table: Table, model: Model, done: Results) -> str:
         sizes = [*dict.fromkeys(shots for _, of_data, shots in table.cells() if of_data == data)]
         for shots in sizes:
             lines += _section(table, model, done, data, shots)
-    lines += _makes(done)
+    lines += [*_makes(done), *_sources(table)]
     seeds, purpose = ", ".join(map(str, table.tune_seeds)), PURPOSE if table.seeds else ""
     if choices := render_choices(table, model, done):
         lines += ["## What was tried", "", CHOICES.format(seeds=seeds, purpose=purpose), "", *choices]
     return "\n".join(lines) + "\n"
+
+
+def _sources(table: Table) -> list[str]:
+    """Where the settings come from, as far as rows say so."""
+    said = [f"| {row.name} | {row.source} |" for row in table.rows if row.source]
+    return ["## Where the settings come from", "", "| method | source |", "|---|---|", *said, ""] if said else []
 
 
 def write_page(path: Path, text: str, flag: str) -> None:

@@ -69,6 +69,7 @@ ROW = {
     "data": _list_of(TEXT.fits, "data sets of the table"),
     "seeds": SEEDS,
     "checkpoint": TEXT,
+    "source": TEXT,
 }
 
 

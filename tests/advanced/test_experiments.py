@@ -846,6 +846,15 @@ def test_the_tables_that_are_here_can_be_read():
         assert table.baseline in {row.name for row in table.rows} and table.title
 
 
+def test_every_preset_says_where_it_comes_from_and_pages_do(model: Model, tmp_path: Path):
+    known = re.compile(r"arXiv:\d{4}\.\d{5}|[\w-]+/[\w-]+|GitHub|assignment|small steps")
+    assert all(known.search(row.source) for row in PRESETS_42M.rows)
+    rows = [{"name": "plain", "source": "a paper"}, {"name": "lora", "method": "lora"}]
+    text = render(table_of(tmp_path, rows=rows), model, {})
+    assert "## Where the settings come from\n\n| method | source |\n|---|---|\n| plain | a paper |\n\n" in f"{text}\n"
+    assert "come from" not in render(table_of(tmp_path, rows=[{"name": "plain"}]), model, {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", PRESETS_42M.rows, ids=lambda row: row.name)
 def test_a_preset_for_stories42m_runs_on_a_random_model_of_that_shape(
@@ -856,7 +865,7 @@ def test_a_preset_for_stories42m_runs_on_a_random_model_of_that_shape(
     path = tmp_path / "stories42M.pt"
     save_checkpoint(path, Llama(LlamaConfig.from_preset("stories42M")), **PRESETS["stories42M"])
     big = Model(str(path), str(asset(assets, "tokenizer.model")))
-    short = replace(row, checkpoint="", settings=row.settings | {"epochs": 1, "batch_size": 4})
+    short = replace(row, checkpoint="", settings=row.settings | {"epochs": 2, "batch_size": 2})
     one = PRESETS_42M.trial(short, "sst", 2, 1, "final", row.combinations()[0])
     result = trial.run_trial(replace(one, data="films"), big, tmp_path, PLACE)
     assert 0 <= result["dev"]["accuracy"] <= 1 and result.get("trainable", 1) > 0
