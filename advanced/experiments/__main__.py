@@ -45,23 +45,23 @@ HERE = Path(__file__).resolve().parent
 def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m advanced.experiments", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    known = f"names of the folder tables/ ({known_tables()}), or files; one after the other"
+    known = f"names of the folder tables/ ({known_tables()}), or files; several are done one after the other"
     add("tables", nargs="+", metavar="TABLE", help=known)
     add("--pretrained-model-path", default=Default("stories42M.pt"), help="checkpoint that all runs start from")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
-    add("--results", help="file of JSON lines; else results/TABLE-CHECKPOINT.jsonl beside this program")
+    add("--results", help="file of JSON lines, of one table; else results/TABLE-CHECKPOINT.jsonl beside this program")
     add("--work", help="folder for weights while a run lasts; else one in the system's temporary folder")
     add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
-    add("--minutes", type=float, help="start no run after so many")
-    add("--only", nargs="+", metavar="ROW", help="rows of the table, beside its baseline; all of them if not given")
-    add("--baseline", metavar="ROW", help="what the other rows are compared with, if not the table's own baseline")
+    add("--minutes", type=float, help="start no run after so many, of all tables together")
+    add("--only", nargs="+", metavar="ROW", help="rows of one table, beside its baseline; else all")
+    add("--baseline", metavar="ROW", help="what the rows of one table are compared with, if not its baseline")
     add("--data", nargs="+", metavar="NAME", help="data sets of the table; all of them if not given")
     add("--tune", action="store_true", help="only the runs on data held out of train, none that looks at dev or test")
     add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     add("--list", action="store_true", help="say which runs are left, and end")
     add("--render", action="store_true", help="write tables and plots beside the results, and end")
-    add("--report", metavar="FILE.md", help="write a report on the rows of --only, and a PDF where pandoc is, and end")
-    add("--html", metavar="FILE", help="write a page to look at the runs that are done, and end")
+    add("--report", metavar="FILE.md", help="write a report on one table, and a PDF where pandoc is, and end")
+    add("--html", metavar="FILE", help="write a page to look at the runs of one table, and end")
     return parser.parse_args(argv)
 
 
@@ -71,6 +71,8 @@ def known_tables() -> str:
 
 def check_args(args: Namespace) -> None:
     """Raises `UserError` naming the flag."""
+    if len({*args.tables}) < len(args.tables):
+        raise UserError(f"a table is named twice: {', '.join(args.tables)}")
     if len(args.tables) > 1:
         for flag in ("results", "only", "baseline", "report", "html"):
             if getattr(args, flag):
@@ -167,14 +169,19 @@ def main() -> None:
     args = get_args()
     check_args(args)
     end = time.monotonic() + 60 * (math.inf if args.minutes is None else args.minutes)
+    tables = [table_of(args, name) for name in args.tables]
+    if len(tables) == 1:
+        return work_on(args, tables[0], end)
     failed = []
-    for table in [table_of(args, name) for name in args.tables]:
+    for table in tables:
+        print(f"table {table.name}", flush=True)
         try:
             work_on(args, table, end)
         except UserError as error:  # the other tables are done all the same
-            failed.append(f"{error}")
+            warn(f"{table.name}: {error}")
+            failed.append(table.name)
     if failed:
-        raise UserError("; ".join(failed))
+        raise UserError(f"of {len(tables)} tables {len(failed)} failed: {', '.join(failed)}")
 
 
 def work_on(args: Namespace, table: Table, end: float) -> None:
@@ -205,7 +212,7 @@ def run(args: Namespace, table: Table, model: Model, path: Path, end: float) -> 
         folder.mkdir(parents=True, exist_ok=True)
     take_over(partial(left_of, table), model, path, work)
     left = partial(left_of, table.without_absent(model))
-    Runner(left, model, path, work, args.device, args.workers).run((end - time.monotonic()) / 60)
+    Runner(left, model, path, work, args.device, args.workers).run(end)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ def render(table: Table, model: Model, done: Results) -> str:
 
 
 def _sources(table: Table) -> list[str]:
-    """Where the settings come from, as far as rows say so."""
+    """Of the rows that name one."""
     said = [f"| {row.name} | {row.source} |" for row in table.rows if row.source]
-    return ["## Where the settings come from", "", "| method | source |", "|---|---|", *said, ""] if said else []
+    return ["## Sources", "", "| method | source |", "|---|---|", *said, ""] if said else []
 
 
 def write_page(path: Path, text: str, flag: str) -> None:

@@ -106,7 +106,7 @@ class Difference(NamedTuple):
 def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, seed: int = 0) -> Difference:
     """How much more often one method is right than another, on the same sentences with the same seeds.
 
-    better, base: S n, whether a sentence was classified rightly.
+    better, base: S n, whether a sentence was classified rightly. What is drawn: see `_bootstrap`.
     """
     differences = better.astype(np.float64) - base.astype(np.float64)  # S n
 
@@ -124,7 +124,7 @@ def macro_f1_bootstrap(
     better, base: S n, predicted classes. labels: n. It is no mean over sentences, as accuracy is, so it is computed
     anew of each draw; a class that a draw has not, and nobody predicts, counts 0, as one does that is never found.
     """
-    classes = 1 + max(int(each.max()) for each in (better, labels))
+    classes = 1 + max(int(each.max()) for each in (better, labels, base) if each is not None)
 
     def macro_f1(predictions: np.ndarray, weights: np.ndarray | None) -> float:
         counts = [np.bincount(row, weights, classes**2) for row in labels * classes + predictions]
@@ -142,10 +142,11 @@ def macro_f1_bootstrap(
 def _bootstrap(
     figure: Callable[[np.ndarray, np.ndarray], float], value: float, shape: tuple[int, ...], draws: int, seed: int
 ) -> Difference:
-    """What a figure would be of other seeds and sentences; value: what it is of these, shape: how many there are.
+    """A figure, `value` with these seeds and sentences, and what it would be with others. shape: S n.
 
-    Both are drawn again with replacement (Efron & Tibshirani 1993, chapter 8: what was sampled is what is resampled),
-    all methods' alike. figure: of the rows that were drawn, and of how often each sentence was.
+    Seeds and sentences are drawn again with replacement (Efron & Tibshirani 1993, chapter 8: what was sampled is what
+    is resampled), all methods' alike. figure: of rows, the S seeds that were drawn, and weights, n, how often each
+    sentence was.
     """
     seeds, sentences = shape
     drawing = np.random.default_rng(seed)

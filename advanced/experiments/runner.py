@@ -48,12 +48,11 @@ class Runner:
         self.failed: dict[str, str] = {}  # by key, why
         self.done = 0
 
-    def run(self, minutes: float | None = None) -> None:
-        """Keep every worker busy until nothing is left, or for so many minutes.
+    def run(self, end: float = math.inf) -> None:
+        """Keep every worker busy until nothing is left; end: of `time.monotonic`, when no run is started any more.
 
         A run that fails is named, and the others go on; raises `UserError` in the end.
         """
-        end = time.monotonic() + 60 * (math.inf if minutes is None else minutes)
         try:
             while True:
                 if time.monotonic() < end:

@@ -49,6 +49,7 @@ SETTINGS = {
     "max_sentence_len": Wanted(lambda value: value is None or _is_count(value), "a whole number above 0, or null"),
 }
 TEXT = Wanted(lambda value: isinstance(value, str), "a text")
+LINE = Wanted(lambda value: isinstance(value, str) and not {*value} & {*"|\r\n"}, "a text of one line, without |")
 OBJECT = Wanted(lambda value: isinstance(value, dict), "an object")
 SEEDS = _list_of(lambda value: type(value) is int and 0 <= value < 2**32, "seeds from 0 to 2^32 - 1")
 SHOTS = _list_of(lambda value: value is None or _is_count(value), "null for all, or sentences a class")
@@ -59,7 +60,7 @@ TABLE = {
 }  # fmt: skip
 KEYS_AND_VALUES = _list_of(TEXT.fits, "texts KEY=VALUE")
 ROW = {
-    "name": TEXT,
+    "name": LINE,
     "option": Wanted(lambda value: value in ("finetune", "prompt"), "finetune or prompt"),
     "method": TEXT,
     "arguments": Wanted(lambda value: value == [] or KEYS_AND_VALUES.fits(value), KEYS_AND_VALUES.words),
@@ -69,7 +70,7 @@ ROW = {
     "data": _list_of(TEXT.fits, "data sets of the table"),
     "seeds": SEEDS,
     "checkpoint": TEXT,
-    "source": TEXT,
+    "source": LINE,
 }
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -572,6 +573,11 @@ def test_seeds_that_differ_widen_the_interval_and_equal_methods_do_not_differ():
     assert tuple(same[:4]) == (0, 0, 0, 0) and not same.is_beyond_noise
 
 
+def test_macro_f1_knows_a_class_that_only_the_baseline_says():
+    labels, twos = np.array([0, 1, 0, 1]), np.full((1, 4), 2)
+    assert macro_f1_bootstrap(labels[None], twos, labels, draws=2).mean == pytest.approx(2 / 3)  # of three classes
+
+
 def test_macro_f1_is_computed_anew_of_each_draw():
     """A slow version: sentences and seeds drawn as lists, scikit-learn's figure of each."""
     rng = np.random.default_rng(4)
@@ -777,37 +783,84 @@ def test_what_other_tables_have_done_needs_no_checkpoint(
     assert [*read_results([path])] == [first.key(gone)]
 
 
+def three_tables(folder: Path) -> None:
+    """With seeds of their own, so that none takes over what another has done."""
+    (folder / "tables").mkdir()
+    for number, name in enumerate(("first", "second", "third")):
+        table_of(folder, rows=[{"name": "plain"}], shots=[4], seeds=[2 * number, 2 * number + 1])
+        (folder / f"tables/{name}.json").write_bytes((folder / "trial.json").read_bytes())
+
+
 def test_several_tables_are_done_one_after_the_other(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """Until the minutes are over; what goes wrong in one does not stop the next, and is said at the end."""
+    """What goes wrong in one does not stop the next, and is said at the end."""
 
     def compute(one: Trial, *where) -> dict:
-        if one.table == "first":
+        if one.table != "second":
             raise UserError("the loss is nan")
         return {"key": one.key(model), "model": model.name, "checksums": model.checksums}
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
     monkeypatch.setattr(runner, "compute", compute)
     monkeypatch.setattr(program, "HERE", tmp_path)
-    table_of(tmp_path, rows=[{"name": "plain"}], shots=[4])
-    (tmp_path / "tables").mkdir()
-    for name in ("first", "second"):
-        (tmp_path / f"tables/{name}.json").write_bytes((tmp_path / "trial.json").read_bytes())
-    command = ["experiments", "first", "second", "--pretrained-model-path", model.checkpoint]
+    three_tables(tmp_path)
+    command = ["experiments", "first", "second", "third", "--pretrained-model-path", model.checkpoint]
     command += ["--work", str(tmp_path / "work")]
     for flags, said in ((["--list"], "2 runs can be started"), (["--minutes", "1e-9"], "0 runs done, 0 failed, 2")):
         monkeypatch.setattr("sys.argv", [*command, *flags])
         program.main()
-        assert capsys.readouterr().out.count(said) == 2
+        out = capsys.readouterr().out
+        assert out.count(said) == 3 and re.findall("^table (.*)$", out, re.MULTILINE) == ["first", "second", "third"]
     monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(UserError, match=r"^2 runs failed, for example: .* the loss is nan$"):
+    with pytest.raises(UserError, match="^of 3 tables 2 failed: first, third$"):
         program.main()
+    said = capsys.readouterr().err
+    assert all(f"warning: {name}: 2 runs failed, for example: final plain" in said for name in ("first", "third"))
     assert len(read_results([tmp_path / f"results/second-{model.name}.jsonl"])) == 2
-    for flag, value in (("--results", "r.jsonl"), ("--only", "plain"), ("--baseline", "plain"), ("--html", "p.html")):
-        monkeypatch.setattr("sys.argv", [*command, flag, value])
-        with pytest.raises(UserError, match=f"^{flag} is for one table, not for first, second$"):
-            program.main()
+
+
+def test_the_minutes_are_those_of_all_tables(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """The first one uses them up."""
+    now = [0.0]
+
+    def compute(one: Trial, *where) -> dict:
+        now[0] += 120
+        return {"key": one.key(model), "model": model.name, "checksums": model.checksums}
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(program, "HERE", tmp_path)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    three_tables(tmp_path)
+    command = ["experiments", "first", "second", "--pretrained-model-path", model.checkpoint, "--minutes", "1"]
+    monkeypatch.setattr("sys.argv", [*command, "--work", str(tmp_path / "work")])
+    program.main()
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "runs done" in line)
+    assert first.startswith("1 runs done, 0 failed, 1") and second.startswith("0 runs done")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *((f"first second {flag}", f"{flag.split()[0]} is for one table, not for first, second") for flag in (
+            "--results r.jsonl", "--only plain", "--baseline plain", "--report r.md", "--html p.html"
+        )),
+        ("first second first", "a table is named twice: first, second, first"),
+        ("first nothing", "there is no table nothing; there are first, second, third"),
+    ],
+)  # fmt: skip
+def test_of_several_tables_nothing_is_begun_where_one_cannot_be(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+):
+    monkeypatch.setattr(program, "HERE", tmp_path)
+    three_tables(tmp_path)
+    monkeypatch.setattr("sys.argv", ["experiments", *words.split(), "--pretrained-model-path", model.checkpoint])
+    with pytest.raises(UserError, match=f"^{said}$"):
+        program.main()
+    assert not (tmp_path / "results").exists()
 
 
 def test_what_was_tried_is_shown_and_can_be_all_that_is_run(
@@ -847,12 +900,17 @@ def test_the_tables_that_are_here_can_be_read():
 
 
 def test_every_preset_says_where_it_comes_from_and_pages_do(model: Model, tmp_path: Path):
-    known = re.compile(r"arXiv:\d{4}\.\d{5}|[\w-]+/[\w-]+|GitHub|assignment|small steps")
+    known = re.compile(r"arXiv:\d{4}\.\d{5}|(cmu-l3|neubig|vaishdho1|Qihongfei-hub)/[\w-]+|GitHub|small steps")
     assert all(known.search(row.source) for row in PRESETS_42M.rows)
-    rows = [{"name": "plain", "source": "a paper"}, {"name": "lora", "method": "lora"}]
-    text = render(table_of(tmp_path, rows=rows), model, {})
-    assert "## Where the settings come from\n\n| method | source |\n|---|---|\n| plain | a paper |\n\n" in f"{text}\n"
-    assert "come from" not in render(table_of(tmp_path, rows=[{"name": "plain"}]), model, {})
+    rows = [{"name": "plain", "source": "a paper", "tune": {"lr": [0.1, 0.2]}}, {"name": "lora", "method": "lora"}]
+    table = table_of(tmp_path, rows=rows)
+    done = scored(table.tuning(table.rows[0], "films", None), model, lambda each: 0.5)
+    page = "## Sources\n\n| method | source |\n|---|---|\n| plain | a paper |\n\n## What was tried"
+    assert page in render(table, model, done)
+    assert "Sources" not in render(table_of(tmp_path, rows=[{"name": "plain"}]), model, {})
+    for source in ("a | b", "two\nlines", 3):
+        with pytest.raises(UserError, match="row plain: source must be a text of one line, without |, not "):
+            table_of(tmp_path, rows=[{"name": "plain", "source": source}])
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_a_page_is_what_the_lines_of_its_runs_say(at_assets: None, path: Path):
 
 
 def test_the_report_is_what_the_lines_say(at_assets: None, tmp_path: Path):
-    """Made by `python -m advanced.experiments best --pretrained-model-path base3M.pt --only plain recipe --report`."""
+    """`python -m advanced.experiments best --pretrained-model-path base3M.pt --only plain recipe --report`."""
     table, model, done = opened(RESULTS / "best-base3M.jsonl")
     rows = ["plain", "recipe"]
     args = program.get_args(["best", "--pretrained-model-path", "base3M.pt", "--only", *rows])
