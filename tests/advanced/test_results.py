@@ -101,6 +101,8 @@ OTHER_BASELINES = (
     ("zero-shot-base3M", "cfimdb", None, "channel", "course"),
     ("few-shot-stories260K", "sst", 64, "padding-mask, bidirectional", "plain, bidirectional"),
     ("few-shot-stories260K", "cfimdb", 64, "padding-mask, bidirectional", "plain, bidirectional"),
+    ("few-shot-base3M", "sst", 64, "padding-mask, bidirectional", "plain, bidirectional"),
+    ("few-shot-base3M", "cfimdb", 64, "padding-mask, bidirectional", "plain, bidirectional"),
     ("encoders-base3M", "sst", None, "encoder", "encoder, untrained"),
     ("encoders-base3M", "sst", None, "decoder, mean of its states", "decoder"),
     ("encoders-base3M", "sst", None, "encoder, [MASK] always", "encoder"),
