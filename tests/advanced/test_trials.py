@@ -115,7 +115,7 @@ def running(tmp_path: Path, model: Model) -> runner.Runner:  # noqa: F811
 def test_after_the_time_nothing_is_started(running: runner.Runner, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
     monkeypatch.setattr(runner, "compute", lambda *run: pytest.fail("started"))
-    running.run(minutes=-1.0)
+    running.run(end=0.0)
     assert running.done == 0
 
 
