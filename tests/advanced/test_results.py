@@ -7,6 +7,7 @@ import re
 import shlex
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from conftest import ROOT, asset
@@ -142,18 +143,37 @@ def test_how_long_runs_take_is_what_the_lines_say():
     words = " ".join((EXPERIMENTS / "README.md").read_text(encoding="utf-8").split())
     number = r"(\d+(?:\.\d+)?)"
     said = re.search(
-        rf"took {number} to {number} minutes on all of SST and {number} to {number} on CFIMDB, "
-        rf"one of stories260K with few sentences {number} seconds to {number} minutes",
+        rf"took {number} to {number} minutes on all of SST, {number} to {number} on CFIMDB and {number} to {number} on "
+        rf"the first 128 tokens of each of its reviews, one of stories260K with few sentences "
+        rf"{number} seconds to {number} minutes",
         words,
     )
-    files = {"3M": ("best-base3M", "recipe-base3M"), "few": ("few-shot-stories260K",)}
+    files = {"3M": ("best-base3M", "recipe-base3M", "full-base3M"), "few": ("few-shot-stories260K",)}
     texts = {kind: "".join((RESULTS / f"{name}.jsonl").read_text() for name in names) for kind, names in files.items()}
     lines = {kind: [json.loads(line) for line in text.splitlines()] for kind, text in texts.items()}
     found = []
-    for kind, data in (("3M", ("sst",)), ("3M", ("cfimdb",)), ("few", ("sst", "cfimdb"))):
-        seconds = [line["wall_seconds"] for line in lines[kind] if line["data"] in data]
+    few = (("sst", None), ("cfimdb", None), ("cfimdb", 128))
+    for kind, parts in (*(("3M", (part,)) for part in few), ("few", few)):
+        runs = [line for line in lines[kind] if (line["data"], line["settings"]["max_sentence_len"]) in parts]
+        seconds = [line["wall_seconds"] for line in runs]
         found += [min(seconds) if kind == "few" else min(seconds) / 60, max(seconds) / 60]
     assert [*map(float, said.groups())] == pytest.approx(found, rel=0.05)
+
+
+@pytest.mark.parametrize("stem", ["full-stories260K", "full-base3M", "best-base3M"])
+@pytest.mark.parametrize("data", ["sst", "cfimdb"])
+def test_plain_training_was_tried_on_both_sides_of_the_chosen_rate(stem: str, data: str):
+    """On all sentences, with about a third of the rate and with three times as much, as the page of the grids says."""
+    lines = [json.loads(line) for line in (RESULTS / f"{stem}.jsonl").read_text(encoding="utf-8").splitlines()]
+    plain_runs = [line for line in lines if (line["row"], line["data"]) == ("plain", data)]
+    (chosen,) = {line["settings"]["lr"] for line in plain_runs if line["phase"] == "final"}
+    scores: dict[float, list[float]] = {}
+    for line in plain_runs:
+        if line["phase"] == "tune":
+            scores.setdefault(line["settings"]["lr"], []).append(line["selection"])
+    for factor in (1 / 3, 3):
+        (beside,) = {lr for lr in scores if lr == pytest.approx(chosen * factor, rel=0.12)}
+        assert fmean(scores[beside]) < fmean(scores[chosen])
 
 
 def test_the_commands_that_made_models_are_those_of_their_files():
