@@ -7,7 +7,7 @@ After step t, with theta the weights that are trained:
     average_t = a_t * average_{t-1} + (1 - a_t) * theta_t,    a_t = min(decay, 1 - 1 / (t + 1))
 
 The minimum, which the authors' code has too, makes it the true mean of what came so far at first: without it the
-weights before training would count for hundreds of steps.
+weights before training would count for hundreds of steps. With `lora` the averages are of A and of B, each by itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lower layers are trained at lower rates (Howard & Ruder 2018, "ULMFiT", arXiv:1801.06146, section 3.2).
 
-What stands above the layers, the final norm and the head, has the rate of the plan. Each layer has `factor` times the
-rate of what stands above it (the paper divides by 2.6), and the embedding, which is the output matrix too, stands below
-them all: of L layers, layer l = 0, ..., L - 1 has factor^(L - l) times the plan's rate, the embedding factor^(L + 1).
+What stands above the layers, the final norm and the head, has the rate of the plan, and so has an output matrix of its
+own. Each layer has `factor` times the rate of what stands above it (the paper divides by 2.6), and the embedding, which
+mostly is the output matrix too, stands below them all: of L layers, layer l = 0, ..., L - 1 has factor^(L - l) times
+the plan's rate, the embedding factor^(L + 1).
 
 What other methods have added to a layer has the rate of the layer, and what they have added elsewhere that of the head.
 """
@@ -17,7 +18,7 @@ from torch import nn
 from training import Method, pretrained_of
 
 IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-EMBEDDING = re.compile(r"(?:^|\.)(?:tok_embeddings|output)\.weight$")  # two names of one matrix
+EMBEDDING = re.compile(r"(?:^|\.)tok_embeddings\.weight$")  # an output matrix tied to it has no other name
 
 
 class LayerDecay(Method):

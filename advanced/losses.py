@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from tasks import NO_TARGET, Batch, Task
 from training import Method
+from utils import warn
 
 Table = torch.Tensor  # T, c c
 
@@ -92,9 +93,9 @@ class ClassWeights(Method):
     """Weights against the imbalance of classes (King & Zeng 2001, "Logistic Regression in Rare Events Data").
 
     With f_k the share of class k in the training data, its weight is proportional to f_k^-power, and is 1 on average
-    over the training data; for power 1 that is 1 / (c f_k). T has its columns weighted, as in PyTorch's cross-entropy:
-    softened targets are weighted by the class that they are for. A class without examples, of which nothing is known,
-    has the weight 0.
+    over the training data; for power 1 that is 1 / (c f_k), with c the classes that occur. T has its columns weighted,
+    as in PyTorch's cross-entropy: softened targets are weighted by the class that they are for. A class without
+    examples, of which nothing is known, has the weight 0.
     """
 
     name = "class-weights"
@@ -105,6 +106,8 @@ class ClassWeights(Method):
 
     def task(self, task: Task, train: DataLoader) -> Task:
         labels = torch.tensor(train.dataset.labels)
+        if len({*labels.bincount().tolist()}) == 1:
+            warn("class-weights: each class has as many training sentences, so all of them weigh the same")
         return SoftTargets(task, lambda table: table * self.weights(labels, len(table)))
 
     def weights(self, labels: torch.Tensor, classes: int) -> torch.Tensor:

@@ -20,6 +20,9 @@ for it, each single weight has its own value in M. With M' = M / (1 - p),
 The gradient of W has the factor 1 / (1 - p) of these formulas, as that of dropout has. (The backward pass that the
 authors have published leaves it out; Adam, which divides by the gradients' size, hides that.)
 
+M is drawn whenever a layer runs: where `prompt-finetune` reads words of several tokens, they are read with another M
+than the text before them.
+
 Mixed are the matrices of attention and feed-forward. Left as they are: the head, which has no pretrained weights, and
 the embedding, which is the output matrix too. W_pre is a copy that nothing else holds and nothing saves.
 

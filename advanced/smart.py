@@ -2,7 +2,7 @@
 arXiv:1911.03437, section 3 and algorithm 1).
 
 With f the distribution over classes and l(P, Q) = KL(P || Q) + KL(Q || P), the loss has two more terms, means over the
-texts x of a batch:
+texts x of a batch (so that a text of a short last batch counts for more in them than in the loss):
 
     weight   * max_{|d| <= radius} l(f(x + d), f(x))       smoothness: d moves the looked-up embeddings
     bregman  * l(f(x), f~(x))                              proximity: f~ has an average of the weights
@@ -11,19 +11,20 @@ The maximum is approached from noise (at d = 0 the divergence has no gradient), 
 
     d <- noise * N(0, 1);   d <- clip(d + step * g / |g|, radius),   g = gradient of l(f(x + d), f(x)) at d
 
-with the largest absolute value of a token's vector as the norm |.|, so that clipping to it is clipping every number.
-g is taken of d alone; the term is then differentiated through both f(x + d) and f(x), with d fixed.
+with the largest absolute value of a token's vector as the norm |.|, as in the authors' code, so that clipping to it is
+clipping every number. g is taken of d alone; the term is then differentiated through both f(x + d) and f(x), with d
+fixed.
 
 The average: theta~ <- beta theta~ + (1 - beta) theta after each step, beta being `decay` in the first tenth of all
 steps and `late_decay` afterwards.
 
-The authors' code, which is not their paper in everything, differs: the proximity term is switched off; in some versions
-(d + step * g) is divided by its norm, so that d is of size 1 whatever the radius; and in the ascent, though not in what
-is trained, the divergence is not a KL. There, and in the paper, sizes are absolute; here radius, step and noise are in
-units of each token's own embedding, its root mean square, in which checkpoints differ. A radius of .1 is large: on a
-small model it may change a prediction altogether. Tune it on held-out data, from .001. All passes have the same dropout
-masks, or the terms would measure dropout. Padding is not moved, and neither is the table of embeddings, which is the
-output matrix too.
+The authors' code, which is not their paper in everything, differs: the proximity term is not there; and in some
+versions (d + step * g) is divided by its norm, so that d is of size 1 whatever the radius, and in the ascent, though
+not in what is trained, the divergence is not a KL. There, and in the paper, sizes are absolute; here radius, step and
+noise are in units of each token's own embedding, its root mean square, in which checkpoints differ. A radius of .1 is
+large: on a small model it may change a prediction altogether. Tune it on held-out data, from .001. All passes have the
+same dropout masks, or the terms would measure dropout. Padding is not moved, and neither is the table of embeddings,
+which is the output matrix too.
 
 Shapes: b batch   s position   D model dim   c classes
 """

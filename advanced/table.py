@@ -113,8 +113,8 @@ MATRICES = ("compute_query", "compute_key", "compute_value", "compute_output", "
 TEMPLATE = Argument(
     "",
     "the question after the sentence; if it is empty the course's, of these words",
-    lambda text: "{label}" not in text,
-    "what stands before the label, without {label}, which is for channel",
+    lambda text: "{label}" not in text and "{labels}" not in text,
+    "what stands before the label, without {label} or {labels}",
 )
 WORDS = Argument(
     "",
@@ -176,7 +176,7 @@ PREDICTED = {
             "premise": Argument("", "what stands for the question alone; if it is empty the question's last clause"),
         },
         paper="arXiv:2104.08315",
-        cost="as direct",
+        cost="as direct, and a pass over the question alone for each batch",
         options=("prompt",),
         is_head=True,
         attention="causal",
@@ -213,7 +213,7 @@ PREDICTED = {
             "linear-probe": "there is no head to train",
             "pooling": "a label word is read where it would stand",
             "padding-mask": "padding is hidden from a label word in any case",
-            "r-drop": "a label word has no dropout before it",
+            "r-drop": "there is no head, whose dropout its two passes differ by",
         },
         paper="arXiv:2012.15723",
         cost="longer texts; a short second pass where a label has several tokens",
@@ -227,6 +227,14 @@ def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]])
     if settings["head"] == "zero":
         return NO_HEAD if "prompt-finetune" in every else ""
     return "" if settings["layers"] else "layers=0 and a head as it is anyway leave nothing to do"
+
+
+def _nothing_smooth(settings: dict[str, Any]) -> str:
+    if not (settings["weight"] or settings["bregman"]):
+        return "weight=0 and bregman=0 leave nothing to do"
+    if settings["bregman"] and not (settings["decay"] or settings["late_decay"]):
+        return "decay=0 and late_decay=0 make the model its own teacher, so that bregman has nothing to do"
+    return ""
 
 
 READING = {
@@ -395,7 +403,7 @@ LOSSES = {
         },
         paper="arXiv:1911.03437",
         cost="three to four times the time, and a copy of the weights",
-        refuses=lambda s, _: "" if s["weight"] or s["bregman"] else "weight=0 and bregman=0 leave nothing to do",
+        refuses=lambda s, _: _nothing_smooth(s),
     ),
 }
 

@@ -50,7 +50,7 @@ def hold_out(documents: Sequence[str], share: float, seed: int) -> tuple[list[st
         cut = max(1, len(lines) - max(1, round(share * len(lines))))
         return ["\n".join(lines[:cut])], ["\n".join(lines[cut:])]
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
-    held = {*order[: max(1, round(share * len(documents)))]}
+    held = {*order[: min(len(documents) - 1, max(1, round(share * len(documents))))]}
     parts = [[text for place, text in enumerate(documents) if (place in held) == wanted] for wanted in (False, True)]
     return parts[0], parts[1]
 

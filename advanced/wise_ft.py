@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from training import Method, pretrained_of
-from utils import warn
+from utils import some, warn
 from weights import blueprint
 
 
@@ -57,8 +57,15 @@ class WiSEFT(Method):
         self.found = {"alphas": self.alphas, "scores": scores, "alpha": alpha}
         self.mix(llama, after, alpha)
         if alpha == 0.0:
-            warn("wise-ft: no mixture scores better than the pretrained weights, so of the training a new head is left")
+            warn(f"wise-ft: no mixture scores better than the pretrained weights; {self.what_is_left(model)}")
         return alpha < 1.0
+
+    def what_is_left(self, model: nn.Module) -> str:
+        """Of the training, where alpha is 0."""
+        mixed = {pretrained_of(model).get_parameter(name) for name in self.before}
+        trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+        kept = [name for name, each in trained if each not in mixed]
+        return f"of the training only {some(kept)} is left" if kept else "nothing is left of the training"
 
     @torch.no_grad()
     def mix(self, llama: nn.Module, after: dict[str, torch.Tensor], alpha: float) -> None:
@@ -80,9 +87,14 @@ class WiSEFT(Method):
 
 
 def best_of(alphas: list[float], scores: list[float]) -> float:
-    """The alpha of the highest score; of equal ones 1, else the one nearest to 1/2, else the larger one."""
+    """The alpha of the highest score; of equal ones 1, else the one nearest to 1/2, else the larger one.
 
-    def order(place: int) -> tuple[float, bool, float, float]:
-        return scores[place], alphas[place] == 1.0, -abs(alphas[place] - 0.5), alphas[place]
+    alphas: evenly spaced from 0 to 1.
+    """
+
+    last = len(alphas) - 1
+
+    def order(place: int) -> tuple[float, bool, int, int]:
+        return scores[place], place == last, -abs(2 * place - last), place  # whole numbers: .8 is as near to 1/2 as .2
 
     return alphas[max(range(len(alphas)), key=order)]

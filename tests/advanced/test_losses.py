@@ -79,6 +79,12 @@ def test_a_class_without_examples_has_no_weight():
     torch.testing.assert_close(weights, torch.tensor([5 / 4, 0.0, 5 / 6, 0.0]))
 
 
+@pytest.mark.parametrize(("labels", "says"), [([0, 1, 1, 0], True), ([0, 1, 1], False)])
+def test_where_all_classes_weigh_the_same_it_says_so(labels: list[int], says: bool, capsys: pytest.CaptureFixture):
+    ClassWeights().task(CLASSIFICATION, SimpleNamespace(dataset=SimpleNamespace(labels=labels)))
+    assert ("class-weights: each class has as many training sentences" in capsys.readouterr().err) == says
+
+
 @pytest.mark.parametrize("methods", [[LabelSmoothing()], [Ordinal(), ClassWeights()]])
 def test_parts_of_a_batch_add_up_and_a_row_that_no_loss_counts_counts_for_nothing(methods: list[Method]):
     parts = [loss_of(*methods, logits=LOGITS[rows], labels=LABELS[rows]) for rows in (slice(0, 2), slice(2, 6))]

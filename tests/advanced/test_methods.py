@@ -324,10 +324,12 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("reinit", ["layers=0"], "reinit: layers=0 and a head as it is anyway leave nothing to do"),
         ("reinit,wise-ft", [], "cannot be combined"),  # nothing pretrained is left to mix with
         ("mixout,reinit", [], "mixout and reinit cannot be combined: what is drawn anew has no pretrained weights"),
-        ("r-drop,prompt-finetune", [], "cannot be combined: a label word has no dropout before it"),
+        ("r-drop,prompt-finetune", [], "cannot be combined: there is no head, whose dropout"),
         ("padding-mask,prompt-finetune", [], "cannot be combined: padding is hidden"),
         ("lora", ["targets=w1+w1"], "joined by +, each once"),
-        ("prompt-finetune", ["template=It is {label}"], "without {label}, which is for channel"),
+        ("prompt-finetune", ["template=It is {label}"], "without {label} or {labels}"),
+        ("prompt-finetune", ["template=One of {labels}?"], "without {label} or {labels}"),
+        ("smart", ["decay=0", "late_decay=0"], "smart: decay=0 and late_decay=0 make the model its own teacher"),
     ],
 )
 def test_a_wrong_name_or_argument_is_refused_in_one_line(names: str, assignments: list[str], words: str):

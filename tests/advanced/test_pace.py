@@ -110,6 +110,12 @@ def test_each_layer_has_the_rate_of_the_one_above_times_the_factor_and_the_embed
     assert rates["tok_embeddings.weight"] == 0.125 and rates["norm.weight"] == 1.0
 
 
+def test_an_output_matrix_of_its_own_has_the_rate_of_what_stands_above_the_layers():
+    alone = random_llama(tied=False)
+    rates = rates_of(alone, groups_of(alone, LayerDecay(0.5)))
+    assert rates["tok_embeddings.weight"] == 0.125 and rates["output.weight"] == rates["norm.weight"] == 1.0
+
+
 def test_what_other_methods_have_added_to_a_layer_has_its_rate():
     model = classifier()
     rates = rates_of(model, groups_of(model, *created("lora,layer-decay")))

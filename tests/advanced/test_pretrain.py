@@ -83,6 +83,7 @@ def test_a_text_that_mentions_the_separator_is_no_data_file(tmp_path: Path):
 def test_of_a_small_text_something_is_held_out_all_the_same():
     assert [len(part) for part in hold_out([f"document {index}" for index in range(10)], 0.02, 1)] == [9, 1]
     assert hold_out(["a\nb\nc"], 0.02, 0) == (["a\nb"], ["c"])
+    assert [len(part) for part in hold_out(["a", "b", "c"], 0.99, 1)] == [1, 2]  # something is left to train on
 
 
 def test_held_out_documents_are_drawn_once_and_not_trained_on():

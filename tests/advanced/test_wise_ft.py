@@ -17,6 +17,7 @@ from torch import nn
 import runs
 from advanced.ema import EMA
 from advanced.wise_ft import WiSEFT
+from advanced.wise_ft import best_of as best_alpha_of
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from llama import load_pretrained
 from reports import print_epoch_table
@@ -79,12 +80,24 @@ def test_the_best_is_taken_and_of_equals_the_last_epoch_or_the_nearest_to_one_ha
     method, model, seen, is_judged = swept(scores)
     assert method.figures() == {"alphas": [0.0, 0.25, 0.5, 0.75, 1.0], "scores": scores, "alpha": alpha}
     assert is_judged == (alpha < 1.0)  # the last epoch has been judged
-    assert ("no mixture scores better than the pretrained weights" in capsys.readouterr().err) == (alpha == 0.0)
+    said = capsys.readouterr().err
+    assert ("no mixture scores better than the pretrained weights; of the training only " in said) == (alpha == 0.0)
+    assert ("only classifier_head.weight, classifier_head.bias is left" in said) == (alpha == 0.0)
     chosen = seen[method.alphas.index(alpha)]
     assert all(torch.equal(tensor, chosen[name]) for name, tensor in model.state_dict().items())
 
 
-def test_two_points_are_the_two_ends_and_a_model_without_a_head_is_mixed_whole(tokenizer):
+@pytest.mark.parametrize("points", range(4, 102))
+def test_of_two_alphas_as_near_to_one_half_the_larger_is_taken_however_they_are_rounded(points: int):
+    alphas = WiSEFT(points).alphas
+    for place in range(1, points // 2):
+        scores = [float(each in (place, points - 1 - place)) for each in range(points)]
+        assert best_alpha_of(alphas, scores) == alphas[points - 1 - place]
+
+
+def test_two_points_are_the_two_ends_and_a_model_without_a_head_is_mixed_whole(
+    tokenizer, capsys: pytest.CaptureFixture
+):
     class Words:
         num_labels = 2
 
@@ -92,6 +105,7 @@ def test_two_points_are_the_two_ends_and_a_model_without_a_head_is_mixed_whole(t
     model = LlamaZeroShotClassifier(Words, tokenizer, ["bad", "good"], llama=llama).requires_grad_(True)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     method, model, seen, _ = swept([0.4, 0.3], model)
+    assert "nothing is left of the training" in capsys.readouterr().err
     assert method.alphas == [0.0, 1.0]
     assert all(torch.equal(tensor, first[name]) for name, tensor in seen[0].items())
     assert not any(torch.equal(tensor, first[name]) for name, tensor in seen[1].items())
