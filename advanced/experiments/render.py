@@ -54,14 +54,14 @@ def render(table: Table, model: Model, done: Results) -> str:
         sizes = [*dict.fromkeys(shots for _, of_data, shots in table.cells() if of_data == data)]
         for shots in sizes:
             lines += _section(table, model, done, data, shots)
-    lines += [*_makes(done), *_sources(table)]
+    lines += [*makes_of(done), *sources_of(table)]
     seeds, purpose = ", ".join(map(str, table.tune_seeds)), PURPOSE if table.seeds else ""
     if choices := render_choices(table, model, done):
         lines += ["## What was tried", "", CHOICES.format(seeds=seeds, purpose=purpose), "", *choices]
     return "\n".join(lines) + "\n"
 
 
-def _sources(table: Table) -> list[str]:
+def sources_of(table: Table) -> list[str]:
     """Of the rows that name one."""
     said = [f"| {row.name} | {row.source} |" for row in table.rows if row.source]
     return ["## Sources", "", "| method | source |", "|---|---|", *said, ""] if said else []
@@ -78,7 +78,7 @@ def write_page(path: Path, text: str, flag: str) -> None:
         file.write(text)
 
 
-def _makes(done: Results) -> list[str]:
+def makes_of(done: Results) -> list[str]:
     """A line for every checkpoint that was made more than once (see `advanced.lineage`)."""
     weights: dict[str, set[str]] = {}
     for result in done.values():
@@ -156,6 +156,8 @@ def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data
     majority = f"Majority class: dev {plain(majority_accuracy(labels['dev']))}"
     if has_gold_labels(labels["test"]):
         majority += f", test {plain(majority_accuracy(labels['test']))}"
+    else:
+        majority += "; test has no labels"
     alone = [cell for cell in cells if cell.runs and (cell.row.name == base_name or not baseline)]
     return [*lines, "", " ".join([f"{majority}.", *(words for cell in alone if (words := _interval_of(cell, labels)))])]
 

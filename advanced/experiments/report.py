@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import subprocess
@@ -11,16 +10,27 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from advanced import METHODS
-from advanced.experiments.grid import PLAN_SETTINGS, Model, Row, Table
+from advanced import METHODS, choose
+from advanced.experiments.grid import PLAN_SETTINGS, Model, Row, Table, path_of, size_in_words
 from advanced.experiments.plots import Panel, panels_of
-from advanced.experiments.render import Results, cells_of, difference_in_words, render_cells
-from advanced.experiments.results import Spread, compare
+from advanced.experiments.render import (
+    Cell,
+    Results,
+    cells_of,
+    difference_in_words,
+    labels_of,
+    makes_of,
+    plain,
+    render_cells,
+    render_choices,
+    sources_of,
+)
+from advanced.experiments.results import compare, unpack
 from arguments import OUTPUT_WORDS
-from course import majority_accuracy
+from course import has_gold_labels, read_label_names
 from utils import UserError, atomic_write, some, warn
 
-MOST_ROWS = 8  # of a table, so that the report keeps to three pages
+MOST_ROWS = 7  # of a table, so that the report keeps to three pages
 WIDTH = 84  # of a line of a command
 OF_ASKING = ("attention", "batch_size", "precision", "max_sentence_len")  # settings that count where nothing is trained
 
@@ -48,20 +58,33 @@ def text_of(table: Table, model: Model, done: Results, command: Sequence[str]) -
     if len(table.rows) > MOST_ROWS:
         raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(table.rows)}; name them with --only")
     names = list(dict.fromkeys(name for row in table.rows for name in row.methods))
-    parts = [f"# {table.title}", *_what(names), *_how(table, model)]
+    parts = [f"# {table.title}", *_what(table, names), *_how(table, model), *sources_of(table)]
     panels = panels_of(table, model, done)
     panels = [panel for panel in panels if any(cell.row.name != table.baseline for cell in panel.cells)]
     if not panels:
         raise UserError(f"none of these rows has a final run: {some(row.name for row in table.rows)}; run them first")
     for panel in panels:
         lines = render_cells(panel.cells, panel.baseline, panel.data, table.baseline)
-        parts += [f"## Results: {panel.title}", "", *lines, *_reading(panel, table.baseline)]
-    return "\n".join([*parts, *_limits(table, model, done), *_again(command, panels, model)]) + "\n"
+        parts += [f"## Results: {panel.title}", "", *lines]
+        parts += [*_reading(panel, table.baseline), *_predictions(panel, table.baseline)]
+    parts += [*_tried(table, model, done), *_limits(table, model, done, panels), *_again(command, panels, model)]
+    return "\n".join(parts) + "\n"
 
 
-def _what(names: Sequence[str]) -> list[str]:
+def _what(table: Table, names: Sequence[str]) -> list[str]:
     lines = ["", "## What was done beyond the base", ""]
-    return [*lines, *(f"- **{name}** {METHODS[name].summary} ({METHODS[name].paper})." for name in names), ""]
+    for name in names:
+        entry, found = METHODS[name], dict.fromkeys(_arguments(row, name) for row in table.rows if name in row.methods)
+        values = f"; here {' or '.join(found)}" if any(found) else ""
+        lines.append(f"- **{name}** {entry.summary} ({entry.paper}){values}.")
+    return [*lines, ""]
+
+
+def _arguments(row: Row, name: str) -> str:
+    """Of one method of a row, in words: those that are not chosen in the table."""
+    (chosen,) = (each for each in choose(row.method, row.arguments, row.option) if each.name == name)
+    tuned = {key.rpartition(".")[-1] for key in row.tune}
+    return ", ".join(f"{key}={value}" for key, value in chosen.settings if key not in tuned and value != "")
 
 
 HELD_OUT = """Where a row has something to choose, it is chosen on a part that is held out of the training data (seeds
@@ -94,7 +117,7 @@ def _settings(table: Table) -> str:
     """Of the whole table, of each of its data sets, and of the rows that have others."""
     groups = {"": table.settings}
     groups |= {f"{data.upper()}: ": own for data, own in table.data.items()}
-    groups |= {f"*{row.name}*: ": row.settings for row in table.rows}
+    groups |= {f"*{row.name}*: ": row.settings | dict.fromkeys(row.tune, "as chosen") for row in table.rows}
     count = PLAN_SETTINGS if any(row.option == "finetune" for row in table.rows) else OF_ASKING
     listed = []
     for who, own in groups.items():
@@ -113,25 +136,61 @@ def _reading(panel: Panel, baseline: str) -> list[str]:
     lines = [""]
     if not panel.baseline:
         lines.append(f"*{baseline}*, which the others would be compared with, has no runs here.")
+    test = labels_of(panel.data, "test")
     for cell in panel.cells:
-        difference = compare(cell.runs, panel.baseline, "dev", panel.labels) if panel.baseline else None
-        if cell.row.name == baseline or difference is None:
+        if cell.row.name == baseline or (found := _verdict(cell, panel, "dev", panel.labels)) is None:
             continue
-        verdict = "beyond noise" if difference.is_beyond_noise else "within noise"
-        mean = Spread.of([run["dev"]["accuracy"] for run in cell.runs.values()]).mean
-        above = mean - majority_accuracy(panel.labels)
-        lines.append(
-            f"*{cell.row.name}* differs from *{baseline}* by {difference_in_words(difference)}, which is {verdict}; "
-            f"it is {above:+.3f} from the majority class."
-        )
-    return [*lines, ""]
+        on_test = _verdict(cell, panel, "test", test) if has_gold_labels(test) else None
+        found += f"; on test by {on_test}" if on_test else ""
+        lines.append(f"- *{cell.row.name}* differs from *{baseline}* by {found}.")
+    return lines
 
 
-def _limits(table: Table, model: Model, done: Results) -> list[str]:
-    pairs = dict.fromkeys((data, shots) for _, data, shots in table.cells())
-    left = sum(cell.missing for data, shots in pairs for cell in cells_of(table, model, done, data, shots))
-    missing = f"{left} runs of these rows are missing. " if left else ""
-    return ["## Limits", "", f"{missing}One checkpoint, one machine; few seeds see little of what chance does.", ""]
+def _verdict(cell: Cell, panel: Panel, split: str, labels: Sequence[int]) -> str | None:
+    """The difference from the baseline; None where the two have no seed in common."""
+    difference = compare(cell.runs, panel.baseline, split, labels) if panel.baseline else None
+    if difference is None:
+        return None
+    verdict = "beyond noise" if difference.is_beyond_noise else "within noise"
+    return f"{difference_in_words(difference)}, which is {verdict}"
+
+
+def _predictions(panel: Panel, baseline: str) -> list[str]:
+    """How often each class is predicted on dev, beside how often it is right: what accuracy does not show."""
+    names = read_label_names(path_of(panel.data, "label_names"))
+    test = labels_of(panel.data, "test")
+    splits = {"dev": panel.labels} | ({"test": test} if has_gold_labels(test) else {})
+    heads = ["share of dev", *names, *(f"macro-F1 against the baseline, {split}" for split in splits)]
+    rows = [["*gold labels*", *_shares(panel.labels, len(names)), *[""] * len(splits)]]
+    for cell in panel.cells:
+        predicted = [each for run in cell.runs.values() for each in unpack(run["dev"]["predictions"])]
+        others = {} if cell.row.name == baseline else panel.baseline
+        found = [compare(cell.runs, others, split, labels, "macro_f1") for split, labels in splits.items()]
+        gains = ["" if each is None else difference_in_words(each) for each in found]
+        rows.append([cell.row.name, *_shares(predicted, len(names)), *gains])
+    return ["", *(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)), ""]
+
+
+def _shares(labels: Sequence[int], classes: int) -> list[str]:
+    return [plain(labels.count(each) / len(labels)) for each in range(classes)]
+
+
+def _tried(table: Table, model: Model, done: Results) -> list[str]:
+    choices = render_choices(table, model, done)
+    return ["## What was tried", "", "Scores on what is held out of train.", "", *choices, ""] if choices else []
+
+
+def _limits(table: Table, model: Model, done: Results, panels: Sequence[Panel]) -> list[str]:
+    missing: dict[str, int] = {}
+    for data, shots in dict.fromkeys((data, shots) for _, data, shots in table.cells()):
+        for cell in cells_of(table, model, done, data, shots):
+            if cell.missing:
+                missing[f"{data.upper()}, {size_in_words(shots)}: {cell.row.name}"] = cell.missing
+    left = ", ".join(f"{where} {count}" for where, count in missing.items())
+    words = f"{sum(missing.values())} runs of these rows are missing ({left}). " if left else ""
+    runs = {run["key"]: run for panel in panels for cell in panel.cells for run in cell.runs.values()}
+    words += "One checkpoint; few seeds see little of what chance does. Seconds depend on what else the machine did."
+    return ["## Limits", "", words, "", *makes_of(runs)]
 
 
 def _again(command: Sequence[str], panels: Sequence[Panel], model: Model) -> list[str]:
@@ -167,9 +226,9 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     for split in ("train", "dev", "test"):
         words += [f"--{split}", f"data/{data}-{split}.txt"]
     kind = "advanced" if result["method"] else OUTPUT_WORDS[option]
-    stem = "-".join([data, *re.findall(r"\w+", row.name.lower())])
+    size = "" if result["shots"] is None else f"-{result['shots']}"  # without one it is the assignment's own name
     for split in ("dev", "test"):
-        words += [f"--{split}_out", f"{stem}-{split}-{kind}-output.txt"]
+        words += [f"--{split}_out", f"{data}{size}-{split}-{kind}-output.txt"]
     words += ["--label-names", f"data/{data}-label-mapping.json", "--seed", str(result["seed"])]
     words += ["--method", result["method"]] if result["method"] else []
     words += ["--method-args", *result["arguments"]] if result["arguments"] else []

@@ -60,11 +60,10 @@ def test_a_page_is_what_the_lines_of_its_runs_say(at_assets: None, path: Path):
 
 
 def test_the_report_is_what_the_lines_say(at_assets: None, tmp_path: Path):
-    """`python -m advanced.experiments best --pretrained-model-path base3M.pt --only plain recipe --report`."""
+    """`python -m advanced.experiments best --pretrained-model-path base3M.pt --report`."""
     table, model, done = opened(RESULTS / "best-base3M.jsonl")
-    rows = ["plain", "recipe"]
-    args = program.get_args(["best", "--pretrained-model-path", "base3M.pt", "--only", *rows])
-    write_report(table.only(rows, None), model, done, program.command_of(args), tmp_path / "report.md")
+    args = program.get_args(["best", "--pretrained-model-path", "base3M.pt"])
+    write_report(table, model, done, program.command_of(args), tmp_path / "report.md")
     page = RESULTS / "report-best-base3M.md"
     assert (tmp_path / "report.md").read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
