@@ -19,6 +19,8 @@ from advanced.experiments.render import cells_of, difference_in_words, labels_of
 from advanced.experiments.report import write_report
 from advanced.experiments.results import compare, interval, read_results
 from advanced.experiments.summary import columns_of, render_summary
+from course import create_data, majority_accuracy
+from tokenizer import Tokenizer
 
 EXPERIMENTS = program.HERE
 RESULTS = EXPERIMENTS / "results"
@@ -103,6 +105,11 @@ OTHER_BASELINES = (
     ("few-shot-stories260K", "cfimdb", 64, "padding-mask, bidirectional", "plain, bidirectional"),
     ("few-shot-base3M", "sst", 64, "padding-mask, bidirectional", "plain, bidirectional"),
     ("few-shot-base3M", "cfimdb", 64, "padding-mask, bidirectional", "plain, bidirectional"),
+    ("full-base3M", "sst", None, "class-weights", "plain"),
+    ("best-base3M", "cfimdb", None, "recipe", "plain, 6 epochs"),
+    ("best-base3M", "cfimdb", None, "recipe", "without bidirectional attention"),
+    ("best-base3M", "sst", None, "recipe", "plain"),
+    ("best-base3M", "sst", None, "recipe", "without pooling"),
     ("encoders-base3M", "sst", None, "encoder", "encoder, untrained"),
     ("encoders-base3M", "sst", None, "decoder, mean of its states", "decoder"),
     ("encoders-base3M", "sst", None, "encoder, [MASK] always", "encoder"),
@@ -135,6 +142,35 @@ def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, 
     assert len(alone) >= least[2]
     for found in [*spreads, *alone]:
         assert found in known
+
+
+def test_as_many_intervals_leave_0_out_as_the_readme_says():
+    readme = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(r"Of the (\d+) with 16 sentences of a class (\d+) are", readme)
+    found: list[str] = []
+    for section in (RESULTS / "summary.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        heads, *rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")]
+        chosen = [place for place, head in enumerate(heads) if "16 a class" in head]
+        found += [row[place] for row in rows for place in chosen if "[" in row[place]]
+    assert [*map(int, said.groups())] == [len(found), sum("**" in cell for cell in found)]
+
+
+@pytest.mark.parametrize("checkpoint", ["base3M", "stories260K"])
+def test_with_few_sentences_nothing_is_above_the_majority_class_of_sst_beyond_noise(at_assets: None, checkpoint: str):
+    table, model, done = opened(RESULTS / f"few-shot-{checkpoint}.jsonl")
+    for split, shots in product(("dev", "test"), (16, 64)):
+        labels = labels_of("sst", split)
+        for cell in cells_of(table, model, done, "sst", shots):
+            assert interval(cell.runs, split, labels).low < majority_accuracy(labels), cell.row.name
+
+
+def test_as_many_reviews_are_cut_for_a_causal_model_as_the_readme_says(assets: Path):
+    """Of stories260K, whose tokenizer lies beside the data."""
+    readme = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(r"that cuts (\d+) % of CFIMDB's dev reviews for stories260K", readme)
+    reviews = [each.sentence for each in create_data(asset(assets / "data", "cfimdb-dev.txt"))]
+    lengths = map(len, Tokenizer(tokenizer_model=asset(assets, "tok512.model")).encode_batch(reviews, bos=True, eos=False))
+    assert int(said[1]) == round(100 * fmean(length > 512 for length in lengths))
 
 
 def test_how_long_runs_take_is_what_the_lines_say():
