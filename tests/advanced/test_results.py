@@ -169,7 +169,8 @@ def test_as_many_reviews_are_cut_for_a_causal_model_as_the_readme_says(assets: P
     readme = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
     said = re.search(r"that cuts (\d+) % of CFIMDB's dev reviews for stories260K", readme)
     reviews = [each.sentence for each in create_data(asset(assets / "data", "cfimdb-dev.txt"))]
-    lengths = map(len, Tokenizer(tokenizer_model=asset(assets, "tok512.model")).encode_batch(reviews, bos=True, eos=False))
+    tokenizer = Tokenizer(tokenizer_model=asset(assets, "tok512.model"))
+    lengths = map(len, tokenizer.encode_batch(reviews, bos=True, eos=False))
     assert int(said[1]) == round(100 * fmean(length > 512 for length in lengths))
 
 
