@@ -229,7 +229,7 @@ def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]])
     return "" if settings["layers"] else "layers=0 and a head as it is anyway leave nothing to do"
 
 
-def _nothing_smooth(settings: dict[str, Any]) -> str:
+def _nothing_smooth(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
     if not (settings["weight"] or settings["bregman"]):
         return "weight=0 and bregman=0 leave nothing to do"
     if settings["bregman"] and not (settings["decay"] or settings["late_decay"]):
@@ -403,7 +403,7 @@ LOSSES = {
         },
         paper="arXiv:1911.03437",
         cost="three to four times the time, and a copy of the weights",
-        refuses=lambda s, _: _nothing_smooth(s),
+        refuses=_nothing_smooth,
     ),
 }
 

@@ -14,7 +14,6 @@ from advanced import METHODS, choose
 from advanced.experiments.grid import PLAN_SETTINGS, Model, Row, Table, path_of, size_in_words
 from advanced.experiments.plots import Panel, panels_of
 from advanced.experiments.render import (
-    Cell,
     Results,
     cells_of,
     difference_in_words,
@@ -25,7 +24,7 @@ from advanced.experiments.render import (
     render_choices,
     sources_of,
 )
-from advanced.experiments.results import compare, unpack
+from advanced.experiments.results import Difference, compare, unpack
 from arguments import OUTPUT_WORDS
 from course import has_gold_labels, read_label_names
 from utils import UserError, atomic_write, some, warn
@@ -57,23 +56,22 @@ def write_report(table: Table, model: Model, done: Results, command: Sequence[st
 def text_of(table: Table, model: Model, done: Results, command: Sequence[str]) -> str:
     if len(table.rows) > MOST_ROWS:
         raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(table.rows)}; name them with --only")
-    names = list(dict.fromkeys(name for row in table.rows for name in row.methods))
-    parts = [f"# {table.title}", *_what(table, names), *_how(table, model), *sources_of(table)]
+    parts = [f"# {table.title}", *_what(table), *_how(table, model), *sources_of(table)]
     panels = panels_of(table, model, done)
     panels = [panel for panel in panels if any(cell.row.name != table.baseline for cell in panel.cells)]
     if not panels:
         raise UserError(f"none of these rows has a final run: {some(row.name for row in table.rows)}; run them first")
     for panel in panels:
-        lines = render_cells(panel.cells, panel.baseline, panel.data, table.baseline)
+        lines, gold = render_cells(panel.cells, panel.baseline, panel.data, table.baseline), _gold_labels(panel)
         parts += [f"## Results: {panel.title}", "", *lines]
-        parts += [*_reading(panel, table.baseline), *_predictions(panel, table.baseline)]
+        parts += [*_reading(panel, table.baseline, gold), *_predictions(panel, table.baseline, gold)]
     parts += [*_tried(table, model, done), *_limits(table, model, done, panels), *_again(command, panels, model)]
     return "\n".join(parts) + "\n"
 
 
-def _what(table: Table, names: Sequence[str]) -> list[str]:
+def _what(table: Table) -> list[str]:
     lines = ["", "## What was done beyond the base", ""]
-    for name in names:
+    for name in dict.fromkeys(name for row in table.rows for name in row.methods):
         entry, found = METHODS[name], dict.fromkeys(_arguments(row, name) for row in table.rows if name in row.methods)
         values = f"; here {' or '.join(found)}" if any(found) else ""
         lines.append(f"- **{name}** {entry.summary} ({entry.paper}){values}.")
@@ -131,41 +129,41 @@ def _seeds(table: Table) -> str:
     return _listed(table.seeds) + "".join(others)
 
 
-def _reading(panel: Panel, baseline: str) -> list[str]:
+Gold = Mapping[str, list[int]]  # the labels of each split that has them
+
+
+def _gold_labels(panel: Panel) -> Gold:
+    test = labels_of(panel.data, "test")
+    return {"dev": panel.labels} | ({"test": test} if has_gold_labels(test) else {})
+
+
+def _reading(panel: Panel, baseline: str, gold: Gold) -> list[str]:
     """What the table says, in sentences."""
     lines = [""]
     if not panel.baseline:
         lines.append(f"*{baseline}*, which the others would be compared with, has no runs here.")
-    test = labels_of(panel.data, "test")
-    for cell in panel.cells:
-        if cell.row.name == baseline or (found := _verdict(cell, panel, "dev", panel.labels)) is None:
-            continue
-        on_test = _verdict(cell, panel, "test", test) if has_gold_labels(test) else None
-        found += f"; on test by {on_test}" if on_test else ""
-        lines.append(f"- *{cell.row.name}* differs from *{baseline}* by {found}.")
+    for cell in (cell for cell in panel.cells if cell.row.name != baseline):
+        differences = [compare(cell.runs, panel.baseline, split, labels) for split, labels in gold.items()]
+        if None not in differences:  # the two have seeds in common
+            found = "; on test by ".join(map(_verdict, differences))
+            lines.append(f"- *{cell.row.name}* differs from *{baseline}* by {found}.")
     return lines
 
 
-def _verdict(cell: Cell, panel: Panel, split: str, labels: Sequence[int]) -> str | None:
-    """The difference from the baseline; None where the two have no seed in common."""
-    difference = compare(cell.runs, panel.baseline, split, labels) if panel.baseline else None
-    if difference is None:
-        return None
+def _verdict(difference: Difference) -> str:
     verdict = "beyond noise" if difference.is_beyond_noise else "within noise"
     return f"{difference_in_words(difference)}, which is {verdict}"
 
 
-def _predictions(panel: Panel, baseline: str) -> list[str]:
+def _predictions(panel: Panel, baseline: str, gold: Gold) -> list[str]:
     """How often each class is predicted on dev, beside how often it is right: what accuracy does not show."""
     names = read_label_names(path_of(panel.data, "label_names"))
-    test = labels_of(panel.data, "test")
-    splits = {"dev": panel.labels} | ({"test": test} if has_gold_labels(test) else {})
-    heads = ["share of dev", *names, *(f"macro-F1 against the baseline, {split}" for split in splits)]
-    rows = [["*gold labels*", *_shares(panel.labels, len(names)), *[""] * len(splits)]]
+    heads = ["share of dev", *names, *(f"macro-F1 against the baseline, {split}" for split in gold)]
+    rows = [["*gold labels*", *_shares(panel.labels, len(names)), *[""] * len(gold)]]
     for cell in panel.cells:
         predicted = [each for run in cell.runs.values() for each in unpack(run["dev"]["predictions"])]
         others = {} if cell.row.name == baseline else panel.baseline
-        found = [compare(cell.runs, others, split, labels, "macro_f1") for split, labels in splits.items()]
+        found = [compare(cell.runs, others, split, labels, "macro_f1") for split, labels in gold.items()]
         gains = ["" if each is None else difference_in_words(each) for each in found]
         rows.append([cell.row.name, *_shares(predicted, len(names)), *gains])
     return ["", *(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)), ""]

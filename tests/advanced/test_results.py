@@ -85,6 +85,11 @@ def test_lines_hold_figures_alone(path: Path):
         assert "|||" not in line and "/tmp" not in line and "/home" not in line
 
 
+def words_of(page: Path) -> str:
+    """Its text, wherever lines are broken."""
+    return " ".join(page.read_text(encoding="utf-8").split())
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_readme_quotes_the_pages(folder: str):
     pages = "\n".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md")).splitlines()
@@ -130,7 +135,7 @@ def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, 
             known += difference_in_words(compare(cells[row], cells[baseline], split, labels, figure))
             alone = interval(cells[row], split, labels, figure)
             known += f" [{plain(alone.low)}, {plain(alone.high)}]"
-    words = " ".join((ROOT / folder / "README.md").read_text(encoding="utf-8").split())
+    words = words_of(ROOT / folder / "README.md")
     digits = r"[+-]0?\.\d{3}"
     intervals = re.findall(rf"({digits}) \[({digits}), ({digits})\]", words)
     spreads = re.findall(r"\.\d{3} ± \.\d{3}", words)
@@ -145,7 +150,7 @@ def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, 
 
 
 def test_as_many_intervals_leave_0_out_as_the_readme_says():
-    readme = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
+    readme = words_of(ROOT / "advanced" / "README.md")
     said = re.search(r"Of the (\d+) with 16 sentences of a class (\d+) are", readme)
     found: list[str] = []
     for section in (RESULTS / "summary.md").read_text(encoding="utf-8").split("\n## ")[1:]:
@@ -166,7 +171,7 @@ def test_with_few_sentences_nothing_is_above_the_majority_class_of_sst_beyond_no
 
 def test_as_many_reviews_are_cut_for_a_causal_model_as_the_readme_says(assets: Path):
     """Of stories260K, whose tokenizer lies beside the data."""
-    readme = " ".join((ROOT / "advanced" / "README.md").read_text(encoding="utf-8").split())
+    readme = words_of(ROOT / "advanced" / "README.md")
     said = re.search(r"that cuts (\d+) % of CFIMDB's dev reviews for stories260K", readme)
     reviews = [each.sentence for each in create_data(asset(assets / "data", "cfimdb-dev.txt"))]
     tokenizer = Tokenizer(tokenizer_model=asset(assets, "tok512.model"))
@@ -176,7 +181,7 @@ def test_as_many_reviews_are_cut_for_a_causal_model_as_the_readme_says(assets: P
 
 def test_how_long_runs_take_is_what_the_lines_say():
     """The shortest and the longest, in minutes but for the first of the short ones, which is in seconds."""
-    words = " ".join((EXPERIMENTS / "README.md").read_text(encoding="utf-8").split())
+    words = words_of(EXPERIMENTS / "README.md")
     number = r"(\d+(?:\.\d+)?)"
     said = re.search(
         rf"took {number} to {number} minutes on all of SST, {number} to {number} on CFIMDB and {number} to {number} on "
