@@ -154,12 +154,10 @@ def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data
     lines = [f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
     lines += [f"| {' | '.join(_columns(cell, baseline, labels, base_name))} |" for cell in cells if cell.runs]
     majority = f"Majority class: dev {plain(majority_accuracy(labels['dev']))}"
-    if has_gold_labels(labels["test"]):
-        majority += f", test {plain(majority_accuracy(labels['test']))}"
-    else:
-        majority += "; test has no labels"
+    is_labelled = has_gold_labels(labels["test"])
+    majority += f", test {plain(majority_accuracy(labels['test']))}." if is_labelled else ". Test has no labels."
     alone = [cell for cell in cells if cell.runs and (cell.row.name == base_name or not baseline)]
-    return [*lines, "", " ".join([f"{majority}.", *(words for cell in alone if (words := _interval_of(cell, labels)))])]
+    return [*lines, "", " ".join([majority, *(words for cell in alone if (words := _interval_of(cell, labels)))])]
 
 
 def _interval_of(cell: Cell, labels: dict[str, list[int]]) -> str:
