@@ -12,7 +12,7 @@ import torch
 from conftest import asset, random_llama
 
 import runs
-from advanced.decoding import BeamSearch, ContrastiveSearch
+from advanced.decoding import Beams, BeamSearch, ContrastiveSearch
 from llama import Llama, load_pretrained
 from sampling import penalize_repeats
 from tokenizer import Tokenizer
@@ -173,6 +173,19 @@ def test_as_many_beams_as_there_are_tokens_and_more():
         for beams, stops in itertools.product((5, 7, 30), ([], [0, 3])):
             text = BeamSearch(model, beams).generate(torch.tensor([[1, 2]]), 4, stop_ids=stops)[0, 2:].tolist()
             assert without_repeats(text, stops) == slow_beams(model, [1, 2], beams, 4, 1.0, stops)
+
+
+def test_a_beam_goes_on_where_every_stop_token_is_likelier_than_what_goes_on():
+    """In all beams at once, and so the candidates are many that end before the first that does not."""
+    beams, logits = Beams(BeamSearch(causal(), 3), torch.tensor([[1, 5]]), [7, 8]), torch.zeros(1, 20)
+    tokens, rows = beams.choose(logits, torch.tensor([[1, 5]]))
+    idx = torch.cat((torch.tensor([[1, 5]])[rows], tokens), dim=1)
+    logits = torch.zeros(3, 20)
+    logits[:, [7, 8]] = 5.0
+    before, going_on = beams.scores.clone(), logits.double().log_softmax(-1)[0, 0]
+    tokens, _ = beams.choose(logits, idx)
+    torch.testing.assert_close(beams.scores, before + going_on)
+    assert len(beams.ended[0]) == 3
 
 
 def test_a_search_ends_when_every_text_has_ended():

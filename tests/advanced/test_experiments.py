@@ -192,6 +192,8 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(
         ({"settings": {"lr": math.nan}}, "lr must be a number above 0"),
         ({"settings": {"lr": 10**400}}, "lr must be a number above 0"),
         ({"settings": {"hold_out": 2}}, "hold_out must be a number from 0 to below 1"),
+        ({"settings": {"hold_out": 1}}, "hold_out must be a number from 0 to below 1"),
+        ({"settings": {"hidden_dropout_prob": 1.0}}, "hidden_dropout_prob must be a number from 0 to below 1"),
         ({"settings": {"precision": "fp8"}}, "precision must be one of fp32"),
         ({"data": []}, "data must be an object"),
         ({"data": {}}, "it names no data set"),
@@ -608,6 +610,14 @@ def test_macro_f1_is_computed_anew_of_each_draw():
     assert interval(ours, "dev", labels, "macro_f1") == macro_f1_bootstrap(better, None, labels)
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_class_that_nobody_predicts_counts_in_macro_f1(is_alone: bool):
+    labels, better, base = np.array([0, 1, 2, 0]), np.array([[0, 1, 1, 0]]), np.array([[0, 0, 1, 0]])
+    ours, theirs = (f1_score(labels, row[0], labels=[0, 1, 2], average="macro") for row in (better, base))
+    found = macro_f1_bootstrap(better, None if is_alone else base, labels)
+    assert found.mean == pytest.approx(ours if is_alone else ours - theirs)
+
+
 def test_a_row_that_is_compared_with_none_has_an_interval_of_its_own():
     """Of what is not trained, the closed form of a share; of one or two seeds of what is trained, none."""
     labels = np.random.default_rng(3).integers(0, 2, 900)
@@ -632,6 +642,8 @@ def test_one_or_two_seeds_of_what_is_trained_are_never_beyond_noise():
         several = [dict.fromkeys(range(seeds), each) for each in trained]
         assert compare(*several, "dev", labels).is_beyond_noise == is_beyond
     assert not compare(several[0], {2: trained[1]}, "dev", labels).is_beyond_noise
+    for one, other in ((trained[0], wrong), (right, trained[1])):  # one side is trained, the other only asked
+        assert not compare({1: one}, {1: other}, "dev", labels).is_beyond_noise
 
 
 def test_methods_are_compared_on_the_seeds_that_both_have():
@@ -1014,6 +1026,11 @@ def test_the_summary_has_a_gain_for_every_method_and_checkpoint(
     assert any(line.startswith("| mixed | +0.000 [+0.000, +0.000] |") for line in gains) and len(gains) == 2
     few = summary.summarize([*summary.columns_of(folder, ["full"])][:1])
     assert few[0] == "|  | none, all |" and not any("ema" in line for line in few)
+    (column,) = (each for each in summary.columns_of(folder, ["full"]) if each.checkpoint == "one")
+    ((cell, runs),) = ((each, each.runs) for each in column.panel.cells if each.row.name == "ema")
+    shifted = cell._replace(runs={seed + 2: run for seed, run in runs.items()})  # of three seeds one is the baseline's
+    panel = column.panel._replace(cells=[shifted])
+    assert len(runs) == 3 and column.gain("ema") and column._replace(panel=panel).gain("ema") == ""
     for name in ("tables/{}.json", "{}-one.jsonl", "{}-two.jsonl"):
         shutil.copy(folder / name.format("full"), folder / name.format("few"))
     heads = summary.summarize([*summary.columns_of(folder, ["full", "few"])])[0]

@@ -212,6 +212,20 @@ def test_a_prefix_of_words_is_these_words_before_a_causal_text():
     torch.testing.assert_close(behind, together, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_words_of_a_prefix_see_one_another_as_those_of_a_text_do(attention: str):
+    """In a bidirectional model the first word's keys, in the second layer, are of the last word, too."""
+    model, words = random_llama(attention=attention), torch.tensor([[5, 9, 14]])
+    heard: list[torch.Tensor] = []
+    model.layers[1].attention.compute_key.register_forward_hook(lambda module, inputs, out: heard.append(out))
+    with torch.no_grad():
+        model(words)
+    key = keys_and_values(model, words)[1][0]  # g p d
+    torch.testing.assert_close(heard[1], heard[0])
+    other = keys_and_values(model, torch.tensor([[5, 9, 77]]))[1][0]
+    assert torch.allclose(key[:, 0], other[:, 0], atol=1e-6) == (attention == "causal")
+
+
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 def test_a_prefix_stands_before_what_a_cache_holds(kernels: str):
     llama = prepared(Prefix(3), "causal", std=1.0).llama

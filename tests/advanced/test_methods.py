@@ -311,6 +311,7 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("lora", ["rank=0"], "rank=0: must be from 1 to 65536"),
         ("lora", ["rank=65537"], "from 1 to 65536"),
         ("lora", ["alpha=inf"], "above 0 and finite"),
+        ("lora", ["alpha=0"], "above 0 and finite"),
         ("lora", ["rank=4", "lora.rank=5"], "given twice"),
         ("lora", ["decay=0.5"], "no argument of that name; there are lora.rank"),
         ("lora", ["ema.decay=0.5"], "'ema' is none of the methods lora"),

@@ -8,7 +8,7 @@ import re
 import shutil
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from advanced.pretrain import SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main
 from advanced.pretraining import SaverWithTokenizer, pretrain
 from advanced.text import Passes, hold_out, pack, read_documents, train_tokenizer
-from advanced.text_runs import make_optimizer
+from advanced.text_runs import Rounds, make_optimizer, read_texts
 from llama import load_pretrained
 from optimizer import AdamW
 from plan import Place
@@ -114,6 +114,9 @@ def test_every_pass_draws_each_window_once_in_its_own_order_wherever_the_run_beg
         again = [index for batch in parts for index in batch] + again
     assert again == drawn
     assert [*Passes(7, 2, 21, seed=6)] != [*whole]
+    second, other = Passes(50, 50, 1, seed=5), Passes(50, 50, 1, seed=6)
+    second.set_epoch(1)
+    assert [*second] != [*other]  # a seed's second pass is not the next seed's first
 
 
 def test_a_tokenizer_is_the_same_file_again_and_knows_every_byte():
@@ -122,6 +125,9 @@ def test_a_tokenizer_is_the_same_file_again_and_knows_every_byte():
     tokenizer = Tokenizer.from_bytes(model)
     assert tokenizer.n_words == 380 and tokenizer.pad_id == 3
     assert tokenizer.decode(tokenizer.encode("Ω 42 films", bos=True, eos=True)) == "Ω 42 films"
+    rare = set(map(chr, range(33, 127))) - set("".join(SENTENCES))
+    spelled = [tokenizer.sp_model.id_to_piece(each) for each in tokenizer.encode("".join(rare), bos=False, eos=False)]
+    assert {"Q", "~"} < rare and not any(piece.startswith("<0x") for piece in spelled)
     years = Tokenizer.from_bytes(train_tokenizer([*SENTENCES, *["in 1999 and 1984"] * 50], 400))
     pieces = map(years.sp_model.id_to_piece, years.encode("in 1999", bos=False, eos=False))
     assert [piece for piece in pieces if re.search(r"\d", piece)] == ["1", "9", "9", "9"]
@@ -217,9 +223,34 @@ def test_every_flag_of_the_pace_changes_what_is_learned(tmp_path: Path, text: Pa
     assert one[-1]["held_out"] != other[-1]["held_out"]
 
 
+def test_a_run_has_at_least_the_steps_that_its_passes_take():
+    assert Rounds.of(Namespace(epochs=1, batch_size=4, every=3), rows=40) == (3, 4)  # ten are asked for
+    assert Rounds.of(Namespace(epochs=1, batch_size=4, every=100), rows=2) == (1, 1)
+
+
+def test_a_pass_is_over_whole_windows(tmp_path: Path, text: Path, tiny_checkpoint: Path):
+    flags = "--text", text, "--init", tiny_checkpoint, *PACE, "--out", tmp_path / "new.pt", "--epochs", 1
+    args = arguments(*flags)
+    tokenizer = Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
+    whole, rest = divmod(len(pack(hold_out(read_documents(text), args.held_out, args.seed)[0], tokenizer)), 16)
+    assert rest and rows_of(arguments(*flags, "--batch_size", whole))[-1]["step"] == 1
+
+
+def test_of_each_text_other_places_are_held_out(tmp_path: Path):
+    paths = [tmp_path / "one.txt", tmp_path / "other.txt"]
+    for path in paths:
+        path.write_text("\n\n".join(f"{path.stem} {place}" for place in range(50)), encoding="utf-8")
+    train, held = read_texts(arguments("--text", *paths, "--out", tmp_path / "new.pt", "--held_out", 0.2, "--seed", 4))
+    parts = [hold_out(read_documents(path), 0.2, 4 + number) for number, path in enumerate(paths)]
+    assert (train, held) == tuple(one + other for one, other in zip(*parts, strict=True))
+    places = [{each.split()[1] for each in held if each.startswith(path.stem)} for path in paths]
+    assert len(places[0]) == len(places[1]) == 10 and places[0] != places[1]
+
+
 def test_weight_decay_is_on_matrices_alone():
     groups = make_optimizer(random_llama(), 0.1, 0.3).param_groups
     assert {(each.dim(), group["weight_decay"]) for group in groups for each in group["params"]} == {(2, 0.3), (1, 0.0)}
+    assert all((group["betas"], group["eps"]) == ((0.9, 0.95), 1e-8) for group in groups)
 
 
 def test_the_rate_falls_to_nothing_at_the_end(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch):
@@ -332,6 +363,24 @@ def test_going_on_says_where_it_came_from_and_whether_it_has_helped(
     assert ("no better than" in printed.err) == warns and "(step 0," not in printed.out
     written = (tmp_path / "new.json").read_text(encoding="utf-8")
     assert str(tiny_checkpoint.parent) not in written and json.loads(written)["settings"]["init"] == "tiny.pt"
+
+
+def test_the_row_that_is_said_to_be_the_best_is_that_of_the_held_out_text(
+    tmp_path: Path, text: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    figures = [(0, 9.0, 2.5), (5, 3.0, 2.0), (10, 1.0, 4.0)]  # the loss on what is trained on goes on falling
+    rows = [dict(step=n, train=loss, held_out=held, perplexity=held**2, bits_per_byte=1.0) for n, loss, held in figures]
+    del rows[0]["train"]
+
+    def told(args: Namespace, place: Place) -> Iterator[dict]:
+        shutil.copy(tiny_checkpoint, args.out)
+        shutil.copy(tiny_checkpoint.with_suffix(".model"), args.out.with_suffix(".model"))
+        yield from rows
+
+    monkeypatch.setattr("advanced.pretraining.pretrain", told)
+    run_main(monkeypatch, "--text", text, "--out", tmp_path / "new.pt", "--init", tiny_checkpoint, *PACE)
+    printed = capsys.readouterr()
+    assert "(step 5, held-out perplexity 4.00)" in printed.out and "no better" not in printed.err
 
 
 def test_before_the_first_step_nothing_is_written(

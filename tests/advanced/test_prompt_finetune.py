@@ -17,6 +17,7 @@ from torch import nn
 
 import runs
 from advanced import choose, create_head
+from advanced.label_words import ids_of_words
 from advanced.prompt_finetune import derangement
 from classifier import read_last
 from course import Example
@@ -128,6 +129,19 @@ def test_shuffled_words_all_leave_their_place(count: int):
     order = derangement(count)
     assert sorted(order) == [*range(count)] and all(place != number for place, number in enumerate(order))
     assert order == derangement(count)
+
+
+def test_the_words_that_are_warned_of_are_those_that_are_asked_for(tokenizer: Tokenizer):
+    pieces = [tokenizer.sp_model.id_to_piece(token) for token in range(tokenizer.n_words)]
+    plain = [piece[1:] for piece in pieces if piece.startswith("▁") and piece[1:].isalpha()]
+    sizes = {word: len(tokenizer.encode_all(word)) for word in (*plain, *(word + "s" for word in plain))}
+    one, two = (next(word for word, size in sizes.items() if size == wanted) for wanted in (1, 2))
+    model = head(random_llama(attention="causal", max_seq_len=128), tokenizer, "ab", words=f"{one}+{two}")
+    assert model.remark == f"words of several tokens, for which the model is asked again: {two}"
+    settings = dict(words=f"{one}+{two}", control="shuffled-words")
+    shuffled = head(random_llama(attention="causal", max_seq_len=128), tokenizer, "ab", **settings)
+    assert shuffled.words == [two, one] and shuffled.remark == model.remark
+    assert shuffled.word_ids == ids_of_words(shuffled.words, tokenizer) != model.word_ids
 
 
 @pytest.mark.parametrize("other", ["linear-probe", "pooling", "direct"])

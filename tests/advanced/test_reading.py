@@ -206,6 +206,7 @@ def test_a_prompt_begins_as_tokens_of_the_vocabulary_and_is_trained_with_the_hea
     table = model.llama.tok_embeddings.weight.detach()
     assert all((table == vector).all(dim=1).any() for vector in model.read.prompt.detach())
     begun = model.read.prompt.detach().clone()
+    assert len(begun.unique(dim=0)) > 1
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {"read.prompt", "classifier_head.weight", "classifier_head.bias"}
     other = classifier()

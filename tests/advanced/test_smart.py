@@ -78,6 +78,10 @@ def test_the_perturbation_is_as_large_as_it_may_be_and_nothing_on_padding(attent
     largest = perturbation[~IS_PAD].abs().amax(dim=-1)
     torch.testing.assert_close(largest, torch.full_like(largest, 0.3))  # three steps of 0.2, cut at the radius
     assert not perturbation.requires_grad
+    model.pad_id = 7  # a tokenizer's own: 3 is then a token like others
+    tokens = TOKENS.index_fill(1, torch.tensor(0), 3).masked_fill(IS_PAD, 7)
+    perturbation = smart.worst_perturbation(step_of(model, tokens=tokens))
+    assert perturbation[IS_PAD].abs().max() == 0.0 and perturbation[:, 0].abs().amax(dim=-1).min() > 0.0
     model = prepared(double(attention), one := SMART(radius=10.0, step=0.2, noise=0.0, steps=1))
     assert one.worst_perturbation(step_of(model)).abs().max() == 0.0  # where the divergence has no gradient
 

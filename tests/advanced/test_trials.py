@@ -21,7 +21,7 @@ from torch import nn
 
 import runs
 from advanced.experiments import __main__ as program
-from advanced.experiments import cost, grid, plots, runner, trial
+from advanced.experiments import cost, grid, plots, report, runner, trial
 from advanced.experiments.grid import Model, Table, Trial, model_of
 from advanced.experiments.render import render
 from advanced.experiments.report import _how
@@ -178,6 +178,23 @@ def test_the_rounding_and_the_length_of_a_row_that_is_only_asked_count(
     assert short == 3 < long and rounded and not plain
 
 
+def test_what_was_trained_is_judged_with_the_rounding_of_its_row(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    seen: list[tuple[str, bool]] = []
+    compute_fast = runs.compute_fast
+
+    def watched(model: nn.Module, precision: str, place: Place, trains: bool = True) -> None:
+        seen.append((precision, trains))
+        compute_fast(model, precision, place, trains=trains)
+
+    monkeypatch.setattr(runs, "compute_fast", watched)
+    table = table_of(tmp_path, rows=[{"name": "plain", "settings": {"precision": "bf16"}}], shots=[4])
+    one = table.final(table.rows[0], "films", 4, model, {})[0]
+    trial.run_trial(one, model, tmp_path, Place(torch.device("cpu")))
+    assert [precision for precision, trains in seen if not trains] == ["bf16"]
+
+
 @pytest.mark.parametrize(("text", "threads"), [("3", 3), ("4,2", 4), (" 2 ", 2), ("", 8)])
 def test_threads_are_those_of_the_environment(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, text: str, threads: int  # noqa: F811
@@ -236,8 +253,10 @@ def test_an_interval_is_as_wide_above_as_below():
     assert difference.high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
 
 
-def rendered(folder: Path, model: Model, labels: dict[str, list[int]], wrong: dict[str, dict[str, int]]) -> str:  # noqa: F811
-    """A table of two rows with three seeds. wrong: by row and split, how many answers."""
+def graded(
+    folder: Path, model: Model, labels: dict[str, list[int]], wrong: dict[str, dict[str, int]]  # noqa: F811
+) -> tuple[Table, dict[str, dict]]:
+    """A table of two rows with three seeds, and its runs. wrong: by row and split, how many answers."""
     table = table_of(folder, rows=[{"name": "plain"}, {"name": "ema", "method": "ema"}], shots=[None], seeds=[1, 2, 3])
     done = {}
     for row in table.rows:
@@ -248,8 +267,9 @@ def rendered(folder: Path, model: Model, labels: dict[str, list[int]], wrong: di
                 answers = [1 - label if index < count else label for index, label in enumerate(gold)]
                 accuracy = 1 - count / len(gold)
                 scores[split] = {"accuracy": accuracy, "macro_f1": 0.5, "predictions": pack(answers)}
-            done[one.key(model)] = {"key": one.key(model), "trainable": 1, "seconds": 1.0, **scores}
-    return render(table, model, done)
+            about = {"settings": dict(one.settings), "trainable": 1, "seconds": 1.0, "weights": "the same"}
+            done[one.key(model)] = {"key": one.key(model), **trial.named(one, model), **about, **scores}
+    return table, done
 
 
 @pytest.mark.parametrize("gold", [[0, 1, 1, 1, 1, 1, 1, 0, 1, 1], [0] * 10])
@@ -259,14 +279,21 @@ def test_figures_of_test_are_those_of_test(
     """A split whose labels are all 0 is one without gold labels, and has no majority class."""
     (test := tmp_path / "test.txt").write_text("".join(f"{label} ||| film {i}\n" for i, label in enumerate(gold)))
     paths = {**films, "test": test}
-    for module in ("grid", "render"):
+    for module in ("grid", "render", "report"):
         monkeypatch.setattr(f"advanced.experiments.{module}.path_of", lambda data, split: str(paths[split]))
     labels = {"dev": [each.label for each in create_data(films["dev"])], "test": gold}
-    text = rendered(tmp_path, model, labels, {"plain": {"dev": 4, "test": 2}, "ema": {"dev": 0, "test": 3}})
+    table, done = graded(tmp_path, model, labels, {"plain": {"dev": 4, "test": 2}, "ema": {"dev": 0, "test": 3}})
+    text = render(table, model, done)
     ema = [cell.strip() for cell in next(line for line in text.splitlines() if line.startswith("| ema")).split("|")]
     assert ema[4] == "1.000 ± .000" and ema[6].startswith("**+0.400 [")
     assert ema[7] == ".700 ± .000" and ema[8] == ".500 ± .000" and ema[9].startswith("-0.100 [")
     assert ("Majority class: dev .500, test .800." if any(gold) else "Majority class: dev .500.") in text
+    assert "Of plain: accuracy dev [" in text and "Of ema:" not in text
+    alone = render(replace(table, rows=table.rows[1:]), model, done)
+    assert "Of ema: accuracy dev [" in alone  # compared with nothing
+    said = report.text_of(table, model, done, ["python"])
+    assert "*ema* differs from *plain* by **+0.400 [" in said and ("on test by -0.100 [" in said) == any(gold)
+    assert "was made" not in said and said.rindex("--method ema") > said.index("the best accuracy on dev")
 
 
 def test_what_waits_for_a_choice_is_missing(tmp_path: Path, model: Model):  # noqa: F811
@@ -394,15 +421,21 @@ def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(
 ):
     """The first turn of each warms up and is not counted."""
     times = {"": [1.0, 1.0, 1.0, 1.0], "ema": [9.0, 2.0, 3.0, 4.0]}
+    order: list[str] = []
 
     def assembled(work: cost.Workload, subject: cost.Subject) -> SimpleNamespace:
-        return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[subject.methods]))
+        return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[subject.methods]), of=subject.methods or "plain")
+
+    def turn(run: SimpleNamespace, examples: list) -> float:
+        order.append(run.of)
+        return next(run.turn)
 
     monkeypatch.setattr(cost, "path_of", trial.path_of)
     monkeypatch.setattr(cost, "assemble", assembled)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=3)
-    found = cost.measure_time(work, cost.Subject(model, "ema"), lambda run, examples: next(run.turn))
+    found = cost.measure_time(work, cost.Subject(model, "ema"), turn)
     assert found == (3.0, 2.0, 4.0, 2) and str(found) == "3.00 (2.00-4.00)"
+    assert order == ["ema", "plain", "plain", "ema"] * 2  # whatever slows the machine meanwhile meets both
 
 
 def test_the_commit_is_marked_where_code_differs_from_it_and_not_for_new_results(

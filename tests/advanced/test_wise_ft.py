@@ -143,6 +143,16 @@ def test_with_an_average_of_the_weights_the_average_is_mixed_and_training_weight
 # ----------------------------------------------------------------------------------------------------- whole runs
 
 
+def test_mixtures_of_another_run_are_not_gone_on_with():
+    method = WiSEFT(points=3)
+    own = {"alphas": [0.0, 0.5, 1.0], "scores": [0.1, 0.3, 0.2], "alpha": 0.5}
+    method.load_state({"found": own}, lambda *how: None)
+    assert method.figures() == own
+    for other in ({**own, "alphas": [0.0, 1.0], "scores": [0.5, 0.5]}, {"alphas": [0.0, 0.5, 1.0]}):
+        with pytest.raises(ValueError, match="the mixtures of another run"):
+            method.load_state({"found": other}, lambda *how: None)
+
+
 def make_the_middle_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every sweep: so that the mixture is saved, whatever the tiny model has learned."""
     finish = WiSEFT.finish

@@ -234,6 +234,11 @@ def test_a_premise_must_fit_into_the_model(tokenizer: Tokenizer):
     llama = random_llama(attention="causal", max_seq_len=40)
     with pytest.raises(UserError, match="premise takes"):
         head("pmi", llama, tokenizer, template="It was", premise="word " * 60)
+    fitting = head("pmi", llama, tokenizer, premise="It was")
+    size = fitting.premise_ids().shape[1] + fitting.room
+    head("pmi", random_llama(attention="causal", max_seq_len=size), tokenizer, premise="It was")
+    with pytest.raises(UserError, match=f"which leaves no room in {size - 1}$"):
+        head("pmi", random_llama(attention="causal", max_seq_len=size - 1), tokenizer, premise="It was")
 
 
 @pytest.mark.parametrize(
@@ -352,6 +357,9 @@ def test_the_sentence_is_cut_and_never_the_question_and_nothing_is_beyond_the_mo
     assert max(longest) == 60 and model.room >= 5
     kept = ids_of(tokenizer, text)[: 60 - model.room - len(tokenizer.sp_model.encode(model.prompt_suffix or ""))]
     if name == "direct":
+        longest.clear()
+        head("calibrated", llama, tokenizer, names, source="train").estimate([text])
+        assert max(longest) == 60  # nor is a text that is calibrated on
         given = kept + tokenizer.sp_model.encode(question_of(names))
         scores = [nats(llama, given, tokenizer.sp_model.encode(each)) for each in names]
     else:
