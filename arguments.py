@@ -297,6 +297,9 @@ def _check_option(args: Namespace) -> None:
     searches = [flag for flag in ("beam", "contrastive") if getattr(args, flag, None)]
     if len(searches) > 1:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")
+    if "contrastive" in searches and getattr(args, "attention", None) == "bidirectional":
+        message = "contrastive search needs hidden states that stay; a bidirectional model's do not"
+        raise UserError(f"{message}; add --attention causal")
     _check_texts(args)
     if searches and import_folder("advanced") is None:
         flag = f"--{searches[0]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from tokenizer import Tokenizer
     from training import Method
 
-__all__ = ["METHODS", "Argument", "ChosenMethod", "MethodEntry", "choose", "create", "create_head", "part"]
+__all__ = [
+    "METHODS", "Argument", "ChosenMethod", "MethodEntry", "choose", "create", "create_head", "part", "reason_between",
+]  # fmt: skip
 
 
 
@@ -73,19 +76,22 @@ def _check_names(chosen: list[str], option: str, family: str) -> None:
         if family not in METHODS[name].families:
             fitting = [other for other, entry in METHODS.items() if family in entry.families]
             raise UserError(f"{name} is not for models of the kind {family}; for these there are {', '.join(fitting)}")
-    heads = [name for name in chosen if METHODS[name].is_head]
-    if len(heads) > 1:
-        raise UserError(f"{some(heads)} cannot be combined: each says what is predicted")
     if len(set(chosen)) < len(chosen):
         raise UserError(f"a method is named twice: {', '.join(chosen)}")
-    for name in chosen:
-        for other in chosen:
-            if reason := METHODS[name].conflicts.get(other):
-                raise UserError(f"{name} and {other} cannot be combined: {reason}")
-    of_kind = {METHODS[name].attention: name for name in chosen if METHODS[name].attention is not None}
-    if len(of_kind) > 1:
-        both = " and ".join(name for name in chosen if name in of_kind.values())
-        raise UserError(f"{both} cannot be combined: one is for causal models, the other for bidirectional ones")
+    for name, other in combinations(chosen, 2):
+        if reason := reason_between(name, other):
+            raise UserError(f"{name} and {other} cannot be combined: {reason}")
+
+
+def reason_between(name: str, other: str) -> str:
+    """Why two methods cannot be combined, whichever of the two knows it; empty where they can."""
+    one, two = METHODS[name], METHODS[other]
+    if one.is_head and two.is_head:
+        return "each says what is predicted"
+    if reason := one.conflicts.get(other) or two.conflicts.get(name):
+        return reason
+    is_apart = None not in (one.attention, two.attention) and one.attention != two.attention
+    return "one is for causal models, the other for bidirectional ones" if is_apart else ""
 
 
 def check_attention(name: str, attention: str) -> None:
@@ -116,14 +122,14 @@ def _checked(argument: Argument, assignment: str, text: str) -> Any:
     try:
         value = argument.parse(text)
     except ValueError:
-        raise UserError(f"{assignment}: must be a {_kind(argument.default)}") from None
+        raise UserError(f"{assignment}: must be {_kind(argument.default)}") from None
     if not argument.fits(value):
         raise UserError(f"{assignment}: must be {argument.wanted}")
     return value
 
 
 def _kind(default: Any) -> str:
-    return {bool: "true or false", int: "whole number", float: "number", str: "text"}[type(default)]
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
 
 
 def part(name: str) -> ModuleType:

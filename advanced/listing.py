@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from advanced import create
+from advanced import create, reason_between
 from advanced.added import trainable_parameters
 from advanced.table import METHODS, MethodEntry
 from config import LlamaConfig
@@ -56,6 +56,8 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
         yield name if given else f"{name}: no arguments"
         for assignment, help in given.items():
             yield f"  {assignment:{width}}  {help}"
+        if entries[name].attention is not None:
+            yield f"  for {entries[name].attention} models alone"
         for reason, others in _conflicts(name).items():
             yield f"  not with {some(others)}: {reason}"
     yield ""
@@ -65,8 +67,8 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
 def _conflicts(name: str) -> dict[str, list[str]]:
     """The methods that this one cannot be combined with, by the reason, whichever of the two knows it."""
     found: dict[str, list[str]] = {}
-    for other, entry in METHODS.items():
-        if reason := METHODS[name].conflicts.get(other) or entry.conflicts.get(name):
+    for other in METHODS:
+        if other != name and (reason := reason_between(name, other)):
             found.setdefault(reason, []).append(other)
     return found
 

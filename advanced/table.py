@@ -6,7 +6,6 @@ the loss, what paces the steps, what averages the weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +63,7 @@ class MethodEntry:
 EVERY = ("llama", "bert")  # families, for what needs no part that only one of them has
 WHY = {
     "causal": "reads likelihoods, and a bidirectional model sees the words that it would predict",
-    "bidirectional": "does nothing in a causal model, which never sees what follows a token",
+    "bidirectional": "does nothing in a causal model, which never sees what follows; add --attention bidirectional",
 }
 
 
@@ -85,12 +84,19 @@ def part(default: float, help: str) -> Argument:
     return Argument(default, help, lambda value: 0 <= value <= 1, "from 0 to 1")
 
 
+LEAST, MOST = 1e-9, 1e6  # beyond these nothing would happen, or float32 would not hold what comes of it
+LIMITS = f"from {LEAST:g} to {MOST:g}"
+
+
 def positive(default: float, help: str) -> Argument:
-    return Argument(default, help, lambda value: 0 < value < math.inf, "above 0 and finite")
+    return Argument(default, help, lambda value: LEAST <= value <= MOST, f"above 0 and finite, {LIMITS}")
 
 
 def not_negative(default: float, help: str) -> Argument:
-    return Argument(default, help, lambda value: 0 <= value < math.inf, "at least 0 and finite")
+    def fits(value: float) -> bool:
+        return value == 0 or LEAST <= value <= MOST
+
+    return Argument(default, help, fits, f"at least 0 and finite, {LIMITS} if it is not 0")
 
 
 def one_of(values: Collection[str], default: str, help: str) -> Argument:
@@ -106,7 +112,7 @@ def some_of(values: Collection[str], default: str, help: str, what: str) -> Argu
         names = text.split("+")
         return {*names} <= {*values} and len({*names}) == len(names)
 
-    return Argument(default, described, fits, f"names of {what}, joined by +, each once")
+    return Argument(default, described, fits, f"names of {what}, joined by +, each once: {', '.join(values)}")
 
 
 MATRICES = ("compute_query", "compute_key", "compute_value", "compute_output", "w1", "w2", "w3")

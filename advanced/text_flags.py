@@ -38,10 +38,10 @@ def add_text_flags(parser: ArgumentParser) -> None:
 def check_text_flags(args: Namespace) -> None:
     """Raises `UserError` naming the flag; turns the names of texts into paths."""
     wanted = {
-        "epochs": (0 < args.epochs < math.inf, "above 0"),
+        "epochs": (0 < args.epochs < math.inf, "above 0 and finite"),
         "lr": (0 < args.lr < math.inf, "above 0 and finite"),
         "warmup": (0 <= args.warmup < 1, "from 0 to below 1"),
-        "batch_size": (args.batch_size >= 1, "at least 1"),
+        "batch_size": (1 <= args.batch_size <= 2**16, "at least 1 and at most 65536"),
         "length": (args.length >= 2, "at least 2"),
         "weight_decay": (0 <= args.weight_decay < math.inf, "at least 0 and finite"),
         "clip": (0 < args.clip < math.inf, "above 0 and finite"),

@@ -77,6 +77,11 @@ def check_args(args: Namespace) -> None:
         for flag in ("results", "only", "baseline", "report", "html"):
             if getattr(args, flag):
                 raise UserError(f"--{flag} is for one table, not for {', '.join(args.tables)}")
+    asked = [f"--{flag}" for flag in ("list", "render", "report", "html") if getattr(args, flag)]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} cannot be combined: each does one thing and ends")
+    if args.tune and asked not in ([], ["--list"]):
+        raise UserError(f"--tune says which runs are done, and {asked[0]} does none")
     if args.workers < 1:
         raise UserError(f"--workers {args.workers}: must be at least 1")
     if args.minutes is not None and not 0 < args.minutes < math.inf:
@@ -134,6 +139,7 @@ def command_of(args: Namespace) -> list[str]:
     """The words of what makes the runs again."""
     words = [args.tables[0], "--pretrained-model-path", args.pretrained_model_path]
     words += ["--tokenizer", args.tokenizer] if args.tokenizer else []
+    words += ["--results", args.results] if args.results else []
     baseline = [args.baseline] if args.baseline else None
     for flag, names in (("--only", args.only), ("--baseline", baseline), ("--data", args.data)):
         words += [flag, *names] if names else []
@@ -148,7 +154,8 @@ def table_of(args: Namespace, name: str) -> Table:
     table = Table.read(named if named.is_file() else name)
     baseline = args.baseline or table.baseline
     if unknown := {*(args.only or ()), baseline} - {row.name for row in table.rows}:
-        raise UserError(f"{name} has no row {', '.join(sorted(unknown))}")
+        rows = ", ".join(row.name for row in table.rows)
+        raise UserError(f"{name} has no row {', '.join(sorted(unknown))}; it has {rows}")
     if unknown := {*(args.data or ())} - {*table.data}:
         raise UserError(f"{name} has no data {', '.join(sorted(unknown))}; it has {', '.join(table.data)}")
     return replace(table, baseline=baseline)

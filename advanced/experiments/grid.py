@@ -259,7 +259,7 @@ class Table:
                     raise UserError(f"row {row.name}: with hold_out 0 {who} would choose on dev")
 
     def without_unknown(self, model: Model) -> Table:
-        """The rows whose checkpoint is known, with a line about the others."""
+        """The rows whose checkpoint is known, with a line about the others. Raises `UserError` where none is left."""
         return self._without(model, [row for row in self.rows if not model.beside(row.checkpoint).is_known])
 
     def without_absent(self, model: Model) -> Table:
@@ -268,11 +268,11 @@ class Table:
         Raises `UserError` where none is left.
         """
         absent = [row for row in self.rows if not Path(model.beside(row.checkpoint).checkpoint).exists()]
-        if absent and len(absent) == len(self.rows):
-            raise UserError(f"{model.beside(absent[0].checkpoint).checkpoint} does not exist")
         return self._without(model, absent)
 
     def _without(self, model: Model, rows: Sequence[Row]) -> Table:
+        if rows and len(rows) == len(self.rows):
+            raise UserError(f"{model.beside(rows[0].checkpoint).checkpoint} does not exist")
         for checkpoint in dict.fromkeys(model.beside(row.checkpoint).checkpoint for row in rows):
             names = some([row.name for row in rows if model.beside(row.checkpoint).checkpoint == checkpoint])
             warn(f"left out: {names}, starting from {checkpoint}, which is not here")

@@ -17,7 +17,8 @@ HEADER = (
 )  # fmt: skip
 
 
-NOTATION = " ± is the standard deviation over seeds, [low, high] a 95 % interval over sentences and seeds."
+NOTATION = """ ± is the standard deviation over seeds, [low, high] a 95 % interval over sentences and seeds. A
+difference is bold where its interval leaves 0 out and, of what is trained, there are three seeds or more."""
 
 
 class Cell(NamedTuple):

@@ -24,7 +24,7 @@ from advanced.experiments.render import (
     render_choices,
     sources_of,
 )
-from advanced.experiments.results import Difference, compare, unpack
+from advanced.experiments.results import FEWEST_SEEDS, Difference, compare, unpack
 from arguments import OUTPUT_WORDS
 from course import has_gold_labels, read_label_names
 from utils import UserError, atomic_write, some, warn
@@ -94,13 +94,13 @@ ASKED = """Nothing is trained. Where a row has something to choose, it is chosen
 (seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
 seeds. Differences from *{baseline}* are paired: a bootstrap over seeds and sentences, with 95 % intervals; bold ones
-exclude 0."""
+exclude 0 (and are of {fewest} seeds or more, of what is trained)."""
 
 
 def _how(table: Table, model: Model) -> list[str]:
     choice = _choice(table).format(tuning=_listed(table.tune_seeds), seeds=_seeds(table))
     values = dict(model=model.name, settings=_settings(table), choice=choice, baseline=table.baseline)
-    return ["## How it was measured", "", HOW.format(**values), ""]
+    return ["## How it was measured", "", HOW.format(**values, fewest=FEWEST_SEEDS), ""]
 
 
 def _choice(table: Table) -> str:
@@ -152,7 +152,8 @@ def _reading(panel: Panel, baseline: str, gold: Gold) -> list[str]:
 
 def _verdict(difference: Difference) -> str:
     verdict = "beyond noise" if difference.is_beyond_noise else "within noise"
-    return f"{difference_in_words(difference)}, which is {verdict}"
+    of_few = f"of too few seeds to say ({FEWEST_SEEDS} are wanted)"
+    return f"{difference_in_words(difference)}, which is {of_few if difference.has_few_seeds else verdict}"
 
 
 def _predictions(panel: Panel, baseline: str, gold: Gold) -> list[str]:
@@ -217,10 +218,10 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     model = model.beside(row.checkpoint)
     data, option, settings = result["data"], result["option"], result["settings"]
     is_llama = result.get("family", model.family) == "llama"
-    words = ["--option", option, "--pretrained-model-path", Path(model.checkpoint).name]
+    words = ["--option", option, "--pretrained-model-path", _shown(model.checkpoint)]
     tokenizer = Path(model.tokenizer)
     if is_llama and tokenizer.stem not in ("", model.name) and tokenizer.parent != Path(model.checkpoint):
-        words += ["--tokenizer", tokenizer.name]
+        words += ["--tokenizer", _shown(tokenizer)]
     for split in ("train", "dev", "test"):
         words += [f"--{split}", f"data/{data}-{split}.txt"]
     kind = "advanced" if result["method"] else OUTPUT_WORDS[option]
@@ -237,6 +238,11 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     # measuring train accuracy would move the random generator
     program = ["run_llama.py"] if is_llama else ["-m", "bert.run"]
     return ["python", *program, *words, *(["--no_train_eval"] if option == "finetune" else [])]
+
+
+def _shown(path: str | Path) -> str:
+    """As it was given; of a path that is one machine's alone, the name."""
+    return Path(path).name if Path(path).is_absolute() else str(path)
 
 
 def _listed(values: Sequence[object]) -> str:

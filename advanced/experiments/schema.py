@@ -17,7 +17,7 @@ class Wanted(NamedTuple):
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
+    return type(value) is int and 1 <= value < 2**31
 
 
 def _is_number(value: Any) -> bool:

@@ -13,6 +13,7 @@ from conftest import asset, random_llama
 
 import runs
 from advanced.decoding import Beams, BeamSearch, ContrastiveSearch
+from arguments import check_args, get_args
 from llama import Llama, load_pretrained
 from sampling import penalize_repeats
 from tokenizer import Tokenizer
@@ -372,6 +373,14 @@ def test_what_cannot_be_searched_is_refused(
     with pytest.raises(UserError, match=words):
         drive("--pretrained-model-path", tiny_checkpoint, *flags)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_search_that_the_attention_rules_out_is_refused_before_anything_is_loaded():
+    flags = ["--option", "generate", "--contrastive", "0.6,5", "--attention"]
+    check_args(get_args([*flags, "causal"]), find=lambda args: True)
+    with pytest.raises(UserError, match="hidden states that stay.*; add --attention causal"):
+        check_args(get_args([*flags, "bidirectional"]), find=lambda args: True)
+
 
 
 @pytest.mark.parametrize("flags", [["--beam", "2"], ["--contrastive", "0.6,5"]])

@@ -197,6 +197,7 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(
         ({"settings": {"precision": "fp8"}}, "precision must be one of fp32"),
         ({"data": []}, "data must be an object"),
         ({"data": {}}, "it names no data set"),
+        ({"data": {"films": {"batch_size": 2**31}}}, "data, films: batch_size must be a whole number of at least 1"),
         ({"data": {"films": {"batch_size": 0}}}, "data, films: batch_size must be a whole number of at least 1"),
         ({"data": {"films": 1}}, "data: films must be an object"),
         ({"seeds": 1}, "seeds must be a list of seeds"),
@@ -507,6 +508,10 @@ def test_a_run_that_another_table_ends_meanwhile_is_taken_over_by_one_process(
         (["--results", "folder.jsonl"], "is a folder"),
         (["--report", "dev.txt"], "must end in .md"),
         (["--report", "absent/r.md"], "does not exist"),
+        (["--render", "--list"], "--list and --render cannot be combined"),
+        (["--report", "r.md", "--html", "p.html"], "--report and --html cannot be combined"),
+        (["--tune", "--render"], "--tune says which runs are done, and --render does none"),
+        (["--only", "nope"], "has no row nope; it has plain, lora, asked"),
     ],
 )
 def test_a_flag_that_makes_no_sense_is_one_line(
@@ -1217,6 +1222,9 @@ def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_pat
     assert "--pretrained-model-path base.pt --tokenizer other.model --train" in commands[0]
     assert "--pretrained-model-path base-task.pt --train" in commands[1]
     assert "--pretrained-model-path base-more.pt --tokenizer other.model --train" in commands[2]
+    near = Model("checkpoints/base.pt", "checkpoints/other.model")  # as it is typed where the command is
+    words = " ".join(report.command_of(Row("x"), result, near))
+    assert "--pretrained-model-path checkpoints/base.pt --tokenizer checkpoints/other.model --train" in words
 
 
 def test_a_reports_command_for_an_encoder_is_that_of_encoders(tmp_path: Path):
@@ -1231,7 +1239,7 @@ def test_a_reports_command_for_an_encoder_is_that_of_encoders(tmp_path: Path):
 
 def test_the_command_of_everything_is_what_was_typed():
     flags = ["my/full.json", "--pretrained-model-path", "a b.pt", "--tokenizer", "t.model"]
-    flags += ["--only", "x y", "--baseline", "z", "--data", "sst"]
+    flags += ["--results", "mine.jsonl", "--only", "x y", "--baseline", "z", "--data", "sst"]
     command = program.command_of(program.get_args([*flags, "--report", "r.md"]))
     assert command == ["python", "-m", "advanced.experiments", *flags]
 

@@ -312,6 +312,12 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("lora", ["rank=65537"], "from 1 to 65536"),
         ("lora", ["alpha=inf"], "above 0 and finite"),
         ("lora", ["alpha=0"], "above 0 and finite"),
+        ("smart", ["radius=1e39"], "above 0 and finite, from 1e-09 to 1e+06"),  # no float32 holds it
+        ("smart", ["noise=1e-300"], "from 1e-09 to 1e+06"),  # nothing would happen
+        ("smart", ["weight=1e39"], "at least 0 and finite, from 1e-09 to 1e+06 if it is not 0"),
+        ("smart", ["bregman=1e-300"], "at least 0 and finite, from 1e-09"),
+        ("lora", ["targets=wq"], "joined by +, each once: compute_query, compute_key"),
+        ("pooling,pooling", [], "named twice"),
         ("lora", ["rank=4", "lora.rank=5"], "given twice"),
         ("lora", ["decay=0.5"], "no argument of that name; there are lora.rank"),
         ("lora", ["ema.decay=0.5"], "'ema' is none of the methods lora"),

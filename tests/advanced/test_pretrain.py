@@ -410,6 +410,8 @@ def test_before_the_first_step_nothing_is_written(
         (["--text", "absent.txt"], "absent.txt does not exist"),
         (["--text", "data"], "--text data is a folder"),
         (["--length", 16, "--batch_size", 0], "--batch_size 0"),
+        (["--batch_size", 65537], "--batch_size 65537: must be at least 1 and at most 65536"),
+        (["--epochs", "inf"], "--epochs inf: must be above 0 and finite"),
         (["--init", "checkpoints/minllama1M.pt"], "--dim: the shape is that of --init"),
         (["--tokenizer", "checkpoints/minllama1M.model"], "--vocab_size: the pieces are those of --tokenizer"),
     ],

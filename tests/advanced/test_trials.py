@@ -293,6 +293,10 @@ def test_figures_of_test_are_those_of_test(
     assert "Of ema: accuracy dev [" in alone  # compared with nothing
     said = report.text_of(table, model, done, ["python"])
     assert "*ema* differs from *plain* by **+0.400 [" in said and ("on test by -0.100 [" in said) == any(gold)
+    assert "too few seeds" not in said
+    two = {key: run for key, run in done.items() if run["seed"] < 3}
+    said_of_two = report.text_of(table, model, two, ["python"])
+    assert "of too few seeds to say (3 are wanted)" in said_of_two and "noise" not in said_of_two
     assert "was made" not in said and said.rindex("--method ema") > said.index("the best accuracy on dev")
 
 
@@ -338,6 +342,10 @@ def test_the_program_leaves_out_rows_whose_checkpoint_is_not_here(
     flags = "--pretrained-model-path", model.checkpoint, "--results", tmp_path / "r.jsonl", "--list"
     run_main(monkeypatch, tmp_path / "trial.json", *flags)
     assert "2 runs can be started now" in capsys.readouterr().out
+    table_of(tmp_path, rows=[{"name": "plain", "checkpoint": "nope.pt"}], shots=[None])
+    for asked in ([], ["--list"], ["--render"], ["--report", tmp_path / "r.md"]):
+        with pytest.raises(UserError, match=r"nope\.pt does not exist$"):
+            run_main(monkeypatch, tmp_path / "trial.json", *flags[:4], *asked)
 
 
 def test_a_tokenizer_can_be_named(tmp_path: Path, model: Model):  # noqa: F811

@@ -325,7 +325,7 @@ def test_other_words_are_refused(llama: Llama, tokenizer: Tokenizer, name: str, 
         ("direct", "words=good+", "must be words joined by +"),
         ("channel", "template=This movie is", "must be a text with {label} in it"),
         ("calibrated", "source=dev", "one of content-free, train"),
-        ("direct", "normalized=yes", "true or false"),
+        ("direct", "normalized=yes", "normalized=yes: must be true or false"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused_before_anything_is_loaded(name: str, assignment: str, message: str):
