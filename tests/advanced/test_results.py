@@ -106,6 +106,7 @@ def test_the_readme_quotes_the_pages(folder: str):
 OTHER_BASELINES = (
     ("few-shot-stories260K", "sst", 16, "prompt-finetune, shuffled words", "prompt-finetune"),
     ("zero-shot-base3M", "cfimdb", None, "channel", "course"),
+    ("words-base3M", "cfimdb", None, "channel, cfimdb words", "course, bidirectional"),
     ("few-shot-stories260K", "sst", 64, "padding-mask, bidirectional", "plain, bidirectional"),
     ("few-shot-stories260K", "cfimdb", 64, "padding-mask, bidirectional", "plain, bidirectional"),
     ("few-shot-base3M", "sst", 64, "padding-mask, bidirectional", "plain, bidirectional"),
@@ -167,6 +168,15 @@ def test_with_few_sentences_nothing_is_above_the_majority_class_of_sst_beyond_no
         labels = labels_of("sst", split)
         for cell in cells_of(table, model, done, "sst", shots):
             assert interval(cell.runs, split, labels).low < majority_accuracy(labels), cell.row.name
+
+
+def test_words_that_are_searched_for_lift_the_channel_above_the_majority_class_of_cfimdb(at_assets: None):
+    table, model, done = opened(RESULTS / "words-base3M.jsonl")
+    cells = {cell.row.name: cell.runs for cell in cells_of(table, model, done, "cfimdb", None)}
+    labels = labels_of("cfimdb", "dev")
+    assert interval(cells["channel, cfimdb words"], "dev", labels).low > majority_accuracy(labels)
+    for runs in (cells["course, bidirectional"], cells["calibrated on train, cfimdb words"]):
+        assert interval(runs, "dev", labels).low < majority_accuracy(labels)
 
 
 def test_as_many_reviews_are_cut_for_a_causal_model_as_the_readme_says(assets: Path):
