@@ -297,13 +297,13 @@ def _check_option(args: Namespace) -> None:
     searches = [flag for flag in ("beam", "contrastive") if getattr(args, flag, None)]
     if len(searches) > 1:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")
-    if "contrastive" in searches and getattr(args, "attention", None) == "bidirectional":
-        message = "contrastive search needs hidden states that stay; a bidirectional model's do not"
-        raise UserError(f"{message}; add --attention causal")
     _check_texts(args)
-    if searches and import_folder("advanced") is None:
+    advanced = import_folder("advanced") if searches else None
+    if searches and advanced is None:
         flag = f"--{searches[0]}"
         raise UserError(f"{flag} needs the folder advanced/ of this package beside run_llama.py")
+    if "contrastive" in searches and getattr(args, "attention", None) == "bidirectional":
+        raise UserError(f"{advanced.part('table').CONTRASTIVE_WHY}; add --attention causal")
     if args.option == "predict" and not isinstance(args.pretrained_model_path, Default):
         raise UserError("--pretrained-model-path is not for --option predict, whose --model is enough by itself")
     for name in NEEDED.get(args.option, ()):

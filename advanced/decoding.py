@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from advanced.table import CONTRASTIVE_WHY
 from cache import KVCache
 from llama import Llama
 from sampling import likeliest
@@ -138,7 +139,7 @@ class ContrastiveSearch:
         if candidates < 1:
             raise ValueError(f"candidates={candidates} must be at least 1")
         if not llama.config.is_causal:
-            raise NeedsCausal("contrastive search needs hidden states that stay; a bidirectional model's do not")
+            raise NeedsCausal(CONTRASTIVE_WHY)
         self.llama, self.alpha, self.candidates = llama, alpha, candidates
 
     def generate(

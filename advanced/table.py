@@ -65,6 +65,7 @@ WHY = {
     "causal": "reads likelihoods, and a bidirectional model sees the words that it would predict",
     "bidirectional": "does nothing in a causal model, which never sees what follows; add --attention bidirectional",
 }
+CONTRASTIVE_WHY = "contrastive search needs hidden states that stay; a bidirectional model's do not"
 
 
 # ----------------------------------------------------------------------------------------- kinds of arguments

@@ -152,8 +152,9 @@ def _reading(panel: Panel, baseline: str, gold: Gold) -> list[str]:
 
 def _verdict(difference: Difference) -> str:
     verdict = "beyond noise" if difference.is_beyond_noise else "within noise"
-    of_few = f"of too few seeds to say ({FEWEST_SEEDS} are wanted)"
-    return f"{difference_in_words(difference)}, which is {of_few if difference.has_few_seeds else verdict}"
+    if difference.has_few_seeds:
+        verdict = f"of too few seeds to say ({FEWEST_SEEDS} are wanted)"
+    return f"{difference_in_words(difference)}, which is {verdict}"
 
 
 def _predictions(panel: Panel, baseline: str, gold: Gold) -> list[str]:

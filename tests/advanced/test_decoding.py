@@ -382,7 +382,6 @@ def test_a_search_that_the_attention_rules_out_is_refused_before_anything_is_loa
         check_args(get_args([*flags, "bidirectional"]), find=lambda args: True)
 
 
-
 @pytest.mark.parametrize("flags", [["--beam", "2"], ["--contrastive", "0.6,5"]])
 def test_without_the_folder_a_search_is_an_error(
     drive: Callable, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]

@@ -140,9 +140,6 @@ def test_with_an_average_of_the_weights_the_average_is_mixed_and_training_weight
     assert all(torch.equal(p, trained[name]) for name, p in model.named_parameters())
 
 
-# ----------------------------------------------------------------------------------------------------- whole runs
-
-
 def test_mixtures_of_another_run_are_not_gone_on_with():
     method = WiSEFT(points=3)
     own = {"alphas": [0.0, 0.5, 1.0], "scores": [0.1, 0.3, 0.2], "alpha": 0.5}
@@ -151,6 +148,9 @@ def test_mixtures_of_another_run_are_not_gone_on_with():
     for other in ({**own, "alphas": [0.0, 1.0], "scores": [0.5, 0.5]}, {"alphas": [0.0, 0.5, 1.0]}):
         with pytest.raises(ValueError, match="the mixtures of another run"):
             method.load_state({"found": other}, lambda *how: None)
+
+
+# ----------------------------------------------------------------------------------------------------- whole runs
 
 
 def make_the_middle_best(monkeypatch: pytest.MonkeyPatch) -> None:
