@@ -1,0 +1,1 @@
+"""What the grading scripts share. Nothing here imports a module that a student may replace."""

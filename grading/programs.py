@@ -1,0 +1,190 @@
+"""How a grading script runs: arguments, errors in one line, files. The graders' own copy of a few small things.
+
+A student may replace every module of the package, `utils.py` among them, so no grader imports one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent  # where the grading scripts lie
+MAX_WORD, MAX_MESSAGE, MAX_NAMES = 400, 2000, 10
+INTERRUPTED = 130  # 128 and the signal's number, as a shell says
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend. The message is one line: what is wrong, where, and what to do."""
+
+
+class Default(str):
+    """A flag's default value, told apart from the same text that a user typed."""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An `argparse` parser whose errors are one line instead of the usage text and a line; no abbreviated flags."""
+
+    def __init__(self, **kwargs):
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+        self.register("type", int, whole_number)
+        self.register("type", float, decimal_number)
+
+    def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
+        for argument in sys.argv[1:] if args is None else args:
+            if argument.startswith("--") and argument.endswith("=--"):  # argparse takes the value for its own mark
+                self.error(f"argument {argument[:-3]}: '--' is no value")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see --help)")
+
+
+def whole_number(text: str) -> int:
+    """An integer in ASCII digits: `int` also takes `1_0` and digits of every script. Raises `ValueError`."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,1000}", text):
+        raise ValueError("not a whole number")
+    return int(text)
+
+
+def decimal_number(text: str) -> float:
+    """As `whole_number`, for a number that may have a fraction or an exponent."""
+    if not text.isascii() or "_" in text:
+        raise ValueError("not a number")
+    return float(text)
+
+
+def run_main(main: Callable[[], int | None]) -> int:
+    """Run a program's `main` and return its exit status.
+
+    A `UserError` or a file-system error becomes one line on standard error and status 2, an interrupt one line and
+    status 130. Anything else is a defect of the program and keeps its traceback. A reader that goes away (`| head -1`)
+    changes neither the verdict nor the status.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a text may hold letters that the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
+    status = 2
+    try:
+        result = main() or 0
+        sys.stdout.flush()  # here, where a full disk is still an error like any other
+        return result
+    except UserError as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        message, status = "interrupted", INTERRUPTED
+    except OSError as error:
+        where = error.filename or "a file or standard output"
+        hint = "; free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        message = f"cannot read or write {where}: {error.strerror or error}{hint}"
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return status
+
+
+def warn(message: str) -> None:
+    """One line on standard error."""
+    print(f"warning: {one_line(message)}", file=sys.stderr)
+
+
+def one_line(message: str) -> str:
+    """A message on one line of bounded length, however long the names and values are that it quotes."""
+    words = (shorten(word, MAX_WORD) for word in message.split())
+    return shorten(" ".join(words), MAX_MESSAGE)
+
+
+def shorten(text: str, most: int = 100) -> str:
+    """At most so many characters, the middle left out."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
+def printable(value: object, most: int = 100) -> str:
+    """`str` of a value of bounded length, escaped where a terminal would not show all of it, or act on it."""
+    text = shorten(str(value), most)
+    return text if text.isprintable() else shorten(ascii(text), most)
+
+
+def some(names: Iterable[str], most: int = MAX_NAMES) -> str:
+    """The first names of a list, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(printable(name, 200) for name in names[:most]) + more
+
+
+def find_asset(name: str | os.PathLike) -> Path | None:
+    """Where an input file lies: as named (from the current folder), else beside the scripts; None if in neither."""
+    for path in (Path(name), ROOT / name):
+        if path.is_file():
+            return path
+    return None
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """The text of a UTF-8 file, line ends turned into `\\n`; a byte-order mark is dropped.
+
+    Raises `UserError` where the file is missing, unreadable or not UTF-8 (naming the first bad line).
+    """
+    try:
+        raw = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} line {line}: not UTF-8 text; save the file as UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """Open a temporary binary file beside `path`, and rename it to `path` when the block ends without an exception.
+
+    Raises `OSError` as `open` does, naming `path`; the temporary file is removed whatever happens.
+    """
+    path, temporary = Path(path), None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".minllama-", suffix=".tmp")
+        with open(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # as `open` would; mkstemp gives 0600
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def check_writable(path: str | os.PathLike, flag: str) -> None:
+    """Raise `UserError` naming `flag` unless `path` can be created or replaced."""
+    path = Path(path)
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        raise UserError(f"{flag} {path} is a folder; give a file name")
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{flag} {path} is a device or pipe, which writing would replace; give a file name")
+    if not path.parent.is_dir():
+        raise UserError(f"{flag} {path}: the folder {path.parent} does not exist; create it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"{flag} {path}: the folder {path.parent} is not writable")
