@@ -353,7 +353,8 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
     main()
 
 
-@pytest.mark.parametrize(("lr", "warns"), [(1e-12, True), (0.003, False)])
+# 1e-30 moves no weight; 1e-12 moves a few, and 3 of 20 seeds (2026-11-25, AMD EPYC) then round to a loss that is lower.
+@pytest.mark.parametrize(("lr", "warns"), [(1e-30, True), (0.003, False)])
 def test_going_on_says_where_it_came_from_and_whether_it_has_helped(
     tmp_path: Path, text: Path, tiny_checkpoint: Path, lr: float, warns: bool,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,

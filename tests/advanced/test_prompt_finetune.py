@@ -176,12 +176,13 @@ QUESTION = "It was"  # a short one: the tiny model has few positions
 def test_a_run_trains_saves_and_predicts(
     tmp_path: Path, drive: Callable, classify_flags: Callable, capfd: pytest.CaptureFixture, attention: str
 ):
-    flags = [*classify_flags("finetune"), *ADVANCED, "--attention", attention, "--epochs", 2, "--lr", 0.01]
+    flags = [*classify_flags("finetune"), *ADVANCED, "--attention", attention, "--epochs", 4, "--lr", 0.003]
     flags += ["--batch_size", 4, "--method", "prompt-finetune", "--method-args", f"template={QUESTION}"]
     flags += ["--model_out", "prompted.pt"]
     out = drive(*flags)
     losses = [float(each) for each in re.findall(r"train loss :: (\d+\.\d+)", out)]
-    assert losses[-1] < losses[0] - 0.05
+    # 2026-11-25, AMD EPYC, 2 cores, 24 seeds: by 1.36 (causal) and 1.53 (sd 0.24); 2 epochs at 0.01 by 0.68 (0.37)
+    assert losses[-1] < losses[0] - 0.5
     (warning,) = (line for line in capfd.readouterr().err.splitlines() if "words of several" in line)
     assert warning == "warning: words of several tokens, for which the model is asked again: bad, good"
     lines = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()

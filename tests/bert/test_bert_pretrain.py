@@ -146,7 +146,8 @@ def test_how_much_is_read_in_a_pass_is_said(flags: list, text: Path, capsys: pyt
 
 
 def test_a_text_is_learned(flags: list):
-    rows = rows_of(arguments(*flags, "--epochs", 60, "--lr", 0.01, "--every", 40, "--dropout", 0))
+    rows = rows_of(arguments(*flags, "--epochs", 60, "--lr", 0.005, "--every", 40, "--dropout", 0))
+    # 2026-11-25, AMD EPYC, 2 cores, 24 seeds: 0.68 (sd 0.02), 1.00 untrained; at --lr 0.01 one of 20 stayed at 0.92.
     assert rows[-1]["train"] < 0.75 * rows[1]["train"]
 
 

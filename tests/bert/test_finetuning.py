@@ -59,8 +59,9 @@ def train(plan: Plan, folder: Path, epochs: int | None = None) -> tuple[runs.Run
 
 
 def test_what_was_trained_is_saved_whole_and_predicts_the_same(plan: Plan, tmp_path: Path):
-    run, path, history = train(plan, tmp_path)
-    assert history[-1].train_loss < history[0].train_loss - 0.05
+    run, path, history = train(replace(plan, epochs=12), tmp_path)
+    # 2026-11-25, AMD EPYC, 2 cores, 24 seeds: falls by 0.67 (sd 0.07; AVX2 the same), after 5 epochs by 0.30 (sd 0.21).
+    assert history[-1].train_loss < history[0].train_loss - 0.3
     model, about = runs.load_classifier(path)
     assert about.config == pretrained_of(run.model).config and about.epoch == best_of(history).epoch
     examples = create_data(plan.dev.path)

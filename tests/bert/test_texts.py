@@ -148,7 +148,10 @@ def test_questions_are_learned_answered_and_scored(call: Callable, files: list, 
     right = [answers[id] == (qa["answers"][0]["text"] if qa["answers"] else "") for id, qa in questions.items()]
     assert answers.keys() == questions.keys() and exact == pytest.approx(100 * sum(right) / len(right), abs=0.01)
     best = max(float(value) for value in re.findall(r"^epoch .* dev F1 :: (\S+)$", printed, re.MULTILINE))
-    assert f1 == pytest.approx(best, abs=0.01) and f1 > 80  # 33 by who always says the same place, or nothing
+    # 2026-11-25, AMD EPYC, 2 cores: 99.7 (sd 2.3) in 72 runs of 25 seeds, AVX-512 and AVX2, one and two threads, this
+    # rate and half of it: all 100 but one that stays at 80.8, as one on an Intel did at 79.0. Who always says the same
+    # place, or nothing, reaches 33; who reads of a question its length alone 61.
+    assert f1 == pytest.approx(best, abs=0.01) and f1 > 70
     assert json.loads((tmp_path / "qa" / "scores.json").read_text())["f1"] == pytest.approx(f1, abs=0.01)
 
     again = call("--option", "qa", "--pretrained-model-path", "qa", "--dev", "dev.json", "--length", 48)
