@@ -126,7 +126,7 @@ def _packed_objects(text: bytes, body: bytes) -> Iterator[tuple[int, bytes]]:
     numbers = [int(word) for word in text[:first].split()[: 2 * count] if word.isdigit() and len(word) < 11]
     pairs = sorted(zip(numbers[1::2], numbers[::2], strict=False))  # in order, so that no byte is looked at twice
     ends = [start for start, _ in pairs[1:]] + [len(text)]
-    for (start, number), end in zip(pairs, ends, strict=True):
+    for (start, number), end in zip(pairs, ends, strict=False):
         yield number, text[first + start : first + end]
 
 

@@ -168,6 +168,14 @@ def test_wrong_top_folders(check, folder):
     assert "the archive is empty" in check([]).problems
 
 
+def test_an_id_in_another_case_is_a_warning(check, folder):
+    report = check(entries_of(folder, "ALICE"))
+    assert report.problems == [] and len(report.scores) == 8 and "llama.py" in report.files
+    mismatch = "CruzID mismatch: the top folder is ALICE, the ID is alice (upper and lower case differ)"
+    assert report.warnings == [mismatch]
+    only_problem(check([*entries_of(folder, "ALICE"), ("bob/x.txt", "x")]), "one top folder", "ALICE", "bob")
+
+
 def test_what_operating_systems_add_is_ignored(check, folder):
     extra = [("__MACOSX/alice/._llama.py", "x"), ("alice/.DS_Store", "x"), (".DS_Store", "x"), ("alice/", "")]
     report = check(entries_of(folder) + extra)
