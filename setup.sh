@@ -476,6 +476,7 @@ if [ "$install" = yes ]; then
     echo
     echo "set-up is done"
     report
+    [ -f stories42M.pt ] || [ -f checkpoints/minllama1M.pt ] || next="get stories42M.pt, then $next"
     echo "next: $next"
 else
     any_python="$(choose_any_python)"

@@ -222,6 +222,7 @@ def test_a_submission_sets_itself_up(script, tmp_path, mirror):
     assert result.returncode == 0, result.stderr
     asked = [line for line in result.stdout.splitlines() if line.startswith("pip ")]
     assert len(asked) == 1 and asked[0].endswith("-r requirements.txt")
+    assert "next: get stories42M.pt, then .venv/bin/python run_llama.py" in result.stdout
     assert "set-up is done" in result.stdout and "run_llama.py needs stories42M.pt, which is not here" in result.stdout
     assert all(line_about(name, result) for name in FILES)
     (script.parent / "fast").mkdir()
