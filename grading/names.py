@@ -103,7 +103,7 @@ def _with_hints(missing: Iterable[str], files: Iterable[str]) -> str:
     hinted = []
     for name in sorted(missing):
         words = _words(name)
-        # sst-dev-output.txt: nobody can tell of which kind it is
+        # sst-dev-output.txt: the name does not say of which kind it is
         found = [near[wanted] for wanted in (words, words - _KIND_WORDS, words - {"output"}) if wanted in near]
         hinted.append(f"{name} (there is {printable(found[0])})" if found else name)
     trials = [name for name in files if re.search(r"(?i)\bfilms-.*output", name)]

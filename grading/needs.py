@@ -47,6 +47,8 @@ class Follower:
     def __init__(self, files: Files, package: Package):
         self.files, self.package = files, package
         self.imported: dict[tuple[str, bool], list[Import]] = {}  # by file, and whether it is the package's copy
+        # A script may put any of its folders on Python's path: what is called so somewhere is no library.
+        self.own_names = {part for name in files.sizes for part in name.removesuffix(".py").split("/")}
         self.unread: list[str] = []
         self.bytes_left = MAX_CODE
 
@@ -62,7 +64,7 @@ class Follower:
                 imports = []
                 needs.faults.append(f"{printable(file)} {error}")
             self.imported[file, is_copy] = imports
-            # Whoever has found once that a package is absent need not ask again.
+            # A file that provides once for a package's absence has found out by then whether it is there.
             guarded = {each.top for each in imports if each.is_optional}
             for each in imports:
                 found, missing = self.files.find(each.name)
@@ -102,7 +104,7 @@ class Follower:
             for name in copies or [f"{path}/" if self.package.code.is_folder(path) else f"{path}.py"]:
                 needs.absent.setdefault(outermost(name, self.files), place)
             yield from ((name, True) for name in copies)
-        elif missing == top and top not in ALLOWED and not is_copy:
+        elif missing == top and top not in ALLOWED | self.own_names and not is_copy:
             if not (is_own_code and (each.is_lazy or self._is_in_copy(file, top))):
                 needs.libraries.setdefault(top, place)
 

@@ -116,9 +116,11 @@ def needed(package):
     ("try:\n  import numba\nexcept ImportError:\n  raise", "numba (llama.py line 2)"),
     ("import torch.nn, numpy as np, sklearn.metrics, tqdm, sentencepiece, scipy, requests, tokenizers, tomllib", None),
     ("import importlib_metadata, filelock, __main__, os.path", None),
+    ("import sys\nsys.path.append('src')\nimport own_module, own_folder", None),
 ])  # fmt: skip
 def test_libraries_that_the_course_does_not_install(check_files, code, named):
-    report = check_files({"llama.py": code, "mine.py": "import pandas", "helper.py": "import mine, seaborn"})
+    own = {"src/own_module.py": "", "src/own_folder/x.py": "", "helper.py": "import mine, seaborn"}
+    report = check_files({"llama.py": code, "mine.py": "import pandas"} | own)
     if named:
         only_problem(report, "nor among the libraries", named)
     else:
