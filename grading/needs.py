@@ -47,6 +47,7 @@ class Follower:
     def __init__(self, files: Files, package: Package):
         self.files, self.package = files, package
         self.imported: dict[tuple[str, bool], list[Import]] = {}  # by file, and whether it is the package's copy
+        self.copied: dict[str, set[str]] = {}  # what the package's copy of a file imports, where that was asked
         # A script may put any of its folders on Python's path: what is called so somewhere is no library.
         self.own_names = {part for name in files.sizes for part in name.removesuffix(".py").split("/")}
         self.unread: list[str] = []
@@ -110,9 +111,10 @@ class Follower:
 
     def _is_in_copy(self, file: str, library: str) -> bool:
         """Whether the package's copy of a file imports a library as well."""
-        if file not in self.package.code:
-            return False
-        return library in {each.top for each in self._read(file, is_copy=True)}
+        if file not in self.copied:
+            imports = self._read(file, is_copy=True) if file in self.package.code else []
+            self.copied[file] = {each.top for each in imports}
+        return library in self.copied[file]
 
 
 def outermost(name: str, files: Files) -> str:

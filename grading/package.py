@@ -9,6 +9,10 @@ A submission is the student's files and what these need to run. Of this package 
 
 Of `CODE_FOLDERS`, `engine/` and `grading/` hold what every run and check needs. The others are optional: code in these
 folders imports them inside of functions and says in one sentence what is missing.
+
+To a folder that lacks them, the package's files are added where the student's files need them; an optional folder only
+where a student's own file imports it. Made from the package's own folder, a submission holds all folders of code and
+the student's own files, and leaves out tests, pages, builders, notebooks, benchmarks, results, pictures and data sets.
 """
 
 from __future__ import annotations

@@ -138,11 +138,15 @@ def test_what_the_packages_own_copy_imports_is_not_held_against_it(check_files, 
     only_problem(check_files(ours | {"engine/plan.py": "import jax"}), "jax (engine/plan.py line 1)")
 
 
-def test_names_of_hostile_scripts_are_bounded(check_files):
+def test_names_of_hostile_scripts_are_bounded_and_copies_read_once(check_files, package, monkeypatch):
     code = "import " + ", ".join(f"nowhere{number}" for number in range(5000))
     setup = "\n".join(f"pip install -r requirements/mine{number}.txt" for number in range(2000))
-    report = check_files({"llama.py": code, "setup.sh": setup, "requirements/a.txt": ""})
+    parsed = []
+    monkeypatch.setattr(needs, "imports_of", lambda *given: parsed.append(given) or imports.imports_of(*given))
+    files = {"llama.py": "import engine.plan\n" + code, "engine/plan.py": code, "requirements/a.txt": ""}
+    report = check_files(files | {"setup.sh": setup})
     assert len(report.problems) == 2 and all(len(problem) < 2000 for problem in report.problems)
+    assert len(parsed) < 50
 
 
 def test_a_module_that_the_standard_library_has_is_no_part_of_the_package(check_files, package):
