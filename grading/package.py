@@ -119,14 +119,14 @@ class Package:
         """Whether a module is this package's, and not one of the course's files."""
         return self.has(module) and f"{module}.py" not in OF_THE_COURSE
 
-    def additions(self, missing: Iterable[str]) -> dict[str, Path]:
+    def additions(self, missing: str) -> dict[str, Path]:
         """The files that are added for what is missing: a file, or all of a folder, whose name ends in a slash."""
-        wanted = tuple(missing)
-        folders = tuple(name for name in wanted if name.endswith("/"))
         return {
             name: path
             for name, path in self.paths.items()
-            if (name in wanted or name.startswith(folders)) and name not in OF_THE_COURSE and is_carried(name)
+            if (name == missing or (missing.endswith("/") and name.startswith(missing)))
+            and name not in OF_THE_COURSE
+            and is_carried(name)
         }
 
 

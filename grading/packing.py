@@ -85,15 +85,12 @@ def _choose(folder: Path, edition: Edition, package: Package) -> tuple[dict[str,
 
 def _additions(files: dict[str, Path], edition: Edition, package: Package) -> tuple[dict[str, Path], set[str]]:
     """The package's files that some files need and lack, and that those need in their turn; and what to call them."""
-    added, names = {}, set()
-    while True:
-        absent = find_needs(files_of(files | added), edition, package).absent
-        more = {name: package.additions([name]) for name in absent}
-        names |= {name for name, paths in more.items() if paths}
-        new = {name: path for paths in more.values() for name, path in paths.items() if name not in files | added}
-        if not new:
-            return added, names
-        added |= new
+    absent = find_needs(files_of(files), edition, package).absent
+    added = {name: package.additions(name) for name in absent}
+    return (
+        {name: path for paths in added.values() for name, path in paths.items()},
+        {name for name, paths in added.items() if paths},
+    )
 
 
 def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:

@@ -85,6 +85,16 @@ def test_of_a_folder_that_is_there_in_part_the_files_are_named(check_files):
     assert "grading/" not in report.problems[0] and any("grading/ (sanity_check.py" in each for each in report.warnings)
 
 
+def test_requirements_files_are_followed_to_those_that_they_include(check_files):
+    script = {"setup.sh": "pip install -r requirements/fast.txt"}
+    both = "requirements.txt (requirements/fast.txt), requirements/ (setup.sh line 1)"
+    only_problem(check_files(script), f"without: {both}")
+    files = {"requirements/fast.txt": "-c ../requirements.txt\n-r ../../outside.txt\n-r mine.txt"}
+    report = check_files(script | files)
+    only_problem(report, "without: requirements.txt (requirements/fast.txt)")
+    assert check_files(script | files | {"requirements.txt": ""}).problems == []
+
+
 def test_the_courses_own_scripts_need_nothing_of_this_package(check_files):
     own = {"run_llama.py": "from llama import x\nimport tqdm, sklearn", "sanity_check.py": "import torch, llama"}
     report = check_files(own | {"setup.sh": "pip install tqdm\npip freeze > requirements.txt\n"})
