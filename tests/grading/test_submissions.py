@@ -78,6 +78,15 @@ def test_works_from_any_folder_with_the_root_modules_alone(folder, data_dir, tmp
     assert "sst-dev-prompting-output.txt" in done.stdout and "note: no " not in done.stdout  # data beside the script
 
 
+def test_without_its_folder_it_says_so_in_one_line(tmp_path):
+    shutil.copy(ROOT / "prepare_submit.py", tmp_path)
+    (tmp_path / "grading").mkdir()
+    shutil.copy(ROOT / "grading" / "archive.py", tmp_path / "grading")
+    done = subprocess.run([sys.executable, tmp_path / "prepare_submit.py", "x", "y"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: the folder grading/ must lie beside prepare_submit.py")
+
+
 def test_data_is_found_in_the_assets_folder_and_never_in_the_zip(folder, data_dir, tmp_path, monkeypatch):
     lie = [("alice/data/sst-dev.txt", "4 ||| x\n")]
     (tmp_path / "a.zip").write_bytes(pack(entries_of(folder) + lie))
