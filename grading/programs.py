@@ -120,6 +120,11 @@ def some(names: Iterable[str], most: int = MAX_NAMES) -> str:
     return ", ".join(printable(name, 200) for name in names[:most]) + more
 
 
+def few(names: Iterable[str], most: int = 5) -> str:
+    """The first names of a collection, in the order of the alphabet, and how many more there are."""
+    return some(sorted(names), most)
+
+
 def find_asset(name: str | os.PathLike) -> Path | None:
     """Where an input file lies: as named (from the current folder), else beside the scripts; None if in neither."""
     for path in (Path(name), ROOT / name):

@@ -11,10 +11,11 @@ import pytest
 from conftest import ROOT
 
 import course
-import prepare_submit
 import sanity_check
 from config import LlamaConfig
 from course import EDITIONS, NO_GOLD_LABEL, Example, create_data, has_gold_labels, majority_accuracy, prompt_suffix
+from grading import outputs, rules
+from grading.programs import UserError as GraderError
 from utils import UserError
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,9 +43,9 @@ def test_what_is_written_is_what_is_read():
 
 def read_by_checker(path: Path) -> list[Example]:
     """The data, which are checked as if they were a student's predictions, too; what is not read alike is a problem."""
-    report, name = prepare_submit.Report("alice"), "cfimdb-test-finetuning-output.txt"
-    prepare_submit._check_text(name, path.read_bytes(), prepare_submit.Rules(data_dir=path.parent), report)
-    data = prepare_submit._read_data(path)
+    report, name = rules.Report("alice"), "cfimdb-test-finetuning-output.txt"
+    outputs.check_text(name, path.read_bytes(), rules.Rules(data_dir=path.parent), report)
+    data = outputs.read_data(path)
     labels = [row.label for row in data]
     assert [("outside 0..1" in problem) for problem in report.problems] == [True] * (min(labels) < 0)
     gold = (1.0, majority_accuracy(labels)) if has_gold_labels(labels) else (None, None)
@@ -61,7 +62,7 @@ def told(read: Callable, *arguments: object) -> object:
     """What a program reads, or the sentence with which it refuses."""
     try:
         return read(*arguments)
-    except UserError as error:
+    except (UserError, GraderError) as error:
         return str(error)
 
 
@@ -127,18 +128,18 @@ def test_the_editions_are_what_is_known_of_them():
     for one in EDITIONS.values():
         named = [*one.required, *one.listed, *one.optional]
         assert len(set(named)) == len(named)
-        assert all(prepare_submit.OUTPUT.fullmatch(f"{name}-output.txt") for name in one.references)
+        assert all(outputs.OUTPUT.fullmatch(f"{name}-output.txt") for name in one.references)
         assert not one.required or {f"{name}-output.txt" for name in one.references} <= set(one.required)
     for dataset, names in course.LABEL_NAMES.items():
         assert course.read_label_names(ROOT / f"data/{dataset}-label-mapping.json") == list(names)
 
 
 def test_the_checker_takes_the_editions_whose_files_are_known():
-    assert list(prepare_submit.EDITIONS) == ["ucsc", "cmu2024", "cmu2025"]
-    rules = prepare_submit.Rules("cmu2025"), prepare_submit.Rules(size_limit=3)
-    assert [one.max_bytes for one in rules] == [10_000_000, 3_000_000]
-    with pytest.raises(UserError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
-        prepare_submit.Rules("cmu2026")
+    assert list(rules.EDITIONS) == ["ucsc", "cmu2024", "cmu2025"]
+    limits = rules.Rules("cmu2025"), rules.Rules(size_limit=3)
+    assert [one.max_bytes for one in limits] == [10_000_000, 3_000_000]
+    with pytest.raises(GraderError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
+        rules.Rules("cmu2026")
 
 
 def test_the_reference_numbers_are_those_of_the_readme_and_of_the_published_files():

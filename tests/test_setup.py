@@ -29,6 +29,8 @@ FILES = [
     "optimizer_test.npy",
     *(f"data/{task}-{split}.txt" for task in ("sst", "cfimdb") for split in ("train", "dev", "test")),
 ]
+WRITTEN = ["data/cfimdb-label-mapping.json", "data/sst-label-mapping.json"]  # what needs no fetching
+LEFT = [*WRITTEN, "setup.sh"]  # in the script's folder, where nothing could be fetched
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="setup.sh needs bash")
 
@@ -184,6 +186,50 @@ def test_a_broken_venv_is_named_and_left_alone(script):
     assert (script.parent / ".venv" / "bin").is_dir()
 
 
+@pytest.mark.parametrize("flag", ["--tests", "--bert", "--notebook"])
+def test_what_a_submission_lacks_is_named_for_a_flag_that_needs_it(script, flag):
+    (script.parent / "requirements.txt").write_text("")
+    result = setup(script, flag)
+    name = f"requirements/{flag[2:].removesuffix('s')}.txt"
+    assert (result.returncode, result.stderr) == (
+        2, f"error: {name} is not here: {flag} is for a clone of the project\n"
+    )  # fmt: skip
+    (script.parent / "requirements.txt").unlink()
+    result = setup(script)
+    assert result.returncode == 1 and result.stderr.startswith("error: requirements.txt, which names the packages,")
+    assert result.stderr.count("\n") == 1 and files_under(script.parent) == ["setup.sh"]
+
+
+def recording_pip(folder):
+    """A `.venv` whose Python notes what pip is asked to install, and installs nothing."""
+    path = folder / ".venv" / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *"pip install"*) echo "pip $*"; exit 0 ;; esac\n'
+        f"exec '{sys.executable}' \"$@\"\n"
+    )
+    path.chmod(0o755)
+
+
+def test_a_submission_sets_itself_up(script, tmp_path, mirror):
+    """Made from the assignment's files; the folder holds no fast/, no checkpoint, no data and no tests."""
+    for name in ("requirements.txt", "requirements"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, script.parent / name)
+    recording_pip(script.parent)
+    result = setup(script, "--mirror_only", mirror=mirror, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    asked = [line for line in result.stdout.splitlines() if line.startswith("pip ")]
+    assert len(asked) == 1 and asked[0].endswith("-r requirements.txt")
+    assert "next: get stories42M.pt, then .venv/bin/python run_llama.py" in result.stdout
+    assert "set-up is done" in result.stdout and "run_llama.py needs stories42M.pt, which is not here" in result.stdout
+    assert all(line_about(name, result) for name in FILES)
+    (script.parent / "fast").mkdir()
+    again = setup(script, "--mirror_only", mirror=mirror)
+    assert again.returncode == 0 and "-r requirements/fast.txt" in again.stdout and "wrote" not in again.stdout
+
+
 def test_sourcing_leaves_the_shell_alone(script):
     result = subprocess.run(
         ["bash", "-c", f"source '{script}'; false; echo still here"], capture_output=True, text=True, check=True
@@ -200,7 +246,9 @@ def test_what_cannot_be_had_is_named_with_its_address(script, tmp_path):
         assert re.search(r"It is at https://\S+/" + re.escape(Path(name).name), line_about(name, result))
     assert "0 of 11 course files are in place" in result.stdout
     assert "bundled checkpoint" in result.stdout
-    assert [name for name in files_under(tmp_path) if not name.endswith("setup.sh")] == []
+    assert files_under(script.parent) == LEFT and len(files_under(tmp_path)) == len(LEFT)
+    for name in WRITTEN:
+        assert (script.parent / name).read_bytes() == (ROOT / name).read_bytes() and f"wrote {name}" in result.stdout
 
 
 @pytest.mark.parametrize("over_http", [False, True], ids=["folder", "http"])
@@ -214,7 +262,7 @@ def test_wrong_files_are_refused(script, mirror, served, over_http):
     assert "refused: its SHA-256 is " in line_about("data/sst-dev.txt", result)
     assert "refused: it is not a PyTorch checkpoint" in line_about("stories42M.pt", result)
     assert ("answers 404" if over_http else "there is no") in line_about("sanity_check.data", result)
-    assert files_under(script.parent) == ["setup.sh"]
+    assert files_under(script.parent) == LEFT
 
 
 def test_a_truncated_or_small_checkpoint_is_refused(script, mirror):
@@ -223,7 +271,7 @@ def test_a_truncated_or_small_checkpoint_is_refused(script, mirror):
     assert "it is cut short" in line_about("stories42M.pt", fetch(script, mirror))
     checkpoint_like(mirror / "stories42M.pt", size=1_000_000)
     assert "it has 1,000,000 bytes" in line_about("stories42M.pt", fetch(script, mirror))
-    assert files_under(script.parent) == ["setup.sh"]
+    assert files_under(script.parent) == LEFT
 
 
 def test_a_checkpoint_is_fetched_and_reported(script, mirror, served):
@@ -232,7 +280,7 @@ def test_a_checkpoint_is_fetched_and_reported(script, mirror, served):
     assert (script.parent / "stories42M.pt").stat().st_size == 101_000_000
     assert "fetched stories42M.pt from 127.0.0.1" in result.stdout
     assert "its tokenizer.model is missing" in result.stderr  # the checkpoint alone does not run
-    assert files_under(script.parent) == ["setup.sh", "stories42M.pt"]
+    assert files_under(script.parent) == [*LEFT, "stories42M.pt"]
 
 
 def test_a_different_file_is_kept_and_named(script, mirror):
@@ -255,7 +303,7 @@ def test_real_files_are_fetched_once(script, assets, served, tmp_path):
     if "tokenizer.model" not in names:
         pytest.skip("the course's files are not among the assets")
     result = fetch(script, os.path.relpath(assets, tmp_path), cwd=tmp_path)
-    assert files_under(script.parent) == sorted([*names, "setup.sh"])
+    assert files_under(script.parent) == sorted([*names, *LEFT])
     assert all((script.parent / name).read_bytes() == (assets / name).read_bytes() for name in names)
     assert result.stdout.count("fetched ") == len(names)
 
@@ -270,8 +318,9 @@ def test_real_files_are_fetched_once(script, assets, served, tmp_path):
 
 
 def pins():
-    names = ("", "-bert", "-fast", "-notebook", "-test")
-    text = "".join((ROOT / f"requirements{name}.txt").read_text(encoding="utf-8") for name in names)
+    paths = [ROOT / "requirements.txt", *sorted((ROOT / "requirements").glob("*.txt"))]
+    assert [path.stem for path in paths] == ["requirements", "bert", "fast", "notebook", "test"]
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
     return [Requirement(line) for line in text.splitlines() if line and line[0] not in "#-"]
 
 

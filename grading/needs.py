@@ -1,0 +1,214 @@
+"""What the files of a submission need to run and do not hold: modules, libraries, and files that are read.
+
+Imports are followed from file to file. Where a module of this package is absent, its copy beside the grading scripts
+says what that module needs in its turn, so that all that is missing is named at once.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from grading.archive import MB, FormatError
+from grading.editions import Edition
+from grading.imports import ALLOWED, Import, imports_of
+from grading.package import CODE_FOLDERS, MAPPINGS, OPTIONAL_FOLDERS, PARTS, REQUIREMENTS, Files, Package
+from grading.programs import few, printable
+from grading.rules import Report
+
+# Bytes of Python that are parsed, in a file and in all: a syntax tree takes a thousand times its text.
+MAX_MODULE, MAX_CODE = 100_000, MB
+MAX_FAULTS = 20  # modules that are named because they are not Python
+MAX_LIBRARIES, MAX_REQUIREMENTS = 10, 20  # names that a submission can make up
+SETUP, DRIVER, SANITY_CHECK = "setup.sh", "run_llama.py", "sanity_check.py"
+# A requirements file that a script names, and does not write (`> requirements.txt`).
+_REQUIREMENTS = re.compile(rf"(?<![>\w./-])(?<!> )(?:\./)?({REQUIREMENTS}(?:/[\w-]+)?\.txt)")
+_INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)")
+
+
+@dataclass
+class Needs:
+    """What some files need and do not have, each with the place where it is needed first.
+
+    absent: files of this package, and folders, whose names end in a slash. libraries: those that the course's set-up
+    does not install. faults: files that are not Python.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    libraries: dict[str, str] = field(default_factory=dict)
+
+
+class Follower:
+    """Follows imports through a submission's modules and, where these are absent, through the package's copies."""
+
+    def __init__(self, files: Files, package: Package):
+        self.files, self.package = files, package
+        self.imported: dict[tuple[str, bool], list[Import]] = {}  # by file, and whether it is the package's copy
+        self.copied: dict[str, set[str]] = {}  # what the package's copy of a file imports, where that was asked
+        # A script may put any of its folders on Python's path: what is called so somewhere is no library.
+        self.own_names = {part for name in files.sizes for part in name.removesuffix(".py").split("/")}
+        self.unread: list[str] = []
+        self.bytes_left = MAX_CODE
+
+    def follow(self, start: Iterable[str]) -> Needs:
+        """What files need, and all that they reach, but for what an earlier call has reached."""
+        needs, waiting = Needs(), [(name, False) for name in start]
+        for file, is_copy in waiting:
+            if (file, is_copy) in self.imported:
+                continue
+            try:
+                imports = self._read(file, is_copy)
+            except FormatError as error:
+                imports = []
+                needs.faults.append(f"{printable(file)} {error}")
+            self.imported[file, is_copy] = imports
+            # A file that provides once for a package's absence has found out by then whether it is there.
+            guarded = {each.top for each in imports if each.is_optional}
+            for each in imports:
+                found, missing = self.files.find(each.name)
+                waiting += [(path, False) for path in found]
+                if missing and not each.is_optional and missing not in guarded:
+                    waiting += self._miss(file, is_copy, each, missing, needs)
+        return needs
+
+    def _read(self, file: str, is_copy: bool) -> list[Import]:
+        """What a file imports; nothing where it is damaged, which is told elsewhere, or too large."""
+        source = self.package.code if is_copy else self.files
+        if not is_copy:
+            if source.sizes[file] > min(MAX_MODULE, self.bytes_left):
+                self.unread.append(file)
+                return []
+            self.bytes_left -= source.sizes[file]
+        try:
+            raw = source.read(file)
+        except FormatError:
+            return []
+        return imports_of(raw, file.split("/")[:-1])
+
+    def is_of_this_package(self, script: str) -> bool:
+        """Whether a script is this package's and not the course's own: it imports modules that the course lacks."""
+        imports = self.imported.get((script, False), [])
+        return any(each.top not in ALLOWED and self.package.is_beyond_the_course(each.top) for each in imports)
+
+    def _miss(self, file: str, is_copy: bool, each: Import, missing: str, needs: Needs) -> Iterator[tuple[str, bool]]:
+        """Note that a module is missing; gives the package's copies of what is missing, to be followed."""
+        top, place = missing.partition(".")[0], f"{file} line {each.line}"
+        is_own_code = file.split("/")[0] in CODE_FOLDERS
+        if top not in ALLOWED and self.package.has(missing):
+            if is_own_code and each.is_lazy and top in OPTIONAL_FOLDERS and not file.startswith(f"{top}/"):
+                return  # engine/ says what it lacks without that folder
+            copies = [path for path in self.package.code.find(each.name)[0] if path not in self.files]
+            path = missing.replace(".", "/")
+            for name in copies or [f"{path}/" if self.package.code.is_folder(path) else f"{path}.py"]:
+                needs.absent.setdefault(outermost(name, self.files), place)
+            yield from ((name, True) for name in copies)
+        elif missing == top and top not in ALLOWED | self.own_names and not is_copy:
+            if not (is_own_code and (each.is_lazy or self._is_in_copy(file, top))):
+                needs.libraries.setdefault(top, place)
+
+    def _is_in_copy(self, file: str, library: str) -> bool:
+        """Whether the package's copy of a file imports a library as well."""
+        if file not in self.copied:
+            imports = self._read(file, is_copy=True) if file in self.package.code else []
+            self.copied[file] = {each.top for each in imports}
+        return library in self.copied[file]
+
+
+def outermost(name: str, files: Files) -> str:
+    """The file or folder, or the outermost folder that it lies in of which nothing is there."""
+    parts = name.rstrip("/").split("/")
+    folders = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+    return next((f"{folder}/" for folder in folders if not files.is_folder(folder)), name)
+
+
+@dataclass
+class AllNeeds:
+    """What the required files need, without which a submission cannot run; and what its other scripts need."""
+
+    required: Needs
+    others: Needs
+    unread: list[str]
+
+    @property
+    def absent(self) -> dict[str, str]:
+        return self.required.absent | self.others.absent
+
+
+def find_needs(files: Files, edition: Edition, package: Package) -> AllNeeds:
+    """All that is missing in a submission: what its modules import, and the files that they and setup.sh read."""
+    follower = Follower(files, package)
+    start = [name for name in edition.required if name.endswith(".py") and name in files]
+    required = follower.follow(start)
+    others = follower.follow(sorted(name for name in files.sizes if "/" not in name and name.endswith(".py")))
+    for name, place in _absent_requirements(files, package):
+        required.absent.setdefault(outermost(name, files), place)
+    for script, needs, names in ((DRIVER, required, MAPPINGS), (SANITY_CHECK, others, (PARTS,))):
+        absent = [name for name in names if name not in files and name in package.paths]
+        if follower.is_of_this_package(script):
+            needs.absent |= {name: f"read by {script}" for name in absent}
+    for name in edition.required:  # named as missing already
+        required.absent.pop(name, None)
+        others.absent.pop(name, None)
+    others.absent = {name: place for name, place in others.absent.items() if name not in required.absent}
+    others.libraries = {name: place for name, place in others.libraries.items() if name not in required.libraries}
+    return AllNeeds(required, others, follower.unread)
+
+
+def _absent_requirements(files: Files, package: Package) -> Iterator[tuple[str, str]]:
+    """The requirements files that setup.sh names, and those of this package that these include, each with its place."""
+    waiting, told = _named_in_setup(files), set()
+    for name, place in waiting:
+        if name in told:
+            continue
+        told.add(name)
+        if name not in files:
+            yield name, place
+        text = _text(files if name in files else package.files, name)
+        for included in _INCLUDED.findall(text):
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(name), included))
+            waiting += [(path, name)] if path in package.paths else []
+
+
+def _named_in_setup(files: Files) -> list[tuple[str, str]]:
+    """The first requirements files that setup.sh names outside of comments, each with its line."""
+    found = {}
+    for number, line in enumerate(_text(files, SETUP).splitlines(), 1):
+        if not line.lstrip().startswith("#"):
+            for name in _REQUIREMENTS.findall(line):
+                found.setdefault(name, f"{SETUP} line {number}")
+    return list(found.items())[:MAX_REQUIREMENTS]
+
+
+def _text(files: Files, name: str) -> str:
+    """The text of a small file; nothing where it is absent, large or damaged."""
+    if files.sizes.get(name, MAX_MODULE + 1) > MAX_MODULE:
+        return ""
+    try:
+        return files.read(name).decode("utf-8", "replace")
+    except FormatError:
+        return ""
+
+
+def check_needs(files: Files, edition: Edition, package: Package, report: Report) -> None:
+    """Problems where required files cannot run, warnings where other scripts, such as graders, cannot."""
+    needs = find_needs(files, edition, package)
+    for each, messages, by, end in (
+        (needs.required, report.problems, "", ", which cannot run without"),
+        (needs.others, report.warnings, " by other scripts", ""),
+    ):
+        messages += each.faults[:MAX_FAULTS]
+        if each.absent:
+            messages.append(f"imported or read{by} but not in the submission{end}: {_placed(each.absent, None)}")
+        if each.libraries:
+            what = "but neither in the submission nor among the libraries that the course's set-up installs"
+            messages.append(f"imported{by}, {what}: {_placed(each.libraries, MAX_LIBRARIES)}")
+    if needs.unread:
+        report.warnings.append(f"too large to look at what they import: {few(needs.unread)}")
+
+
+def _placed(names: dict[str, str], most: int | None) -> str:
+    """Names with their places: all, or the first ones where a submission can name as many as it likes."""
+    return few([f"{name} ({place})" for name, place in names.items()], most or len(names))

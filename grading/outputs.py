@@ -1,0 +1,118 @@
+"""Output files: format, labels and sentences, line by line, and their accuracy against the data."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from grading.editions import LABEL_NAMES, OUTPUT_KINDS
+from grading.lines import Example, create_data, has_gold_labels, majority_accuracy, parse_line, prompt_suffix
+from grading.programs import find_asset
+from grading.rules import Report, Rules, Score
+
+MAX_LINES = 100_000  # of an output file; the largest data set has some 2,000
+NO_SUBMISSION = (
+    "the films data set that comes with this package is for trying things out; the assignment asks for SST and CFIMDB"
+)
+OUTPUT = re.compile(rf"({'|'.join(LABEL_NAMES)})-(dev|test)-({'|'.join(OUTPUT_KINDS)})-output\.txt")
+
+
+def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
+    """A generated text must be UTF-8 and not blank; an output file is checked line by line."""
+    try:
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        report.problems.append(f"{name} line {line}: not UTF-8 text")
+        return
+    if not text.strip():
+        report.problems.append(f"{name} holds nothing but white space")
+    elif text.count("\n") > MAX_LINES:
+        report.problems.append(f"{name} has {text.count(chr(10))} lines, too many for an output file")
+    elif match := OUTPUT.fullmatch(name):
+        _check_output(name, *match.groups(), text.removesuffix("\n").split("\n"), rules, report)
+
+
+def _read_line(line: str) -> Example | None:
+    """What a line of an output file says, or None: what is no such line is a student's mistake, which is counted."""
+    with contextlib.suppress(ValueError):
+        return parse_line(line)
+    return None
+
+
+def read_data(path: Path) -> list[Example]:
+    """A data file of the caller's. Its labels may be withheld in every split; sentences are compared all the same."""
+    return create_data(path, is_test=True)
+
+
+def _check_output(
+    name: str, dataset: str, split: str, kind: str, lines: list[str], rules: Rules, report: Report
+) -> None:
+    """Line format and labels, then lines, sentences and accuracy against the data if it is there."""
+    rows = [_read_line(line) for line in lines]
+    if _are_of_films(rows, split):
+        report.problems.append(f"{name}: its sentences are those of films-{split}.txt: {NO_SUBMISSION}")
+        return
+    label_names = rules.label_names(dataset)
+    labels = range(len(label_names))
+    _flag(report.problems, name, "not 'LABEL ||| sentence'", [row is None for row in rows])
+    outside = [row is not None and row.label not in labels for row in rows]
+    _flag(report.problems, name, f"label outside 0..{len(labels) - 1}", outside)
+    if len(rows) > 1 and len({row and row.label for row in rows}) == 1:
+        report.warnings.append(f"{name}: every line has the same label")
+    prompt = f" {prompt_suffix(label_names)}".rstrip()  # its last space goes with the line's end
+    is_prompted = all(row and row.sentence.endswith(prompt) for row in rows)
+    if is_prompted and kind in ("finetuning", "lora"):
+        report.problems.append(f"{name}: every sentence ends in the course's prompt: a prompting output, misnamed")
+        kind = "prompting"
+    path = rules.find(f"{dataset}-{split}.txt")
+    if path is None:
+        note = f"no {dataset}-{split}.txt here: its outputs are not compared with the data (give --data DIR)"
+        report.notes += [note] if note not in report.notes else []
+        return
+    data = read_data(path)
+    if len(rows) != len(data):
+        report.problems.append(f"{name}: {len(rows)} lines, but {path.name} has {len(data)}")
+    _compare(name, kind, rows, data, prompt, report)
+    if len(rows) == len(data) and None not in rows:
+        report.scores[name] = _score(rows, data)
+
+
+def _are_of_films(rows: list[Example | None], split: str) -> bool:
+    """Whether they are outputs on the data set that comes with this package, whatever their file is called."""
+    path = find_asset(Path("data", f"films-{split}.txt"))
+    pairs = list(zip(rows, read_data(path), strict=False)) if path else []
+    return 2 * sum(row is not None and row.sentence.startswith(film.sentence) for row, film in pairs) > len(pairs)
+
+
+def _flag(messages: list[str], name: str, what: str, bad: list[bool]) -> None:
+    """Add one message for all bad lines: the first one's number, and how many there are."""
+    if any(bad):
+        more = f" (and {sum(bad) - 1} more lines)" if sum(bad) > 1 else ""
+        messages.append(f"{name} line {bad.index(True) + 1}: {what}{more}")
+
+
+def _compare(
+    name: str, kind: str, rows: list[Example | None], data: list[Example], prompt: str, report: Report
+) -> None:
+    """Compare sentences. Prompts may differ, so they earn a warning, and for advanced methods nothing at all."""
+    same = {"advanced": str.__contains__, "prompting": str.startswith}.get(kind, str.__eq__)
+    pairs = list(zip(rows, data, strict=False))
+    strange = [row is not None and not same(row.sentence, gold.sentence) for row, gold in pairs]
+    _flag(report.problems, name, "not the sentence of the data file's same line", strange)
+    if kind == "prompting" and not any(strange):
+        if all(row and row.sentence == gold.sentence for row, gold in pairs):
+            report.problems.append(f"{name}: no sentence has a prompt after it: a finetuning output, misnamed")
+            return
+        other = [row is not None and row.sentence != gold.sentence + prompt for row, gold in pairs]
+        _flag(report.warnings, name, "another prompt than the course's after the sentence", other)
+
+
+def _score(rows: list[Example], data: list[Example]) -> Score:
+    """Accuracy, and that of always answering the most frequent class; neither without gold labels."""
+    labels = [gold.label for gold in data]
+    if not has_gold_labels(labels):
+        return Score(len(rows), None, None)
+    right = sum(row.label == label for row, label in zip(rows, labels, strict=True))
+    return Score(len(rows), right / len(data), majority_accuracy(labels))

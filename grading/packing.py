@@ -1,0 +1,132 @@
+"""Making the zip that is handed in from a folder.
+
+Into it goes what lies in the folder, but for links, environments, checkpoints, caches and archives; and what these
+files need to run and the folder lacks, from the package beside the grading scripts (`grading.package`). Of the
+package's own folder, only the student's files and the package's running code are packed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from grading.archive import MAX_ENTRIES, MB
+from grading.editions import Edition
+from grading.entries import name_fault
+from grading.names import CLUTTER, FOREIGN, any_of
+from grading.needs import find_needs, outermost
+from grading.package import Package, files_of, is_carried
+from grading.programs import UserError, atomic_write, check_writable, few, printable
+from grading.rules import EDITIONS, Report, Rules
+from grading.submission import check_bytes
+
+MAX_TOLD = 40  # names in a note
+OWN_PARTS = "this package's tests, pages, builders, results and data sets, and what editors leave behind,"
+# What editors leave in a folder in which one works.
+SCRATCH = any_of("*~ .*.sw? *.orig *.rej *.bak *.tmp *.egg-info .idea .vscode")
+
+
+def create_zip(
+    folder: str | os.PathLike, student_id: str, out: str | os.PathLike | None = None, force: bool = False, **rules
+) -> Report:
+    """Pack a folder and check the result; `out` (default: ID.zip in the current folder) is written if it is right.
+
+    `force` writes it all the same. An existing file is replaced at once or not at all. Raises what `check_zip` raises.
+    """
+    checked = Rules(**rules)
+    student_id = checked.clean_id(student_id)
+    out = Path(out or f"{student_id}.zip")
+    if out.suffix != ".zip":  # another name inside `folder` would be packed into the next zip
+        raise UserError(f"--out {printable(out)}: the name must end in .zip")
+    check_writable(out, "--out")
+    if not Path(folder).is_dir():
+        raise UserError(f"{printable(folder)} is not a folder")
+    files, notes = _choose(Path(folder), EDITIONS[checked.edition], Package())
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    if len(files) > MAX_ENTRIES or sum(sizes.values()) > checked.max_unpacked_bytes:
+        what = f"{printable(folder)} holds {len(files)} files of {sum(sizes.values()) / MB:.1f} MB"
+        return Report(student_id, [f"{what}, too much for a submission; the largest: {_largest(sizes)}"])
+    payload = _pack(files, student_id)
+    report = check_bytes(payload, student_id, checked)
+    report.notes += notes
+    if len(payload) > checked.max_bytes:
+        report.problems.append(f"{checked.too_large(len(payload))}; the largest files: {_largest(sizes)}")
+    if force or not report.problems:
+        with atomic_write(out) as file:
+            file.write(payload)
+        report.notes.append(f"wrote {printable(out)} ({len(payload) / MB:.2f} MB)")
+    else:
+        report.notes.append(f"{printable(out)} was not written")
+    return report
+
+
+def _choose(folder: Path, edition: Edition, package: Package) -> tuple[dict[str, Path], list[str]]:
+    """The files to pack, by their names in the submission, and notes on what is left out and what is added."""
+    left_out: list[str] = []
+    files, notes = dict(_walk(folder, left_out)), []
+    if folder.resolve() == package.root:
+        own = [name for name in files if not is_carried(name) or any(map(SCRATCH.match, name.split("/")))]
+        for name in own:
+            del files[name]
+        if own:
+            tops = {outermost(name, files_of(files)) for name in own}
+            notes.append(f"{OWN_PARTS} are no part of a submission; left out: {few(tops, MAX_TOLD)}")
+    if left_out:
+        notes.append(f"left out: {few(left_out, 10)}")
+    added, names = _additions(files, edition, package)
+    if names:
+        notes.append(f"added, because these files need it and the folder lacks it: {few(names, MAX_TOLD)}")
+    return files | added, notes
+
+
+def _additions(files: dict[str, Path], edition: Edition, package: Package) -> tuple[dict[str, Path], set[str]]:
+    """The package's files that some files need and lack, and that those need in their turn; and what to call them."""
+    absent = find_needs(files_of(files), edition, package).absent
+    added = {name: package.additions(name) for name in absent}
+    return (
+        {name: path for paths in added.values() for name, path in paths.items()},
+        {name for name, paths in added.items() if paths},
+    )
+
+
+def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:
+    """The files to pack, with their names below `root`. Links are never followed; they are named in `left_out`."""
+    folders = [root]
+    while folders:
+        for path in folders.pop().iterdir():
+            name = path.relative_to(root).as_posix()
+            if path.is_symlink():
+                left_out.append(f"{name} (a link)")
+            elif FOREIGN.match(path.name) or CLUTTER.match(path.name) or _is_environment(path):
+                left_out.append(name)
+            elif path.is_dir():
+                folders.append(path)
+            elif path.is_file() and not name_fault(name):
+                yield name, path
+            else:
+                left_out.append(f"{name} (not a plain file, or its name cannot be stored)")
+
+
+def _is_environment(path: Path) -> bool:
+    return any((path / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+
+
+def _pack(files: dict[str, Path], student_id: str) -> bytes:
+    """The zip of some files. Order, times and permissions are fixed, so that the same input gives the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, path in sorted(files.items()):
+            info = zipfile.ZipInfo(f"{student_id}/{name}", date_time=(1980, 1, 1, 0, 0, 0))
+            info.create_system = 3  # Unix, also when packed on Windows
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            archive.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
+    return buffer.getvalue()
+
+
+def _largest(sizes: dict[str, int]) -> str:
+    top = sorted(sizes, key=lambda name: (-sizes[name], name))[:5]
+    return ", ".join(f"{few([name])} ({sizes[name] / MB:.2f} MB)" for name in top)

@@ -1,0 +1,135 @@
+"""The report, `ID-report.pdf`: its name, whether it is a PDF, and how many pages it has. Nothing is rendered."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+
+from grading.archive import MB
+from grading.programs import few
+
+MAX_PAGES = 3
+MAX_REPORTS = 3  # files that are looked into, where several may be meant as the report
+MAX_INFLATED = 20 * MB  # bytes of all object streams of a PDF, unpacked
+# The header may stand behind other bytes, which most readers skip.
+HEADER, HEADER_WITHIN = b"%PDF-", 1024
+_OBJECT = re.compile(rb"\b(\d{1,10})\s+\d{1,5}\s+obj\b")
+_BODY_END = re.compile(rb"endobj|\bstream\r?\n")
+_TYPE = re.compile(rb"/Type\s*/(\w+)")
+# A value that stands in the dictionary itself; "12 0 R" would be a reference to another object.
+_NUMBER = {
+    key: re.compile(rb"/" + key.encode() + rb"\s+(\d{1,9})\b(?!\s+\d+\s+R)")
+    for key in ("Length", "First", "N", "Count")
+}
+_LIKE_A_REPORT = re.compile(r"(?i).*\.pdf|.*report.*\.(docx?|odt|pages|rtf)")
+
+
+class Uncountable(Exception):
+    """A PDF whose pages this module cannot count."""
+
+
+def right_name(student_id: str) -> str:
+    return f"{student_id}-report.pdf"
+
+
+def reports_among(names: Iterable[str], student_id: str) -> list[str]:
+    """The report, or where no file has its name, the files that may be meant as one."""
+    names = sorted(names)
+    if right_name(student_id) in names:
+        return [right_name(student_id)]
+    return [name for name in names if _LIKE_A_REPORT.fullmatch(name.rsplit("/", 1)[-1])][:MAX_REPORTS]
+
+
+def name_warnings(names: Iterable[str], student_id: str) -> list[str]:
+    """A warning where files may be meant as the report and none of them has its name."""
+    found, right = reports_among(names, student_id), right_name(student_id)
+    if not found or found == [right]:
+        return []
+    return [f"{few(found)}: the report, if one is handed in, is called {right} and lies in the top folder"]
+
+
+def content_warnings(name: str, raw: bytes) -> list[str]:
+    """A warning where the file is no PDF, or has too many pages. A file whose pages cannot be counted earns none."""
+    if HEADER not in raw[:HEADER_WITHIN]:
+        return [f"{name} is not a PDF file: it does not begin with {HEADER.decode()}"]
+    try:
+        pages = count_pages(raw)
+    except Uncountable:
+        return []
+    return [f"{name} has {pages} pages; a report has at most {MAX_PAGES}"] if pages > MAX_PAGES else []
+
+
+def count_pages(raw: bytes) -> int:
+    """The number of page objects, or what the page tree counts where that is less (an edited file keeps old pages).
+
+    Raises `Uncountable` for a file without any, or with object streams in another form than Flate.
+    """
+    pages, trees = {}, {}  # by object number, of which the last definition counts
+    for number, body in _objects(raw):
+        kinds = _TYPE.findall(body)
+        pages[number] = b"Page" in kinds
+        trees[number] = (_number("Count", body) or 0) if b"Pages" in kinds else 0
+    if not any(pages.values()):
+        raise Uncountable
+    return min(sum(pages.values()), max(trees.values()) or len(pages))
+
+
+def _objects(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and dictionary of each object, those in object streams included; the data of streams are skipped."""
+    left, at = MAX_INFLATED, 0
+    while match := _OBJECT.search(raw, at):
+        end = _BODY_END.search(raw, match.end())
+        body = raw[match.end() : end.start() if end else len(raw)]
+        yield int(match[1]), body
+        at = end.end() if end else len(raw)
+        if end and end[0] != b"endobj":
+            data, at = _stream(raw, at, body)
+            if re.search(rb"/Type\s*/ObjStm\b", body):
+                text = _inflate(data, body, left)
+                left -= len(text)
+                yield from _packed_objects(text, body)
+
+
+def _stream(raw: bytes, start: int, body: bytes) -> tuple[bytes, int]:
+    """The data of a stream, and where they end: by their declared length, or else where `endstream` follows."""
+    length = _number("Length", body)
+    if length is not None and re.match(rb"\s*endstream", raw[start + length : start + length + 16]):
+        return raw[start : start + length], start + length
+    end = raw.find(b"endstream", start)
+    end = end if end >= 0 else len(raw)
+    return raw[start:end], end
+
+
+def _inflate(data: bytes, body: bytes, most: int) -> bytes:
+    """What an object stream holds, at most so many bytes."""
+    filters = re.findall(rb"/(\w+Decode)\b", body)
+    if filters not in ([], [b"FlateDecode"]) or b"/Predictor" in body or most <= 0:
+        raise Uncountable
+    if not filters:
+        return data
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(data, most)
+    except zlib.error:
+        raise Uncountable from None
+    if inflater.unconsumed_tail:
+        raise Uncountable
+    return text
+
+
+def _packed_objects(text: bytes, body: bytes) -> Iterator[tuple[int, bytes]]:
+    """The objects of an object stream: it begins with pairs of a number and an offset from `First`."""
+    first, count = _number("First", body), _number("N", body)
+    if first is None or count is None:
+        raise Uncountable
+    numbers = [int(word) for word in text[:first].split()[: 2 * count] if word.isdigit() and len(word) < 11]
+    pairs = sorted(zip(numbers[1::2], numbers[::2], strict=False))  # in order, so that no byte is looked at twice
+    ends = [start for start, _ in pairs[1:]] + [len(text)]
+    for (start, number), end in zip(pairs, ends, strict=False):
+        yield number, text[first + start : first + end]
+
+
+def _number(key: str, body: bytes) -> int | None:
+    match = _NUMBER[key].search(body)
+    return int(match[1]) if match else None

@@ -1,0 +1,122 @@
+"""By which rules a submission is checked (`Rules`), and what a check found (`Report`)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from grading.archive import MB, FormatError
+from grading.editions import DEFAULT_EDITION
+from grading.editions import EDITIONS as ALL_EDITIONS
+from grading.entries import name_fault
+from grading.lines import read_label_names
+from grading.programs import UserError, find_asset, printable
+
+EDITIONS = {name: edition for name, edition in ALL_EDITIONS.items() if edition.required}  # whose files are known
+MAX_ID = 100  # letters
+
+
+class Score(NamedTuple):
+    """One output file against its data; None where the data has no gold labels."""
+
+    lines: int
+    accuracy: float | None
+    majority: float | None
+
+
+@dataclass
+class Report:
+    """What a check found. `files` are relative to the top folder."""
+
+    student_id: str
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    scores: dict[str, Score] = field(default_factory=dict)
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Accuracy of each output file whose data has gold labels."""
+        return {name: score.accuracy for name, score in self.scores.items() if score.accuracy is not None}
+
+    def raise_if_wrong(self) -> None:
+        """Raise `FormatError` with every problem in its message, if there are any."""
+        if self.problems:
+            raise FormatError("; ".join(self.problems))
+
+    def __str__(self) -> str:
+        lines = [f"{self.student_id}: {len(self.files)} files"]
+        if self.scores:
+            lines.append(f"{'output file':<36}{'lines':>6}{'accuracy':>10}{'majority':>10}")
+        for name, (count, accuracy, majority) in self.scores.items():
+            numbers = "  no gold labels" if accuracy is None else f"{accuracy:>10.3f}{majority:>10.3f}"
+            lines.append(f"{name:<36}{count:>6}{numbers}")
+        for kind, messages in (("note", self.notes), ("warning", self.warnings), ("problem", self.problems)):
+            lines += [f"{kind}: {message}" for message in messages]
+        count = len(self.problems)
+        lines.append(f"{count} problem{'s' * (count != 1)} found" if count else "the submission is fine")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What to check by; sizes in MB (1,000,000 bytes). Without `data_dir`, data is looked for in the usual places.
+
+    Left as None, `size_limit` is the edition's, and `max_unpacked` 20 times that.
+    """
+
+    edition: str = DEFAULT_EDITION
+    data_dir: str | os.PathLike | None = None
+    size_limit: float | None = None
+    max_unpacked: float | None = None
+    id_pattern: str = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+    def __post_init__(self) -> None:
+        if self.edition not in EDITIONS:
+            raise UserError(f"no edition {printable(repr(self.edition))}; there are {', '.join(EDITIONS)}")
+        if self.data_dir is not None and not Path(self.data_dir).is_dir():
+            raise UserError(f"the data folder {printable(self.data_dir)} does not exist")
+        if self.size_limit is None:
+            object.__setattr__(self, "size_limit", EDITIONS[self.edition].size_limit)
+
+    @property
+    def max_bytes(self) -> float:
+        return self.size_limit * MB
+
+    @property
+    def max_unpacked_bytes(self) -> float:
+        return self.max_unpacked * MB if self.max_unpacked else 20 * self.max_bytes
+
+    def too_large(self, size: int) -> str:
+        return f"the zip is {size / MB:.2f} MB; the limit is {self.size_limit:g} MB"
+
+    def clean_id(self, student_id: str) -> str:
+        """The ID without spaces around it. Raises `UserError` for one that the pattern, or a folder name, rules out."""
+        student_id = student_id.strip()
+        try:
+            fits = re.fullmatch(self.id_pattern, student_id, re.ASCII) and len(student_id) <= MAX_ID
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UserError(f"the ID pattern {printable(self.id_pattern)} is no regular expression: {error}") from None
+        # A top name with a leading underscore would be ignored by the check, as the course does for __MACOSX.
+        if not fits or "/" in student_id or student_id.startswith("_") or name_fault(student_id):
+            wanted = f"at most {MAX_ID} letters, pattern {printable(self.id_pattern)}"
+            raise UserError(f"{printable(repr(student_id))} is not a valid ID ({wanted})")
+        return student_id
+
+    def find(self, name: str) -> Path | None:
+        """Where a data file lies: always the caller's own, never one inside the submission. None if nowhere."""
+        if self.data_dir is not None:
+            path = Path(self.data_dir, name)
+        else:
+            path = find_asset(Path("data", name)) or Path(os.environ.get("MINLLAMA_ASSETS", ""), "data", name)
+        return path if path.is_file() else None
+
+    def label_names(self, dataset: str) -> Sequence[str]:
+        """The names in the data set's mapping file, or the published ones. Raises `UserError` on a broken mapping."""
+        path = self.find(f"{dataset}-label-mapping.json")
+        return EDITIONS[self.edition].label_names[dataset] if path is None else read_label_names(path)

@@ -1,0 +1,113 @@
+"""Fixtures of the tests of submissions; a test module names this one in `pytest_plugins`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from submissions import LABELS, NAMES, SENTENCES, fill, pack
+
+import grading.package
+from grading.packing import create_zip
+from grading.submission import check_zip
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    """Data sets of a few lines, made here."""
+    folder = tmp_path_factory.mktemp("data")
+    for part, labels in LABELS.items():
+        lines = [f"{label} ||| {text}\n" for label, text in zip(labels, SENTENCES[part], strict=True)]
+        (folder / f"{part}.txt").write_text("".join(lines), encoding="utf-8")
+    for dataset, names in NAMES.items():
+        (folder / f"{dataset}-label-mapping.json").write_text(json.dumps(names))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A complete submission; the current folder is an empty one."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("MINLLAMA_ASSETS", raising=False)
+    return fill(tmp_path / "work")
+
+
+@pytest.fixture
+def create(folder, data_dir):
+    return lambda **options: create_zip(folder, "alice", data_dir=data_dir, **options)
+
+
+@pytest.fixture
+def check(data_dir, tmp_path):
+    """Check bytes, or the (name, content) entries of a zip."""
+
+    def run(payload, **options):
+        path = tmp_path / "given.zip"
+        path.write_bytes(payload if isinstance(payload, bytes) else pack(payload))
+        return check_zip(path, "alice", data_dir=data_dir, **options)
+
+    return run
+
+
+# A package in small: the files of the course, which every submission has, are left out.
+MODULES = {
+    "training.py": "",
+    "optimizer_test.py": "",
+    "rope_test.py": "import grading.asking",
+    "engine/__init__.py": "",
+    "engine/main.py": "import engine.plan, llama\ndef f():\n  import fast.apply, jax\n  import grading.editions",
+    "engine/plan.py": "from engine.text import windows\nimport tokenizer",
+    "engine/text/__init__.py": "",
+    "engine/text/windows.py": "import numpy",
+    "engine/unreached.py": "",
+    "grading/__init__.py": "",
+    "grading/asking.py": "from grading import parts",
+    "grading/editions.py": "",
+    "grading/parts.py": "",
+    "fast/__init__.py": "from fast.apply import x",
+    "fast/apply.py": "import fast.linear",
+    "fast/decode.py": "",
+    "fast/linear.py": "",
+    "fast/loops.py": "import numba",
+    "convert/gguf.py": "",
+    "advanced/lora.py": "import convert.gguf",
+    "tests/test_it.py": "",
+    "benchmarks/measure.py": "",
+}
+OTHER_FILES = {
+    "engine/table.json": "[]",
+    "engine/README.md": "",
+    "advanced/README.md": "",
+    "advanced/results/best.json": "[]",
+    "advanced/results/best.png": "",
+    "checkpoints/parts.json": "{}",
+    "checkpoints/build.py": "",
+    "checkpoints/figures.json": "",
+    "data/sst-label-mapping.json": "[]",
+    "data/cfimdb-label-mapping.json": "[]",
+    "data/films-dev.txt": "1 ||| x",
+    "data/sst-train.txt": "1 ||| x",
+    "docs/grading.md": "",
+    "docs/picture.png": "",
+    "notebooks/assignment.ipynb": "",
+    ".ci/run": "",
+    ".github/workflows/tests.yml": "",
+    "pyproject.toml": "",
+    "tokenizer.model": "",
+    "requirements.txt": "torch",
+    "requirements/fast.txt": "-c ../requirements.txt",
+    "requirements/test.txt": "-r ../requirements.txt",
+}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The package that lies beside the grading scripts is a small one, made here."""
+    root = tmp_path / "package"
+    for name, text in (MODULES | OTHER_FILES).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    monkeypatch.setattr(grading.package, "ROOT", root)
+    return root
