@@ -9,19 +9,25 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from conftest import ROOT, random_llama, save_checkpoint
+from error_helpers import check_one_error
+from local_student import LocalStudent
 
 import llama
 import optimizer
 import optimizer_test
-import rope_test
 import sanity_check
+from grading import adamw, parts, published, reference, rotation
+from grading.compare import alike
+from grading.editions import ATTENTION_KINDS
+from grading.programs import UserError, run_main
+from grading.published import PublishedLabels, label_row
+from grading.reference import Reference, check_model
 from optimizer import AdamW
-from sanity_check import PublishedLabels, Reference, check_model, label_row
-from utils import UserError, run_main
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
 
@@ -33,6 +39,13 @@ TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
 def test_they_pass_from_any_folder_with_one_closing_line(script: str, run: Callable, tmp_path: Path):
     done = run(script, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith("test passed!") and not done.stderr
+
+
+def call_main(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *flags: object) -> int:
+    """Run a script in this process, on the modules as they are here."""
+    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
+    monkeypatch.setattr(script, "student_of", lambda args: LocalStudent(ROOT))
+    return run_main(script.main)
 
 
 class FactorDecay(AdamW):
@@ -50,15 +63,15 @@ class FactorDecay(AdamW):
 
 def test_optimizer_test_rejects_a_decay_that_loses_digits(monkeypatch, capsys: pytest.CaptureFixture):
     monkeypatch.setattr(optimizer, "AdamW", FactorDecay)
-    assert optimizer_test.main() == 1
+    assert call_main(monkeypatch, optimizer_test) == 1
     out = capsys.readouterr().out
     assert out.count("WRONG") == 1 and "the weight decay loses digits" in out.splitlines()[-1]
 
 
 def test_the_formulas_by_hand_are_pytorchs_where_eps_is_added_after_the_bias_correction():
-    mistake = next(wrong for said, wrong in optimizer_test.MISTAKES.items() if "torch.optim.AdamW" in said)
-    settings = {name: optimizer_test.SETTINGS[name] for name in ("lr", "betas", "eps", "weight_decay")}
-    theirs = optimizer_test.few_steps(torch.optim.AdamW, **settings)
+    mistake = next(wrong for said, wrong in adamw.MISTAKES.items() if "torch.optim.AdamW" in said)
+    settings = {name: adamw.SETTINGS[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    theirs = adamw.few_steps(torch.optim.AdamW, **settings)
     torch.testing.assert_close(mistake(**settings, correct_bias=True), theirs, atol=1e-12, rtol=0)
 
 
@@ -77,32 +90,32 @@ def checkpoint(tmp_path: Path) -> Path:
     return save_checkpoint(tmp_path / "model.pt", random_llama())
 
 
-def reference(attention: str, error: float = 0.0) -> Reference:
+def reference_of(attention: str, error: float = 0.0) -> Reference:
     with torch.no_grad():
         logits, hidden_states = random_llama(attention=attention)(TOKENS)
     return Reference(TOKENS, logits, hidden_states + error, attention)
 
 
 def test_a_right_model_passes_under_both_semantics(checkpoint: Path, capsys: pytest.CaptureFixture):
-    assert check_model(checkpoint, [reference("bidirectional"), reference("causal")])
+    assert check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional"), reference_of("causal")])
     assert capsys.readouterr().out.count(": ok") == 4
 
 
 def test_a_mask_in_the_wrong_place_is_named_as_the_cause(checkpoint: Path, capsys: pytest.CaptureFixture):
-    masked = reference("causal")
+    masked = reference_of("causal")
     masked.attention = "bidirectional"  # as if the reference were the course's and the model had added the mask
-    assert not check_model(checkpoint, [masked])
+    assert not check_model(LocalStudent(ROOT), checkpoint, [masked])
     assert "causal mask is the cause" in capsys.readouterr().out
 
 
 def test_another_mistake_is_not_blamed_on_the_mask(checkpoint: Path, capsys: pytest.CaptureFixture):
-    assert not check_model(checkpoint, [reference("bidirectional", error=0.1)])
+    assert not check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional", error=0.1)])
     out = capsys.readouterr().out
     assert "causal mask is not the cause" in out and "1.0e-01" in out
 
 
 def test_nan_does_not_pass(checkpoint: Path):
-    assert not check_model(checkpoint, [reference("bidirectional", error=float("nan"))])
+    assert not check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional", error=float("nan"))])
 
 
 def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable):
@@ -111,7 +124,7 @@ def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable)
     model = random_llama(vocab_size=32000)
     save_checkpoint(tmp_path / "stories42M.pt", model)
     with torch.no_grad():
-        logits, hidden_states = model(torch.tensor(sanity_check.COURSE_TOKENS))
+        logits, hidden_states = model(torch.tensor(reference.COURSE_TOKENS))
     torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
     done = run("sanity_check.py", cwd=tmp_path)
     assert done.returncode == 0 and "course's reference" in done.stdout
@@ -142,7 +155,7 @@ def test_a_named_file_is_never_replaced_by_the_bundled_one(tmp_path: Path, run: 
 def test_published_wants_the_real_checkpoint(tmp_path: Path):
     args = Namespace(pretrained_model_path="absent.pt", tokenizer=None, data_dir="data")
     with pytest.raises(UserError, match="absent.pt"):
-        sanity_check.check_published(args, {}, {})
+        published.check_published(ROOT, args, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -160,13 +173,13 @@ def test_published_labels_are_equal_close_or_different(tmp_path: Path, changed: 
 
 def test_published_fails_with_the_drivers_own_last_line(tmp_path: Path):
     with pytest.raises(UserError, match=r"run_llama.py failed \(status 2\): error: --pretrained-model-path absent.pt"):
-        sanity_check.run_driver(["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
+        published.run_driver(ROOT, ["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
 
 
 def test_the_published_facts_are_complete():
-    assert set(sanity_check.PUBLISHED_LABELS) == {"sst-dev", "sst-test", "cfimdb-dev", "cfimdb-test"}
+    assert set(published.PUBLISHED_LABELS) == {"sst-dev", "sst-test", "cfimdb-dev", "cfimdb-test"}
     sizes = {"sst-dev": 1101, "sst-test": 2210, "cfimdb-dev": 245, "cfimdb-test": 488}
-    for name, accepted in sanity_check.PUBLISHED_LABELS.items():
+    for name, accepted in published.PUBLISHED_LABELS.items():
         assert all(sum(one.counts) == sizes[name] and len(one.sha256) == 64 for one in accepted)
 
 
@@ -179,21 +192,21 @@ def as_tensors(numbers: torch.Tensor | tuple) -> tuple:
 
 def tables() -> dict[str, tuple[dict[str, tuple], tuple]]:
     """Of every part of every script: what the mistakes make of its inputs, and what is right."""
-    expected = sanity_check.stored_numbers()
+    expected = parts.stored_numbers()
     found = {
         part.name: ({said: as_tensors(wrong()) for said, wrong in part.mistakes.items()}, expected.get(part.name, ()))
-        for part in sanity_check.all_parts(sanity_check.KINDS)
+        for part in parts.all_parts(ATTENTION_KINDS)
     }
-    cases = [rope_test.published_case(), *rope_test.closed_form_cases()]
+    cases = [rotation.published_case(), *rotation.closed_form_cases()]
     found["rope_test"] = (
         {
             said: sum((wrong(case.query, case.key, case.theta) for case in cases), ())
-            for said, wrong in rope_test.MISTAKES.items()
+            for said, wrong in rotation.MISTAKES.items()
         },
         sum((case.expected for case in cases), ()),
     )
-    adamw = {"right": optimizer_test.adamw, **optimizer_test.MISTAKES}
-    steps = {said: tuple(one(**settings) for settings in optimizer_test.CASES.values()) for said, one in adamw.items()}
+    steps_of = {"right": adamw.adamw, **adamw.MISTAKES}
+    steps = {said: tuple(one(**settings) for settings in adamw.CASES.values()) for said, one in steps_of.items()}
     found["optimizer_test"] = (steps, steps.pop("right"))
     return found
 
@@ -201,25 +214,24 @@ def tables() -> dict[str, tuple[dict[str, tuple], tuple]]:
 def test_every_mistake_has_numbers_of_its_own():
     """But those of the other kind of attention, which give what is right."""
     for name, (mistakes, right) in tables().items():
-        wrong = {said: numbers for said, numbers in mistakes.items() if not rope_test.alike(numbers, right)}
+        wrong = {said: numbers for said, numbers in mistakes.items() if not alike(numbers, right)}
         assert len(wrong) >= len(mistakes) - 2, name
         for one, other in itertools.combinations(wrong, 2):
-            assert not rope_test.alike(wrong[one], wrong[other], 1e-4), f"{name}: {one}; {other}"
+            assert not alike(wrong[one], wrong[other], 1e-4), f"{name}: {one}; {other}"
 
 
 def test_the_stored_numbers_are_what_transformers_computes_now():
     pytest.importorskip("transformers")
-    from parts import compute_parts
+    from parts import compute_parts  # of checkpoints/
 
-    stored = sanity_check.stored_numbers()
+    stored = parts.stored_numbers()
     computed = {name: tuple(map(torch.tensor, numbers)) for name, numbers in compute_parts().items()}
     assert stored.keys() == computed.keys()
-    assert all(rope_test.alike(stored[name], computed[name], 2e-6) for name in stored)
+    assert all(alike(stored[name], computed[name], 2e-6) for name in stored)
 
 
 def sanity(monkeypatch: pytest.MonkeyPatch, *flags: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["sanity_check.py", *map(str, flags)])
-    return run_main(sanity_check.main)
+    return call_main(monkeypatch, sanity_check, *flags)
 
 
 def test_the_parts_of_a_right_model_are_printed_where_asked_for(monkeypatch, capsys: pytest.CaptureFixture):
@@ -248,7 +260,7 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
             model = random_llama(vocab_size=32000, attention=attention)
             save_checkpoint(tmp_path / "model.pt", model, **{**vars(model.config), "attention": "bidirectional"})
             with torch.no_grad():
-                logits, hidden_states = model(torch.tensor(sanity_check.COURSE_TOKENS))
+                logits, hidden_states = model(torch.tensor(reference.COURSE_TOKENS))
             torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
             assert sanity(patch, *flags, "--edition", edition) == 0
             captured = capsys.readouterr()
@@ -265,7 +277,7 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
 
 
 def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch, capsys, tmp_path: Path):
-    monkeypatch.setattr(sanity_check, "PARTS", str(tmp_path / "parts.json"))
+    monkeypatch.setattr(parts, "PARTS", str(tmp_path / "parts.json"))
     assert sanity(monkeypatch) == 0 and "not here" in capsys.readouterr().err
     assert sanity(monkeypatch, "--parts") == 2 and "--parts needs" in capsys.readouterr().err
     for damage in ("", "[]", '{"RMSNorm": [["a"]]}'):
@@ -274,7 +286,36 @@ def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch
 
 
 def test_a_reference_of_another_model_cannot_be_checked(checkpoint: Path):
-    other = reference("bidirectional")
+    other = reference_of("bidirectional")
     other.hidden_states = other.hidden_states[..., :-1]
     with pytest.raises(UserError, match="which is not the shape of"):
-        check_model(checkpoint, [other])
+        check_model(LocalStudent(ROOT), checkpoint, [other])
+
+
+@pytest.mark.parametrize("content", [b"", b"<html></html>", {"logits": 1, "hidden_states": 2}, {"logits": None}, [1]])
+def test_a_damaged_reference_is_one_line(monkeypatch, capsys, tiny_checkpoint: Path, tmp_path: Path, content: object):
+    path = tmp_path / "reference.data"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    status = sanity(monkeypatch, "--pretrained-model-path", tiny_checkpoint, "--data", path)
+    check_one_error(status, capsys.readouterr().err, path)
+
+
+@pytest.mark.parametrize("flag", ["--pretrained-model-path", "--data"])
+def test_a_missing_file_is_one_line(monkeypatch, capsys, tiny_checkpoint: Path, flag: str):
+    status = sanity(monkeypatch, "--pretrained-model-path", tiny_checkpoint, flag, "absent.pt")
+    check_one_error(status, capsys.readouterr().err, "absent.pt", "does not exist")
+
+
+def test_a_damaged_checksum_and_a_foreign_checkpoint_are_one_line(monkeypatch, capsys, tiny_checkpoint, tmp_path: Path):
+    torch.save({"logits": torch.ones(100), "hidden_states": torch.ones(100)}, tmp_path / "reference.data")
+    raw = (tmp_path / "reference.data").read_bytes()
+    one = torch.ones(100).numpy().tobytes()
+    assert raw.count(one) == 2
+    (tmp_path / "damaged.data").write_bytes(raw.replace(one, bytes(8) + one[8:]))
+    for checkpoint, data, words in (
+        (tiny_checkpoint, "damaged.data", ("damaged.data", "truncated or damaged")),
+        (tmp_path / "reference.data", "reference.data", ("no tok_embeddings.weight",)),
+        (tiny_checkpoint, "reference.data", ("too small for the reference's token ids",)),
+    ):
+        status = sanity(monkeypatch, "--pretrained-model-path", checkpoint, "--data", tmp_path / data)
+        check_one_error(status, capsys.readouterr().err, *words)
