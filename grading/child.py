@@ -19,6 +19,7 @@ from types import ModuleType
 
 from grading import wire
 
+HIDDEN = sys.stdlib_module_names | {"torch", "numpy"}
 LONGEST_TROUBLE = 2000  # characters; the script cuts further
 ALLOWED = "the course allows only what its setup.sh installs"
 
@@ -96,13 +97,13 @@ class Child:
         return ""
 
     def hidden_module(self, error: BaseException) -> str:
-        """Of an exception that came through a file with the name of one of Python's own modules: what to do."""
+        """Of an exception that came through a file with the name of a module that PyTorch imports: what to do."""
         name = os.path.basename(self.frame(error)[0]).removesuffix(".py")
-        return f"; {name}.py hides Python's own module: rename it" if name in sys.stdlib_module_names else ""
+        return f"; {name}.py hides another module of that name: rename it" if name in HIDDEN else ""
 
     def answer(self, header: dict, data: bytes) -> None:
         """Ask the student's code one question and send what it returns, or what kept it from returning."""
-        self.token, self.imports.blocked = header["token"], set(header["blocked"])
+        self.imports.blocked = set(header["blocked"])
         try:
             self.send({"answer": True}, self.questions.answer(header, data))
         except Blocked as error:
@@ -133,7 +134,7 @@ class Child:
         """File and line: the innermost ones of the student's folder that an exception came through, else "" and 0."""
         for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-100)):
             path = os.path.realpath(frame.filename)
-            if os.path.dirname(path) == self.folder:
+            if os.path.isabs(frame.filename) and os.path.dirname(path) == self.folder:
                 return path, frame.lineno or 0
         return "", 0
 
@@ -145,18 +146,13 @@ class Child:
 
 def serve(child: Child, questions: int) -> None:
     """Answer every question that comes on the pipe `questions`, until one asks for the end of the process."""
-    process = os.getpid()
     child.send({"ready": child.start()})
-    while True:
-        message = wire.read(questions)
-        if message is None or os.getpid() != process:  # the script is gone; or this is a copy, forked by a student
-            os._exit(0)
+    while message := wire.read(questions):
+        child.token = message[0]["token"]
         if message[0]["question"] == "end":
-            child.token = message[0]["token"]
             return
         child.answer(*message)
-        if os.getpid() != process:
-            os._exit(0)
+    os._exit(0)  # the script is gone
 
 
 def end_with_the_script() -> None:
@@ -174,13 +170,15 @@ def end_with_the_script() -> None:
 def main() -> None:
     """`sys.argv`: where the folder grading/ lies, and the student's folder."""
     home, folder = sys.argv[1:]
-    questions, answers = os.dup(0), os.dup(1)
+    questions, answers, process = os.dup(0), os.dup(1), os.getpid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.argv[:] = [os.path.join(folder, "run_llama.py")]
     sys.path[:] = [folder, *(path for path in sys.path if path not in (home, folder))]
 
     def write(message: bytes) -> None:
+        if os.getpid() != process:  # a copy, forked by the student's code
+            os._exit(0)
         try:
             wire.write(answers, message)
         except OSError:  # a student's code has closed the pipe

@@ -38,10 +38,9 @@ class LocalStudent(Student):
         pass
 
     def ask(self, question: Question) -> Answer:
-        self.process = Sent()
+        self.process, header = Sent(), self.header(question)
         child = Child(str(self.folder), lambda message: self.process.messages.append(parse(message)))
-        child.questions = questions
-        header = self.header(question)
+        child.questions, child.token = questions, header["token"]
         child.answer(*parse(wire.pack(header, flat_tensors(question.tensors))))
         answer = self.listen(header["token"], math.inf, [])
         assert isinstance(answer, Answer), answer
