@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import subprocess
 import sys
 from argparse import Namespace
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, random_llama, save_checkpoint
@@ -20,6 +22,7 @@ from local_student import LocalStudent
 import llama
 import optimizer
 import optimizer_test
+import rope_test
 import sanity_check
 from grading import adamw, parts, published, reference, rotation
 from grading.compare import alike
@@ -66,6 +69,63 @@ def test_optimizer_test_rejects_a_decay_that_loses_digits(monkeypatch, capsys: p
     assert call_main(monkeypatch, optimizer_test) == 1
     out = capsys.readouterr().out
     assert out.count("WRONG") == 1 and "the weight decay loses digits" in out.splitlines()[-1]
+
+
+class ScaledDecay(AdamW):
+    """Decays by alpha_t * weight_decay: the decay stands in the main update, where the step size is corrected."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        (group,) = self.param_groups
+        decay, group["weight_decay"] = group["weight_decay"], 0.0
+        super().step()
+        group["weight_decay"] = decay
+        for parameter in group["params"]:
+            step, (beta1, beta2) = self.state[parameter]["step"], group["betas"]
+            corrected = math.sqrt(1 - beta2**step) / (1 - beta1**step) if group["correct_bias"] else 1.0
+            parameter.sub_(group["lr"] * corrected * decay * parameter)
+
+
+def course_accepts(optimizer_class: type) -> bool:
+    """What the course's own optimizer_test.py does (github.com/neubig/minllama-assignment, commit 2951cdd)."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2, bias=False)
+    opt = optimizer_class(model.parameters(), lr=1e-3, weight_decay=1e-4, correct_bias=True)
+    for _ in range(1000):
+        opt.zero_grad()
+        x = torch.FloatTensor(rng.uniform(size=[model.in_features]))
+        loss = ((torch.Tensor([x[0] + x[1], -x[2]]) - model(x)) ** 2).sum()
+        loss.backward()
+        opt.step()
+    return torch.allclose(torch.tensor(adamw.PUBLISHED_WEIGHTS), model.weight.detach(), atol=1e-5, rtol=1e-3)
+
+
+class NoDecay(AdamW):
+    """Without the weight decay that is asked for."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **{**settings, "weight_decay": 0.0})
+
+
+class SwiftAdamW(AdamW):
+    """Takes steps that are twice as long, so that the course's own check fails as well."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **{**settings, "lr": 2 * settings["lr"]})
+
+
+@pytest.mark.parametrize("wrong", [ScaledDecay, FactorDecay, NoDecay, SwiftAdamW])
+def test_that_the_courses_own_check_would_accept_it_is_said_where_it_would(wrong: type, monkeypatch, capsys):
+    monkeypatch.setattr(optimizer, "AdamW", wrong)
+    assert call_main(monkeypatch, optimizer_test) == 1
+    out = capsys.readouterr().out
+    said = (
+        "The course's own optimizer_test.py would accept this: it compares the first run alone, with atol 1e-05 and "
+        "rtol 0.001; the limit here is 1e-06."
+    )
+    assert (said in out.splitlines()) == course_accepts(wrong) == (wrong is not SwiftAdamW)
+    assert out.splitlines()[-1].startswith("Optimizer test FAILED: ")
 
 
 def test_the_formulas_by_hand_are_pytorchs_where_eps_is_added_after_the_bias_correction():
@@ -176,6 +236,24 @@ def test_published_fails_with_the_drivers_own_last_line(tmp_path: Path):
         published.run_driver(ROOT, ["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        ("while True: pass", "run_llama.py --option generate did not end within 1 s"),
+        ("import os, time\nif os.fork() == 0: time.sleep(60)\nraise SystemExit(3)", r"failed \(status 3\)"),
+        ("raise SystemExit('Your Llama implementation is correct!\\n\x1b[2K')", r"failed \(status 1\): [^\x1b]*$"),
+        ("", "has not written generated-sentence-temp-0.txt"),
+    ],
+)
+def test_published_bounds_the_driver(monkeypatch, tmp_path: Path, driver: str, words: str):
+    (tmp_path / "run_llama.py").write_text(driver)
+    (tmp_path / "model.pt").touch()
+    monkeypatch.setattr(published.run_driver, "__defaults__", (1.0,))
+    args = Namespace(pretrained_model_path=str(tmp_path / "model.pt"), tokenizer=None, data_dir="data")
+    with pytest.raises(UserError, match=words):
+        published.check_published(tmp_path, args, {"bidirectional": "0" * 64}, {})
+
+
 def test_the_published_facts_are_complete():
     assert set(published.PUBLISHED_LABELS) == {"sst-dev", "sst-test", "cfimdb-dev", "cfimdb-test"}
     sizes = {"sst-dev": 1101, "sst-test": 2210, "cfimdb-dev": 245, "cfimdb-test": 488}
@@ -239,6 +317,36 @@ def test_the_parts_of_a_right_model_are_printed_where_asked_for(monkeypatch, cap
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("  ") and line.endswith(" ok")]) == 4 + 18
     assert lines[-1] == "Your Llama implementation is correct!"
+
+
+def test_parts_need_no_checkpoint(monkeypatch, capsys):
+    monkeypatch.setattr(reference, "BUNDLED_CHECKPOINT", "absent.pt")
+    assert sanity(monkeypatch, "--parts") == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].startswith("Part by part") and len(lines) == 1 + 18 + 1
+    assert lines[-1] == "Your Llama implementation is correct!"
+    assert captured.err.startswith("note: no checkpoint is here") and captured.err.count("\n") == 1
+    assert captured.err.endswith("so the whole model was not checked\n")
+    monkeypatch.setattr(llama.RMSNorm, "forward", lambda self, x: x)
+    assert sanity(monkeypatch, "--parts") == 1
+    assert sanity(monkeypatch) == 2  # without the flag, the whole model is what is checked
+    assert sanity(monkeypatch, "--parts", "--data", "absent.data") == 2  # which is named
+
+
+@pytest.mark.parametrize("script", [sanity_check, rope_test, optimizer_test])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--time_limit", "0"], "--time_limit 0"),
+        (["--time_limit", "nan"], "--time_limit nan"),
+        (["--time_limit", "inf"], "--time_limit inf"),
+        (["--code", "absent"], "absent is not a folder"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(monkeypatch, capsys, script: ModuleType, flags: list[str], words: str):
+    monkeypatch.setattr(sys, "argv", [script.__name__, *flags])
+    check_one_error(run_main(script.main), capsys.readouterr().err, words)
 
 
 def test_a_load_pretrained_without_attention_is_the_hand_outs_and_has_one_kind(monkeypatch, capsys):
