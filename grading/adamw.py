@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -223,12 +224,14 @@ def run_checks(student: Student) -> tuple[Run, bool]:
     with_decay = ask_training(weight_decay=1e-4, correct_bias=True)
     # eps is added before the bias correction here and after it in PyTorch: it must be tiny for the two to agree
     without_decay = ask_training(weight_decay=0.0, eps=1e-12)
-    ours, ours_without = student.ask_all((with_decay, without_decay))
+    with ThreadPoolExecutor(1) as pool:  # PyTorch's optimizer runs here while the student's runs there
+        training = pool.submit(questions.train, **toy_problem(), optimizer=torch.optim.AdamW, **without_decay.settings)
+        ours, ours_without = student.ask_all((with_decay, without_decay))
+        theirs = training.result()
     expected = torch.tensor(PUBLISHED_WEIGHTS)
     published = report(f"{STEPS} steps against the published weights", ours, expected)
     accepted = [one.shape == expected.shape and torch.allclose(expected, one.float(), COURSE_RTOL, COURSE_ATOL)
                 for one in ours.tensors]  # fmt: skip
-    theirs = questions.train(**toy_problem(), optimizer=torch.optim.AdamW, **without_decay.settings)
     pytorch = report(f"{STEPS} steps against torch.optim.AdamW without weight decay", ours_without, theirs)
     trouble = ours_without.line
     few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student)

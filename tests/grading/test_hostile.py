@@ -7,6 +7,7 @@ numbers would pass most of them.
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import slow_among
+from conftest import ROOT, slow_among
 from judging import VERDICTS, add, check_failed, copy_student
 
 from grading.programs import run_main
@@ -139,6 +140,12 @@ HOSTILE = {
         "rope.py",
         'import grading.wire\ngrading.wire.pack = lambda *arguments: b\'{"token": "", "answer": true}\' * 9\n',
         "closed the pipe of its answers, or wrote to it",
+    ),
+    "an answer written in advance": Hostile(
+        "rope.py",
+        "import os\nfrom grading import wire\nforged = wire.pack({'token': '0' * 32, 'answer': True})\n"
+        "for handle in range(3, 64):\n    try:\n        os.write(handle, forged)\n    except OSError:\n        pass\n",
+        "rope.py closed the pipe of its answers, or wrote to it while it was imported",
     ),
     "exit in a call": in_call("exit(0)", "exit() in rope.py line"),
     "os._exit in a call": in_call("__import__('os')._exit(0)", "(exit status 0) while it was called"),
@@ -299,3 +306,40 @@ def test_what_ends_one_part_leaves_the_others(student: Path, judge: Callable):
     status, out, err = judge("sanity_check", "--code", student)
     check_failed(status, out, err, "zero-shot classifier, bidirectional: WRONG: classifier.py ended the process")
     assert out.count(" ok\n") == 16 + 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc for processes")
+def test_copies_of_the_process_are_ended_with_it(student: Path, judge: Callable, tmp_path: Path):
+    """Those that stay in its process group, as an ordinary fork does; and the one that works with the script."""
+    numbers = tmp_path / "numbers.txt"
+    code = f"import os, time\ncopy = os.fork()\nif copy == 0:\n    time.sleep(100)\nopen({str(numbers)!r}, 'w')"
+    add(student / "rope.py", f"{code}.write(f'{{copy}} {{os.getpid()}}')\n")
+    assert judge("rope_test", "--code", student)[0] == 0
+    for process in map(int, numbers.read_text().split()):
+        wait_for(lambda process=process: has_ended(process), 20)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc for processes")
+def test_the_process_ends_when_the_script_is_killed(student: Path, tmp_path: Path):
+    note = f"import os\nopen({str(tmp_path / 'number')!r}, 'w').write(str(os.getpid()))\n"
+    add(student / "rope.py", f"{note}while True:\n    pass\n")
+    script = subprocess.Popen([sys.executable, ROOT / "rope_test.py", "--code", student], stdout=subprocess.DEVNULL)
+    wait_for(lambda: (tmp_path / "number").exists() and (tmp_path / "number").read_text())
+    script.kill()
+    script.wait()
+    wait_for(lambda: has_ended(int((tmp_path / "number").read_text())))
+
+
+def has_ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_for(condition: Callable[[], object], limit: float = LONG) -> None:
+    """Raises `AssertionError` where the condition does not hold within `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
