@@ -108,8 +108,9 @@ HOSTILE = {
     ),
     "a fork that holds the pipes": Hostile(
         "rope.py",
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(8)\n    os._exit(0)\nos._exit(3)\n",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(40)\n    os._exit(0)\nos._exit(3)\n",
         "rope.py ended the process (exit status 3) while it was imported",
+        10.0,
     ),
     "no modules": Hostile("rope.py", f"import sys\nsys.modules.clear()\napply_rotary_emb = {WRONG}\n", "FAILED: "),
     "ended by itself with a signal": Hostile(
