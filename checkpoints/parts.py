@@ -2,8 +2,8 @@
 
     python checkpoints/parts.py        # needs transformers; writes parts.json
 
-Weights and inputs are the closed forms of `sanity_check`, and nothing is computed by this project's model. The scores
-and the softmax, which transformers keeps inside of its attention, are PyTorch's; the classifiers are NumPy on
+Weights and inputs are the closed forms of `grading.small_model`, and nothing is computed by this project's model. The
+scores and the softmax, which transformers keeps inside of its attention, are PyTorch's; the classifiers are NumPy on
 transformers' hidden states.
 """
 
@@ -23,8 +23,10 @@ from reference import to_hf  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb  # noqa: E402
 
-import sanity_check as small  # noqa: E402
 from config import LlamaConfig  # noqa: E402
+from grading import small_model as small  # noqa: E402
+from grading.editions import ATTENTION_KINDS  # noqa: E402
+from grading.parts import PARTS  # noqa: E402
 from utils import atomic_write  # noqa: E402
 
 DIGITS = 7
@@ -104,7 +106,7 @@ def compute_parts() -> dict[str, list]:
     """Every part's tensors as nested lists."""
     model = to_hf(small.small_weights(), LlamaConfig(**small.SHAPE)).double()
     numbers = plain_numbers(model)
-    for kind in small.KINDS:
+    for kind in ATTENTION_KINDS:
         numbers |= attention_numbers(model, kind) | classifier_numbers(model, kind)
     return {name: [rounded(tensor.tolist()) for tensor in tensors] for name, tensors in numbers.items()}
 
@@ -115,7 +117,7 @@ def rounded(numbers: list | float) -> list | float:
 
 def write_parts() -> None:
     lines = (f"{json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in compute_parts().items())
-    with atomic_write(HERE.parent / small.PARTS) as file:
+    with atomic_write(HERE.parent / PARTS) as file:
         file.write("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -11,11 +11,9 @@ import pytest
 from conftest import ROOT
 
 import course
-import sanity_check
 from config import LlamaConfig
 from course import EDITIONS, NO_GOLD_LABEL, Example, create_data, has_gold_labels, majority_accuracy, prompt_suffix
-from grading import outputs, rules
-from grading.programs import UserError as GraderError
+from grading import outputs, programs, published, rules
 from utils import UserError
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,14 +53,14 @@ def read_by_checker(path: Path) -> list[Example]:
 
 def read_by_sanity_check(path: Path) -> str:
     """The beginning of the hash of its labels."""
-    return sanity_check.label_row("x", path, path, (sanity_check.PublishedLabels("", (0, 0), None),))[2][:8]
+    return published.label_row("x", path, path, (published.PublishedLabels("", (0, 0), None),))[2][:8]
 
 
 def told(read: Callable, *arguments: object) -> object:
     """What a program reads, or the sentence with which it refuses."""
     try:
         return read(*arguments)
-    except (UserError, GraderError) as error:
+    except (UserError, programs.UserError) as error:
         return str(error)
 
 
@@ -138,7 +136,7 @@ def test_the_checker_takes_the_editions_whose_files_are_known():
     assert list(rules.EDITIONS) == ["ucsc", "cmu2024", "cmu2025"]
     limits = rules.Rules("cmu2025"), rules.Rules(size_limit=3)
     assert [one.max_bytes for one in limits] == [10_000_000, 3_000_000]
-    with pytest.raises(GraderError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
+    with pytest.raises(programs.UserError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
         rules.Rules("cmu2026")
 
 
@@ -151,7 +149,7 @@ def test_the_reference_numbers_are_those_of_the_readme_and_of_the_published_file
                 kind = {"zero": "prompting", "fine": "finetuning"}[task]
                 found[f"{data.lower()}-{split}-{kind}"] = tuple(map(float, numbers.groups()))
     assert found == references
-    for name, accepted in sanity_check.PUBLISHED_LABELS.items():
+    for name, accepted in published.PUBLISHED_LABELS.items():
         means = {round(one.accuracy, 3) for one in accepted if one.accuracy is not None}
         assert references[f"{name}-prompting"].mean in means if means else f"{name}-prompting" not in references
 

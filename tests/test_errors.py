@@ -1161,26 +1161,7 @@ def test_saved_classifier_of_another_kind(tmp_path: Path, content: object) -> No
         runs.load_classifier(tmp_path / "saved.pt")
 
 
-# ------------------------------------------------------------------------------------------ the grading script
-
-
-@pytest.mark.parametrize("content", [b"", b"<html></html>", {"logits": 1, "hidden_states": 2}, {"logits": None}, [1]])
-def test_sanity_check_of_damaged_reference(
-    call: Callable, tiny_checkpoint: Path, tmp_path: Path, content: object
-) -> None:
-    program = load_program("sanity_check")
-    path = tmp_path / "reference.data"
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--data", path]
-    status, _, err = call(*flags, main=program.main)
-    check_one_error(status, err, path)
-
-
-@pytest.mark.parametrize("flag", ["--pretrained-model-path", "--data"])
-def test_sanity_check_of_missing_files(call: Callable, tiny_checkpoint: Path, flag: str) -> None:
-    program = load_program("sanity_check")
-    status, _, err = call("--pretrained-model-path", tiny_checkpoint, flag, "absent.pt", main=program.main)
-    check_one_error(status, err, "absent.pt", "does not exist")
+# ---------------------------------------------------------------------------------------------------- defects
 
 
 def test_a_programs_own_defect_keeps_its_traceback() -> None:
@@ -1269,9 +1250,7 @@ def worse(epoch: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("change", FIELDS.values(), ids=FIELDS)
-def test_a_resume_point_with_a_wrong_field(
-    call: Callable, interrupted: list, tmp_path: Path, change: Callable
-) -> None:
+def test_a_resume_point_with_a_wrong_field(call: Callable, interrupted: list, tmp_path: Path, change: Callable) -> None:
     path = tmp_path / "finetune-3-0.01.resume"
     point = storage.load_tensors(path, mmap=False)
     change(point)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import asset
 
-import optimizer_test
+from grading import adamw
 from optimizer import CACHE_PIECE, AdamW
 
 
@@ -81,7 +81,7 @@ def test_equals_the_algorithm_for_every_number_step_and_group(shape: tuple, lies
 
 
 def test_the_published_weights_are_those_of_the_course(assets: Path):
-    published = torch.tensor(optimizer_test.PUBLISHED_WEIGHTS)
+    published = torch.tensor(adamw.PUBLISHED_WEIGHTS)
     assert np.array_equal(published.numpy(), np.load(asset(assets, "optimizer_test.npy")))
 
 

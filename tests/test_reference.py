@@ -15,14 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import asset
+from conftest import ROOT, asset
 
-import sanity_check
 from batches import EncodingRules, LlamaDataset, TextWindows
 from classifier import LlamaZeroShotClassifier
 from course import create_data
+from grading import published
+from grading.published import PublishedLabels
 from llama import Llama, load_pretrained
-from sanity_check import PublishedLabels
 from tasks import NextToken
 from tokenizer import Tokenizer
 from training import evaluate
@@ -125,11 +125,11 @@ def test_published_runs_the_driver_and_finds_every_reference(
         tokenizer=str(asset(assets, "tok512.model")),
         data_dir=str(assets / "data"),
     )
-    assert sanity_check.check_published(args, texts, labels)
+    assert published.check_published(ROOT, args, texts, labels)
     assert capsys.readouterr().out.count("  equal\n") == 6
 
     wrong = {"bidirectional": "0" * 64}
-    assert not sanity_check.check_published(args, wrong, {})
+    assert not published.check_published(ROOT, args, wrong, {})
 
 
 @pytest.mark.slow

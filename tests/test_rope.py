@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import asset
 
-import rope_test
+from grading import rotation
 from rope import apply_rotary_emb, frequencies, rope_table, rotate
 
 
@@ -107,7 +107,7 @@ def test_the_table_is_computed_once_and_can_be_trained_through():
 
 def test_the_published_numbers_are_those_of_the_course(assets: Path):
     published = torch.load(asset(assets, "rotary_embedding_actual.data"), weights_only=True)
-    at_one = rope_test.PUBLISHED_QUERY, rope_test.PUBLISHED_KEY
+    at_one = rotation.PUBLISHED_QUERY, rotation.PUBLISHED_KEY
     for tensor, unturned, numbers in zip(published, (2.0, 3.0), at_one, strict=True):
         rows = torch.tensor([[unturned] * 4, numbers])  # of positions 0 and 1, the same for both heads
         assert torch.equal(tensor, rows[None, :, None].expand(1, 2, 2, 4))

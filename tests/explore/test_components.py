@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-import optimizer_test
-import rope_test
-import sanity_check
 from explore.components import __main__ as program
 from explore.components.pages import SECTIONS, Page, Quote, is_close, pages, stands_in
 from explore.components.pictures import FOLDER, PICTURES
+from grading import adamw, mistakes, parts, questions, rotation
+from grading.editions import ATTENTION_KINDS
 from utils import UserError
 
 INDEX = Page.of(ROOT / "docs" / "components" / "README.md")
 PAGES = pages()
-JUDGES = (sanity_check, rope_test, optimizer_test)
+JUDGES = (mistakes, parts, rotation, adamw, questions)
 of_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -60,7 +59,7 @@ def test_tests_and_checks_that_are_named_exist(page: Page):
     assert page.tests()
     for file, name in page.tests():
         assert name in functions_of(ROOT / file), f"{file}::{name}"
-    known = {part.name for part in sanity_check.all_parts(sanity_check.KINDS)}
+    known = {part.name for part in parts.all_parts(ATTENTION_KINDS)}
     assert {*page.parts()} <= known
 
 
@@ -93,9 +92,9 @@ def test_the_index_has_every_page_and_leads_there():
 
 def test_the_pages_name_every_part_that_the_sanity_check_judges():
     """But the loading of files, which is no component."""
-    known = {re.sub(", .*", "", part.name) for part in sanity_check.all_parts(sanity_check.KINDS)}
+    known = {re.sub(", .*", "", part.name) for part in parts.all_parts(ATTENTION_KINDS)}
     named = {re.sub(", .*", "", part) for page in PAGES for part in page.parts()}
-    assert known - named == {sanity_check.IMPORT, "loading"}
+    assert known - named == {parts.IMPORT, "loading"}
 
 
 @pytest.mark.parametrize("name", PICTURES)

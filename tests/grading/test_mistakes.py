@@ -1,7 +1,8 @@
 """Usual mistakes in the files that students write, and what the grading scripts say to them.
 
 Run as a program, `test_mistakes.py SCRIPT FOLDER`, it makes every mistake of a script's table in a copy of the root
-modules, runs the script there, and prints as JSON what came of it: one process for each table.
+modules, asks them in its own process (`local_student`), and prints as JSON what the script says: one process for each
+table. How a student's code is asked in a process of its own is the matter of test_hostile.py.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from local_student import LocalStudent
 
-ROOT = Path(__file__).resolve().parent.parent
-MODULES = sorted(path.stem for path in ROOT.glob("*.py"))
+from grading import adamw
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPTS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
+MODULES = sorted(path.stem for path in ROOT.glob("*.py") if path.stem not in SCRIPTS)
 
 NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
 TURN = "rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos, self.rope_scaling).transpose(1, 2)"
@@ -287,7 +292,6 @@ def main(script: str, scratch: Path) -> None:
         folder.mkdir()
         for name in MODULES:
             shutil.copy(ROOT / f"{name}.py", folder)
-        (folder / "checkpoints").symlink_to(ROOT / "checkpoints")
         (folder / file).write_text((folder / file).read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
         results.append(run(script, folder))
     print(json.dumps(results))
@@ -298,14 +302,14 @@ def edits(script: str) -> list[tuple[str, str, str]]:
 
 
 def run(script: str, folder: Path) -> tuple[int, str]:
-    """Run a folder's script in this process, with that folder's modules."""
+    """Run a script of the project on a folder's modules."""
     for name in MODULES:
         sys.modules.pop(name, None)
-    sys.path[0], sys.argv = str(folder), [script]
+    sys.path[0], sys.argv = str(folder), [script, "--code", str(folder)]
     os.chdir(folder)
     program = importlib.import_module(script)
-    if script == "optimizer_test":
-        program.STEPS = 5  # the few steps by hand tell the mistakes apart
+    program.student_of = lambda args: LocalStudent(Path(args.code))
+    adamw.STEPS = 5  # the few steps by hand tell the mistakes apart
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = program.main()
@@ -320,7 +324,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory):
     def of(script: str) -> dict:
         if script not in found:
             command = [sys.executable, "-B", __file__, script, str(tmp_path_factory.mktemp(script))]
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
             assert done.returncode == 0, done.stderr
             found[script] = dict(zip(edits(script), json.loads(done.stdout), strict=True))
         return found[script]

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, random_llama, save_checkpoint
+from error_helpers import check_one_error
+from local_student import LocalStudent
 
 import llama
 import optimizer
 import optimizer_test
 import rope_test
 import sanity_check
+from grading import adamw, parts, published, reference, rotation
+from grading.compare import alike
+from grading.editions import ATTENTION_KINDS
+from grading.programs import UserError, run_main
+from grading.published import PublishedLabels, label_row
+from grading.reference import Reference, check_model
 from optimizer import AdamW
-from sanity_check import PublishedLabels, Reference, check_model, label_row
-from utils import UserError, run_main
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
 
@@ -33,6 +42,13 @@ TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
 def test_they_pass_from_any_folder_with_one_closing_line(script: str, run: Callable, tmp_path: Path):
     done = run(script, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith("test passed!") and not done.stderr
+
+
+def call_main(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *flags: object) -> int:
+    """Run a script in this process, on the modules as they are here."""
+    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
+    monkeypatch.setattr(script, "student_of", lambda args: LocalStudent(ROOT))
+    return run_main(script.main)
 
 
 class FactorDecay(AdamW):
@@ -50,15 +66,72 @@ class FactorDecay(AdamW):
 
 def test_optimizer_test_rejects_a_decay_that_loses_digits(monkeypatch, capsys: pytest.CaptureFixture):
     monkeypatch.setattr(optimizer, "AdamW", FactorDecay)
-    assert optimizer_test.main() == 1
+    assert call_main(monkeypatch, optimizer_test) == 1
     out = capsys.readouterr().out
     assert out.count("WRONG") == 1 and "the weight decay loses digits" in out.splitlines()[-1]
 
 
+class ScaledDecay(AdamW):
+    """Decays by alpha_t * weight_decay: the decay stands in the main update, where the step size is corrected."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        (group,) = self.param_groups
+        decay, group["weight_decay"] = group["weight_decay"], 0.0
+        super().step()
+        group["weight_decay"] = decay
+        for parameter in group["params"]:
+            step, (beta1, beta2) = self.state[parameter]["step"], group["betas"]
+            corrected = math.sqrt(1 - beta2**step) / (1 - beta1**step) if group["correct_bias"] else 1.0
+            parameter.sub_(group["lr"] * corrected * decay * parameter)
+
+
+def course_accepts(optimizer_class: type) -> bool:
+    """What the course's own optimizer_test.py does (github.com/neubig/minllama-assignment, commit 2951cdd)."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2, bias=False)
+    opt = optimizer_class(model.parameters(), lr=1e-3, weight_decay=1e-4, correct_bias=True)
+    for _ in range(1000):
+        opt.zero_grad()
+        x = torch.FloatTensor(rng.uniform(size=[model.in_features]))
+        loss = ((torch.Tensor([x[0] + x[1], -x[2]]) - model(x)) ** 2).sum()
+        loss.backward()
+        opt.step()
+    return torch.allclose(torch.tensor(adamw.PUBLISHED_WEIGHTS), model.weight.detach(), atol=1e-5, rtol=1e-3)
+
+
+class NoDecay(AdamW):
+    """Without the weight decay that is asked for."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **{**settings, "weight_decay": 0.0})
+
+
+class SwiftAdamW(AdamW):
+    """Takes steps that are twice as long, so that the course's own check fails as well."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **{**settings, "lr": 2 * settings["lr"]})
+
+
+@pytest.mark.parametrize("wrong", [ScaledDecay, FactorDecay, NoDecay, SwiftAdamW])
+def test_that_the_courses_own_check_would_accept_it_is_said_where_it_would(wrong: type, monkeypatch, capsys):
+    monkeypatch.setattr(optimizer, "AdamW", wrong)
+    assert call_main(monkeypatch, optimizer_test) == 1
+    out = capsys.readouterr().out
+    said = (
+        "The course's own optimizer_test.py would accept this: it compares the first run alone, with atol 1e-05 and "
+        "rtol 0.001; the limit here is 1e-06."
+    )
+    assert (said in out.splitlines()) == course_accepts(wrong) == (wrong is not SwiftAdamW)
+    assert out.splitlines()[-1].startswith("Optimizer test FAILED: ")
+
+
 def test_the_formulas_by_hand_are_pytorchs_where_eps_is_added_after_the_bias_correction():
-    mistake = next(wrong for said, wrong in optimizer_test.MISTAKES.items() if "torch.optim.AdamW" in said)
-    settings = {name: optimizer_test.SETTINGS[name] for name in ("lr", "betas", "eps", "weight_decay")}
-    theirs = optimizer_test.few_steps(torch.optim.AdamW, **settings)
+    mistake = next(wrong for said, wrong in adamw.MISTAKES.items() if "torch.optim.AdamW" in said)
+    settings = {name: adamw.SETTINGS[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    theirs = adamw.few_steps(torch.optim.AdamW, **settings)
     torch.testing.assert_close(mistake(**settings, correct_bias=True), theirs, atol=1e-12, rtol=0)
 
 
@@ -77,32 +150,32 @@ def checkpoint(tmp_path: Path) -> Path:
     return save_checkpoint(tmp_path / "model.pt", random_llama())
 
 
-def reference(attention: str, error: float = 0.0) -> Reference:
+def reference_of(attention: str, error: float = 0.0) -> Reference:
     with torch.no_grad():
         logits, hidden_states = random_llama(attention=attention)(TOKENS)
     return Reference(TOKENS, logits, hidden_states + error, attention)
 
 
 def test_a_right_model_passes_under_both_semantics(checkpoint: Path, capsys: pytest.CaptureFixture):
-    assert check_model(checkpoint, [reference("bidirectional"), reference("causal")])
+    assert check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional"), reference_of("causal")])
     assert capsys.readouterr().out.count(": ok") == 4
 
 
 def test_a_mask_in_the_wrong_place_is_named_as_the_cause(checkpoint: Path, capsys: pytest.CaptureFixture):
-    masked = reference("causal")
+    masked = reference_of("causal")
     masked.attention = "bidirectional"  # as if the reference were the course's and the model had added the mask
-    assert not check_model(checkpoint, [masked])
+    assert not check_model(LocalStudent(ROOT), checkpoint, [masked])
     assert "causal mask is the cause" in capsys.readouterr().out
 
 
 def test_another_mistake_is_not_blamed_on_the_mask(checkpoint: Path, capsys: pytest.CaptureFixture):
-    assert not check_model(checkpoint, [reference("bidirectional", error=0.1)])
+    assert not check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional", error=0.1)])
     out = capsys.readouterr().out
     assert "causal mask is not the cause" in out and "1.0e-01" in out
 
 
 def test_nan_does_not_pass(checkpoint: Path):
-    assert not check_model(checkpoint, [reference("bidirectional", error=float("nan"))])
+    assert not check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional", error=float("nan"))])
 
 
 def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable):
@@ -111,7 +184,7 @@ def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable)
     model = random_llama(vocab_size=32000)
     save_checkpoint(tmp_path / "stories42M.pt", model)
     with torch.no_grad():
-        logits, hidden_states = model(torch.tensor(sanity_check.COURSE_TOKENS))
+        logits, hidden_states = model(torch.tensor(reference.COURSE_TOKENS))
     torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
     done = run("sanity_check.py", cwd=tmp_path)
     assert done.returncode == 0 and "course's reference" in done.stdout
@@ -142,7 +215,7 @@ def test_a_named_file_is_never_replaced_by_the_bundled_one(tmp_path: Path, run: 
 def test_published_wants_the_real_checkpoint(tmp_path: Path):
     args = Namespace(pretrained_model_path="absent.pt", tokenizer=None, data_dir="data")
     with pytest.raises(UserError, match="absent.pt"):
-        sanity_check.check_published(args, {}, {})
+        published.check_published(ROOT, args, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -160,13 +233,31 @@ def test_published_labels_are_equal_close_or_different(tmp_path: Path, changed: 
 
 def test_published_fails_with_the_drivers_own_last_line(tmp_path: Path):
     with pytest.raises(UserError, match=r"run_llama.py failed \(status 2\): error: --pretrained-model-path absent.pt"):
-        sanity_check.run_driver(["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
+        published.run_driver(ROOT, ["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        ("while True: pass", "run_llama.py --option generate did not end within 1 s"),
+        ("import os, time\nif os.fork() == 0: time.sleep(60)\nraise SystemExit(3)", r"failed \(status 3\)"),
+        ("raise SystemExit('Your Llama implementation is correct!\\n\x1b[2K')", r"failed \(status 1\): [^\x1b]*$"),
+        ("", "has not written generated-sentence-temp-0.txt"),
+    ],
+)
+def test_published_bounds_the_driver(monkeypatch, tmp_path: Path, driver: str, words: str):
+    (tmp_path / "run_llama.py").write_text(driver)
+    (tmp_path / "model.pt").touch()
+    monkeypatch.setattr(published.run_driver, "__defaults__", (1.0,))
+    args = Namespace(pretrained_model_path=str(tmp_path / "model.pt"), tokenizer=None, data_dir="data")
+    with pytest.raises(UserError, match=words):
+        published.check_published(tmp_path, args, {"bidirectional": "0" * 64}, {})
 
 
 def test_the_published_facts_are_complete():
-    assert set(sanity_check.PUBLISHED_LABELS) == {"sst-dev", "sst-test", "cfimdb-dev", "cfimdb-test"}
+    assert set(published.PUBLISHED_LABELS) == {"sst-dev", "sst-test", "cfimdb-dev", "cfimdb-test"}
     sizes = {"sst-dev": 1101, "sst-test": 2210, "cfimdb-dev": 245, "cfimdb-test": 488}
-    for name, accepted in sanity_check.PUBLISHED_LABELS.items():
+    for name, accepted in published.PUBLISHED_LABELS.items():
         assert all(sum(one.counts) == sizes[name] and len(one.sha256) == 64 for one in accepted)
 
 
@@ -179,21 +270,21 @@ def as_tensors(numbers: torch.Tensor | tuple) -> tuple:
 
 def tables() -> dict[str, tuple[dict[str, tuple], tuple]]:
     """Of every part of every script: what the mistakes make of its inputs, and what is right."""
-    expected = sanity_check.stored_numbers()
+    expected = parts.stored_numbers()
     found = {
         part.name: ({said: as_tensors(wrong()) for said, wrong in part.mistakes.items()}, expected.get(part.name, ()))
-        for part in sanity_check.all_parts(sanity_check.KINDS)
+        for part in parts.all_parts(ATTENTION_KINDS)
     }
-    cases = [rope_test.published_case(), *rope_test.closed_form_cases()]
+    cases = [rotation.published_case(), *rotation.closed_form_cases()]
     found["rope_test"] = (
         {
             said: sum((wrong(case.query, case.key, case.theta) for case in cases), ())
-            for said, wrong in rope_test.MISTAKES.items()
+            for said, wrong in rotation.MISTAKES.items()
         },
         sum((case.expected for case in cases), ()),
     )
-    adamw = {"right": optimizer_test.adamw, **optimizer_test.MISTAKES}
-    steps = {said: tuple(one(**settings) for settings in optimizer_test.CASES.values()) for said, one in adamw.items()}
+    steps_of = {"right": adamw.adamw, **adamw.MISTAKES}
+    steps = {said: tuple(one(**settings) for settings in adamw.CASES.values()) for said, one in steps_of.items()}
     found["optimizer_test"] = (steps, steps.pop("right"))
     return found
 
@@ -201,25 +292,24 @@ def tables() -> dict[str, tuple[dict[str, tuple], tuple]]:
 def test_every_mistake_has_numbers_of_its_own():
     """But those of the other kind of attention, which give what is right."""
     for name, (mistakes, right) in tables().items():
-        wrong = {said: numbers for said, numbers in mistakes.items() if not rope_test.alike(numbers, right)}
+        wrong = {said: numbers for said, numbers in mistakes.items() if not alike(numbers, right)}
         assert len(wrong) >= len(mistakes) - 2, name
         for one, other in itertools.combinations(wrong, 2):
-            assert not rope_test.alike(wrong[one], wrong[other], 1e-4), f"{name}: {one}; {other}"
+            assert not alike(wrong[one], wrong[other], 1e-4), f"{name}: {one}; {other}"
 
 
 def test_the_stored_numbers_are_what_transformers_computes_now():
     pytest.importorskip("transformers")
-    from parts import compute_parts
+    from parts import compute_parts  # of checkpoints/
 
-    stored = sanity_check.stored_numbers()
+    stored = parts.stored_numbers()
     computed = {name: tuple(map(torch.tensor, numbers)) for name, numbers in compute_parts().items()}
     assert stored.keys() == computed.keys()
-    assert all(rope_test.alike(stored[name], computed[name], 2e-6) for name in stored)
+    assert all(alike(stored[name], computed[name], 2e-6) for name in stored)
 
 
 def sanity(monkeypatch: pytest.MonkeyPatch, *flags: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["sanity_check.py", *map(str, flags)])
-    return run_main(sanity_check.main)
+    return call_main(monkeypatch, sanity_check, *flags)
 
 
 def test_the_parts_of_a_right_model_are_printed_where_asked_for(monkeypatch, capsys: pytest.CaptureFixture):
@@ -227,6 +317,36 @@ def test_the_parts_of_a_right_model_are_printed_where_asked_for(monkeypatch, cap
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("  ") and line.endswith(" ok")]) == 4 + 18
     assert lines[-1] == "Your Llama implementation is correct!"
+
+
+def test_parts_need_no_checkpoint(monkeypatch, capsys):
+    monkeypatch.setattr(reference, "BUNDLED_CHECKPOINT", "absent.pt")
+    assert sanity(monkeypatch, "--parts") == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].startswith("Part by part") and len(lines) == 1 + 18 + 1
+    assert lines[-1] == "Your Llama implementation is correct!"
+    assert captured.err.startswith("note: no checkpoint is here") and captured.err.count("\n") == 1
+    assert captured.err.endswith("so the whole model was not checked\n")
+    monkeypatch.setattr(llama.RMSNorm, "forward", lambda self, x: x)
+    assert sanity(monkeypatch, "--parts") == 1
+    assert sanity(monkeypatch) == 2  # without the flag, the whole model is what is checked
+    assert sanity(monkeypatch, "--parts", "--data", "absent.data") == 2  # which is named
+
+
+@pytest.mark.parametrize("script", [sanity_check, rope_test, optimizer_test])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--time_limit", "0"], "--time_limit 0"),
+        (["--time_limit", "nan"], "--time_limit nan"),
+        (["--time_limit", "inf"], "--time_limit inf"),
+        (["--code", "absent"], "absent is not a folder"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(monkeypatch, capsys, script: ModuleType, flags: list[str], words: str):
+    monkeypatch.setattr(sys, "argv", [script.__name__, *flags])
+    check_one_error(run_main(script.main), capsys.readouterr().err, words)
 
 
 def test_a_load_pretrained_without_attention_is_the_hand_outs_and_has_one_kind(monkeypatch, capsys):
@@ -248,7 +368,7 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
             model = random_llama(vocab_size=32000, attention=attention)
             save_checkpoint(tmp_path / "model.pt", model, **{**vars(model.config), "attention": "bidirectional"})
             with torch.no_grad():
-                logits, hidden_states = model(torch.tensor(sanity_check.COURSE_TOKENS))
+                logits, hidden_states = model(torch.tensor(reference.COURSE_TOKENS))
             torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
             assert sanity(patch, *flags, "--edition", edition) == 0
             captured = capsys.readouterr()
@@ -265,7 +385,7 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
 
 
 def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch, capsys, tmp_path: Path):
-    monkeypatch.setattr(sanity_check, "PARTS", str(tmp_path / "parts.json"))
+    monkeypatch.setattr(parts, "PARTS", str(tmp_path / "parts.json"))
     assert sanity(monkeypatch) == 0 and "not here" in capsys.readouterr().err
     assert sanity(monkeypatch, "--parts") == 2 and "--parts needs" in capsys.readouterr().err
     for damage in ("", "[]", '{"RMSNorm": [["a"]]}'):
@@ -274,7 +394,36 @@ def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch
 
 
 def test_a_reference_of_another_model_cannot_be_checked(checkpoint: Path):
-    other = reference("bidirectional")
+    other = reference_of("bidirectional")
     other.hidden_states = other.hidden_states[..., :-1]
     with pytest.raises(UserError, match="which is not the shape of"):
-        check_model(checkpoint, [other])
+        check_model(LocalStudent(ROOT), checkpoint, [other])
+
+
+@pytest.mark.parametrize("content", [b"", b"<html></html>", {"logits": 1, "hidden_states": 2}, {"logits": None}, [1]])
+def test_a_damaged_reference_is_one_line(monkeypatch, capsys, tiny_checkpoint: Path, tmp_path: Path, content: object):
+    path = tmp_path / "reference.data"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    status = sanity(monkeypatch, "--pretrained-model-path", tiny_checkpoint, "--data", path)
+    check_one_error(status, capsys.readouterr().err, path)
+
+
+@pytest.mark.parametrize("flag", ["--pretrained-model-path", "--data"])
+def test_a_missing_file_is_one_line(monkeypatch, capsys, tiny_checkpoint: Path, flag: str):
+    status = sanity(monkeypatch, "--pretrained-model-path", tiny_checkpoint, flag, "absent.pt")
+    check_one_error(status, capsys.readouterr().err, "absent.pt", "does not exist")
+
+
+def test_a_damaged_checksum_and_a_foreign_checkpoint_are_one_line(monkeypatch, capsys, tiny_checkpoint, tmp_path: Path):
+    torch.save({"logits": torch.ones(100), "hidden_states": torch.ones(100)}, tmp_path / "reference.data")
+    raw = (tmp_path / "reference.data").read_bytes()
+    one = torch.ones(100).numpy().tobytes()
+    assert raw.count(one) == 2
+    (tmp_path / "damaged.data").write_bytes(raw.replace(one, bytes(8) + one[8:]))
+    for checkpoint, data, words in (
+        (tiny_checkpoint, "damaged.data", ("damaged.data", "truncated or damaged")),
+        (tmp_path / "reference.data", "reference.data", ("no tok_embeddings.weight",)),
+        (tiny_checkpoint, "reference.data", ("too small for the reference's token ids",)),
+    ):
+        status = sanity(monkeypatch, "--pretrained-model-path", checkpoint, "--data", tmp_path / data)
+        check_one_error(status, capsys.readouterr().err, *words)

@@ -1,0 +1,242 @@
+"""How a grading script asks a student's code: in a process of its own, with a time limit, over a pipe.
+
+The script sends a question with its inputs and gets numbers or the trouble in a sentence (`grading.wire`); what it
+compares them with stays here. This module imports no PyTorch, so that both processes can import it at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grading import wire
+from grading.process import Process
+from grading.programs import ROOT, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+LONGEST_TROUBLE = 200  # characters
+TIME_LIMIT = 120.0  # seconds for one part
+START_LIMIT = 300.0  # seconds for Python and PyTorch in the student's process: a slow disk is not the student's fault
+VERDICT = re.compile(r"\b(passed|correct)\s*!", re.IGNORECASE)
+
+
+class Question(NamedTuple):
+    """A function of `grading.questions`, the student's module that it is about, and its arguments.
+
+    settings: plain values. tensors: tensors, or dictionaries of tensors, by argument.
+    """
+
+    name: str
+    module: str
+    settings: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tensors that a student's code returned; or the trouble, in one line, that kept it from doing so.
+
+    is_lost: the process ended or had to be ended.
+    """
+
+    tensors: tuple[torch.Tensor, ...] = ()
+    trouble: str = ""
+    is_written: bool = True
+    is_lost: bool = False
+    names: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        return self.trouble if self.is_written else f"not written yet: {self.trouble}"
+
+
+@dataclass
+class Student:
+    """The student's code in `folder`. Use it in a `with` block: at its end the process is ended.
+
+    One process answers all questions; where it is lost, the next question gets a new one. A module whose import lost a
+    process is not imported again: questions about it get the same answer at once.
+    """
+
+    folder: Path
+    time_limit: float = TIME_LIMIT
+    lost_imports: dict[str, Answer] = field(default_factory=dict)
+    process: Process | None = None
+    no_start: Answer | None = None  # why no process can be started
+    is_ready: bool = False
+    last_module: str = ""
+
+    def __enter__(self) -> Student:
+        """Start the process; it imports PyTorch while the script does the same."""
+        self.scratch = tempfile.TemporaryDirectory(prefix="minllama-", ignore_cleanup_errors=True)
+        self.process = Process(self.folder, self.scratch.name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+        self.scratch.cleanup()
+
+    def _drop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+        self.process, self.is_ready = None, False
+
+    def ask(self, question: Question) -> Answer:
+        """What the student's code returns, as float64 tensors, or the trouble with it."""
+        if question.module in self.lost_imports:
+            return self.lost_imports[question.module]
+        trouble = self.no_start or self._make_ready(question.module)
+        if trouble:
+            return trouble
+        self.last_module, importing = question.module, []
+        header, tensors = self.header(question), flat_tensors(question.tensors)
+        self.process.send(wire.pack(header, tensors))
+        try:
+            answer = self.listen(header["token"], time.monotonic() + self.time_limit, importing)
+        except TimeoutError:
+            answer = f"did not end within {self.time_limit:g} s"
+        if isinstance(answer, Answer):
+            return answer
+        doing = "while it was imported" if importing else "while it was called"
+        lost = Answer(trouble=f"{[question.module, *importing][-1]}.py {answer} {doing}", is_lost=True)
+        self.lost_imports |= dict.fromkeys(importing, lost)
+        self._drop()
+        return lost
+
+    def ask_all(self, questions: Iterable[Question]) -> list[Answer]:
+        """The answers to several questions. After one that lost the process, all others get the same answer."""
+        answers: list[Answer] = []
+        for question in questions:
+            is_lost = bool(answers) and answers[-1].is_lost
+            answers.append(answers[-1] if is_lost else self.ask(question))
+        return answers
+
+    def header(self, question: Question) -> dict:
+        """A new token: an answer to another question, or one that is written in advance, does not count."""
+        named = {"question": question.name, "settings": question.settings}
+        return {"token": secrets.token_hex(16), "blocked": [*self.lost_imports], **named}
+
+    def _make_ready(self, module: str) -> Answer | None:
+        """Start a process where none is running, and wait until it can be asked. Returns what is in the way."""
+        if self.process is None:
+            self.process = Process(self.folder, self.scratch.name)
+        elif self.is_ready and self.process.process.poll() is not None:
+            ended = f"{self.last_module}.py {self.process.how_it_ended()} after it was called"
+            self._drop()
+            return Answer(trouble=ended, is_lost=True)
+        if self.is_ready:
+            return None
+        trouble = self._wait_for_start()
+        if trouble:
+            self._drop()
+            self.no_start = Answer(trouble=trouble, is_lost=True)
+        self.is_ready = not trouble
+        return self.no_start
+
+    def _wait_for_start(self) -> str:
+        """Wait until the process has imported PyTorch. Returns what is in the way, or "".
+
+        A student's file may have the name of a module that PyTorch imports; it then has no more time than any part.
+        """
+        deadline, name = time.monotonic() + START_LIMIT, ""
+        try:
+            while (message := self.process.receive(deadline)) is not None and "ready" not in message[0]:
+                name = shown(str(message[0].get("importing") or name))
+                deadline = min(deadline, time.monotonic() + self.time_limit)
+        except TimeoutError:
+            return f"PyTorch cannot be imported in this folder: {name or 'its import'} takes too long"
+        if message is None:
+            cause = f"{name}.py" if name else "the process"
+            return f"PyTorch cannot be imported in this folder: {cause} {self.process.how_it_ended()}"
+        return shown(str(message[0]["ready"]))
+
+    def listen(self, token: str, deadline: float, importing: list[str]) -> Answer | str:
+        """The answer to the question with this token; in words, how the process was lost instead.
+
+        importing: is kept up to date with the modules whose import has begun and not ended. Raises `TimeoutError`.
+        """
+        while True:
+            message = self.process.receive(deadline)
+            if message is None:
+                return self.process.how_it_ended()
+            header, data = message
+            if header.get("token") != token:
+                return "closed the pipe of its answers, or wrote to it"
+            if isinstance(header.get("importing"), str):
+                importing.append(header["importing"])
+            elif "imported" in header:
+                del importing[-1:]
+            elif header.get("blocked") in self.lost_imports:
+                return self.lost_imports[header["blocked"]]
+            elif "trouble" in header:
+                return Answer(trouble=shown(str(header["trouble"])), is_written=header.get("is_written") is not False)
+            else:
+                try:
+                    tensors = wire.unpack(header, data)
+                except wire.Malformed:
+                    return "closed the pipe of its answers, or wrote to it"
+                return Answer(tuple(one.double() for one in tensors.values()), names=tuple(tensors))
+
+    def end(self) -> str:
+        """Let the process end as any program does. Returns what is wrong with how it ends, or ""."""
+        if self.process is None or not self.is_ready:
+            return ""
+        token = secrets.token_hex(16)
+        self.process.send(wire.pack({"token": token, "question": "end"}))
+        deadline = time.monotonic() + self.time_limit
+        try:
+            message = self.process.receive(deadline)
+            while message is not None and message[0].get("goodbye") is None:
+                message = self.process.receive(deadline)
+        except TimeoutError:
+            return (
+                f"{self.last_module}.py keeps the process from ending: after {self.time_limit:g} s a thread still runs"
+            )
+        if message is None or message[0].get("token") != token:
+            return f"{self.last_module}.py {self.process.how_it_ended()} at its end"
+        return ""
+
+
+def shown(text: str) -> str:
+    """Text of the student's process on one line of bounded length, without what could be taken for a verdict."""
+    text = VERDICT.sub("[...]", " ".join(text.split()))
+    text = text if len(text) <= LONGEST_TROUBLE else f"{text[: LONGEST_TROUBLE - 3]}..."
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def flat_tensors(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Arguments that are dictionaries of tensors, taken apart as `grading.questions` puts them together again."""
+    flat = {}
+    for name, value in tensors.items():
+        flat |= (
+            {f"{name}/{inner}": tensor for inner, tensor in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that all scripts have which ask a student's code."""
+    help_text = "the folder of the code that is judged (default: the one that this script lies in)"
+    parser.add_argument("--code", metavar="DIR", default=argparse.SUPPRESS, help=help_text)
+    parser.add_argument(
+        "--time_limit", metavar="SECONDS", type=float, default=TIME_LIMIT, help="how long a part may take"
+    )
+
+
+def student_of(args: argparse.Namespace) -> Student:
+    """The student that the flags name. Raises `UserError` where there is no such folder, or no time."""
+    folder = Path(getattr(args, "code", ROOT)).resolve()
+    if not folder.is_dir():
+        raise UserError(f"--code {folder} is not a folder")
+    if not 0 < args.time_limit < float("inf"):
+        raise UserError(f"--time_limit {args.time_limit:g}: give a number of seconds above 0")
+    return Student(folder, args.time_limit)

@@ -1,0 +1,101 @@
+"""A running process of a student's code, seen from the script: its pipes, its end, and how to end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from grading import wire
+from grading.programs import ROOT
+
+LOOK = 0.1  # seconds between two looks whether the process still lives
+LAST_WORDS = 1.0  # seconds for an answer on its way, once the process has ended
+START = "import sys; sys.path = [*filter(None, sys.path), sys.argv[1]]; from grading.child import main; main()"
+
+
+class Process:
+    """A running process of the student's code, and what it sends."""
+
+    def __init__(self, folder: Path, scratch: str):
+        flags = ["-B"] * sys.dont_write_bytecode
+        self.process = subprocess.Popen(
+            [sys.executable, *flags, "-c", START, str(ROOT), str(folder)],
+            cwd=folder,
+            env={**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # no terminal, and a process group that can be ended as a whole
+        )
+        self.messages: queue.Queue = queue.Queue(maxsize=64)
+        for target in (self._read_messages, self._drop_output):
+            threading.Thread(target=target, daemon=True).start()
+
+    def _read_messages(self) -> None:
+        """Put every message into the queue, and None at the end of the pipe, or at what is no message."""
+        message: tuple[dict, bytes] | None = ({}, b"")
+        while message is not None:
+            try:
+                message = wire.read(self.process.stdout.fileno())
+            except (wire.Malformed, OSError, ValueError):
+                message = None
+            self.messages.put(message)
+
+    def _drop_output(self) -> None:
+        """Read what the student's code prints, so that it never waits, and forget it: it must not look like ours."""
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(self.process.stderr.fileno(), 1 << 16):
+                pass
+
+    def send(self, message: bytes) -> None:
+        """Write in a thread: a process that does not read must not stop the script."""
+        threading.Thread(target=self._write, args=(message,), daemon=True).start()
+
+    def _write(self, message: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it has ended, as will be seen
+            wire.write(self.process.stdin.fileno(), message)
+
+    def receive(self, deadline: float) -> tuple[dict, bytes] | None:
+        """The next message; None where the process has ended or its pipe has. Raises `TimeoutError` at the deadline.
+
+        A copy of the process may hold the pipe open after its end, so the process is looked at as well.
+        """
+        while True:
+            has_ended = self.process.poll() is not None
+            try:
+                return self.messages.get(timeout=LAST_WORDS if has_ended else LOOK)
+            except queue.Empty:
+                if has_ended:
+                    return None
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+
+    def how_it_ended(self) -> str:
+        """In words, after `receive` has given None: an exit status, a signal, or a spoilt pipe."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_WORDS)
+        status = self.process.returncode
+        if status is None or status == wire.CLOSED:
+            return "closed the pipe of its answers, or wrote to it"
+        if status >= 0:
+            return f"ended the process (exit status {status})"
+        name = signal.Signals(-status).name if -status in {*signal.Signals} else "unknown"
+        return f"was ended by a signal ({name})"
+
+    def kill(self) -> None:
+        """End the process and its whole group."""
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_WORDS)

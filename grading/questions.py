@@ -1,0 +1,261 @@
+"""What a grading script can ask a student's code, each question a function. Imported in the student's process.
+
+Inputs and weights come with the question. What a function returns are the student's numbers as they are: no function
+here knows what they should be. A function raises `Wrong` where a sentence says more than an exception would.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from grading import wire
+
+Weights = dict[str, torch.Tensor]
+GROUP = "/"  # between the name of an argument and the name of a tensor, where an argument is a dictionary of tensors
+
+
+class Wrong(Exception):
+    """What is wrong with a student's code, in a sentence that needs no name of an error before it."""
+
+
+class StateDict(dict):
+    """Tensors by name, told apart from a dictionary that a student's code returns in the place of a tensor."""
+
+
+def answer(header: dict, data: bytes) -> Weights:
+    """Ask what `header` says, with the tensors in `data`. Returns the student's tensors as float64, by name.
+
+    Raises `Wrong` where something else than tensors is returned, and whatever the student's code raises.
+    """
+    arguments: dict[str, Any] = dict(header["settings"])
+    for name, tensor in wire.unpack(header, data).items():
+        argument, _, inner = name.partition(GROUP)
+        if inner:
+            arguments.setdefault(argument, {})[inner] = tensor
+        else:
+            arguments[argument] = tensor
+    returned = QUESTIONS[header["question"]](**arguments)
+    if not isinstance(returned, StateDict):
+        values = returned if isinstance(returned, (tuple, list)) else (returned,)
+        returned = {str(number): value for number, value in enumerate(values)}
+    return {name: numbers_of(value) for name, value in returned.items()}
+
+
+def numbers_of(value: object) -> torch.Tensor:
+    """A student's tensor as a plain one on the CPU, float64. Raises `Wrong` for what has no such numbers."""
+    if not isinstance(value, torch.Tensor):
+        hint = "; is a `return` missing?" if value is None else ", not a tensor"
+        raise Wrong(f"it returns {'None' if value is None else type(value).__name__}{hint}")
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        raise Wrong("it returns a sparse, nested or quantized tensor, not a plain one")
+    if value.device.type == "meta":
+        raise Wrong("it returns a tensor of the device meta, which holds no numbers")
+    if value.is_complex():
+        raise Wrong("it returns complex numbers, not real ones")
+    if value.numel() > wire.MAX_NUMBERS:
+        raise Wrong(f"it returns {value.numel():,} numbers, far too many")
+    return value.detach().cpu().double().as_subclass(torch.Tensor)
+
+
+# ---------------------------------------------------------------------------------------------- what is asked
+
+
+def student(module: str, name: str) -> Any:
+    """A function or class of one of the student's modules, which is imported only now."""
+    return getattr(importlib.import_module(module), name)
+
+
+def import_module(module: str) -> tuple:
+    importlib.import_module(module)
+    return ()
+
+
+def rotate(query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float | None = None) -> Any:
+    """query: b s h d, key: b s g d. theta: None leaves the argument out, as the assignment's own callers do."""
+    return student("rope", "apply_rotary_emb")(query, key, head_dim, max_seq_len, *([] if theta is None else [theta]))
+
+
+def train(weight: torch.Tensor, inputs: torch.Tensor, optimizer: type | None = None, **settings) -> torch.Tensor:
+    """The assignment's toy problem: a 3 -> 2 linear layer learns (x0 + x1, -x2). Returns its weight, 2 3.
+
+    weight: the layer's first one. inputs: steps 3. optimizer: None takes the student's AdamW.
+    """
+    layer = torch.nn.Linear(3, 2, bias=False)
+    layer.load_state_dict({"weight": weight})
+    optimizer = (optimizer or student("optimizer", "AdamW"))(layer.parameters(), **settings)
+    for x in inputs:
+        target = torch.stack((x[0] + x[1], -x[2]))
+        optimizer.zero_grad()
+        (target - layer(x)).square().sum().backward()
+        optimizer.step()
+    return layer.weight.detach()
+
+
+def few_steps(
+    weights: torch.Tensor, gradients: torch.Tensor, optimizer: type | None = None, **settings
+) -> torch.Tensor:
+    """What an optimizer makes of parameters, the rows of `weights`. gradients: for every step, of every parameter."""
+    parameters = [torch.nn.Parameter(row.clone()) for row in weights]
+    optimizer = (optimizer or student("optimizer", "AdamW"))(parameters, **settings)
+    for gradient in gradients:
+        for parameter, row in zip(parameters, gradient, strict=True):
+            parameter.grad = row.clone()
+        optimizer.step()
+    return torch.stack([parameter.detach() for parameter in parameters])
+
+
+def fill(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
+    """A student's module with these weights, in evaluation mode."""
+    unknown = module.load_state_dict(weights, strict=False).unexpected_keys
+    if unknown:
+        raise Wrong(f"it has no parameter {unknown[0]}; the names are the checkpoint's")
+    return module.eval()
+
+
+def make(name: str, weights: Weights, *arguments) -> torch.nn.Module:
+    """A part of the student's llama.py with these weights."""
+    return fill(student("llama", name)(*arguments), weights)
+
+
+def make_config(config: dict) -> Any:
+    return student("config", "LlamaConfig")(**config)
+
+
+def norm_or_feed_forward(name: str, arguments: list, weights: Weights, x: torch.Tensor) -> Any:
+    return make(name, weights, *arguments)(x)
+
+
+def scores(config: dict, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+    module = student("llama", "Attention")(make_config(config)).eval()
+    return module.compute_query_key_value_scores(query, key, value)
+
+
+def attention(config: dict, weights: Weights, x: torch.Tensor) -> Any:
+    module = make("Attention", weights, make_config(config))
+    scores = module.compute_query_key_value_scores
+
+    def watched(query: torch.Tensor, key: torch.Tensor, *others, **named) -> torch.Tensor:
+        try:
+            return scores(query, key, *others, **named)
+        except RuntimeError as error:
+            if key.shape[1] == config["n_kv_heads"]:
+                raise Wrong("key/value heads are not repeated; each serves n_heads / n_kv_heads queries") from error
+            raise
+
+    module.compute_query_key_value_scores = watched
+    return module(x)
+
+
+def layer(config: dict, weights: Weights, x: torch.Tensor) -> Any:
+    return make("LlamaLayer", weights, 0, make_config(config))(x)
+
+
+def layer_norm_of(config: dict, x: torch.Tensor, shifted: torch.Tensor) -> Any:
+    """What a fresh layer's first norm makes of two inputs."""
+    norm = student("llama", "LlamaLayer")(0, make_config(config)).eval().attention_norm
+    return norm(x), norm(shifted)
+
+
+def llama(config: dict, weights: Weights, tokens: torch.Tensor) -> Any:
+    """The last position's logits, the hidden states, and the logits of all positions."""
+    model = make("Llama", weights, make_config(config))
+    if model.output.weight is not model.tok_embeddings.weight:
+        raise Wrong("the head is not tied: self.tok_embeddings.weight = self.output.weight")
+    logits, hidden = model(tokens)
+    return logits, hidden, model(tokens, tokens)[0]
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def names_attention() -> tuple:
+    """Raises `Wrong` unless the student's load_pretrained has the argument `attention`; the hand-out's has not."""
+    if "attention" not in inspect.signature(student("llama", "load_pretrained")).parameters:
+        raise Wrong("load_pretrained has no argument attention")
+    return ()
+
+
+def load(path: str, attention: str) -> torch.nn.Module:
+    """The student's model of a checkpoint; one that knows a single kind of attention is taken as it is."""
+    load_pretrained = student("llama", "load_pretrained")
+    names = inspect.signature(load_pretrained).parameters
+    chosen = {"attention": attention} if "attention" in names else {}
+    return load_pretrained(path, **chosen).eval()
+
+
+def model(path: str, attention: str, device: str, tokens: torch.Tensor) -> Any:
+    """Hidden states and logits of a checkpoint's model."""
+    loaded = load(path, attention).to(device)
+    with torch.inference_mode():
+        logits, hidden_states = loaded(tokens.to(device))
+    return hidden_states, logits
+
+
+@contextmanager
+def small_checkpoint(config: dict, weights: Weights) -> Iterator[str]:
+    """A checkpoint file of the small model, for as long as the block runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "small.pt")
+        torch.save({"model": weights, "model_args": config}, path)
+        yield path
+
+
+def loading(config: dict, weights: Weights) -> StateDict:
+    """The weights of the student's model after loading, for every name of the checkpoint that it has."""
+    with small_checkpoint(config, weights) as path:
+        loaded = load(path, config["attention"]).state_dict()
+    return StateDict((name, loaded[name]) for name in weights if name in loaded)
+
+
+class LabelTokenizer:
+    """Stands in for a tokenizer: a label's name lists its token ids."""
+
+    bos_id, eos_id = 1, 2
+
+    def __init__(self, pad_id: int):
+        self.pad_id = pad_id
+
+    def encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:
+        return [self.bos_id] * bos + [int(number) for number in text.split()] + [self.eos_id] * eos
+
+
+def make_classifier(name: str, config: dict, weights: Weights, settings: dict, *arguments) -> torch.nn.Module:
+    with small_checkpoint(config, weights) as path:
+        given = SimpleNamespace(**settings, pretrained_model_path=path, attention=config["attention"])
+        return student("classifier", name)(given, *arguments)
+
+
+def zero_shot(config: dict, weights: Weights, settings: dict, labels: list[str], tokens: torch.Tensor) -> Any:
+    arguments = (LabelTokenizer(settings["pad_id"]), labels)
+    return make_classifier("LlamaZeroShotClassifier", config, weights, settings, *arguments).eval()(tokens)
+
+
+def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tokens: torch.Tensor) -> Any:
+    """In evaluation and in training."""
+    model = make_classifier("LlamaEmbeddingClassifier", config, weights, settings)
+    classes, dim = head["weight"].shape
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    heads = [module for module in linear if (module.in_features, module.out_features) == (dim, classes)]
+    if len(heads) != 1:
+        raise Wrong("it has no linear head from a hidden state to num_labels numbers")
+    fill(heads[0], head)
+    torch.manual_seed(0)
+    return model.eval()(tokens), model.train()(tokens)
+
+
+PARTS = (
+    norm_or_feed_forward, scores, attention, layer, layer_norm_of, llama, loading, zero_shot, embedding,
+)  # fmt: skip
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    **{part.__name__: torch.no_grad()(part) for part in PARTS},
+    **{one.__name__: one for one in (import_module, rotate, train, few_steps, names_attention, model)},
+}

@@ -1,0 +1,207 @@
+"""The small model on which the parts are judged: shapes, weights, inputs, and every part computed by hand."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+import torch.nn.functional as F
+
+from grading.compare import Tensors
+from grading.rotation import rotate_by_hand
+
+DIM, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCAB = 24, 2, 4, 2, 6, 20, 40
+EPS, NORM_EPS, THETA, PAD = 0.01, 0.1, 10000.0, 3
+SHAPE = dict(vocab_size=VOCAB, dim=DIM, n_layers=LAYERS, n_heads=HEADS, n_kv_heads=KV_HEADS, max_seq_len=16)
+SHAPE |= dict(multiple_of=4, hidden_dim=HIDDEN, layer_norm_eps=EPS)
+TOKENS = torch.tensor(((1, 17, 5, 30, 22), (1, 17, 38, 6, 11)))
+PADDED = torch.tensor(((1, 17, 5, 30, 22, 9), (1, 8, 26, PAD, PAD, PAD), (1, PAD, 12, 33, PAD, PAD)))
+LAST_TOKENS = torch.tensor((5, 2, 3))  # where the rows of PADDED end
+LABELS = ((7,), (20, 31), (12, 5, 33))  # token ids of the labels' names
+NEARLY_ALL = 0.999999  # of a hidden state dropped: what is left of the logits is the bias
+
+
+def closed_form(name: str, *shape: int, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+    """Numbers without a random generator: scale * sin(n^2 + a number made of the name) + shift for n = 1, 2, ..."""
+    n = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
+    return (scale * torch.sin(n.square() + zlib.crc32(name.encode()) % 1000) + shift).float().reshape(shape)
+
+
+@lru_cache
+def small_weights() -> dict[str, torch.Tensor]:
+    """The state dict of a model of `SHAPE`, under the checkpoint's names."""
+    key_dim = KV_HEADS * HEAD_DIM
+    shapes = {f"attention.compute_{name}": (rows, DIM) for name, rows in (("query", DIM), ("output", DIM))}
+    shapes |= {f"attention.compute_{name}": (key_dim, DIM) for name in ("key", "value")}
+    shapes |= {"feed_forward.w1": (HIDDEN, DIM), "feed_forward.w2": (DIM, HIDDEN), "feed_forward.w3": (HIDDEN, DIM)}
+    shapes |= {"attention_norm": (DIM,), "ffn_norm": (DIM,)}
+    shapes = {f"layers.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in shapes.items()}
+    weights = {"tok_embeddings.weight": closed_form("tok_embeddings", VOCAB, DIM, scale=1.5)}
+    weights["output.weight"] = weights["tok_embeddings.weight"]
+    for name, shape in {**shapes, "norm": (DIM,)}.items():
+        spread = dict(scale=0.5, shift=1.0) if len(shape) == 1 else dict(scale=2 / math.sqrt(shape[1]))
+        weights[f"{name}.weight"] = closed_form(name, *shape, **spread)
+    return weights
+
+
+def states() -> torch.Tensor:
+    return closed_form("states", 2, 5, DIM, shift=0.3)  # b s D
+
+
+def rotary_inputs() -> Tensors:
+    return closed_form("query", 2, 5, HEADS, HEAD_DIM), closed_form("key", 2, 5, KV_HEADS, HEAD_DIM)  # b s h d, b s g d
+
+
+def score_inputs() -> Tensors:
+    return tuple(closed_form(name, 2, HEADS, 5, HEAD_DIM, scale=2.0) for name in ("query", "key", "value"))  # b h s d
+
+
+def below(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def in_double(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.double() for name, tensor in weights.items()}
+
+
+# Every part by hand, in float64, with what can go wrong as an argument.
+
+
+def mean_square(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return x.square().mean(dim, keepdim=True)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor | float, eps: float) -> torch.Tensor:
+    return x / (mean_square(x) + eps).sqrt() * weight
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    *,
+    order: Callable = lambda q, k, v: (q, k, v),
+    divisor: float = math.sqrt(HEAD_DIM),
+    visible: Callable | None = None,
+    hidden: float = -math.inf,
+    normalise: Callable = lambda scores: scores.softmax(-1),
+    finish: Callable = lambda output: output,
+) -> torch.Tensor:
+    """Vaswani et al. 2017, equation 1. query, key, value: b h s d. visible: what stays of an s s matrix of ones."""
+    query, key, value = order(query, key, value)
+    scores = query @ key.transpose(-2, -1) / divisor  # b h s t
+    ones = torch.ones_like(scores[0, 0])
+    seen = visible(ones) if visible else ones.tril() if causal else ones
+    return finish(normalise(scores.masked_fill(seen == 0, hidden)) @ value)
+
+
+def turned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Tensors:
+    return rotate_by_hand(query, THETA), rotate_by_hand(key, THETA), value
+
+
+def attention(
+    x: torch.Tensor,
+    weights: dict[str, torch.Tensor],
+    causal: bool,
+    *,
+    split: Callable = lambda x: x.unflatten(-1, (-1, HEAD_DIM)),
+    turn: Callable = turned,
+    spread: Callable = lambda x: x.repeat_interleave(HEADS // KV_HEADS, dim=1),
+    merge: Callable = lambda x: x.transpose(1, 2).flatten(2),
+    project: Callable = lambda x, weight: x @ weight.T,
+    **masking: Callable | float,
+) -> torch.Tensor:
+    """Grouped-query attention. x: b s D -> b s D. Heads are b s h d (`split`, `turn`), then b h s d."""
+    heads = (split(x @ weights[f"compute_{name}.weight"].T) for name in ("query", "key", "value"))
+    query, key, value = (x.transpose(1, 2) for x in turn(*heads))
+    return project(
+        merge(attend(query, spread(key), spread(value), causal, **masking)), weights["compute_output.weight"]
+    )
+
+
+def feed_forward(
+    x: torch.Tensor, weights: dict[str, torch.Tensor], gate: Callable = lambda a, b: F.silu(a) * b
+) -> torch.Tensor:
+    """gate: what becomes of w1 x and w3 x."""
+    return gate(x @ weights["w1.weight"].T, x @ weights["w3.weight"].T) @ weights["w2.weight"].T
+
+
+def layer(
+    x: torch.Tensor,
+    weights: dict[str, torch.Tensor],
+    causal: bool,
+    *,
+    block: Callable = lambda x, a, f, m, n: (h := x + a(m(x))) + f(n(h)),
+    eps: float = EPS,
+) -> torch.Tensor:
+    """block: what becomes of x through attention a, feed-forward f, attention_norm m and ffn_norm n."""
+    a = partial(attention, weights=below(weights, "attention."), causal=causal)
+    f = partial(feed_forward, weights=below(weights, "feed_forward."))
+    m, n = (partial(norm, weight=weights[f"{name}.weight"], eps=eps) for name in ("attention_norm", "ffn_norm"))
+    return block(x, a, f, m, n)
+
+
+def llama(
+    tokens: torch.Tensor,
+    causal: bool,
+    *,
+    embed: Callable = lambda embedded: embedded,
+    layers: tuple[int, ...] = (0, 1),
+    eps: float = EPS,
+    shown: Callable = lambda before, after: after,
+    read: Callable = lambda before, after: after,
+    finish: Callable = lambda logits: logits,
+    pick: Callable = lambda logits: logits[:, [-1]],
+) -> Tensors:
+    """The last position's logits, the hidden states, and all logits. before and after: the final norm."""
+    weights = in_double(small_weights())
+    h = embed(weights["tok_embeddings.weight"][tokens])
+    for index in layers:
+        h = layer(h, below(weights, f"layers.{index}."), causal)
+    after = norm(h, weights["norm.weight"], eps)
+    logits = finish(read(h, after) @ weights["output.weight"].T)
+    return pick(logits), shown(h, after), logits
+
+
+def at(hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return hidden[torch.arange(len(hidden)), positions]
+
+
+def last_state(hidden: torch.Tensor, causal: bool) -> torch.Tensor:
+    """hidden: b s D -> b D"""
+    return at(hidden, LAST_TOKENS) if causal else hidden[:, -1]
+
+
+def zero_shot(
+    causal: bool,
+    *,
+    pool: Callable = last_state,
+    vocabulary: Callable = lambda logits: logits.log_softmax(-1),
+    label: Callable = lambda scores: scores.sum(-1),
+    finish: Callable = lambda scores: scores,
+) -> torch.Tensor:
+    scores = vocabulary(pool(llama(PADDED, causal)[1], causal) @ small_weights()["output.weight"].double().T)  # b v
+    return finish(torch.stack([label(scores[:, list(ids)]) for ids in LABELS], dim=-1))  # b c
+
+
+def head_weights() -> dict[str, torch.Tensor]:
+    return {"weight": closed_form("head", len(LABELS), DIM, scale=0.5), "bias": closed_form("bias", len(LABELS))}
+
+
+def embedding(
+    causal: bool,
+    *,
+    pool: Callable = last_state,
+    finish: Callable = lambda logits: logits.log_softmax(-1),
+    modes: Callable = lambda whole, dropped: (whole, dropped),
+    spoil: Callable = lambda answer: answer,
+) -> Tensors:
+    """In evaluation; and in training, where dropout of nearly all leaves the bias. modes: the logits of the two."""
+    head = in_double(head_weights())
+    whole = pool(llama(PADDED, causal)[1], causal) @ head["weight"].T + head["bias"]  # b c
+    evaluated, trained = map(finish, modes(whole, head["bias"].expand_as(whole)))
+    return evaluated, spoil(trained)

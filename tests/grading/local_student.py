@@ -1,0 +1,50 @@
+"""A student whose code runs in the process of the tests: quick, and open to monkeypatching, but without any guard."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from grading import questions, wire
+from grading.asking import Answer, Question, Student, flat_tensors
+from grading.child import Child
+
+
+def parse(message: bytes) -> tuple[dict, bytes]:
+    """A message taken apart as `wire.read` does."""
+    _, size, _ = wire.HEAD.unpack(message[: wire.HEAD.size])
+    text, data = message[wire.HEAD.size :][:size], message[wire.HEAD.size + size :]
+    return wire.json.loads(text), data
+
+
+@dataclass
+class Sent:
+    """Stands in for the student's process: what it has sent."""
+
+    messages: deque = field(default_factory=deque)
+
+    def receive(self, deadline: float) -> tuple[dict, bytes] | None:
+        return self.messages.popleft()
+
+
+class LocalStudent(Student):
+    """Asks the modules that are imported in this process, or can be."""
+
+    def __enter__(self) -> LocalStudent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, question: Question) -> Answer:
+        self.process, header = Sent(), self.header(question)
+        child = Child(str(self.folder), lambda message: self.process.messages.append(parse(message)))
+        child.questions, child.token = questions, header["token"]
+        child.answer(*parse(wire.pack(header, flat_tensors(question.tensors))))
+        answer = self.listen(header["token"], math.inf, [])
+        assert isinstance(answer, Answer), answer
+        return answer
+
+    def end(self) -> str:
+        return ""

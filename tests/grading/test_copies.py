@@ -1,0 +1,203 @@
+"""The graders' own copies of the course's formats say what the package's functions say, and nothing of it is imported.
+
+`grading.lines` has its own reader of data lines, label mappings and the prompt, since a student may replace the others.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import course
+import utils
+from grading import lines, programs
+
+LABELS = (
+    "0",
+    "1",
+    "4",
+    "-1",
+    "+2",
+    " 3 ",
+    "\t1",
+    "01",
+    "",
+    "x",
+    "1.0",
+    "1_0",
+    "١",
+    "९",
+    "0x1",
+    "1e3",
+    "9" * 1001,
+    "--1",
+)
+SEPARATORS = (" ||| ", "|||", " |||", "||| ", " || ", "  |||  ", " ||| ||| ", "\t|||\t")
+SENTENCES = (
+    "a film",
+    "",
+    " ",
+    "a ||| b",
+    "|||",
+    "naïve",
+    "\u00a0",
+    "\x0b",
+    "a\x00b",
+    "\ufeffa",
+    "ﬁlm 🎬",
+    "a\u2028b",
+    "1 ||| x",
+)
+ENDS = ("", "\n", "\r\n", "\r", "\n\n")
+
+
+def told(read: Callable, *arguments: object, **named: object) -> object:
+    """What a function returns, or the error that it raises."""
+    try:
+        found = read(*arguments, **named)
+    except ValueError as error:  # a UserError of either kind is one
+        return str(error)
+    return (
+        [tuple(one) for one in found] if isinstance(found, list) and found and not isinstance(found[0], str) else found
+    )
+
+
+def test_a_line_says_the_same():
+    for label, separator, sentence in itertools.product(LABELS, SEPARATORS, SENTENCES):
+        line = label + separator + sentence
+        ours, theirs = told(lines.parse_line, line), told(course.parse_line, line)
+        assert ours == theirs, line
+        if not isinstance(ours, str):
+            assert lines.format_line(*reversed(ours)) == course.format_line(*reversed(theirs))
+
+
+FILES = [
+    *("0 ||| a film" + end + "1 ||| b" + end for end in ENDS),
+    *("-1 ||| a" + end + "-1 ||| b" + end for end in ENDS),
+    *(f"{label} ||| a\n{other} ||| b\n" for label, other in itertools.product(LABELS, ("0", "-1", "7"))),
+    "", "\n", " ", "\ufeff0 ||| a", "0 ||| a\n \n", "0 ||| a\x0c\n1 ||| b", "0 ||| a\u2028 1 ||| b\n",
+]  # fmt: skip
+BYTES = [*(text.encode() for text in FILES), b"0 ||| \xff\n", b"\xff\xfe0", "0 ||| ä\n".encode("latin-1")]
+
+
+@pytest.mark.parametrize("is_test", [False, True])
+@pytest.mark.parametrize("num_labels", [None, 2, 5])
+def test_a_data_file_says_the_same(tmp_path: Path, num_labels: int | None, is_test: bool):
+    path = tmp_path / "data.txt"
+    for content in BYTES:
+        path.write_bytes(content)
+        ours, theirs = (
+            told(module.create_data, path, num_labels, is_test=is_test) for module in (lines, course)
+        )  # fmt: skip
+        assert ours == theirs, content
+    for path in (tmp_path / "absent.txt", tmp_path):
+        assert told(lines.create_data, path) == told(course.create_data, path)
+
+
+MAPPINGS = (
+    '["bad", "good"]',
+    '["a", "a"]',
+    '["a"]',
+    "[]",
+    "{}",
+    '["a", 1]',
+    '["a", " "]',
+    '["a", "\\n"]',
+    "[",
+    "1",
+    "",
+)
+MAPPINGS += ('["ä", "b", "c"]', "[" * 100_000, '["bad", "good"] x', '{"a": 0}', "null", '["\\u202e", "b"]')
+
+
+def test_a_label_mapping_says_the_same(tmp_path: Path):
+    path = tmp_path / "mapping.json"
+    for text in MAPPINGS:
+        path.write_text(text, encoding="utf-8")
+        assert told(lines.read_label_names, path) == told(course.read_label_names, path), text[:40]
+
+
+def test_the_prompt_and_the_figures_say_the_same():
+    for names in (
+        ["bad", "good"],
+        ["a", "b", "c"],
+        ["awful", "bad", "average", "good", "excellent"],
+        ["{labels}", "x"],
+    ):
+        assert lines.prompt_suffix(names) == course.prompt_suffix(names)
+        assert lines.prompt_suffix(names, "One of {labels}?") == course.prompt_suffix(names, "One of {labels}?")
+    for labels in ([0, 1, 1], [0], [-1, -1], [2, 2, 2, 1], [0, 1]):
+        assert lines.has_gold_labels(labels) == course.has_gold_labels(labels)
+        assert lines.majority_accuracy(labels) == course.majority_accuracy(labels)
+
+
+def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
+    for text in (*LABELS, *SENTENCES, "word " * 900, "w" * 900, "inf", "nan", "1e400", "-.5", "1,5"):
+        for ours, theirs in (
+            (programs.whole_number, utils.whole_number),
+            (programs.one_line, utils.one_line),
+            (programs.shorten, utils.shorten),
+            (programs.printable, utils.printable),
+        ):
+            assert told(ours, text) == told(theirs, text), text
+        assert str(told(programs.decimal_number, text)) == str(told(utils.decimal_number, text))  # nan is not nan
+    for number, content in enumerate(BYTES):
+        path = tmp_path / f"{number}.txt"
+        path.write_bytes(content)
+        assert told(programs.read_text, path) == told(utils.read_text, path)
+
+
+# ---------------------------------------------------------------------------------------------------- imports
+
+SCRIPTS = ("sanity_check.py", "rope_test.py", "optimizer_test.py")
+GRADERS = [*(ROOT / script for script in SCRIPTS), *sorted((ROOT / "grading").rglob("*.py"))]
+
+
+def imported(path: Path) -> set[str]:
+    """The top names of all modules that a file imports, at its top or in a function."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("path", GRADERS, ids=lambda path: path.name)
+def test_graders_import_no_module_that_a_student_may_replace(path: Path):
+    assert imported(path) <= {*sys.stdlib_module_names, "torch", "numpy", "grading"}
+
+
+@pytest.mark.parametrize("path", GRADERS, ids=lambda path: path.name)
+def test_graders_are_short(path: Path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 320
+
+
+def test_the_process_is_started_before_pytorch_is_imported():
+    """What a script imports at its top, and what these modules import at theirs, imports no PyTorch."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import sanity_check, rope_test, optimizer_test; "
+    code += "import grading.child; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_no_expected_value_is_imported_by_the_process_of_the_students_code():
+    reached, left = set(), ["child", "questions"]
+    while left:
+        name = left.pop()
+        reached.add(name)
+        tree = ast.parse((ROOT / "grading" / f"{name}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grading"):
+                inner = node.module.partition(".")[2]
+                left += [inner] if inner else [alias.name for alias in node.names]
+        left = [name for name in left if name not in reached]
+    assert reached == {"child", "questions", "wire"}
