@@ -1,8 +1,16 @@
-"""What every Llama-like model shares: its config, how fresh weights are drawn, and its dtype."""
+"""What every Llama-like model has: its config and initial weights, the record of one pass, the key/value cache, masks.
+
+Shapes:
+    b batch      s query position   t key position   D model dim
+    L layers     g key/value heads  d head dim
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -48,3 +56,134 @@ class LlamaPreTrainedModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
+
+
+# --------------------------------------------------------------------------------------- one pass, and what came before
+
+
+class View(NamedTuple):
+    """Where the positions of one pass stand, and what they may see: made once, and the same for every layer.
+
+    start: where the first one stands in its text, a number for all rows or one for each (b).
+    mask: bool, of a shape that broadcasts to b h s t, True where a query may see a key; None where it may see all.
+    at: b, the one position of each row that is a query; None where all are. cache: holds what came before.
+    """
+
+    start: int | torch.Tensor = 0
+    mask: torch.Tensor | None = None
+    at: torch.Tensor | None = None
+    cache: KVCache | None = None
+
+    @classmethod
+    def of_text(cls, length: int, is_causal: bool, device: torch.device) -> View:
+        """Of a whole text, from its beginning."""
+        return cls(mask=causal_mask(length, length, device) if is_causal else None)
+
+    def queried_at(self, at: torch.Tensor) -> View:
+        """The same, where position `at` (b) of each row alone is a query, and all are seen as before."""
+        mask = self.mask
+        if mask is not None and mask.shape[-2] > 1:  # else it is the same for all queries
+            of_row = mask[at] if mask.dim() == 2 else mask[torch.arange(len(at), device=at.device), 0, at]  # b t
+            mask = of_row[:, None, None]  # b 1 1 t
+        return self._replace(mask=mask, at=at)
+
+    def queries(self, x: torch.Tensor) -> torch.Tensor:
+        """The positions that are queries. x: b s D -> b s D, or b 1 D"""
+        return x if self.at is None else x[torch.arange(len(self.at), device=self.at.device), self.at][:, None]
+
+    @property
+    def query_start(self) -> int | torch.Tensor:
+        """Where the first query stands in its text."""
+        return self.start if self.at is None else self.start + self.at
+
+
+class KVCache:
+    """The keys and values that a causal model has computed so far, so that every token is computed once.
+
+    It belongs to whoever generates; the model keeps no state. The buffers are made once, for `max_len` positions.
+    All rows hold the same number of positions; shorter texts begin with padding, `pad` tokens in each row (b).
+    Raises `ValueError` for a bidirectional model, where every token changes what was computed before it.
+    """
+
+    def __init__(self, model: LlamaPreTrainedModel, batch_size: int, max_len: int, pad: torch.Tensor | None = None):
+        config = model.config
+        if not config.is_causal:
+            raise ValueError('a key/value cache needs attention="causal"')
+        self.shape = (config.n_layers, batch_size, config.n_kv_heads, max_len, config.head_dim)
+        self.keys: torch.Tensor | None = None  # L b g t d, once something is stored
+        self.values: torch.Tensor | None = None
+        self.pad = None if pad is None or not pad.any() else pad
+        self.device = next(model.parameters()).device
+        self.length = 0
+
+    def extend(self, new: int) -> View:
+        """Make room for `new` positions; returns what the pass that computes them is told.
+
+        Raises `RuntimeError` where they are too many.
+        """
+        length = self.length + new
+        if length > self.shape[3]:
+            raise RuntimeError(f"the cache is for {self.shape[3]} tokens, not {length}")
+        start = self.length if self.pad is None else self.length - self.pad
+        mask = None  # a single new token sees everything
+        if self.pad is not None:
+            mask = padded_causal_mask(self.pad, new, length)  # b 1 s t
+        elif new > 1:
+            mask = causal_mask(new, length, self.device)  # s t
+        self.length = length
+        return View(start, mask, cache=self)
+
+    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
+        if self.keys is None:  # whoever computes the first key knows what the buffers must hold
+            self.keys, self.values = (torch.zeros(self.shape, dtype=key.dtype, device=key.device) for _ in range(2))
+        start = self.length - key.shape[2]
+        self.keys[layer_id, :, :, start : self.length] = key
+        self.values[layer_id, :, :, start : self.length] = value
+        return self.keys[layer_id, :, :, : self.length], self.values[layer_id, :, :, : self.length]
+
+    def take(self, rows: torch.Tensor) -> KVCache:
+        """A cache of the texts that these rows hold, in this order; one row may be there several times. rows: r"""
+        taken = copy.copy(self)
+        taken.shape = (self.shape[0], len(rows), *self.shape[2:])
+        taken.pad = None if self.pad is None else self.pad[rows]
+        if self.keys is not None:
+            taken.keys, taken.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)  # L r g t d
+        return taken
+
+
+# ---------------------------------------------------------------------------------------------------------------- masks
+
+
+@lru_cache(maxsize=16)
+def causal_mask(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
+    """Which keys a query may see in a causal model: True where it may. The last query sees every key.
+
+    Returns a bool tensor of shape (query_len, key_len), the same one for all layers: nobody may write to it.
+    """
+    with torch.inference_mode(False):  # as the tables of rope.py
+        mask = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
+        return mask.tril(diagonal=key_len - query_len)
+
+
+def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
+    """`causal_mask` for rows that begin with padding: nobody sees it, but a padding position sees itself.
+
+    (A query that sees nothing at all would come out of the softmax as NaN, and spread.)
+    pad: b, how many padding tokens each row begins with. Returns bool b 1 s t.
+    """
+    keys = torch.arange(key_len, device=pad.device)
+    queries = keys[key_len - query_len :]
+    is_real = keys >= pad[:, None]  # b t
+    sees_itself = queries[:, None] == keys  # s t
+    visible = causal_mask(query_len, key_len, pad.device) & is_real[:, None, :] | sees_itself  # b s t
+    return visible[:, None]
+
+
+def sequence_lengths(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
+    """The number of tokens before the right padding of each row.
+
+    token_ids: b s. Returns b, at least 1. Only *trailing* `pad_id`s count as padding.
+    """
+    positions = torch.arange(1, token_ids.shape[1] + 1, device=token_ids.device)
+    return ((token_ids != pad_id) * positions).amax(dim=1).clamp(min=1)  # b

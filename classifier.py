@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cache import sequence_lengths
-from course import prompt_suffix
+from base_llama import sequence_lengths
 from llama import Llama, load_pretrained
 from tokenizer import Tokenizer
+from utils import prompt_suffix
 
 PAD_ID = 3  # `<0x00>` in every SentencePiece vocabulary of the Llama kind: unk, bos, eos, then the 256 bytes
 

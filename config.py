@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
-from course import ATTENTION_KINDS, DEFAULT_EDITION, EDITIONS
 from utils import shown, some
 
 Config = TypeVar("Config", bound="Checks")
 
+ATTENTION_KINDS = ("bidirectional", "causal")
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each: keeps a damaged config from asking for terabytes
 ROPE_SCALINGS = {  # their numbers, under the names that Hugging Face gives them
@@ -94,7 +94,7 @@ class LlamaConfig(Checks):
     layer_norm_eps: float = 1e-5
     multiple_of: int = 32
     hidden_dim: int | None = None
-    attention: str = EDITIONS[DEFAULT_EDITION].attention
+    attention: str = "bidirectional"
     rope_theta: float = 10000.0
     tied: bool = True
     rope_scaling: tuple | None = None

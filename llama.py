@@ -17,17 +17,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from base_llama import LlamaPreTrainedModel
-from cache import KVCache, View, causal_mask
+from base_llama import KVCache, LlamaPreTrainedModel, View, causal_mask
 from config import LlamaConfig, swiglu_hidden_dim
 from rope import rotate
-from sampling import Sampling, penalize_repeats, sample_next
+from utils import UserError
+
+# What Meta and llama2.c call the four matrices of an attention; all other names are the same there.
+META_NAMES = {"wq": "compute_query", "wk": "compute_key", "wv": "compute_value", "wo": "compute_output"}
 
 
 class RMSNorm(nn.Module):
@@ -220,9 +221,8 @@ class Llama(LlamaPreTrainedModel):
         on_token: Callable[[torch.Tensor], None] | None = None,
         choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | tuple[torch.Tensor, torch.Tensor]] | None = None,
         next_logits: Callable[[torch.Tensor, KVCache | None], torch.Tensor] | None = None,
-        **sampling: Any,
     ) -> torch.Tensor:
-        """Continue `idx` by at most `max_new_tokens` tokens, chosen as `Sampling(temperature, **sampling)` says.
+        """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sample_next` at this temperature.
 
         idx: b s -> b (s + new). A causal model keeps keys and values until the text outgrows `max_seq_len`; a
         bidirectional one, or `use_cache=False`, computes the last `max_seq_len` tokens anew, with the same result.
@@ -230,18 +230,18 @@ class Llama(LlamaPreTrainedModel):
         A row that produced one of `stop_ids` repeats it until all rows have, then generation ends early.
         choose, next_logits: in the place of `sample_next` (logits b v, idx b s -> b 1), and of the method of that name.
         `choose` may also say which rows its tokens continue, r 1 and r: one of them several times, another not at all.
+        Raises `ValueError` for `pad` without a cache.
         """
         if pad is not None and not (self.config.is_causal and use_cache):
             raise ValueError("padding before a text can be hidden from a causal model with a cache only")
-        how, cache = Sampling(temperature, **sampling), None
+        cache = None
         if self.config.is_causal and use_cache:
             cache = KVCache(self, len(idx), min(idx.shape[1] + max_new_tokens, self.config.max_seq_len), pad)
         stops = torch.tensor(sorted(stop_ids), dtype=idx.dtype, device=idx.device)
         stopped = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # b 1
         for _ in range(max_new_tokens):
             logits = (next_logits or self.next_logits)(idx, cache)  # b v
-            logits = penalize_repeats(logits, idx, how.repetition_penalty, cache and cache.pad)
-            idx_next = choose(logits, idx) if choose else sample_next(logits, how, generator)  # b 1
+            idx_next = choose(logits, idx) if choose else sample_next(logits, temperature, generator)  # b 1
             if isinstance(idx_next, tuple):
                 idx_next, rows = idx_next  # r 1, r
                 idx, stopped, cache = idx[rows], stopped[rows], cache and cache.take(rows)
@@ -254,8 +254,46 @@ class Llama(LlamaPreTrainedModel):
         return idx
 
 
-def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) -> Llama:
-    """A Llama from a checkpoint, in float32 on the CPU. attention: see `weights.load_pretrained`, which this is."""
-    import weights  # which makes a `Llama`, so it imports this module
+def sample_next(
+    logits: torch.Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Choose the next token of each row. Temperature 0 draws no random number. Raises `ValueError`. b v -> b 1"""
+    if not 0.0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be at least 0 and finite")
+    best, largest = likeliest(logits)
+    if temperature == 0.0:
+        return best
+    # shifted by its maximum, so that no temperature, however small, overflows
+    probs = ((logits.float() - largest.float()) / temperature).softmax(dim=-1)  # b v
+    return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
 
-    return weights.load_pretrained(path, attention=attention)
+
+def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely token of each row and its logit. b v -> b 1, b 1. Raises `UserError` where that is not finite."""
+    best = logits.argmax(dim=-1, keepdim=True)  # b 1
+    largest = logits.gather(-1, best)  # b 1: NaN where any logit is
+    if not torch.isfinite(largest).all():
+        raise UserError("the model's logits are not finite: its weights are damaged, or the code computes them wrongly")
+    return best, largest
+
+
+def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) -> Llama:
+    """A Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
+
+    Names may be the assignment's or Meta's, with or without the prefix `_orig_mod.` of `torch.compile`. attention: in
+    the place of what the checkpoint declares. `engine.weights.load_pretrained` also says what is wrong with a file.
+    """
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    changes = {} if attention is None else {"attention": attention}
+    model = Llama(LlamaConfig.from_checkpoint(checkpoint["model_args"], **changes))
+    state = {own_name(name): tensor for name, tensor in checkpoint["model"].items()}
+    for name, twin in (("output.weight", "tok_embeddings.weight"), ("tok_embeddings.weight", "output.weight")):
+        if model.config.tied and twin in state:  # the shared matrix may be stored under one of its two names
+            state.setdefault(name, state[twin])
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def own_name(name: str) -> str:
+    """What this module calls a tensor of a checkpoint."""
+    return ".".join(META_NAMES.get(part, part) for part in name.removeprefix("_orig_mod.").split("."))

@@ -7,12 +7,14 @@
     python run_llama.py --option predict --model SAVED.pt --input F [--output F]
     python run_llama.py --option perplexity --input F --attention causal
 
-The flags and their checks are in arguments.py, what is computed in runs.py, lines and tables in reports.py. PyTorch is
-imported after the arguments have been checked, so that `--help` and every argument error answer at once.
+The folder engine/ has what a run needs around the model: the flags (engine/flags.py) and their checks
+(engine/arguments.py), what is computed (engine/runs.py), lines and tables (engine/reports.py). PyTorch is imported
+after the arguments have been checked, so that `--help` and every argument error answer at once.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from argparse import Namespace
@@ -20,48 +22,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from arguments import (
-    DEFAULT_CHECKPOINT,
-    INPUTS,
-    check_args,
-    find_model,
-    get_args,
-    is_one_of_several,
-)
-from reports import (
-    encode,
-    line_of,
-    load_llama,
-    naming_the_flag,
-    predict_and_report,
-    print_methods,
-    prints_data,
-    read_data,
-    standard_output,
-    warn_of_long_sentences,
-)
-from sentences import read_sentences, shown_before_waiting
-from utils import (
-    Default,
-    UserError,
-    atomic_write,
-    choose_device,
-    import_folder,
-    read_text,
-    run_main,
-    seed_everything,
-)
+from utils import UserError, atomic_write, choose_device, read_text, seed_everything
 
 if TYPE_CHECKING:
-    from plan import Place
-    from tasks import World
+    from engine.plan import Place
+    from engine.processes import World
 
 # ------------------------------------------------------------------------------------------------------ prompt
 
 
 def prompt(args: Namespace, place: Place, world: World) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
-    from runs import assemble_zero_shot
+    from engine.reports import encode, load_llama, naming_the_flag, predict_and_report, read_data
+    from engine.runs import assemble_zero_shot
 
     splits, label_names = read_data(args)
     llama, tokenizer = load_llama(args)
@@ -80,12 +53,17 @@ def prompt(args: Namespace, place: Place, world: World) -> None:
 
 def predict(args: Namespace, place: Place) -> None:
     """Classify sentences, one a line, as many as come, with what a fine-tuning has saved."""
-    import runs
+    from engine.programs import Default
+    from engine.reports import line_of, standard_output, warn_of_long_sentences
+    from engine.runs import compute_fast
+    from engine.saved import load_classifier
+    from engine.saved import predict as predicted
+    from engine.stream import read_sentences, shown_before_waiting
 
-    model, saved = runs.load_classifier(args.model)
+    model, saved = load_classifier(args.model)
     precision = saved.precision if isinstance(args.precision, Default) and args.kernels == "auto" else args.precision
-    runs.compute_fast(model, precision, place)
-    predictions = runs.predict(model, saved, shown_before_waiting(read_sentences(args.input, args.columns)))
+    compute_fast(model, precision, place)
+    predictions = predicted(model, saved, shown_before_waiting(read_sentences(args.input, args.columns)))
     with ExitStack() as written:
         file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
         count = too_long = 0
@@ -101,7 +79,9 @@ def predict(args: Namespace, place: Place) -> None:
 
 def perplexity(args: Namespace, place: Place) -> None:
     """How well the language model predicts a text."""
-    import runs
+    from engine import saved
+    from engine.reports import load_llama
+    from engine.runs import compute_fast
 
     text = read_text(args.input)
     if not text.strip():
@@ -109,8 +89,8 @@ def perplexity(args: Namespace, place: Place) -> None:
     llama, tokenizer = load_llama(args)
     if not llama.config.is_causal:
         raise UserError("a bidirectional model sees the tokens that it would predict; add --attention causal")
-    runs.compute_fast(llama, args.precision, place, trains=False)
-    result = runs.perplexity(llama, tokenizer, text, args.batch_size)
+    compute_fast(llama, args.precision, place, trains=False)
+    result = saved.perplexity(llama, tokenizer, text, args.batch_size)
     print(f"{result.tokens} tokens in {args.input}")
     print(f"nats a token :: {result.nats_per_token:.4f}, bits a byte :: {result.bits_per_byte:.4f}")
     print(f"perplexity :: {result.perplexity:.3f}")
@@ -122,22 +102,24 @@ def perplexity(args: Namespace, place: Place) -> None:
 @contextmanager
 def join_world(args: Namespace) -> Iterator[World]:
     """The processes of this run: this one alone, or those that torchrun started."""
+    from engine.arguments import is_one_of_several
+
     if not is_one_of_several():
-        from tasks import ALONE
+        from engine.processes import ALONE
 
         yield ALONE
         return
-    parallel = import_folder("parallel")
-    if parallel is None:
-        raise UserError("several processes need the folder parallel/ of this package beside run_llama.py")
-    with parallel.join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
+    from engine import torchrun
+
+    with torchrun.join(choose_device(args.device, args.use_gpu), shard=args.shard) as group:
         group.require_alike(facts(args))
         yield group
 
 
 def facts(args: Namespace) -> dict[str, Any]:
     """What must be equal on every machine: the contents of the input files, and the flags that name no file."""
-    from plan import InputFile
+    from engine.flags import INPUTS
+    from engine.plan import InputFile
 
     inputs = INPUTS[args.option]
     given = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
@@ -147,6 +129,9 @@ def facts(args: Namespace) -> dict[str, Any]:
 
 def announce(args: Namespace) -> None:
     """Say with what the run is done."""
+    from engine.flags import DEFAULT_CHECKPOINT
+    from engine.reports import prints_data
+
     if not prints_data(args):
         print(f"args: {vars(args)}")
     if args.is_bundled:
@@ -160,6 +145,11 @@ def announce(args: Namespace) -> None:
 
 
 def main() -> None:
+    from engine.arguments import check_args
+    from engine.files import find_model
+    from engine.flags import get_args
+    from engine.reports import print_methods
+
     args = get_args()
     if args.list_methods:
         print_methods(args, find_model(args))
@@ -167,9 +157,9 @@ def main() -> None:
     check_args(args)
     if os.environ.get("RANK", "0") == "0":
         announce(args)
-    from finetuning import finetune
-    from generation import generate, generate_each
-    from plan import Place
+    from engine.finetuning import finetune
+    from engine.generation import continue_each, continue_prompt
+    from engine.plan import Place
 
     with join_world(args) as world:
         seed_everything(args.seed)
@@ -177,9 +167,23 @@ def main() -> None:
         if args.option in ("prompt", "finetune", "lora"):
             {"prompt": prompt, "finetune": finetune, "lora": finetune}[args.option](args, place, world)
         else:
-            continued = generate if args.prompt_file is None else generate_each
+            continued = continue_prompt if args.prompt_file is None else continue_each
             {"generate": continued, "predict": predict, "perplexity": perplexity}[args.option](args, place)
 
 
+def start() -> int:
+    """Run `main`; where the folder engine/ is absent, say so in one line. Returns the exit status."""
+    if importlib.util.find_spec("engine") is None:
+        print(
+            "error: run_llama.py needs the folder engine/ of this package beside it; without it the model's modules "
+            "run with the course's own run_llama.py",
+            file=sys.stderr,
+        )
+        return 2
+    from engine.programs import run_main
+
+    return run_main(main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(start())

@@ -10,28 +10,21 @@ import importlib
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from advanced.table import METHODS, WHY, Argument, MethodEntry
-from utils import NeedsCausal, UserError, shown, some
+from engine.plan import ChosenMethod
+from engine.programs import NeedsCausal
+from utils import UserError, shown, some
 
 if TYPE_CHECKING:
+    from engine.methods import Method
     from llama import Llama
     from tokenizer import Tokenizer
-    from training import Method
 
 __all__ = [
     "METHODS", "Argument", "ChosenMethod", "MethodEntry", "choose", "create", "create_head", "part", "reason_between",
 ]  # fmt: skip
-
-
-
-
-class ChosenMethod(NamedTuple):
-    """A method with a value for each of its arguments, in the order of the table."""
-
-    name: str
-    settings: tuple[tuple[str, Any], ...]
 
 
 def choose(

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.added import State, set_apart, view_among
-from training import Method, pretrained_of
+from engine.methods import Method, pretrained_of
 
 
 class Bottleneck(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cache import View
+from base_llama import View
 
 State = dict[str, torch.Tensor]
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from advanced.added import State, set_apart
 from advanced.table import MATRICES
-from training import Method
+from engine.methods import Method
 
 PLACES = (*MATRICES, "attention_norm", "ffn_norm")
 

@@ -34,10 +34,10 @@ import torch
 import torch.nn.functional as F
 
 from advanced.table import CONTRASTIVE_WHY
-from cache import KVCache
-from llama import Llama
-from sampling import likeliest
-from utils import NeedsCausal
+from base_llama import KVCache
+from engine.programs import NeedsCausal
+from engine.sampling import Sampling, penalize_repeats
+from llama import Llama, likeliest
 
 
 class BeamSearch:
@@ -54,13 +54,22 @@ class BeamSearch:
         self.generator, self.beams, self.alpha = generator, beams, alpha
 
     def generate(
-        self, idx: torch.Tensor, max_new_tokens: int, *, stop_ids: Collection[int] = (), **settings: Any
+        self,
+        idx: torch.Tensor,
+        max_new_tokens: int,
+        *,
+        stop_ids: Collection[int] = (),
+        repetition_penalty: float | None = None,
+        **settings: Any,
     ) -> torch.Tensor:
         """The best text for each prompt. idx: b s -> b (s + new). stop_ids, settings: of `Llama.generate`.
 
+        repetition_penalty: see `engine.sampling.penalize_repeats`.
+
         A text that ended repeats its stop token up to the end of the longest.
         """
-        beams = Beams(self, idx, stop_ids)
+        Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
+        beams = Beams(self, idx, stop_ids, repetition_penalty, settings.get("pad"))
         settings |= dict(stop_ids=stop_ids, choose=beams.choose)
         return beams.best(self.generator.generate(idx, max_new_tokens, 0.0, **settings))
 
@@ -68,8 +77,15 @@ class BeamSearch:
 class Beams:
     """What a beam search knows of the texts that it is about. Scores are float64, on the CPU: MPS has none."""
 
-    def __init__(self, search: BeamSearch, idx: torch.Tensor, stop_ids: Collection[int]):
-        self.search, self.prompt_len = search, idx.shape[1]
+    def __init__(
+        self,
+        search: BeamSearch,
+        idx: torch.Tensor,
+        stop_ids: Collection[int],
+        penalty: float | None = None,
+        pad: torch.Tensor | None = None,
+    ):
+        self.search, self.prompt_len, self.penalty, self.pad = search, idx.shape[1], penalty, pad
         self.stops = torch.tensor(sorted(set(stop_ids)), dtype=torch.int64)
         self.scores = torch.zeros(len(idx), 1, dtype=torch.float64)  # b 1, and b n once there are beams
         self.ended: list[list[tuple[float, torch.Tensor]]] = [[] for _ in idx]  # of each text, with their final scores
@@ -79,8 +95,10 @@ class Beams:
 
         At first there is one row for each text, and from then on n.
         """
-        likeliest(logits)  # raises where they are not finite
         (b, before), n, v = self.scores.shape, self.search.beams, logits.shape[-1]
+        pad = None if self.pad is None else self.pad.repeat_interleave(before)  # r
+        logits = penalize_repeats(logits, idx, self.penalty, pad)
+        likeliest(logits)  # raises where they are not finite
         log_probs = logits.cpu().double().log_softmax(-1).unflatten(0, (b, before))  # b n v
         totals = (self.scores[..., None] + log_probs).flatten(1)  # b nv
         count = n * (1 + len(self.stops))  # of so many candidates n do not end
@@ -143,10 +161,20 @@ class ContrastiveSearch:
         self.llama, self.alpha, self.candidates = llama, alpha, candidates
 
     def generate(
-        self, idx: torch.Tensor, max_new_tokens: int, *, pad: torch.Tensor | None = None, **settings: Any
+        self,
+        idx: torch.Tensor,
+        max_new_tokens: int,
+        *,
+        pad: torch.Tensor | None = None,
+        repetition_penalty: float | None = None,
+        **settings: Any,
     ) -> torch.Tensor:
-        """The text for each prompt. idx: b s -> b (s + new). pad, settings: of `Llama.generate`."""
-        ahead = LookAhead(self, pad)
+        """The text for each prompt. idx: b s -> b (s + new). pad, settings: of `Llama.generate`.
+
+        repetition_penalty: see `engine.sampling.penalize_repeats`.
+        """
+        Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
+        ahead = LookAhead(self, pad, repetition_penalty)
         settings |= dict(pad=pad, choose=ahead.choose, next_logits=ahead.next_logits)
         return self.llama.generate(idx, max_new_tokens, 0.0, **settings)
 
@@ -158,8 +186,8 @@ class LookAhead:
     the texts fit into the model, keys and values are kept: those of every candidate, of which `rows` were taken.
     """
 
-    def __init__(self, search: ContrastiveSearch, pad: torch.Tensor | None):
-        self.search, self.llama, self.pad = search, search.llama, pad
+    def __init__(self, search: ContrastiveSearch, pad: torch.Tensor | None, penalty: float | None = None):
+        self.search, self.llama, self.pad, self.penalty = search, search.llama, pad, penalty
         self.limit = search.llama.config.max_seq_len
         self.logits: torch.Tensor | None = None  # b v
         self.cache: KVCache | None = None
@@ -179,6 +207,7 @@ class LookAhead:
 
     def choose(self, logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
         """Equation 5. logits: b v, idx: b s -> b 1"""
+        logits = penalize_repeats(logits, idx, self.penalty, self.pad)
         likeliest(logits)  # raises where they are not finite
         candidates = logits.topk(min(self.search.candidates, logits.shape[-1])).indices  # b k
         probs = logits.float().softmax(-1).gather(-1, candidates)  # b k

@@ -6,7 +6,7 @@ The score is that of the data that epochs are chosen on. The criterion is the si
 
 from __future__ import annotations
 
-from training import EpochResult, Method
+from engine.methods import EpochResult, Method
 
 
 class EarlyStopping(Method):

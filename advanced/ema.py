@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from advanced.average import Weights, follow, load_averages, trained_weights
-from training import Method, Step
+from engine.methods import Method, Step
 
 
 class EMA(Method):

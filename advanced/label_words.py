@@ -25,12 +25,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.reading import Heard, Listening, is_within
-from cache import View, causal_mask, sequence_lengths
+from base_llama import View, causal_mask, sequence_lengths
 from classifier import Reader, read_last
-from course import prompt_suffix
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError
+from utils import UserError, prompt_suffix
 
 Ids = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from training import Method, pretrained_of
+from engine.methods import Method, pretrained_of
 
 IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 EMBEDDING = re.compile(r"(?:^|\.)tok_embeddings\.weight$")  # an output matrix tied to it has no other name

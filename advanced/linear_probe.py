@@ -7,11 +7,11 @@ any method that trains more of the model has to beat. It is what a classifier ma
 
 from __future__ import annotations
 
-from training import Method
+from engine.methods import Method
 
 
 class LinearProbe(Method):
-    """No arguments: `training.prepare` freezes the pretrained weights."""
+    """No arguments: `engine.methods.prepare` freezes the pretrained weights."""
 
     name = "linear-probe"
     freezes = True

@@ -15,11 +15,11 @@ from advanced import create, reason_between
 from advanced.added import trainable_parameters
 from advanced.table import METHODS, MethodEntry
 from config import LlamaConfig
-from families import LLAMAS, model_settings
+from engine.families import LLAMAS, model_settings
+from engine.methods import prepare
+from engine.weights import blueprint
 from tokenizer import Tokenizer
-from training import prepare
 from utils import UserError, some
-from weights import blueprint
 
 COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
 PRETRAINING = (

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training import Method
+from engine.methods import Method
 from utils import UserError
 
 

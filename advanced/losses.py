@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from tasks import NO_TARGET, Batch, Task
-from training import Method
+from engine.methods import Method
+from engine.processes import Batch
+from engine.tasks import NO_TARGET, Task
 from utils import warn
 
 Table = torch.Tensor  # T, c c

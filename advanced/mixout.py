@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.table import MATRICES
-from training import Method
+from engine.methods import Method
 
 
 class Mixout(Method):

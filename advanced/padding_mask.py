@@ -16,7 +16,7 @@ from torch import nn
 
 from advanced import check_attention
 from advanced.reading import reading_of
-from training import Method
+from engine.methods import Method
 
 
 class PaddingMask(Method):

@@ -20,7 +20,7 @@ from torch import nn
 from advanced.added import State, set_apart
 from advanced.reading import reading_of
 from advanced.table import READ_ANYWAY
-from training import Method
+from engine.methods import Method
 from utils import UserError
 
 

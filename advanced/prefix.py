@@ -34,9 +34,9 @@ from torch import nn
 
 from advanced.added import State, set_apart, view_among
 from advanced.reading import Listening
-from cache import KVCache, View
+from base_llama import KVCache, View
+from engine.methods import Method, pretrained_of
 from llama import Llama
-from training import Method, pretrained_of
 
 
 class Prefix(Method):

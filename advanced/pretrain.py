@@ -19,10 +19,11 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from advanced.lineage import origin
-from advanced.text_flags import Outputs, Row, add_text_flags, check_length, check_text_flags, follow, found
 from config import PRECISIONS, LlamaConfig
-from utils import ArgumentParser, UserError, find_asset, run_main, sha256_of, tokenizer_name, warn
+from engine.lineage import origin
+from engine.programs import ArgumentParser, run_main, tokenizer_name
+from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
+from utils import UserError, find_asset, sha256_of, warn
 
 SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
 
@@ -47,7 +48,7 @@ def check_args(args: Namespace) -> None:
     for flag in ("init", "tokenizer"):
         if getattr(args, flag) is not None:
             setattr(args, flag, found(flag, getattr(args, flag)))
-    _check_shape(args)
+    fill_shape(args, SHAPE, lambda: config_of(args))
     if args.init is not None and args.tokenizer is None:
         args.tokenizer = str(find_asset(tokenizer_name(args.init)) or "")
         if not args.tokenizer:
@@ -55,35 +56,19 @@ def check_args(args: Namespace) -> None:
     args.out = Path(args.out)
     if args.out.suffix != ".pt":
         raise UserError(f"--out {args.out}: the name must end in .pt")
-    check_out(args)
+    outputs_of(args).check(args)
 
 
-def _check_shape(args: Namespace) -> None:
-    """Fill in the shape of a new model; that of --init is its own."""
-    given = [name for name in SHAPE if getattr(args, name) is not None]
-    if args.tokenizer is not None and "vocab_size" in given:
-        raise UserError(f"--vocab_size: the pieces are those of --tokenizer {args.tokenizer}")
-    if args.init is not None:
-        if given:
-            raise UserError(f"--{given[0]}: the shape is that of --init {args.init}")
-        return
-    for name in SHAPE.keys() - given:
-        setattr(args, name, SHAPE[name])
-    try:
-        LlamaConfig(attention="causal", **{name: getattr(args, name) for name in SHAPE})
-    except ValueError as error:
-        raise UserError(f"no model has this shape: {error}") from None
-    check_length(args, args.max_seq_len)
+def config_of(args: Namespace) -> LlamaConfig:
+    """Raises `ValueError` for what no model can be."""
+    return LlamaConfig(attention="causal", **{name: getattr(args, name) for name in SHAPE})
 
 
-def outputs_of(out: Path) -> Outputs:
-    figures, point = out.with_suffix(".json"), out.with_suffix(".resume")
-    return Outputs(out, (out.with_suffix(".model"),), figures, point, out.with_suffix(".pt.lock"))
-
-
-def check_out(args: Namespace) -> None:
-    """Raises `UserError` where something would be lost."""
-    outputs_of(args.out).check(args, (*args.text, args.init, args.tokenizer))
+def outputs_of(args: Namespace) -> Outputs:
+    out = args.out
+    beside, figures, point = (out.with_suffix(ending) for ending in (".model", ".json", ".resume"))
+    inputs = *args.text, args.init, args.tokenizer
+    return Outputs(out, (beside,), figures, point, out.with_suffix(".pt.lock"), inputs=inputs)
 
 
 def line_of(row: Row) -> str:
@@ -97,12 +82,12 @@ def main() -> None:
     args = get_args()
     check_args(args)
     from advanced.pretraining import pretrain
-    from plan import Place
+    from engine.plan import Place
     from utils import choose_device, seed_everything
 
     seed_everything(args.seed)
-    outputs = outputs_of(args.out)
-    rows = follow(args, outputs, pretrain(args, Place(choose_device(args.device))), line_of)
+    outputs = outputs_of(args)
+    rows = follow(args, outputs, pretrain(args, Place(choose_device(args.device)), outputs, SHAPE), line_of)
     made_of = origin(args.text, args.out.with_suffix(".model"), args.init)
     outputs.write_figures(args, rows, {"made_of": made_of, "weights": sha256_of(args.out)})
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])

@@ -5,25 +5,26 @@ from __future__ import annotations
 import hashlib
 import math
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from advanced.pretrain import SHAPE, check_out, outputs_of
-from advanced.text import pack, train_tokenizer, training_batches
-from advanced.text_flags import Row, check_length
-from advanced.text_runs import Rounds, TextSaver, alone, identity_of, paced, read_texts, train_in_rounds
-from batches import TextWindows
 from config import LlamaConfig
-from llama import Llama, load_pretrained
-from plan import Place
-from runs import compute_fast
-from tasks import NextToken, perplexity_of
+from engine.batches import TextWindows
+from engine.methods import EpochResult
+from engine.plan import Place
+from engine.runs import compute_fast
+from engine.tasks import NextToken, perplexity_of
+from engine.text.flags import Outputs, Row, check_length
+from engine.text.runs import Rounds, TextSaver, alone, identity_of, paced, read_texts, train_in_rounds
+from engine.text.windows import pack, train_tokenizer, training_batches
+from engine.training import evaluate
+from engine.weights import load_pretrained
+from llama import Llama
 from tokenizer import Tokenizer
-from training import EpochResult, evaluate
 from utils import UserError, atomic_write, sha256_of
 
 
@@ -51,9 +52,10 @@ def read_corpus(args: Namespace) -> Corpus:
     return corpus
 
 
-def make_model(args: Namespace, tokenizer: Tokenizer) -> Llama:
+def make_model(args: Namespace, tokenizer: Tokenizer, sizes: Collection[str]) -> Llama:
+    """sizes: the fields of its config that flags give."""
     if args.init is None:
-        shape = {name: getattr(args, name) for name in SHAPE} | {"vocab_size": tokenizer.n_words}
+        shape = {name: getattr(args, name) for name in sizes} | {"vocab_size": tokenizer.n_words}
         model = Llama(LlamaConfig(attention="causal", **shape))
     else:
         model = load_pretrained(args.init, attention="causal")
@@ -61,7 +63,7 @@ def make_model(args: Namespace, tokenizer: Tokenizer) -> Llama:
         pieces = f"{args.tokenizer} has {tokenizer.n_words} pieces"
         raise UserError(f"{pieces}, and {args.init} a vocabulary of {model.config.vocab_size}")
     check_length(args, model.config.max_seq_len)
-    for name in SHAPE:  # as it is, for the figures
+    for name in sizes:  # as it is, for the figures
         setattr(args, name, getattr(model.config, name))
     print(f"{sum(parameter.numel() for parameter in model.parameters())} parameters")
     return model
@@ -91,23 +93,24 @@ class SaverWithTokenizer(TextSaver):
         super().save_beside()
 
 
-def pretrain(args: Namespace, place: Place) -> Iterator[Row]:
+def pretrain(args: Namespace, place: Place, outputs: Outputs, sizes: Collection[str]) -> Iterator[Row]:
     """Yields a row of figures after about every `--every` steps; the model is saved whenever it is the best.
 
-    Raises `UserError` where another process uses `--out`, or a text is too short.
+    outputs: what is written. sizes: the fields of the config that flags give. Raises `UserError` where another process
+    uses `--out`, or a text is too short.
     """
-    yield from alone(args, outputs_of(args.out), lambda: check_out(args), lambda: _pretrain(args, place))
+    yield from alone(args, outputs, lambda: _pretrain(args, place, outputs, sizes))
 
 
-def _pretrain(args: Namespace, place: Place) -> Iterator[Row]:
+def _pretrain(args: Namespace, place: Place, outputs: Outputs, sizes: Collection[str]) -> Iterator[Row]:
     corpus = read_corpus(args)
     torch.manual_seed(args.seed)
-    model = make_model(args, corpus.tokenizer)
+    model = make_model(args, corpus.tokenizer, sizes)
     compute_fast(model, args.precision, place)
     rounds = Rounds.of(args, len(corpus.train) // args.length)
     train = training_batches(corpus.train, corpus.tokenizer, args.length, args.batch_size, rounds.steps, args.seed)
     held_out = TextWindows(corpus.held_out, corpus.tokenizer.bos_id, args.length).loader(args.batch_size)
-    methods, outputs = [paced(args)], outputs_of(args.out)
+    methods = [paced(args)]
     record = {"kind": "checkpoint", "model_args": asdict(model.config)}  # the course's layout
     saver = SaverWithTokenizer(
         outputs.model, outputs.point, record, identity_with(args, corpus, model.config), rounds.count, methods,

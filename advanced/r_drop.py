@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tasks import Task
-from training import Method, Step
+from engine.methods import Method, Step
+from engine.tasks import Task
 from utils import warn
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cache import View, causal_mask, sequence_lengths
+from base_llama import View, causal_mask, sequence_lengths
 from classifier import read_last
 from llama import Llama
 from utils import UserError

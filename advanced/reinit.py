@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import nn
 
 from advanced.table import NO_HEAD
+from engine.methods import Method, pretrained_of
 from llama import RMSNorm
-from training import Method, pretrained_of
 from utils import UserError
 
 

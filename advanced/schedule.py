@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from training import Method
+from engine.methods import Method
 
 
 class Schedule(Method):

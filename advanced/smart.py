@@ -42,9 +42,9 @@ from torch import nn
 from advanced.average import Weights, follow, load_averages, trained_weights
 from advanced.r_drop import symmetric_divergence
 from advanced.reading import is_within
-from cache import sequence_lengths
+from base_llama import sequence_lengths
 from classifier import PAD_ID
-from training import Method, Step, pretrained_of
+from engine.methods import Method, Step, pretrained_of
 
 EARLY = 0.1  # the share of all steps in which the teacher follows faster
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import Method, pretrained_of
+from engine.methods import Method, pretrained_of
+from engine.weights import blueprint
 from utils import some, warn
-from weights import blueprint
 
 
 class WiSEFT(Method):

@@ -25,13 +25,14 @@ from torch import nn
 
 from advanced.label_words import LabelWords, ids_of_words, words_of_labels
 from advanced.reading import is_within
-from batches import EncodingRules, LlamaDataset
-from cache import sequence_lengths
-from course import NO_GOLD_LABEL, Example
+from base_llama import sequence_lengths
+from engine.batches import EncodingRules, LlamaDataset
+from engine.data import NO_GOLD_LABEL, Example
+from engine.processes import Batch, World
+from engine.tasks import Classification
+from engine.training import evaluate
 from llama import Llama
-from tasks import Batch, Classification, World
 from tokenizer import Tokenizer
-from training import evaluate
 from utils import UserError
 
 

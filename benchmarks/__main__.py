@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.targets import CURVES, LIMIT, MEASUREMENTS, ON_CUDA
-from utils import ArgumentParser, UserError, atomic_write, check_writable, choose_device, run_main
+from engine.programs import ArgumentParser, check_writable, run_main
+from utils import UserError, atomic_write, choose_device
 
 if TYPE_CHECKING:
     from benchmarks.rates import Measured

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from config import LlamaConfig
-from storage import load_tensors, save_tensors
+from engine.storage import load_tensors, save_tensors
 
 Generate = Callable[[torch.Tensor, int], torch.Tensor]
 

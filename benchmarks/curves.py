@@ -17,7 +17,7 @@ from benchmarks.targets import COURSE, HF, OURS, PLAIN
 from llama import Llama
 
 if TYPE_CHECKING:
-    from fast.decode import Decoder
+    from fast.decoder import Decoder
 
 Table = list[dict[str, float | int | str]]
 MAX_REPEATS = 3

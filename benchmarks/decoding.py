@@ -22,7 +22,7 @@ from benchmarks.work import decoding, recomputing
 from llama import Llama
 
 if TYPE_CHECKING:
-    from fast.decode import Decoder
+    from fast.decoder import Decoder
 
 Ids = list[int]
 # Computes as long as whoever started it lives.

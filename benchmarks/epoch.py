@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
-from batches import EncodingRules, LlamaDataset
 from benchmarks import naive
 from benchmarks.sentences import Sentences
-from saver import Saver
-from training import fit
+from engine.batches import EncodingRules, LlamaDataset
+from engine.saver import Saver
+from engine.training import fit
 
 
 class FixedBatches(Sampler[list[int]]):

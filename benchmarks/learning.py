@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from batches import EncodingRules
 from benchmarks import epoch, memory, peers
 from benchmarks.measure import Contender, Turns, ratio
 from benchmarks.table import Bench, Line, Task, lines_of
 from benchmarks.targets import COURSE, HF, HF_BF16, LINES, OURS, PLAIN
 from benchmarks.work import classifying, training
+from engine.batches import EncodingRules
 
 MAX_EPOCH_REPEATS = 3
 

@@ -48,7 +48,7 @@ def fine_tune(contender: str, checkpoint: str, rows: int, length: int) -> None:
     import torch
 
     from benchmarks import peers
-    from llama import load_pretrained
+    from engine.weights import load_pretrained
 
     contenders = peers.Peers(load_pretrained(checkpoint), torch.device("cpu"))
     make_optimizer = peers.our_optimizer

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from config import LlamaConfig
-from course import Example
+from engine.data import Example
 from optimizer import AdamW as PackageAdamW
 from tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from base_llama import sequence_lengths
 from benchmarks import naive
-from cache import sequence_lengths
 from classifier import PAD_ID, LlamaEmbeddingClassifier
 from config import LlamaConfig
 from llama import Llama
@@ -22,7 +22,7 @@ from optimizer import AdamW
 from utils import ROOT, UserError
 
 if TYPE_CHECKING:
-    from fast.decode import Decoder
+    from fast.decoder import Decoder
 
 NUM_LABELS = 5
 DROPOUT = 0.3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from classifier import PAD_ID
-from course import Example, create_data
+from engine.data import Example, create_data
 from tokenizer import TOKENIZER_MODEL, Tokenizer
 from utils import ROOT
 

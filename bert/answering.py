@@ -17,9 +17,6 @@ import torch
 from torch import nn
 
 from advanced import create
-from advanced.lineage import checksum
-from advanced.text_flags import Outputs
-from advanced.text_runs import alone, make_optimizer, resume
 from bert.directory import DirectorySaver
 from bert.heads import BertForQuestionAnswering
 from bert.load import check_pairs, load_model, load_tokenizer
@@ -27,9 +24,13 @@ from bert.spans import SpanData, SpanEvaluation, Spans
 from bert.squad import Question, Scores, read_squad
 from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
 from convert.directory import CONFIG, SAFETENSORS, lock_of
-from plan import Place
-from runs import compute_fast
-from training import Diverged, EpochResult, evaluate, fit
+from engine.lineage import checksum
+from engine.methods import EpochResult
+from engine.plan import Place
+from engine.runs import compute_fast
+from engine.text.flags import Outputs
+from engine.text.runs import alone, make_optimizer, resume
+from engine.training import Diverged, evaluate, fit
 from utils import UserError, atomic_write, choose_device, sha256_of
 
 SCORES, POINT = "scores.json", "finetuning.resume"
@@ -103,22 +104,20 @@ def line_of(scores: Scores) -> str:
 # --------------------------------------------------------------------------------------------------- training
 
 
-def outputs_of(out: Path) -> Outputs:
+def outputs_of(args: Namespace) -> Outputs:
+    out = args.out
     beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
-    return Outputs(out / SAFETENSORS, beside, out / SCORES, out / POINT, lock_of(out), flag="--model_out")
+    inputs = args.train, args.dev, *(Path(args.pretrained_model_path, name) for name in args.model_files)
+    return Outputs(out / SAFETENSORS, beside, out / SCORES, out / POINT, lock_of(out), "--model_out", inputs)
 
 
 def train(args: Namespace, place: Place) -> None:
     """Fine-tune, then answer --dev with the epoch that was best on it, made anew from its files."""
     args.out = Path(args.model_out)
-    outputs = outputs_of(args.out)
-
-    def check() -> None:
-        outputs.check(args, (args.train, args.dev, *(Path(args.pretrained_model_path, n) for n in args.model_files)))
-
-    check()
+    outputs = outputs_of(args)
+    outputs.check(args)
     try:
-        for result in alone(args, outputs, check, lambda: _epochs(args, outputs, place)):
+        for result in alone(args, outputs, lambda: _epochs(args, outputs, place)):
             f1 = 100 * result.dev_score
             print(f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, dev F1 :: {f1:.2f}", flush=True)
     except Diverged as error:

@@ -16,13 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from advanced.text import read_documents, train_tokenizer
 from bert.basic import words
 from bert.merges import END, Step, by_count, by_likelihood, continued, learn, read, with_end, with_space
 from bert.vocabulary import train_vocabulary
 from bert.wordpiece import SPECIAL, WordPiece
+from engine.programs import ArgumentParser, run_main
+from engine.text.windows import read_documents, train_tokenizer
 from tokenizer import Tokenizer
-from utils import ROOT, ArgumentParser, UserError, atomic_write, read_text, run_main
+from utils import ROOT, UserError, atomic_write, read_text
 
 PAGE = Path(__file__).with_name("tokenizers.md")
 TRAIN, DEV = "data/films-train.txt", "data/films-dev.txt"

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from advanced.text_runs import TextSaver
 from bert.save import save_pretrained, saved_about
 from bert.wordpiece import WordPiece
-from training import EpochResult
+from engine.methods import EpochResult
+from engine.text.runs import TextSaver
 
 
 @dataclass

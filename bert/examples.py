@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from advanced.text import Passes
 from bert.pairs import Document, Pair, pairs_of
 from bert.wordpiece import CONTINUED, WordPiece
-from tasks import NO_TARGET
+from engine.tasks import NO_TARGET
+from engine.text.windows import Passes
 from utils import UserError
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from batches import Sentences
 from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
 from bert.load import SIZES, load_pretrained, load_tokenizer
 from bert.model import Bert
 from bert.wordpiece import WordPiece
-from course import Example
-from families import Family, model_settings
-from plan import Plan
-from weights import misfits_of
+from engine.batches import Sentences
+from engine.data import Example
+from engine.families import Family, model_settings
+from engine.plan import Plan
+from engine.weights import misfits_of
 
 
 class BertSentences(Sentences):

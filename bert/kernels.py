@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bert.attention import FusedAttention, scores_proof, small_bert
+from bert.config import BertConfig
 from bert.model import Attention, Bert, BertLayer, Embeddings, FeedForward
 from bert.unpadded import Texts, put_back, take_out
 from fast.kernel import has_hooks, own_methods
@@ -215,3 +216,8 @@ def _choose_padding(device: torch.device, attention: str, bert: Bert, model: nn.
     if reads_padding(model, bert):
         return "plain", f"{type(model).__name__} reads the states at padding, or does not say"
     return "left out", f"where it is {PADDING:.0%} or more of a batch, and milliseconds of work"
+
+
+def one_layer() -> Bert:
+    """A small BERT, for `python -m fast`, which prints the kernels that this machine gives to one."""
+    return Bert(BertConfig(vocab_size=300, dim=384, n_heads=12, n_layers=1))

@@ -19,8 +19,8 @@ from bert.model import Bert
 from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Layout
 from bert.wordpiece import SETTINGS, THEIR_NAMES, VOCABULARY, WordPiece
 from convert.directory import CONFIG, State, read_settings, read_tensors
+from engine.weights import Unfilled, are_equal, is_finite, misfits_of, unlike
 from utils import UserError, shorten, shown, some, warn
-from weights import Unfilled, are_equal, is_finite, misfits_of, unlike
 
 SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
 DECODER, TOKENS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties

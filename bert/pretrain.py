@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
-from advanced.lineage import RECORD
-from advanced.text_flags import Outputs, Row, add_text_flags, check_length, check_text_flags, follow, found
 from bert.config import BertConfig
 from bert.package import PACKAGE, directory_of
 from bert.vocabulary import tokenizers
 from bert.wordpiece import SETTINGS, VOCABULARY
 from convert.directory import CONFIG, SAFETENSORS, WEIGHTS, lock_of, require_safetensors
-from utils import ArgumentParser, UserError, run_main, warn
+from engine.lineage import RECORD
+from engine.programs import ArgumentParser, run_main
+from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
+from utils import UserError, warn
 
 SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
 POINT = "pretraining.resume"
@@ -75,10 +77,10 @@ def check_args(args: Namespace) -> None:
         args.tokenizer = found("tokenizer", args.tokenizer)
     elif args.init is None:
         tokenizers()
-    _check_shape(args)
+    _fill_shape(args)
     require_safetensors()
     args.out = Path(args.out)
-    check_out(args)
+    outputs_of(args).check(args)
 
 
 def _check_init(args: Namespace) -> None:
@@ -92,25 +94,9 @@ def _check_init(args: Namespace) -> None:
         raise UserError(f"--init {path} holds no {VOCABULARY}")
 
 
-def _check_shape(args: Namespace) -> None:
-    """Fill in the shape of a new model; that of --init is its own."""
-    given = [name for name in (*SHAPE, "dropout") if getattr(args, name) is not None]
-    if args.tokenizer is not None and "vocab_size" in given:
-        raise UserError(f"--vocab_size: the pieces are those of --tokenizer {args.tokenizer}")
-    if args.init is not None:
-        if given:
-            raise UserError(f"--{given[0]}: the shape is that of --init {args.init}")
-        return
-    for name, value in {**SHAPE, "dropout": 0.1}.items():
-        if name == "hidden_dim" and name not in given:
-            value = 4 * args.dim
-        if name not in given:
-            setattr(args, name, value)
-    try:
-        config_of(args, args.vocab_size)
-    except ValueError as error:
-        raise UserError(f"no model has this shape: {error}") from None
-    check_length(args, args.max_seq_len)
+def _fill_shape(args: Namespace) -> None:
+    sizes = {**SHAPE, "hidden_dim": 4 * (args.dim or SHAPE["dim"]), "dropout": 0.1}
+    fill_shape(args, sizes, lambda: config_of(args, args.vocab_size))
 
 
 def config_of(args: Namespace, vocab_size: int, pad_id: int = 0) -> BertConfig:
@@ -120,15 +106,12 @@ def config_of(args: Namespace, vocab_size: int, pad_id: int = 0) -> BertConfig:
     return BertConfig(vocab_size=vocab_size, pad_id=pad_id, **sizes, **dropouts)
 
 
-def outputs_of(out: Path) -> Outputs:
+def outputs_of(args: Namespace) -> Outputs:
+    out, init = args.out, args.init
     beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
-    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / POINT, lock_of(out))
-
-
-def check_out(args: Namespace) -> None:
-    """Raises `UserError` where something would be lost."""
-    of_init = () if args.init is None else (Path(args.init, name) for name in (CONFIG, VOCABULARY, SETTINGS, *WEIGHTS))
-    outputs_of(args.out).check(args, (*args.text, *of_init, args.tokenizer))
+    of_init = () if init is None else (Path(init, name) for name in (CONFIG, VOCABULARY, SETTINGS, *WEIGHTS))
+    inputs = *args.text, *of_init, args.tokenizer
+    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / POINT, lock_of(out), inputs=inputs)
 
 
 def line_of(row: Row) -> str:
@@ -153,12 +136,13 @@ def main(argv: list[str] | None = None) -> None:
     args = get_args(argv)
     check_args(args)
     from bert.pretraining import pretrain, record_of
-    from plan import Place
+    from engine.plan import Place
     from utils import choose_device, seed_everything
 
     seed_everything(args.seed)
-    outputs = outputs_of(args.out)
-    rows = follow(args, outputs, pretrain(args, Place(choose_device(args.device))), line_of)
+    outputs = outputs_of(args)
+    place = Place(choose_device(args.device))
+    rows = follow(args, outputs, pretrain(args, place, outputs, SHAPE, partial(config_of, args)), line_of)
     outputs.write_figures(args, rows, record_of(args))
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
     figures = f"masked tokens :: perplexity {best['perplexity']:.2f}, acc {best['word_accuracy']:.3f}"

@@ -6,30 +6,31 @@ import hashlib
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from advanced.lineage import checksum, origin
-from advanced.text_flags import Row, check_length
-from advanced.text_runs import Rounds, alone, identity_of, paced, read_texts, train_in_rounds
+from bert.config import BertConfig
 from bert.directory import DirectorySaver
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.load import load_model, load_tokenizer, read_vocabulary
 from bert.model import Bert
 from bert.pairs import Document
-from bert.pretrain import SHAPE, check_out, config_of, outputs_of
 from bert.tasks import Pretraining, PretrainingEvaluation
 from bert.vocabulary import train_vocabulary
 from bert.wordpiece import VOCABULARY, WordPiece
-from plan import Place
-from runs import compute_fast
-from tasks import NO_TARGET
-from training import EpochResult, Method, evaluate
+from engine.lineage import checksum, origin
+from engine.methods import EpochResult, Method
+from engine.plan import Place
+from engine.runs import compute_fast
+from engine.tasks import NO_TARGET
+from engine.text.flags import Outputs, Row, check_length
+from engine.text.runs import Rounds, alone, identity_of, paced, read_texts, train_in_rounds
+from engine.training import evaluate
 from utils import UserError
 
 ASKED = ("no_nsp", "share", "mask", "random", "whole_words", "static")
@@ -72,12 +73,12 @@ def data_of(args: Namespace, corpus: Corpus) -> tuple[PretrainingData, Pretraini
         raise UserError(f"--held_out {args.held_out} is too little: {error}") from None
 
 
-def new_model(args: Namespace, tokenizer: WordPiece) -> nn.Module:
-    return _counted(_with_heads(args)(Bert(config_of(args, len(tokenizer), tokenizer.pad_id))))
+def new_model(args: Namespace, tokenizer: WordPiece, make_config: Callable[[int, int], BertConfig]) -> nn.Module:
+    return _counted(_with_heads(args)(Bert(make_config(len(tokenizer), tokenizer.pad_id))))
 
 
-def model_of_init(args: Namespace) -> nn.Module:
-    """Raises `UserError` for one that cannot be trained so."""
+def model_of_init(args: Namespace, sizes: Collection[str]) -> nn.Module:
+    """sizes: the fields of its config that flags give. Raises `UserError` for one that cannot be trained so."""
     model, new = load_model(args.init, _with_heads(args))
     if new:
         print(f"{args.init} has no {' and no '.join(new)}: what it lacks begins anew")
@@ -86,7 +87,7 @@ def model_of_init(args: Namespace) -> nn.Module:
         lacks = f"--init {args.init} has no pooler or no second segment"
         raise UserError(f"{lacks} to tell next sentences by; add --no_nsp")
     check_length(args, config.max_seq_len)
-    for name in SHAPE:  # as it is, for the figures
+    for name in sizes:  # as it is, for the figures
         setattr(args, name, getattr(config, name))
     args.dropout = config.dropout
     return _counted(model)
@@ -163,26 +164,41 @@ def unigrams(train: Sequence[Document], held_out: PretrainingData) -> dict[str, 
     return {"unigram_perplexity": math.exp(loss), "unigram_accuracy": right}
 
 
-def pretrain(args: Namespace, place: Place) -> Iterator[Row]:
+def pretrain(
+    args: Namespace,
+    place: Place,
+    outputs: Outputs,
+    sizes: Collection[str],
+    make_config: Callable[[int, int], BertConfig],
+) -> Iterator[Row]:
     """Yields a row of figures after about every `--every` steps; the model is saved whenever it is the best.
 
-    Raises `UserError` where another process uses `--out`, or a text is too short.
+    outputs: what is written. sizes: the fields of the config that flags give. make_config: of a new model, from the
+    number of pieces and the id of padding. Raises `UserError` where another process uses `--out`, or a text is too
+    short.
     """
-    yield from alone(args, outputs_of(args.out), lambda: check_out(args), lambda: _pretrain(args, place))
+    yield from alone(args, outputs, lambda: _pretrain(args, place, outputs, sizes, make_config))
 
 
-def _pretrain(args: Namespace, place: Place) -> Iterator[Row]:
+def _pretrain(
+    args: Namespace,
+    place: Place,
+    outputs: Outputs,
+    sizes: Collection[str],
+    make_config: Callable[[int, int], BertConfig],
+) -> Iterator[Row]:
     torch.manual_seed(args.seed)
-    model = None if args.init is None else model_of_init(args)  # it may be refused, which is said before long reading
+    # a model that is refused is refused before long reading
+    model = None if args.init is None else model_of_init(args, sizes)
     corpus = read_corpus(args)
     if model is None:
-        model = new_model(args, corpus.tokenizer)
+        model = new_model(args, corpus.tokenizer, make_config)
     train, held_out = data_of(args, corpus)
     tokens = sum(len(pair.a) + len(pair.b) for pair in train.pairs(0))
     print(f"{train.count} rows in a pass, of {tokens} tokens")
     compute_fast(model, "fp32", place)
     rounds = Rounds.of(args, train.count)
-    recording, outputs = Recording(), outputs_of(args.out)
+    recording = Recording()
     methods = [paced(args), recording]
     identity = identity_of(
         args,
@@ -209,5 +225,5 @@ def row_of(result: EpochResult, figures: dict[str, float], steps: int, args: Nam
 
 
 def record_of(args: Namespace) -> dict[str, Any]:
-    """What the finished model was made of, for `advanced.lineage`."""
+    """What the finished model was made of, for `engine.lineage`."""
     return {"made_of": origin(args.text, args.out / VOCABULARY, args.init), "weights": checksum(args.out)}

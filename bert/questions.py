@@ -17,7 +17,8 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
-from utils import ArgumentParser, UserError, atomic_write, check_new, run_main
+from engine.programs import ArgumentParser, check_new, run_main
+from utils import UserError, atomic_write
 
 FACTS = {  # what is asked, and what is answered
     "Who plays?": ("Anna", "Ben", "Dora", "Emil", "Greta", "Hugo"),

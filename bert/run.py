@@ -20,27 +20,14 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from arguments import (
-    add_classify_flags,
-    add_data_flags,
-    add_place_flags,
-    check_args,
-    check_numbers,
-    check_overlaps,
-    is_one_of_several,
-)
 from bert.package import PACKAGE, directory_of, installed
 from bert.wordpiece import VOCABULARY
 from convert.directory import files_of_bert, require_safetensors
-from utils import (
-    ArgumentParser,
-    Default,
-    UserError,
-    check_writable,
-    choose_device,
-    run_main,
-    seed_everything,
-)
+from engine.arguments import check_args, check_numbers, is_one_of_several
+from engine.files import check_overlaps
+from engine.flags import add_classify_flags, add_data_flags, add_place_flags
+from engine.programs import ArgumentParser, Default, check_writable, run_main
+from utils import UserError, choose_device, seed_everything
 
 OF_TEXTS = ("encode", "fill-mask", "nsp")
 OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
@@ -206,9 +193,9 @@ def main() -> None:
 
         answering.run(args)
         return
-    from finetuning import finetune
-    from plan import Place
-    from tasks import ALONE
+    from engine.finetuning import finetune
+    from engine.plan import Place
+    from engine.processes import ALONE
 
     print(f"args: {vars(args)}")
     finetune(args, Place(choose_device(args.device, args.use_gpu), args.kernels), ALONE)

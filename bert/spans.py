@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from bert.squad import Question, Scores, scores_of
 from bert.wordpiece import Token, WordPiece
-from tasks import Batch, Task, World
+from engine.processes import Batch, World
+from engine.tasks import Task
 from utils import UserError
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tasks import NO_TARGET, Batch, Task, World, perplexity_of
+from engine.processes import Batch, World
+from engine.tasks import NO_TARGET, Task, perplexity_of
 
 
 class Answers(NamedTuple):

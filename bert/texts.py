@@ -12,7 +12,7 @@ from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.load import check_pairs, load_model, load_pretrained, load_tokenizer
 from bert.model import Bert
 from bert.wordpiece import Encoding, WordPiece
-from storage import save_tensors
+from engine.storage import save_tensors
 from utils import UserError, choose_device, shown
 
 SHOWN_TOKENS = 40  # the rest is counted

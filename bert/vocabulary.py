@@ -16,9 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from advanced.text_flags import found
 from bert.wordpiece import CONTINUED, SETTINGS, SPECIAL, VOCABULARY, WordPiece
-from utils import ArgumentParser, UserError, check_new, run_main
+from engine.programs import ArgumentParser, check_new, run_main
+from engine.text.flags import found
+from utils import UserError
 
 LEAST = 2  # how often a pair must occur to become a piece: what was seen once says nothing of other texts
 
@@ -111,7 +112,7 @@ def check_args(args: Namespace) -> None:
 def main() -> None:
     args = get_args()
     check_args(args)
-    from advanced.text import read_documents
+    from engine.text.windows import read_documents
 
     documents = [document for path in args.text for document in read_documents(path)]
     vocabulary = train_vocabulary(documents, args.vocab_size, lower_case=not args.cased)

@@ -26,21 +26,25 @@ from generate_text import LABEL_NAMES, SEED, data_set, documents  # noqa: E402
 from reference import write_reference  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler  # noqa: E402
 
-from advanced.text import train_tokenizer  # noqa: E402
-from advanced.text_runs import make_optimizer  # noqa: E402
-from batches import EncodingRules, LlamaDataset  # noqa: E402
 from classifier import LlamaZeroShotClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
-from course import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
-from course import create_data, format_line, prompt_suffix  # noqa: E402
-from llama import Llama, load_pretrained  # noqa: E402
+from engine.batches import EncodingRules, LlamaDataset  # noqa: E402
+from engine.data import create_data, format_line  # noqa: E402
+from engine.methods import EpochResult, Method, Step  # noqa: E402
+from engine.processes import Batch  # noqa: E402
+from engine.programs import run_main  # noqa: E402
+from engine.saver import OtherRun, Saver  # noqa: E402
+from engine.storage import save_tensors  # noqa: E402
+from engine.tasks import NextToken, next_token_losses  # noqa: E402
+from engine.text.runs import make_optimizer  # noqa: E402
+from engine.text.windows import train_tokenizer  # noqa: E402
+from engine.training import evaluate, fit  # noqa: E402
+from engine.weights import load_pretrained  # noqa: E402
+from grading.editions import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
+from llama import Llama  # noqa: E402
 from optimizer import AdamW  # noqa: E402
-from saver import OtherRun, Saver  # noqa: E402
-from storage import save_tensors  # noqa: E402
-from tasks import Batch, NextToken, next_token_losses  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
-from training import EpochResult, Method, Step, evaluate, fit  # noqa: E402
-from utils import UserError, atomic_write, run_main  # noqa: E402
+from utils import UserError, atomic_write, prompt_suffix  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import film_words  # noqa: E402
 import story_words  # noqa: E402
 
-from course import format_line  # noqa: E402
+from engine.data import format_line  # noqa: E402
 
 SEED = 20261120
 LABEL_NAMES = tuple(names[0] for names in film_words.LEVEL_NAMES)

@@ -16,8 +16,8 @@ from transformers import LlamaConfig as HFConfig  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
 from config import LlamaConfig  # noqa: E402
-from storage import load_tensors, save_tensors  # noqa: E402
-from weights import hugging_face_state  # noqa: E402
+from convert.names import hugging_face_state  # noqa: E402
+from engine.storage import load_tensors, save_tensors  # noqa: E402
 
 CHECKPOINT = HERE / "minllama1M.pt"
 REFERENCE = HERE / "minllama1M-reference.pt"

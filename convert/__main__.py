@@ -20,7 +20,8 @@ from pathlib import Path
 from config import ATTENTION_KINDS
 from convert.directory import files_of_llama
 from convert.formats import DTYPES
-from utils import ArgumentParser, UserError, check_new, find_asset, run_main, tokenizer_name
+from engine.programs import ArgumentParser, check_new, run_main, tokenizer_name
+from utils import UserError, find_asset
 
 FORMATS = "hf: a Hugging Face directory; llama2c: a .bin file and its tokenizer.bin; gguf: for llama.cpp; onnx: a "
 FORMATS += "fine-tuned classifier"
@@ -96,7 +97,7 @@ def main() -> int:
     args = get_args()
     if args.to == "onnx":
         from convert import onnx
-        from runs import load_classifier
+        from engine.saved import load_classifier
 
         onnx.write(args.out, *load_classifier(args.model))
     else:
@@ -106,13 +107,13 @@ def main() -> int:
 
 
 def _convert_language_model(args: argparse.Namespace) -> None:
-    import llama
     from convert import gguf, hugging_face, llama2c
     from convert.vocabulary import vocabulary_of
-    from families import OtherVocabulary, read_tokenizer, require_vocabulary
+    from engine import weights
+    from engine.families import OtherVocabulary, read_tokenizer, require_vocabulary
 
     tokenizer = None if args.tokenizer is None else read_tokenizer(args.tokenizer)
-    source = llama2c if args.source else llama
+    source = llama2c if args.source else weights
     try:
         model = source.load_pretrained(args.model, attention=args.attention)
     except UserError as error:

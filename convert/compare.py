@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sentences import read_sentences
-from utils import ArgumentParser, UserError, find_asset, run_main
+from engine.programs import ArgumentParser, run_main
+from engine.stream import read_sentences
+from utils import UserError, find_asset
 
 if TYPE_CHECKING:
     import torch
@@ -41,17 +42,17 @@ def main() -> None:
     args = get_args()
     import torch
 
-    import runs
-    from course import NO_GOLD_LABEL, Example
-    from plan import Place
+    from engine import families, runs, saved
+    from engine.data import NO_GOLD_LABEL, Example
+    from engine.plan import Place
 
     run = program_of(args.file)
     sentences = [sentence for sentence in read_sentences(args.input) if sentence is not None]
-    model, about = runs.load_classifier(args.model)
+    model, about = saved.load_classifier(args.model)
     place = Place(torch.device("cpu"))
     runs.compute_fast(model, about.precision, place, trains=False)
-    dataset = runs.encode_for(model, about.tokenizer, [Example(sentence, NO_GOLD_LABEL) for sentence in sentences])
-    loader = runs.loader_of(dataset, about.config, about.batch_size, place.device)
+    dataset = families.encode_for(model, about.tokenizer, [Example(sentence, NO_GOLD_LABEL) for sentence in sentences])
+    loader = saved.loader_of(dataset, about.config, about.batch_size, place.device)
     batches = [batch["token_ids"] for batch in loader]
     with torch.inference_mode():
         ours, our_seconds = timed(model, batches)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from storage import DAMAGED, load_tensors
+from engine.storage import DAMAGED, load_tensors
 from utils import UserError, atomic_write, read_text, shorten, shown, some
 
 if TYPE_CHECKING:

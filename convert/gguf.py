@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 def renamed(state: dict[str, torch.Tensor], config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """llama.cpp's name of every tensor of a file, and the tensor."""
+    from convert.names import all_names
     from rope import frequencies  # after the arguments are read: they import PyTorch
-    from weights import all_names
 
     for names in all_names(config):
         if names.ours != "output.weight" or not config.tied:

@@ -52,7 +52,8 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
     or misshapen key is named.
     """
-    from weights import filled, interleaved_rows, misfits
+    from convert.names import interleaved_rows
+    from engine.weights import filled, misfits
 
     config = read_config(Path(path), attention)
     file, tensors = read_tensors(Path(path))
@@ -150,7 +151,7 @@ def settings_of(config: LlamaConfig) -> dict[str, Any]:
 
 def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tuple[State, list[str]]:
     """The state dict under our names, and the names that no Llama has. Raises `UserError` where two mean the same."""
-    from weights import canonical_state
+    from engine.weights import canonical_state
 
     state: State = {}
     before: dict[str, str] = {}
@@ -169,7 +170,7 @@ def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tupl
 
 def our_name(theirs: str) -> str | None:
     """Our name of a tensor, with or without the `model.` that a language model puts in front."""
-    from weights import LAYER_NAMES, MODEL_NAMES
+    from convert.names import LAYER_NAMES, MODEL_NAMES
 
     body = f"model.{theirs.removeprefix('model.').removesuffix('.weight')}".replace("model.lm_head", "lm_head")
     if not theirs.endswith(".weight"):
@@ -183,7 +184,7 @@ def our_name(theirs: str) -> str | None:
 
 def in_their_words(message: str) -> str:
     """What a message says of our settings and tensors, of theirs, which the reader can look up in the file."""
-    from weights import LAYER_NAMES, MODEL_NAMES
+    from convert.names import LAYER_NAMES, MODEL_NAMES
 
     message = re.sub(r"\b([a-z_]+)(?==)", lambda found: SETTINGS.get(found[1], (found[1],))[0], message)
     parts = {names.ours: names.hugging_face for names in LAYER_NAMES}
@@ -236,7 +237,7 @@ def tensors_of(state: Mapping[str, torch.Tensor], config: LlamaConfig, dtype: st
     """A state dict under their names; what is tied stands there once. Raises `UserError` as `write`."""
     import torch
 
-    from weights import hugging_face_state
+    from convert.names import hugging_face_state
 
     kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
     tensors = {}

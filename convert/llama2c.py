@@ -86,7 +86,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     """
     import torch
 
-    from weights import blueprint, filled
+    from engine.weights import blueprint, filled
 
     try:
         size = Path(path).stat().st_size

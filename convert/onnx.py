@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cache import sequence_lengths
+from base_llama import sequence_lengths
 from classifier import LlamaEmbeddingClassifier
 from llama import Attention, LlamaLayer
 from rope import frequencies
 from utils import UserError, atomic_write
 
 if TYPE_CHECKING:
-    from runs import SavedRun
+    from engine.saved import SavedRun
 
 INPUT, OUTPUT = "token_ids", "log_probabilities"
 OPSET = 18
@@ -98,7 +98,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 
 def write(path: str | os.PathLike, classifier: nn.Module, about: SavedRun) -> None:
-    """Write what `runs.load_classifier` gave. Raises `UserError` for another kind of classifier."""
+    """Write what `engine.load_classifier` gave. Raises `UserError` for another kind of classifier."""
     _import_onnx()
     size = sum(4 * parameter.numel() for parameter in classifier.parameters())
     if size >= MOST_BYTES:

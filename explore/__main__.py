@@ -16,11 +16,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arguments import check_page
 from config import ATTENTION_KINDS
-from explore.metrics import FILE, read_records
-from sentences import read_sentences
-from utils import ArgumentParser, UserError, find_asset, run_main
+from engine.files import check_page
+from engine.metrics import FILE, read_records
+from engine.programs import ArgumentParser, run_main
+from engine.stream import read_sentences
+from utils import UserError, find_asset
 
 if TYPE_CHECKING:
     from explore.subject import Subject, Text
@@ -96,7 +97,7 @@ def both(judged: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:
 
 def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, Any]]:
     """What is shown in full; of a classifier and labelled data also how it did on all of them."""
-    from course import NO_GOLD_LABEL, create_data, has_gold_labels
+    from engine.data import NO_GOLD_LABEL, create_data, has_gold_labels
     from explore.subject import Text, examples_of
 
     if args.data is None:
@@ -104,9 +105,10 @@ def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, A
     if subject.classifier is None or not is_labelled(args.data):
         sentences = [sentence for sentence in read_sentences(args.data) if sentence is not None]
         return [Text(sentence) for sentence in sentences[: args.count]], {}
-    from explore.outcome import Judging, outcome_of
-    from runs import encode_for, loader_of
-    from training import evaluate
+    from engine.families import encode_for
+    from engine.outcome import Judging, outcome_of
+    from engine.saved import loader_of
+    from engine.training import evaluate
 
     examples = create_data(args.data, len(subject.label_names), is_test=True)
     dataset = encode_for(subject.classifier, subject.tokenizer, examples)
@@ -126,7 +128,7 @@ def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, A
 
 
 def is_labelled(path: str) -> bool:
-    from course import create_data
+    from engine.data import create_data
 
     try:
         create_data(path, is_test=True)

@@ -81,5 +81,5 @@ def gradient_by_input(model: nn.Module, embedding: nn.Module, tokens: torch.Tens
 
 
 def probabilities(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """As `runs.predict` has them: scores of label words are compared with one another. ... c -> ... c"""
+    """As `engine.predict` has them: scores of label words are compared with one another. ... c -> ... c"""
     return log_probabilities.float().softmax(-1)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from explore.metrics import FILE, MetricsLog, has_tensorboard
-from explore.outcome import Judging, WithProbabilities, outcome_of
+from engine.metrics import FILE, MetricsLog, has_tensorboard
+from engine.outcome import Judging, WithProbabilities, outcome_of
 
 if TYPE_CHECKING:
     import torch
 
-    from batches import Sentences
-    from saver import Saver
-    from training import EpochResult
+    from engine.batches import Sentences
+    from engine.methods import EpochResult
+    from engine.saver import Saver
 
 EXAMPLES = 4  # sentences of dev that the page shows in full: half of them the worst errors
 
@@ -50,10 +50,10 @@ class Look:
             self._write_page(datasets["dev"], judged["dev"])
 
     def _write_page(self, dev: Sentences, result: WithProbabilities) -> None:
+        from engine.families import LLAMAS
         from explore.page import write_page
         from explore.subject import Subject, examples_of, page_of_subject
         from explore.trained import page_of_log
-        from families import LLAMAS
 
         content: dict[str, Any] = page_of_log(self.log.all_records(), str(self.saver.model_path))
         if self.saver.record["family"] == LLAMAS.name:  # of other kinds of models the page has the run alone

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cache import View, causal_mask
-from config import LlamaConfig
-from course import ATTENTION_KINDS
+from base_llama import View, causal_mask
+from config import ATTENTION_KINDS, LlamaConfig
 from llama import Attention, Llama
 from rope import apply_rotary_emb
 from utils import UserError

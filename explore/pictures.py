@@ -16,8 +16,9 @@ from argparse import Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from engine.programs import ArgumentParser, run_main
 from explore.browser import Browser, browsing, find_browser
-from utils import ArgumentParser, UserError, atomic_write, run_main
+from utils import UserError, atomic_write
 
 SECTIONS = ("tokens", "decision", "attention", "rotation", "lens", "run", "curves")
 

@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from course import NO_GOLD_LABEL, Example
+from engine.data import NO_GOLD_LABEL, Example
+from engine.families import encode_for, load_llama
+from engine.methods import pretrained_of
+from engine.outcome import WithProbabilities
+from engine.programs import tokenizer_name
+from engine.saved import SavedRun, load_classifier
 from explore.decision import Decision, decide, probabilities
 from explore.look import Lens, Reading, lenses, match_at_distance, readings, turned
-from explore.outcome import WithProbabilities
-from families import load_llama
 from llama import Llama
-from runs import SavedRun, encode_for, load_classifier
 from tokenizer import Tokenizer
-from training import pretrained_of
-from utils import UserError, find_asset, shorten, tokenizer_name, warn
+from utils import UserError, find_asset, shorten, warn
 
 CANDIDATES = 5  # of the next token
 ROOM = 2_600_000  # bytes of the page that attention may take
@@ -57,7 +58,7 @@ class Subject:
         if found is None and tokenizer is not None:
             raise UserError(f"--tokenizer {tokenizer} does not exist")
         if found is None:
-            from llama import load_pretrained
+            from engine.weights import load_pretrained
 
             return cls(Path(path).name, load_pretrained(path, attention=attention), None)
         return cls(Path(path).name, *load_llama(path, found, attention))
@@ -99,7 +100,7 @@ class Subject:
 
 def is_classifier(path: str) -> bool:
     """Whether a file says that it is a fine-tuned classifier. Raises `UserError` where it cannot be read."""
-    from storage import load_tensors
+    from engine.storage import load_tensors
 
     if Path(path).is_dir():
         return False
@@ -122,7 +123,7 @@ def examples_of(
     sentences: Sequence[str], labels: Sequence[int], result: WithProbabilities, count: int
 ) -> list[Text]:
     """Some sentences that a classifier was asked for: first its worst errors, then others from the beginning."""
-    from explore.outcome import worst_errors
+    from engine.outcome import worst_errors
 
     worst = [error["index"] for error in worst_errors(sentences, result)[: count // 2]]
     others = [index for index in range(len(sentences)) if index not in worst][: count - len(worst)]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from course import create_data, read_label_names
-from explore.metrics import Record
+from engine.data import create_data, read_label_names
+from engine.metrics import Record
 from utils import UserError, find_asset, read_text
 
 POINTS = 1500  # of a curve; of more steps some are left out
@@ -25,7 +25,7 @@ SETTINGS = ("epochs", "lr", "batch_size", "seed", "hidden_dropout_prob", "attent
 
 
 def page_of_log(records: Sequence[Record], name: str) -> dict[str, Any]:
-    """records: see `explore.metrics`."""
+    """records: see `engine.metrics`."""
     identity = records[0]["identity"]
     steps, epochs, judged = ([each for each in records if each["kind"] == kind] for kind in ("step", "epoch", "judged"))
     thinned = thin(steps)
@@ -94,8 +94,7 @@ def page_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _judged(result: Mapping[str, Any], split: str) -> dict[str, Any]:
-    from advanced.experiments.results import unpack
-    from explore.outcome import confusion
+    from engine.outcome import confusion, unpack
 
     judged = {"split": split, **{key: result[split][key] for key in ("accuracy", "macro_f1")}}
     data = read_split(result["data"], split)
@@ -125,7 +124,7 @@ def names_of(data: str) -> list[str] | None:
 
 def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The sentences of dev that most runs got wrong; results have no probabilities to order errors by."""
-    from advanced.experiments.results import unpack
+    from engine.outcome import unpack
 
     found: list[dict[str, Any]] = []
     for data in dict.fromkeys(result["data"] for result in results):

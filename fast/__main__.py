@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import sys
 import time
 from argparse import Namespace
 
 from config import PRECISIONS, LlamaConfig
-from utils import ArgumentParser, UserError, import_folder, run_main
+from engine.programs import ArgumentParser, import_folder, run_main
+from utils import UserError
 
 
 def get_args() -> Namespace:
@@ -55,12 +57,9 @@ def print_bert(devices: list[str]) -> None:
 
     if import_folder("bert") is None:
         return
-    from bert.config import BertConfig
-    from bert.model import Bert
-
+    one_layer = importlib.import_module("bert.kernels").one_layer
     for device in devices:
-        model = nn.Sequential(Bert(BertConfig(vocab_size=300, dim=384, n_heads=12, n_layers=1)))
-        for choice in accelerate(model, "fp32", torch.device(device)):
+        for choice in accelerate(nn.Sequential(one_layer()), "fp32", torch.device(device)):
             print(f"{device:5} bert  {choice.part:16} {choice.kernel:20} {choice.reason}")
 
 

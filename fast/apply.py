@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cache import causal_mask
+from base_llama import causal_mask
 from config import PRECISIONS
 from fast import linear
 from fast.attention import MANY, FusedAttention, attention_by_products, scores_proof

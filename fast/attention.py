@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cache import causal_mask
+from base_llama import causal_mask
 from config import LlamaConfig
 from fast.kernel import has_hooks, own_methods, replace
 from fast.layers import StandIn, has_more

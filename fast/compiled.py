@@ -97,10 +97,10 @@ def _is_damaged() -> bool:
 
 
 def load(format_: str) -> ModuleType:
-    """`fast.engine` with the loops for one number format in memory. Raises `NotReady`; never compiles."""
+    """`fast.loop_engine` with the loops for one number format in memory. Raises `NotReady`; never compiles."""
     state = _state()
     if format_ in state.loaded:
-        return importlib.import_module("fast.engine")
+        return importlib.import_module("fast.loop_engine")
     if state.failure is not None:
         raise NotReady(state.failure)
     if not was_compiled(format_):
@@ -174,7 +174,7 @@ def _state() -> _State:
 
 def _import_engine() -> ModuleType:
     try:
-        return importlib.import_module("fast.engine")
+        return importlib.import_module("fast.loop_engine")
     except Exception as error:  # a NumPy that numba does not know, settings that it refuses, no folder for its files
         raise RuntimeError(f"it does not load: {error}") from None
 

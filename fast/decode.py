@@ -10,36 +10,26 @@ Shapes:  b texts   s positions   v vocabulary
 from __future__ import annotations
 
 import copy
-import inspect
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from cache import KVCache
+from base_llama import KVCache
 from config import PRECISIONS, LlamaConfig
 from fast import compiled
 from fast.apply import Choice
-from fast.attention import FusedAttention, scores_proof
+from fast.attention import scores_proof
+from fast.base_decoder import PART, PASSES, Decoder, kinds_of, stranger_in, why_not_asked
 from fast.compiled import LOAD_SECONDS, NotReady
-from fast.kernel import has_hooks, own_methods
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear
+from fast.layers import FEED_FORWARD, RMS_NORM
 from fast.proof import Case, Proof, Sides, say
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
-from weights import blueprint
 
 if TYPE_CHECKING:
-    from fast.engine import BestThreads, DecodeEngine
+    from fast.loop_engine import BestThreads, DecodeEngine
 
-PART = "decoding"
-MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, RMSNorm, nn.Linear}
-KERNELS = {FusedAttention, FusedFeedForward, FusedRMSNorm, OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
-PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # of `Llama`
 PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
-SAMPLE = 32  # numbers of a weight that are looked at before a text
-OUTDATED = "the model's weights were written to or replaced since this decoder was made; make another one"
 
 
 def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None, cuda_graphs: bool = False) -> Decoder:
@@ -77,21 +67,6 @@ def choose_decoder(device: torch.device, precision: str = "fp32", *, cuda_graphs
     return Choice(PART, "numba", "for one text, where the work ahead is worth loading the loops")
 
 
-def why_not_asked(llama: Llama) -> str | None:
-    """What keeps whatever stands in for `Llama.next_logits` from being asked; None where nothing does."""
-    reason = None
-    if type(llama) is not Llama:
-        reason = f"{type(llama).__name__} generates as it is written: it is not Llama itself"
-    elif not any(
-        parameter.name == "next_logits" or parameter.kind is parameter.VAR_KEYWORD
-        for parameter in inspect.signature(Llama.generate).parameters.values()
-    ):
-        reason = "text is generated as it is written: generate takes no next_logits"
-    if reason is not None:
-        say(reason)
-    return reason
-
-
 def _why_no_loops_for(llama: Llama, precision: str, tokens: int | None) -> str | None:
     """What keeps the loops for one number format from continuing a model's texts. Loads them where nothing does."""
     if not llama.config.is_causal:
@@ -109,38 +84,6 @@ def _why_no_loops_for(llama: Llama, precision: str, tokens: int | None) -> str |
         return None if _agrees(llama, precision) else "the loops do not compute what the model does"
     except NotReady as error:
         return str(error)
-
-
-class Decoder:
-    """Generates text as the model does. Derived ones compute some of it in the model's place.
-
-    A decoder is made for weights that stay as they are. Before each text it looks whether they do: at what PyTorch
-    counts (not what is written by way of `.data`, nor by fused optimizers), and at a sample of their numbers.
-    choice: what it computes with, and why.
-    """
-
-    def __init__(self, llama: Llama, choice: Choice):
-        self.llama, self.choice = llama, choice
-        self._weights = [*llama.parameters()]  # kept, so that no others can come to lie at their addresses
-        self._state = state_of(self._weights)
-
-    def generate(
-        self, idx: torch.Tensor, max_new_tokens: int, temperature: float = 1.0, **settings: Any
-    ) -> torch.Tensor:
-        """The text that `Llama.generate` gives for the same arguments. idx: b s -> b (s + new)
-
-        Raises `RuntimeError` where the model's weights are no longer those that the decoder was made for.
-        """
-        if state_of([*self.llama.parameters()]) != self._state:
-            raise RuntimeError(OUTDATED)
-        if settings.get("next_logits") is not None:  # somebody's own
-            return self.llama.generate(idx, max_new_tokens, temperature, **settings)
-        return self._generate(idx, max_new_tokens, temperature, settings)
-
-    def _generate(
-        self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
-    ) -> torch.Tensor:
-        return self.llama.generate(idx, max_new_tokens, temperature, **settings)
 
 
 class LoopDecoder(Decoder):
@@ -188,27 +131,7 @@ class LoopDecoder(Decoder):
 
 def asks_largest_alone(temperature: float, settings: dict[str, Any]) -> bool:
     """Whether `Llama.generate` with these settings asks which logit is the largest, and nothing of the others."""
-    return temperature == 0.0 and settings.get("choose") is None and settings.get("repetition_penalty") is None
-
-
-def state_of(weights: list[torch.Tensor]) -> list[Any]:
-    """Changes when one is replaced or written to, see `Decoder`."""
-    return [(id(w), w.data_ptr(), w.dtype, w.is_inference() or w._version, _sample(w)) for w in weights]
-
-
-def _sample(weight: torch.Tensor) -> bytes:
-    numbers = weight.detach().flatten()
-    if weight.is_meta or not len(numbers):
-        return b""
-    return numbers[:: max(1, len(numbers) // SAMPLE)].clone().view(torch.uint8).cpu().numpy().tobytes()
-
-
-def kinds_of(llama: Llama) -> list[type]:
-    """Changes when another kernel takes a module's place."""
-    return [type(module) for module in llama.modules()]
-
-
-# -------------------------------------------------------------------------------------------- agreement with the page
+    return temperature == 0.0 and settings.get("choose") is None
 
 
 def _agrees(llama: Llama, precision: str) -> bool:
@@ -227,37 +150,6 @@ def _proof(config: tuple[tuple[str, Any], ...], precision: str) -> Proof:
     engine, kernel = compiled.load(precision), compiled.FORMATS[precision]
     sides = partial(engine.sides, LlamaConfig(**dict(config)), kernel)
     return Proof("Llama", PAGE, sides, but=((KVCache, "take"),))  # whose texts the loops are handed like any other
-
-
-def stranger_in(llama: Llama) -> str | None:
-    """What of a model is not as its class and config make it: a module or method replaced, a hook, another setting."""
-    try:
-        return _stranger_in(llama)
-    except Exception as error:  # a config or modules that cannot be made again, or compared
-        return f"it cannot be compared with what its config makes: {type(error).__name__}"
-
-
-def _stranger_in(llama: Llama) -> str | None:
-    as_made = _settings_as_made(tuple(vars(llama.config).items()))
-    for name, module in llama.named_modules():
-        where = name or "the model"
-        if module is not llama and type(module) not in MODULES | KERNELS:
-            return f"{where} is a {type(module).__name__}"
-        if has_hooks(module):
-            return f"{where} has a hook"
-        if own_methods(module) or _settings(module) != as_made.get(name):
-            return f"{where} has other settings or methods than its class gives it"
-    return None
-
-
-@lru_cache(maxsize=8)
-def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str, Any]]:
-    return {name: _settings(module) for name, module in blueprint(LlamaConfig(**dict(config))).named_modules()}
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return {name: value for name, value in own.items() if name != "training"}
 
 
 def is_readable(llama: Llama) -> bool:
@@ -290,11 +182,10 @@ def _sides_of_largest() -> Sides:
     def swap(logits: torch.Tensor, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return logits.argmin(-1, keepdim=True), torch.arange(len(idx)).flip(0)
 
-    idx, truncated = torch.randint(0, 30, (2, 4)), {"top_k": 9, "top_p": 0.8, "epsilon": 0.01, "min_p": 0.02}
-    penalized = {"repetition_penalty": 1.5, "pad": torch.tensor([2, 0])}
+    idx, padded = torch.randint(0, 30, (2, 4)), {"pad": torch.tensor([2, 0])}
     cases = [Case("temperature 0", (idx, 0.0, {})), Case("temperature 0, ended", (idx, 0.0, {"stop_ids": [3, 5, 8]}))]
-    cases += [Case("repeats penalized", (idx, 0.0, penalized)), Case("rows exchanged", (idx, 0.0, {"choose": swap}))]
-    return Sides(ask(True), ask(False), [*cases, Case("temperature 1", (idx, 1.0, truncated))])
+    cases += [Case("texts after padding", (idx, 0.0, padded)), Case("rows exchanged", (idx, 0.0, {"choose": swap}))]
+    return Sides(ask(True), ask(False), [*cases, Case("temperature 1", (idx, 1.0, {}))])
 
 
 # Of what `generate` does with logits, all but computing them.

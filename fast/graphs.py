@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from cache import KVCache, View
+from base_llama import KVCache, View
 from config import LlamaConfig
 from fast.apply import Choice
-from fast.decode import PASSES, Decoder, kinds_of, stranger_in, why_not_asked
+from fast.base_decoder import PASSES, Decoder, kinds_of, stranger_in, why_not_asked
 from fast.linear import KernelLinear
 from fast.proof import Case, Proof, Sides
 from llama import Attention, Llama

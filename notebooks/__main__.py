@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from utils import ArgumentParser, UserError, atomic_write, run_main
+from engine.programs import ArgumentParser, run_main
+from utils import UserError, atomic_write
 
 FOLDER = Path(__file__).resolve().parent
 SOURCE, NOTEBOOK = FOLDER / "assignment.py", FOLDER / "assignment.ipynb"

@@ -40,7 +40,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from course import create_data, majority_accuracy
+from engine.data import create_data, majority_accuracy
 from llama import load_pretrained
 from tokenizer import Tokenizer
 
@@ -287,7 +287,7 @@ for temperature in (0.0, 1.0):
 # scores `b c`.
 
 # %%
-from batches import EncodingRules, LlamaDataset
+from engine.batches import EncodingRules, LlamaDataset
 from classifier import LlamaZeroShotClassifier
 
 asking = LlamaZeroShotClassifier(SimpleNamespace(num_labels=5), tokenizer, names, llama=model).eval()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -21,6 +22,7 @@ import torch
 
 import fast.apply
 from config import LlamaConfig
+from engine.sampling import Sampling, chooser
 from llama import Llama
 from tokenizer import Tokenizer
 
@@ -106,6 +108,11 @@ def random_llama(seed: int = 0, gain: float = 4.0, **changes) -> Llama:
             if name.startswith("layers") and parameter.dim() == 2:
                 parameter.mul_(gain)
     return model.eval()
+
+
+def choosing(temperature: float = 1.0, generator: Any = None, pad: Any = None, **settings: Any) -> Callable:
+    """The argument `choose` of `Llama.generate` for settings of `Sampling`."""
+    return chooser(Sampling(temperature, **settings), generator, pad)
 
 
 @pytest.fixture(scope="session")

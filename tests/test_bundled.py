@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from config import LlamaConfig
-from course import create_data
-from llama import load_pretrained
-from storage import load_tensors
+from engine.data import create_data
+from engine.storage import load_tensors
+from engine.weights import load_pretrained
 from tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

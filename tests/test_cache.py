@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import random_llama
 
-from cache import KVCache, causal_mask
+from base_llama import KVCache, causal_mask
 
 PROMPTS = [[1, 45, 299, 7, 7, 120, 33], [1, 9], [1, 260, 14, 3, 88], [1]]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import random_llama
 
-from cache import sequence_lengths
+from base_llama import sequence_lengths
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
-from llama import load_pretrained
+from engine.weights import load_pretrained
 from tokenizer import Tokenizer
 
 PAD = 3

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import columns
-from columns import Columns, derive_label_names, read_examples, read_texts
-from course import Example, create_data
-from plan import InputFile
-from sentences import read_sentences
+from engine import columns
+from engine.columns import Columns, derive_label_names, read_examples, read_texts
+from engine.data import Example, create_data
+from engine.plan import InputFile
+from engine.stream import read_sentences
 from utils import UserError
 
 NAMES = ["bad", "good"]

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-import course
 from config import LlamaConfig
-from course import EDITIONS, NO_GOLD_LABEL, Example, create_data, has_gold_labels, majority_accuracy, prompt_suffix
-from grading import outputs, programs, published, rules
-from utils import UserError
+from engine import data as engine_data
+from engine.data import NO_GOLD_LABEL, Example, create_data, has_gold_labels, majority_accuracy
+from grading import editions, outputs, programs, published, rules
+from grading.editions import EDITIONS
+from utils import UserError, prompt_suffix
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GOOD = b"0 ||| a film\n1 ||| another film\n"
@@ -35,8 +36,8 @@ def test_line_ends_and_byte_order_mark_are_no_mistake(tmp_path: Path) -> None:
 
 def test_what_is_written_is_what_is_read():
     for example in (Example("a ||| b", 0), Example("naïve", NO_GOLD_LABEL)):
-        assert course.parse_line(course.format_line(example.label, example.sentence)) == example
-    assert course.format_line(3, "with a prompt ") == "3 ||| with a prompt "
+        assert engine_data.parse_line(engine_data.format_line(example.label, example.sentence)) == example
+    assert engine_data.format_line(3, "with a prompt ") == "3 ||| with a prompt "
 
 
 def read_by_checker(path: Path) -> list[Example]:
@@ -122,14 +123,14 @@ def test_the_editions_are_what_is_known_of_them():
         "cmu2025": ("layer", "bidirectional", "AndrewID", 10),
         "cmu2026": ("layer", "causal", "ID", 15),
     }
-    assert LlamaConfig().attention == EDITIONS[course.DEFAULT_EDITION].attention
+    assert LlamaConfig().attention == EDITIONS[editions.DEFAULT_EDITION].attention
     for one in EDITIONS.values():
         named = [*one.required, *one.listed, *one.optional]
         assert len(set(named)) == len(named)
         assert all(outputs.OUTPUT.fullmatch(f"{name}-output.txt") for name in one.references)
         assert not one.required or {f"{name}-output.txt" for name in one.references} <= set(one.required)
-    for dataset, names in course.LABEL_NAMES.items():
-        assert course.read_label_names(ROOT / f"data/{dataset}-label-mapping.json") == list(names)
+    for dataset, names in editions.LABEL_NAMES.items():
+        assert engine_data.read_label_names(ROOT / f"data/{dataset}-label-mapping.json") == list(names)
 
 
 def test_the_checker_takes_the_editions_whose_files_are_known():
@@ -161,12 +162,12 @@ def test_the_reference_numbers_are_those_of_the_readme_and_of_the_published_file
 def test_the_training_data_is_divided_class_by_class(shots: int | None, hold_out: float, sizes: tuple[int, int]):
     """8 of one class and 12 of the other. What is asked to be held out is never nothing."""
     examples = [Example(f"film {number}", int(number >= 8)) for number in range(20)]
-    train, held = course.divide(examples, 3, shots, hold_out)
+    train, held = engine_data.divide(examples, 3, shots, hold_out)
     assert (len(train), len(held)) == sizes and len({*train, *held}) == sum(sizes)
     assert not held or {each.label for each in held} == {0, 1}
-    assert (train, held) == course.divide(examples, 3, shots, hold_out)
+    assert (train, held) == engine_data.divide(examples, 3, shots, hold_out)
     assert [*sorted(train, key=examples.index)] == train
-    assert not held or held != course.divide(examples, 4, shots, hold_out)[1]
+    assert not held or held != engine_data.divide(examples, 4, shots, hold_out)[1]
 
 
 @pytest.mark.parametrize(
@@ -180,4 +181,4 @@ def test_the_training_data_is_divided_class_by_class(shots: int | None, hold_out
 def test_too_few_examples_to_divide_are_counted(shots: int | None, hold_out: float, words: str):
     examples = [Example(f"film {number}", int(number >= 8)) for number in range(20)]
     with pytest.raises(UserError, match=f"^{words}$"):
-        course.divide(examples, 3, shots, hold_out)
+        engine_data.divide(examples, 3, shots, hold_out)

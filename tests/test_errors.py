@@ -22,20 +22,18 @@ import torch
 from conftest import SENTENCES, random_llama, save_checkpoint
 from error_helpers import ROOT, check_one_error, load_program, snapshot, stderr_lines
 
-import arguments
 import classifier
-import families
-import finetuning
 import optimizer
-import runs
-import storage
-import training
 import utils
-from batches import EncodingRules, LlamaDataset
 from config import LlamaConfig
-from course import Example
+from engine import families, finetuning, locks, methods, programs, storage, training
+from engine import files as engine_files
+from engine import saved as saved_runs
+from engine.batches import EncodingRules, LlamaDataset
+from engine.data import Example
+from engine.programs import run_main
 from tokenizer import Tokenizer
-from utils import UserError, run_main
+from utils import UserError
 
 driver = load_program("run_llama")
 
@@ -630,7 +628,7 @@ def test_output_is_not_a_plain_file(refused: Callable, flags_for: Callable, tmp_
 
 def test_dev_null_is_not_replaced() -> None:
     with pytest.raises(UserError, match="--dev_out /dev/null"):
-        utils.check_writable("/dev/null", "--dev_out")
+        programs.check_writable("/dev/null", "--dev_out")
 
 
 @pytest.mark.parametrize("flag", OUTPUT_FLAGS)
@@ -741,7 +739,7 @@ def test_bare_finetune_names_the_flag(refused: Callable) -> None:
 def without_course_files(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path, tmp_path: Path) -> None:
     """A repository that holds nothing but a bundled checkpoint (the tiny one)."""
     monkeypatch.setattr(utils, "ROOT", tmp_path)
-    monkeypatch.setattr(arguments, "BUNDLED_CHECKPOINT", str(tiny_checkpoint))
+    monkeypatch.setattr(engine_files, "BUNDLED_CHECKPOINT", str(tiny_checkpoint))
 
 
 @pytest.mark.usefixtures("without_course_files")
@@ -763,7 +761,7 @@ def test_absent_named_checkpoint_is_an_error(refused: Callable, name: str) -> No
 
 @pytest.mark.usefixtures("without_course_files")
 def test_no_checkpoint_at_all(refused: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "BUNDLED_CHECKPOINT", "checkpoints/none.pt")
+    monkeypatch.setattr(engine_files, "BUNDLED_CHECKPOINT", "checkpoints/none.pt")
     refused(["--max_new_tokens", 2], "stories42M.pt", "setup.sh")
 
 
@@ -944,7 +942,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     outputs = output_flags("finetune")[1::2]
     print_epoch = finetuning.print_epoch
 
-    def interrupt(result: training.EpochResult, *what: object) -> None:
+    def interrupt(result: methods.EpochResult, *what: object) -> None:
         print_epoch(result, *what)
         if result.epoch == 1:
             raise KeyboardInterrupt
@@ -1158,7 +1156,7 @@ def test_a_foreign_file_under_the_model_name_is_kept(
 def test_saved_classifier_of_another_kind(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "saved.pt")
     with pytest.raises(UserError, match="saved.pt"):
-        runs.load_classifier(tmp_path / "saved.pt")
+        saved_runs.load_classifier(tmp_path / "saved.pt")
 
 
 # ---------------------------------------------------------------------------------------------------- defects
@@ -1181,7 +1179,7 @@ def test_two_runs_at_once_do_not_mix(call: Callable, classify_flags: Callable, t
     _, alone, _ = call(*flags, "--seed", 7)
     for path in tmp_path.iterdir():
         path.unlink()
-    other = storage.NameLock(tmp_path / "finetune-1-2e-05.lock")
+    other = locks.NameLock(tmp_path / "finetune-1-2e-05.lock")
     assert other.acquire() is None
     status, out, _ = call(*flags, "--seed", 7)
     other.release()
@@ -1196,14 +1194,14 @@ def test_a_model_that_another_run_replaced_is_not_predicted_with(
     call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "finetune-1-2e-05.pt"
-    load = runs.load_classifier
+    load = saved_runs.load_classifier
 
     def replace(*inputs: object) -> object:
         content = storage.load_tensors(path, mmap=False)
         storage.save_tensors(path, {**content, "identity": {**content["identity"], "seed": 8}})
         return load(*inputs)
 
-    monkeypatch.setattr(runs, "load_classifier", replace)
+    monkeypatch.setattr(saved_runs, "load_classifier", replace)
     status, _, err = call(*classify_flags("finetune"), "--epochs", 1)
     check_one_error(status, err, path.name, "another process has replaced it")
     assert not list(tmp_path.glob("*output.txt"))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, asset, random_llama
+from conftest import ROOT, asset, choosing, random_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache import PROMPTS
@@ -25,17 +25,20 @@ from torch import nn
 
 import fast.apply
 import fast.attention
+import fast.base_decoder
 import fast.decode
 import fast.linear
 import fast.little
 from advanced.decoding import BeamSearch, ContrastiveSearch
-from cache import KVCache
+from base_llama import KVCache
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
+from engine.weights import load_pretrained
 from fast import accelerate, compiled, decoder
 from fast.apply import BY_PRODUCTS, choose_attention
 from fast.attention import FusedAttention, attention_by_products, fuse_attention, scores_proof
-from fast.decode import OUTDATED, Decoder, LoopDecoder, choose_decoder
+from fast.base_decoder import OUTDATED, Decoder
+from fast.decode import LoopDecoder, choose_decoder
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import (
     Bf16Linear,
@@ -51,7 +54,7 @@ from fast.linear import (
     quantise,
     why_no_onednn,
 )
-from llama import Attention, FeedForward, Llama, RMSNorm, load_pretrained
+from llama import Attention, FeedForward, Llama, RMSNorm
 from optimizer import AdamW
 from utils import UserError
 
@@ -192,7 +195,7 @@ def test_an_unknown_precision_is_refused():
 def test_choosing_draws_no_random_numbers(numba, precision: str):
     """Or the text at temperature 1 and the order of training would depend on the kernels."""
     model = random_llama(attention="causal")
-    for cached in (why_no_onednn, scores_proof, fast.decode._settings_as_made):
+    for cached in (why_no_onednn, scores_proof, fast.base_decoder._settings_as_made):
         cached.cache_clear()
     before = torch.get_rng_state()
     accelerate(model, precision)
@@ -814,13 +817,13 @@ def decoded(page: Llama, step: Callable, idx: torch.Tensor, pad: torch.Tensor | 
 def test_every_logit_of_the_loops_is_the_pages_with_any_number_of_threads(
     numba, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], precision: str
 ):
-    from fast import engine
+    from fast import loop_engine
 
-    use_threads, threads = engine.use_threads, 1
-    monkeypatch.setattr(engine, "use_threads", lambda number: use_threads(threads))
+    use_threads, threads = loop_engine.use_threads, 1
+    monkeypatch.setattr(loop_engine, "use_threads", lambda number: use_threads(threads))
     torch.manual_seed(0)
     config = LlamaConfig.from_preset("tiny", attention="causal", **sizes)
-    page, loops = engine.make_pair(config, compiled.FORMATS[precision])
+    page, loops = loop_engine.make_pair(config, compiled.FORMATS[precision])
 
     def step(tokens: torch.Tensor, cache: KVCache, *settings: bool) -> torch.Tensor:
         return loops.next_logits(tokens[:, -1:], cache, *settings)
@@ -912,11 +915,11 @@ def test_trained_models_tell_the_same_stories(numba, request: pytest.FixtureRequ
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_sampling_draws_the_plain_texts(numba, attention: str):
     plain = random_llama(gain=8.0, attention=attention)
-    model = decoding(plain)
+    model, draw = decoding(plain), torch.Generator()
     penalized = {"min_p": 0.01, "repetition_penalty": 1.5}
     for rows, settings_ in ((1, {}), (1, {"top_k": 20, "top_p": 0.9}), (3, {"epsilon": 0.001}), (1, penalized)):
         texts = [
-            each.generate(random_prompts(rows, 5), 40, generator=torch.Generator().manual_seed(3), **settings_)
+            each.generate(random_prompts(rows, 5), 40, choose=choosing(1.0, draw.manual_seed(3), **settings_))
             for each in (model, plain)
         ]
         assert torch.equal(*texts)
@@ -947,8 +950,8 @@ def test_penalized_texts_and_searched_ones_are_the_plain_ones(numba):
     steps = steps_of(ours)
     for seed in range(4):
         prompt = random_prompts(1, 5, seed=seed)
-        penalized = ours.generate(prompt, 30, 0.0, repetition_penalty=1.5)
-        assert torch.equal(penalized, plain.generate(prompt, 30, 0.0, repetition_penalty=1.5))
+        penalized = ours.generate(prompt, 30, choose=choosing(0.0, repetition_penalty=1.5))
+        assert torch.equal(penalized, plain.generate(prompt, 30, choose=choosing(0.0, repetition_penalty=1.5)))
         assert not torch.equal(penalized, plain.generate(prompt, 30, 0.0))
         assert torch.equal(BeamSearch(ours, 4).generate(prompt, 30), BeamSearch(plain, 4).generate(prompt, 30))
         assert torch.equal(BeamSearch(ours, 1).generate(prompt, 30), plain.generate(prompt, 30, 0.0))
@@ -988,7 +991,7 @@ def test_in_training_mode_dropout_stays(numba):
 
 
 def test_threads_are_those_of_pytorch_unless_fewer_are_faster(numba):
-    from fast.engine import BestThreads
+    from fast.loop_engine import BestThreads
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -1011,7 +1014,7 @@ def test_threads_are_those_of_pytorch_unless_fewer_are_faster(numba):
 def test_the_first_text_leaves_pytorch_its_number_of_threads(numba, tiny_checkpoint: Path):
     """numba starts its threads once in a process, and sets OpenMP's number then."""
     code = (
-        "import torch; torch.set_num_threads(1); from fast import decoder; from llama import load_pretrained; "
+        "import torch; torch.set_num_threads(1); from fast import decoder; from engine.weights import load_pretrained; "
         f"ours = decoder(load_pretrained({str(tiny_checkpoint)!r}, attention='causal')); "
         "ours.generate(torch.tensor([[1, 5]]), 3, temperature=0.0); import numba; "
         "assert ours.choice.kernel == 'numba'; print(torch.get_num_threads(), numba.get_num_threads())"

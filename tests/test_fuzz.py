@@ -19,15 +19,16 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from classifier import LlamaEmbeddingClassifier
-from course import create_data, prompt_suffix, read_label_names
-from llama import Llama, load_pretrained
+from engine.data import create_data, read_label_names
+from engine.methods import EpochResult
+from engine.saved import load_classifier, record_of
+from engine.saver import Saver, identity_of
+from engine.storage import save_tensors
+from engine.weights import load_pretrained
+from llama import Llama
 from optimizer import AdamW
-from runs import load_classifier, record_of
-from saver import Saver, identity_of
-from storage import save_tensors
 from tokenizer import Tokenizer
-from training import EpochResult
-from utils import UserError
+from utils import UserError, prompt_suffix
 
 driver = load_program("run_llama")
 

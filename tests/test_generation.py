@@ -13,13 +13,11 @@ import pytest
 import torch
 from conftest import drive_in
 
-import generation
-import sentences
-from course import prompt_suffix
-from generation import batches_of_one_length
-from llama import load_pretrained
+from engine import generation, stream
+from engine.generation import batches_of_one_length
+from engine.weights import load_pretrained
 from tokenizer import Tokenizer
-from utils import UserError
+from utils import UserError, prompt_suffix
 
 PROMPTS = ["A film", "I liked it, and so did you", "So", "A book", "The end"]
 
@@ -103,7 +101,7 @@ class Terminal(io.StringIO):
 def test_who_writes_one_prompt_gets_its_text_before_the_next(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sentences, "PATIENCE", 0.05)
+    monkeypatch.setattr(stream, "PATIENCE", 0.05)
     os.mkfifo(pipe := tmp_path / "pipe")
     terminal = Terminal()
     answered: list[bool] = []

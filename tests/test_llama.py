@@ -8,10 +8,10 @@ import torch
 from conftest import random_llama
 from torch import nn
 
-from cache import KVCache
+from base_llama import KVCache
 from config import LlamaConfig
-from llama import FeedForward, Llama, RMSNorm
-from sampling import Sampling, sample_next
+from engine.sampling import Sampling, chooser
+from llama import FeedForward, Llama, RMSNorm, sample_next
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 
@@ -169,7 +169,8 @@ def test_dtype_is_that_of_the_weights():
 
 def frequencies(logits: torch.Tensor, draws: int = 20_000, **settings) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    drawn = sample_next(logits.expand(draws, -1), Sampling(**settings), generator)
+    text = torch.zeros(draws, 1, dtype=torch.int64)
+    drawn = chooser(Sampling(**settings), generator)(logits.expand(draws, -1), text)
     return drawn.flatten().bincount(minlength=logits.shape[-1]) / draws
 
 
@@ -235,7 +236,8 @@ def test_a_nucleus_ends_where_it_holds_what_is_asked():
 
 def test_temperature_zero_is_argmax_and_draws_no_random_number():
     state = torch.get_rng_state()
-    assert sample_next(LOGITS, Sampling(temperature=0.0)).tolist() == [[0]]
+    assert sample_next(LOGITS, temperature=0.0).tolist() == [[0]]
+    assert chooser(Sampling(temperature=0.0, top_k=3))(LOGITS, torch.tensor([[1]])).tolist() == [[0]]
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -2,17 +2,23 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import random_llama, save_checkpoint
 
-import weights
 from config import LlamaConfig
-from llama import Llama, load_pretrained
+from convert import names
+from engine import weights
+from engine.weights import load_pretrained
+from llama import Llama
+from llama import load_pretrained as load_plainly
 from utils import UserError
 
+# that of the driver, which says what is wrong with a file, and the short one of llama.py
+of_both_loaders = pytest.mark.parametrize("load", [load_pretrained, load_plainly], ids=["engine", "llama.py"])
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33]])
 ORIGINAL = {"compute_query": "wq", "compute_key": "wk", "compute_value": "wv", "compute_output": "wo"}
 
@@ -35,41 +41,77 @@ def assert_same_model(one: Llama, other: Llama) -> None:
     assert torch.equal(one(TOKENS)[0], other(TOKENS)[0])
 
 
+@of_both_loaders
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_every_way_of_naming_loads(tmp_path: Path, prefix: str, is_zip: bool):
+def test_every_way_of_naming_loads(tmp_path: Path, prefix: str, is_zip: bool, load: Callable):
     model = random_llama()
     for name, state in (("course", model.state_dict()), ("original", original_names(model.state_dict(), prefix))):
         path = tmp_path / f"{name}.pt"
         content = {"model": state, "model_args": vars(model.config), "iter_num": 7, "best_val_loss": torch.tensor(1.5)}
         torch.save(content, path, _use_new_zipfile_serialization=is_zip)
-        assert_same_model(load_pretrained(path), model)
+        assert_same_model(load(path), model)
 
 
+@of_both_loaders
 @pytest.mark.parametrize("left_out", ["output.weight", "tok_embeddings.weight"])
-def test_a_tied_matrix_may_be_stored_once(tmp_path: Path, left_out: str):
+def test_a_tied_matrix_may_be_stored_once(tmp_path: Path, left_out: str, load: Callable):
     state = random_llama().state_dict()
     del state[left_out]
-    loaded = load_pretrained(write(tmp_path / "once.pt", state))
+    loaded = load(write(tmp_path / "once.pt", state))
     assert_same_model(loaded, random_llama())
     assert loaded.output.weight is loaded.tok_embeddings.weight
 
 
-def test_half_precision_weights_become_float32(tmp_path: Path):
+@of_both_loaders
+def test_half_precision_weights_become_float32(tmp_path: Path, load: Callable):
     state = {name: tensor.bfloat16() for name, tensor in random_llama().state_dict().items()}
-    loaded = load_pretrained(write(tmp_path / "half.pt", state))
+    loaded = load(write(tmp_path / "half.pt", state))
     assert loaded.dtype == torch.float32
     assert torch.equal(loaded.norm.weight, state["norm.weight"].float())
 
 
-def test_attention_is_the_argument_else_the_checkpoint_else_bidirectional(tmp_path: Path):
+@of_both_loaders
+def test_attention_is_the_argument_else_the_checkpoint_else_bidirectional(tmp_path: Path, load: Callable):
     declared = save_checkpoint(tmp_path / "declared.pt", random_llama(attention="causal"))
     args = {name: value for name, value in vars(random_llama().config).items() if name != "attention"}
     silent = save_checkpoint(tmp_path / "silent.pt", random_llama(), **args)
-    assert load_pretrained(silent).config.attention == "bidirectional"
-    assert load_pretrained(silent, attention="causal").config.attention == "causal"
-    assert load_pretrained(declared).config.attention == "causal"
-    assert load_pretrained(declared, attention="bidirectional").config.attention == "bidirectional"
+    assert load(silent).config.attention == "bidirectional"
+    assert load(silent, attention="causal").config.attention == "causal"
+    assert load(declared).config.attention == "causal"
+    assert load(declared, attention="bidirectional").config.attention == "bidirectional"
+
+
+@of_both_loaders
+def test_loading_moves_the_random_generator_as_making_a_model_does(tmp_path: Path, load: Callable):
+    """A seed means the same head and the same shuffling here as in the course's code."""
+    path = save_checkpoint(tmp_path / "model.pt", random_llama())
+    torch.manual_seed(5)
+    Llama(random_llama_config := LlamaConfig.from_preset("tiny"))
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    assert load(path).config == random_llama_config and torch.equal(torch.rand(3), expected)
+
+
+@of_both_loaders
+def test_no_code_of_a_file_is_run(tmp_path: Path, load: Callable):
+    class Code:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save({"model": random_llama().state_dict(), "model_args": {"dim": Code()}}, tmp_path / "code.pt")
+    with pytest.raises((UserError, pickle.UnpicklingError)):
+        load(tmp_path / "code.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_short_loader_refuses_what_does_not_fit_or_is_unknown(tmp_path: Path):
+    state = random_llama().state_dict()
+    with pytest.raises(ValueError, match="unknown keys: depth"):
+        load_plainly(write(tmp_path / "m.pt", state, **vars(random_llama().config), depth=3))
+    del state["layers.1.feed_forward.w2.weight"]
+    with pytest.raises(RuntimeError, match="layers.1.feed_forward.w2.weight"):
+        load_plainly(write(tmp_path / "m.pt", state))
 
 
 def test_every_misfit_is_named(tmp_path: Path):
@@ -105,7 +147,7 @@ def test_a_blueprint_is_the_model_without_its_numbers():
         assert torch.equal(torch.get_rng_state(), before)
         assert {tensor.device.type for tensor in blueprint.parameters()} == {"meta"}
         shapes = [{name: tensor.shape for name, tensor in m.state_dict().items()} for m in (blueprint, Llama(config))]
-        assert shapes[0] == shapes[1] and sorted(shapes[0]) == sorted(n.ours for n in weights.all_names(config))
+        assert shapes[0] == shapes[1] and sorted(shapes[0]) == sorted(n.ours for n in names.all_names(config))
 
 
 def test_loading_moves_the_random_generator_as_drawing_the_model_does(tiny_checkpoint: Path):

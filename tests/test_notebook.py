@@ -93,6 +93,7 @@ def test_a_cell_that_fails_is_said_and_nothing_is_written(tmp_path: Path):
         pytest.skip("the notebook needs nbclient and ipykernel: setup.sh --notebook")
     shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "utils.py", tmp_path)
+    shutil.copytree(ROOT / "engine", tmp_path / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "notebooks" / "assignment.py").write_text("# %%\nraise ValueError('so it is')\n")
     before = (tmp_path / "notebooks" / "assignment.ipynb").read_bytes()
     done = subprocess.run([sys.executable, "-m", "notebooks"], cwd=tmp_path, capture_output=True, text=True)

@@ -17,15 +17,16 @@ import pytest
 import torch
 from conftest import ROOT, asset
 
-from batches import EncodingRules, LlamaDataset, TextWindows
 from classifier import LlamaZeroShotClassifier
-from course import create_data
+from engine.batches import EncodingRules, LlamaDataset, TextWindows
+from engine.data import create_data
+from engine.tasks import NextToken
+from engine.training import evaluate
+from engine.weights import load_pretrained
 from grading import published
 from grading.published import PublishedLabels
-from llama import Llama, load_pretrained
-from tasks import NextToken
+from llama import Llama
 from tokenizer import Tokenizer
-from training import evaluate
 
 ATTENTION = ["bidirectional", "causal"]
 

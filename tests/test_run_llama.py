@@ -23,25 +23,18 @@ import torch
 from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from error_helpers import check_one_error
 
-import batches
 import classifier
-import columns
-import course
 import fast.apply
 import fast.decode
 import llama
 import optimizer
-import parallel
-import runs
-import saver
-import sentences
-import tasks
 import tokenizer
-import training
 import utils
 from advanced import decoding
-from columns import Columns
-from storage import load_tensors
+from engine import batches, columns, data, processes, programs, sampling, saved, saver, stream, training, weights
+from engine import torchrun as engine_torchrun
+from engine.columns import Columns
+from engine.storage import load_tensors
 
 PREFIX = (
     "I have wanted to see this thriller for a while, and it didn't disappoint. "
@@ -82,7 +75,7 @@ def lora(name: str) -> Callable[[dict], float]:
 
 
 def sampled(name: str) -> Callable[[dict], list]:
-    return lambda seen: [each[name] for each in seen["generate.sampling"]]
+    return lambda seen: seen[f"Sampling.{name}"]
 
 
 FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arrives (calls of functions), and as what
@@ -160,7 +153,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
 }  # fmt: skip
 
 
-class Alone(tasks.World):
+class Alone(processes.World):
     """A group of one process."""
 
     def require_alike(self, facts: dict[str, Any]) -> None:
@@ -189,8 +182,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             monkeypatch.setattr(place, name, noting)
 
     for owner, name in (
-        (course, "create_data"), (training, "fit"), (batches.LlamaDataset, "loader"), (llama, "load_pretrained"),
-        (columns, "read_examples"), (sentences, "read_sentences"), (runs, "load_classifier"),
+        (data, "create_data"), (training, "fit"), (batches.LlamaDataset, "loader"), (weights, "load_pretrained"),
+        (columns, "read_examples"), (stream, "read_sentences"), (saved, "load_classifier"),
         (utils, "seed_everything"),
         (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
         (classifier.LlamaZeroShotClassifier, "__init__"),
@@ -198,12 +191,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         note(owner, name)
     for search in (decoding.BeamSearch, decoding.ContrastiveSearch):
         note(search, "__init__")
+    note(sampling.Sampling, "__init__")
     note(saver.Saver, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))
     note(fast.apply, "accelerate", lambda *args, **purpose: [])
     note(fast.decode, "decoder", lambda model, *args, **purpose: model)
     note(llama.Llama, "generate", lambda model, idx, *args, **settings: idx)
-    note(parallel, "join", lambda *args, **settings: nullcontext(Alone()))
+    note(engine_torchrun, "join", lambda *args, **settings: nullcontext(Alone()))
     return noted
 
 
@@ -274,7 +268,7 @@ def test_generate_continues_the_sentence_and_writes_two_files(drive: Callable, t
     out = drive("--option", "generate", "--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 20)
     its = tokenizer.Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
     ids = torch.tensor([its.encode(PREFIX, bos=True, eos=False)])
-    greedy = its.decode(llama.load_pretrained(tiny_checkpoint).generate(ids, 20, temperature=0.0)[0].tolist())
+    greedy = its.decode(weights.load_pretrained(tiny_checkpoint).generate(ids, 20, temperature=0.0)[0].tolist())
     texts = {path.name: path.read_bytes().decode() for path in tmp_path.iterdir()}
     assert set(texts) == {"generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt"}
     assert texts["generated-sentence-temp-0.txt"] == greedy
@@ -313,8 +307,8 @@ def test_a_folder_that_lacks_something_is_no_absent_folder(tmp_path: Path, monke
     (tmp_path / "folder_with_a_hole").mkdir()
     (tmp_path / "folder_with_a_hole" / "__init__.py").write_text("import nowhere_to_be_found\n")
     with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
-        utils.import_folder("folder_with_a_hole")
-    assert utils.import_folder("nowhere_to_be_found") is None
+        programs.import_folder("folder_with_a_hole")
+    assert programs.import_folder("nowhere_to_be_found") is None
 
 
 def test_training_data_alone_are_shuffled(seen: dict[str, Any], drive: Callable, classify_flags: Callable):
@@ -476,20 +470,32 @@ for command in {commands}:
 """
 
 
-def test_the_root_modules_alone_run_the_three_commands(course_folder: Path, run: Callable):
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, course_folder)
+# the modules of the assignment's list
+LISTED = "run_llama base_llama llama rope classifier config optimizer tokenizer utils".split()
+
+
+@pytest.mark.parametrize("flags", [[], ["--help"], ["--list-methods"], ["--no-such-flag"], COMMANDS["prompt"]])
+def test_without_the_engine_every_call_is_one_line(course_folder: Path, run: Callable, flags: list[str]):
+    for name in LISTED:
+        shutil.copy(ROOT / f"{name}.py", course_folder)
+    before = sorted(course_folder.rglob("*"))
+    done = run(course_folder / "run_llama.py", *flags, cwd=course_folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    check_one_error(done.returncode, done.stderr, "needs the folder engine/")
+    assert done.stdout == "" and sorted(course_folder.rglob("*")) == before
+
+
+def test_the_listed_modules_and_the_engine_run_the_three_commands(course_folder: Path, run: Callable):
+    for name in LISTED:
+        shutil.copy(ROOT / f"{name}.py", course_folder)
+    shutil.copytree(ROOT / "engine", course_folder / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     commands = [[str(word) for word in flags] for flags in ([], COMMANDS["prompt"], COMMANDS["finetune"])]
     (course_folder / "all.py").write_text(ALL_COMMANDS.format(commands=commands))
     succeed(run(course_folder / "all.py", cwd=course_folder))
     assert len(list(course_folder.glob("*-output.txt"))) == 4
     (course_folder / "generated-sentence-temp-0.txt").unlink()
 
-    torchrun = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for flags, environment, words in (
-        (["--precision", "bf16"], {}, ["--precision bf16", "fast/"]),
-        (["--option", "prompt"], torchrun, ["several processes need the folder parallel/"]),
-    ):
-        done = run(course_folder / "run_llama.py", *flags, cwd=course_folder, env=environment)
-        check_one_error(done.returncode, done.stderr, *words)
+    refused = (["--precision", "bf16"], "fast/"), (["--beam", "2"], "advanced/"), (["--list-methods"], "advanced/")
+    for flags, word in refused:
+        done = run(course_folder / "run_llama.py", *flags, cwd=course_folder)
+        check_one_error(done.returncode, done.stderr, word)
     assert not (course_folder / "generated-sentence-temp-0.txt").exists()

@@ -16,8 +16,9 @@ import torch
 from conftest import ROOT, random_llama, save_checkpoint
 
 import utils
-from llama import load_pretrained
-from storage import NameLock, load_tensors, save_tensors
+from engine.locks import NameLock
+from engine.storage import load_tensors, save_tensors
+from engine.weights import load_pretrained
 from utils import UserError, atomic_write, host_name
 
 CONTENT = {"model": {"a": torch.arange(3000.0), "b": torch.ones(7)}, "empty": torch.ones(0), "epoch": 3}
@@ -264,7 +265,7 @@ def test_a_dead_ones_lock_is_removed_by_one_at_a_time(tmp_path: Path):
 
 
 def test_no_module_needs_the_kernels_locks():
-    code = "import sys; sys.modules['fcntl'] = None; import storage, utils, training, run_llama"
+    code = "import sys; sys.modules['fcntl'] = None; import engine.locks, engine.storage, engine.training, run_llama"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

@@ -1,4 +1,4 @@
-"""The rules of the layout: who may import whom, no star imports, nothing happens at import, functions fit a screen."""
+"""The rules of the layout: who may import whom, no circles, no star imports, nothing happens at import."""
 
 from __future__ import annotations
 
@@ -8,164 +8,162 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NEED_NUMBA = {"loops", "engine", "head"}  # the others import without it
-LEVELS = (
-    {"utils"},
-    {"storage", "course"},
-    {"columns", "config", "rope", "tokenizer", "optimizer"},
-    {"plan", "sentences"},
-    {"base_llama"},
-    {"cache", "sampling"},
-    {"llama"},
-    {"weights"},
-    {"classifier", "batches", "tasks"},
-    {"training"},
-    {"saver", "families"},
-    {"runs"},
-    {"arguments", "reports"},
-    {"finetuning", "generation"},
-    {"run_llama"},
-)
-LAZILY = {("llama", "weights")}  # the course's scripts look for `load_pretrained` in llama.py
-LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+NEED_NUMBA = {"loops", "loop_engine", "head"}  # the others import without it
+MODEL_HALF = {"config", "utils", "rope", "tokenizer", "optimizer", "base_llama", "llama", "classifier"}
 GRADERS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
-FOLDERS = (*"advanced benchmarks bert checkpoints convert explore fast grading parallel tests".split(),)
-LAZY = {"advanced", "bert", "convert", "explore", "fast", "parallel"}  # imported where they are wanted
-ALLOWED_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
-PARTS = ("bert/drawings", "explore/components")  # folders in those folders
+# a folder imports those with a smaller number, and itself; of one number none imports another
+FLOORS = {
+    "engine": 1,
+    "explore": 2, "convert": 2, "fast": 2,
+    "advanced": 3,
+    "bert": 4,
+    "benchmarks": 5, "checkpoints": 5, "notebooks": 5,
+}  # fmt: skip
+CORE_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
+OPTIONAL_LIBRARIES = {  # imported inside of functions, named in pyproject.toml
+    "convert": {"gguf", "onnx", "onnxruntime", "onnxscript", "tokenizers", "safetensors"},
+    "engine": {"tensorboard"},
+}
 SOURCES = sorted(
     path
-    for pattern in ("", *(f"{folder}/" for folder in (*FOLDERS, *PARTS)), "notebooks/__", "tests/*/")
-    for path in ROOT.glob(f"{pattern}*.py")
-    if path.is_file()
+    for pattern in ("*.py", "*/*.py", "*/*/*.py", "*/*/*/*.py")
+    for path in ROOT.glob(pattern)
+    if not path.relative_to(ROOT).parts[0].startswith(".") and path.name != "assignment.py"
 )
-ROOT_SOURCES = [path for path in SOURCES if path.parent == ROOT]
-FAST_SOURCES = [path for path in SOURCES if path.parent == ROOT / "fast"]
-BERT_SOURCES = [path for path in SOURCES if path.parent == ROOT / "bert"]
-CONVERT_SOURCES = [path for path in SOURCES if path.parent == ROOT / "convert"]
-CONVERT_LEVELS = (
-    {"__init__", "directory", "formats"},
-    {"tokenizer", "vocabulary"},
-    {"gguf", "hugging_face", "llama2c", "onnx"},
-    {"__main__", "compare"},
-)
-CONVERT_LIBRARIES = {"gguf", "onnx", "onnxruntime", "onnxscript", "tokenizers"}  # and safetensors, by its name
-BERT_LEVELS = (
-    {"__init__", "categories", "config", "questions", "squad", "tasks"},
-    {"basic", "model", "names", "unpadded"},
-    {"attention", "heads", "wordpiece"},
-    {"kernels", "load", "package", "pairs", "spans", "vocabulary"},
-    {"examples", "family", "merges", "save", "texts"},
-    {"directory", "pretrain"},
-    {"answering", "pretraining"},
-    {"compare", "run"},
-)
-BERT_LAZILY = {("pretrain", "pretraining")}  # flags are checked before PyTorch is imported
-BERT_KERNELS = {"attention", "kernels"}  # which fast/ asks for by name; without it, they are not imported
-HELD = {*LAZY, "grading", "drawings", "components"}
-PACKAGE = [path for path in SOURCES if path.parent == ROOT or path.parent.name in HELD]
+PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "tests"]
+BY_CHECKPOINTS = {path.stem for path in (ROOT / "checkpoints").glob("*.py")}  # which import one another by these names
+
+
+def folder_of(path: Path) -> str:
+    """The first folder of a file, "" for one in the root."""
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def name_of(path: Path) -> str:
+    """`engine.text.flags`; of a package, its own."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {name_of(path): path for path in PRODUCT} | {
+    path.stem: path for path in PRODUCT if folder_of(path) == "checkpoints"
+}
+
+
+def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def modules_of(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The modules that an import names; of `from a import b`, `a.b` where that is a file of this package, else `a`."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    full = {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name if name in FILES else node.module for name in full}
 
 
 def imports(path: Path) -> set[str]:
-    """The top names of all modules that a file imports, lazily or not."""
-    return set().union(*map(names_of, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+    """All modules that a file imports, inside of functions or not."""
+    return set().union(*map(modules_of, import_nodes(path)))
 
 
-def names_of(node: ast.AST) -> set[str]:
-    """The top names that one import statement imports."""
-    if isinstance(node, ast.Import):
-        return {alias.name.split(".")[0] for alias in node.names}
-    return {(node.module or "").split(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+def top_names(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports(path)}
 
 
-def test_the_root_holds_the_modules_of_the_layout_and_no_other():
-    assert {path.stem for path in ROOT_SOURCES} == set(LEVEL) | GRADERS
+def ids(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
-def test_imports_point_one_way(path: Path):
-    for name in imports(path) & (set(LEVEL) | GRADERS):
-        assert name not in GRADERS
-        if path.stem in LEVEL and (path.stem, name) not in LAZILY:
-            assert LEVEL[name] < LEVEL[path.stem], f"{path.stem} imports {name}"
+# ------------------------------------------------------------------------------------------------ who imports whom
 
 
-def test_what_is_imported_against_the_order_is_imported_inside_of_a_function():
-    for module, name in LAZILY:
-        assert not any(name in names_of(node) for node in ast.parse((ROOT / f"{module}.py").read_text()).body)
+def test_the_root_holds_the_modules_of_the_assignment_and_no_other():
+    assert {path.stem for path in ROOT.glob("*.py")} == MODEL_HALF | GRADERS | {"run_llama"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("name", sorted(MODEL_HALF))
+def test_the_model_half_is_closed(name: str):
+    """Its files import one another, and of all else the standard library and the five libraries alone."""
+    foreign = top_names(ROOT / f"{name}.py") - set(sys.stdlib_module_names) - CORE_LIBRARIES
+    assert foreign <= MODEL_HALF - {name}
+
+
+@pytest.mark.parametrize("path", [path for path in PRODUCT if folder_of(path) in FLOORS], ids=ids)
+def test_folders_import_downwards(path: Path):
+    folder = folder_of(path)
+    for name in imports(path):
+        top = name.partition(".")[0]
+        if top in FLOORS and top != folder:
+            assert FLOORS[top] < FLOORS[folder], f"{ids(path)} imports {name}"
+        assert top not in GRADERS | {"run_llama"}, f"{ids(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in PRODUCT if folder_of(path) == "engine"], ids=ids)
+def test_the_engine_asks_other_folders_by_name(path: Path):
+    """By way of `programs.import_folder` and `import_part`, which say in one line that a folder is absent."""
+    assert top_names(path) - set(sys.stdlib_module_names) - CORE_LIBRARIES - OPTIONAL_LIBRARIES["engine"] <= {
+        "engine", "grading", *MODEL_HALF,
+    }  # fmt: skip
+
+
+def test_no_file_imports_one_that_imports_it():
+    graph = {}
+    for path in PRODUCT:
+        mine = name_of(path)
+        graph[mine] = {name_of(FILES[name]) for name in imports(path) if name in FILES} - {mine}
+        assert mine not in imports(path)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(error.args[1][::-1]))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_nothing_imports_the_driver(path: Path):
     assert "run_llama" not in imports(path)
 
 
-@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
-def test_the_root_modules_need_the_core_libraries_alone(path: Path):
-    foreign = imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - ALLOWED_LIBRARIES
-    assert foreign <= {*LAZY, *({"grading"} if path.stem in GRADERS else ())}
-
-
-@pytest.mark.parametrize("path", ROOT_SOURCES, ids=lambda path: path.name)
-def test_the_root_imports_its_folders_only_inside_of_functions(path: Path):
+@pytest.mark.parametrize("path", [path for path in PRODUCT if folder_of(path) == "convert"], ids=ids)
+def test_convert_imports_other_libraries_inside_of_functions(path: Path):
+    foreign = top_names(path) - set(sys.stdlib_module_names) - MODEL_HALF - {"convert", "engine"}
+    assert foreign <= CORE_LIBRARIES | OPTIONAL_LIBRARIES["convert"]
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not is_for_types:
-            assert not any(LAZY & names_of(inner) for inner in ast.walk(node))
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            assert not OPTIONAL_LIBRARIES["convert"] & {name.partition(".")[0] for name in modules_of(node)}
 
 
-@pytest.mark.parametrize("path", BERT_SOURCES, ids=lambda path: path.name)
-def test_bert_imports_point_one_way_and_need_the_core_libraries_alone(path: Path):
-    level = {name: level for level, names in enumerate(BERT_LEVELS) for name in names}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "bert":
-            names = [node.module.partition(".")[2]] if "." in node.module else [alias.name for alias in node.names]
-            later = {name for name in names if level[name] >= level[path.stem]}
-            assert not later or (path.stem, *later) in BERT_LAZILY, ast.unparse(node)
-    folders = {"advanced", "bert", "convert"} | ({"fast"} if path.stem in BERT_KERNELS else set())
-    assert imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - folders <= ALLOWED_LIBRARIES
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+BERT_KERNELS = {"attention", "kernels"}  # which fast/ asks for by name; without it, they are not imported
 
 
-@pytest.mark.parametrize("path", CONVERT_SOURCES, ids=lambda path: path.name)
-def test_convert_imports_point_one_way_and_other_libraries_inside_of_functions(path: Path):
-    level = {name: level for level, names in enumerate(CONVERT_LEVELS) for name in names}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "convert":
-            names = [node.module.partition(".")[2]] if "." in node.module else [alias.name for alias in node.names]
-            assert all(level[name] < level[path.stem] for name in names), ast.unparse(node)
-    foreign = imports(path) - set(sys.stdlib_module_names) - set(LEVEL) - {"convert"}
-    assert foreign <= ALLOWED_LIBRARIES | CONVERT_LIBRARIES
-    assert not any(CONVERT_LIBRARIES & names_of(node) for node in tree.body)
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+@pytest.mark.parametrize("path", sorted((ROOT / "bert").glob("*.py")), ids=ids)
+def test_bert_needs_the_core_libraries_alone(path: Path):
+    folders = {"advanced", "bert", "convert", "engine"} | ({"fast"} if path.stem in BERT_KERNELS else set())
+    assert top_names(path) - set(sys.stdlib_module_names) - MODEL_HALF - folders <= CORE_LIBRARIES
 
 
-def test_root_modules_are_as_long_as_the_page_says():
-    """structure.md gives a bound, and names those that are longer, with their reasons."""
-    page = (ROOT / "structure.md").read_text(encoding="utf-8")
-    bound, of_llama = re.search(r"have (\d+) lines at most, `llama.py` (\d+)", page).groups()
-    reasons = page[page.index("Longer are") : page.index("\n\n", page.index("Longer are"))]
-    named = {*re.findall(r"`(\w+\.py)`", reasons)}
-    for path in ROOT.glob("*.py"):
-        length = len(path.read_text(encoding="utf-8").splitlines())
-        limit = int(of_llama if path.name == "llama.py" else bound)
-        assert (length > limit) == (path.name in named), f"{path.name} has {length} lines"
+def test_the_table_of_editions_imports_nothing():
+    """Of what the graders import, `tests/grading/test_copies.py` tells."""
+    assert not top_names(ROOT / "grading" / "editions.py") - set(sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
-        *((name, {"torch"}) for name in ("columns", "config", "course", "sentences", "tokenizer")),
-        *((name, {"torch"}) for name in ("advanced/__init__", "advanced/table")),
-        *((name, {"argparse", "arguments", "reports"}) for name in ("training", "saver", "tasks", "batches")),
-        *((name, {"argparse", "arguments", "reports"}) for name in ("families", "runs")),
+        *((f"engine/{name}", {"torch"}) for name in ("columns", "data", "stream", "flags", "arguments")),
+        *((f"engine/{name}", {"torch"}) for name in ("files", "locks", "lineage", "text/flags")),
+        *((name, {"torch"}) for name in ("config", "tokenizer", "advanced/__init__", "advanced/table")),
+        *(
+            (f"engine/{name}", {"argparse", "engine.arguments", "engine.reports"})
+            for name in ("training", "methods", "saver", "tasks", "processes", "batches", "families", "runs", "saved")
+        ),
         *((f"bert/{name}", {"torch"}) for name in ("__init__", "basic", "categories", "config", "names", "wordpiece")),
     ],
 )
@@ -173,13 +171,38 @@ def test_what_a_module_must_not_import(module: str, banned: set[str]):
     assert not imports(ROOT / f"{module}.py") & banned
 
 
-@pytest.mark.parametrize("module", sorted(set(LEVEL) - {"run_llama", "finetuning", "generation", "reports", "utils"}))
-def test_only_programs_print(module: str):
-    calls = (node for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())) if isinstance(node, ast.Call))
+# ------------------------------------------------------------------------------------------------------- the code
+
+
+def test_modules_are_as_long_as_the_page_says():
+    """structure.md gives a bound for each folder, and names the files that are longer, with their reasons."""
+    page = (ROOT / "structure.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `?([a-z_]+\.py|[a-z]+/|others)`? \| at most (\d+)", page, re.MULTILINE)
+    bounds = {name: int(lines) for name, lines in rows}
+    longer = dict(re.findall(r"^\| `([\w/]+\.py)` \| (\d+) lines: ", page, re.MULTILINE))
+    assert {"llama.py", "base_llama.py", "utils.py", "engine/", "grading/"} <= bounds.keys()
+    for path in PRODUCT:
+        limit = bounds.get(ids(path), bounds.get(f"{folder_of(path)}/", bounds["others"]))
+        length = len(path.read_text(encoding="utf-8").splitlines())
+        assert (length > limit) == (ids(path) in longer), f"{ids(path)} has {length} lines, the bound is {limit}"
+        assert longer.get(ids(path), str(length)) == str(length), f"{ids(path)} has {length} lines"
+
+
+PRINT = {"finetuning", "generation", "reports", "programs", "runs", "flags"}  # the last two of engine/text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / f"{name}.py" for name in sorted(MODEL_HALF - {"utils"})]
+    + [path for path in PRODUCT if folder_of(path) == "engine" and path.stem not in PRINT],
+    ids=ids,
+)
+def test_only_programs_print(path: Path):
+    calls = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
     assert not any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_no_star_imports_no_globals_no_module_level_statements(path: Path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -188,11 +211,14 @@ def test_no_star_imports_no_globals_no_module_level_statements(path: Path):
     for node in tree.body:
         if isinstance(node, ast.Expr):
             is_docstring = isinstance(node.value, ast.Constant)
-            is_path_insert = path.parent.name == "checkpoints" and "sys.path" in ast.unparse(node)
+            is_path_insert = folder_of(path) == "checkpoints" and "sys.path" in ast.unparse(node)
             assert is_docstring or is_path_insert, ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.name)
+READ = [path for path in PRODUCT if folder_of(path) not in ("benchmarks", "checkpoints")]
+
+
+@pytest.mark.parametrize("path", READ, ids=ids)
 def test_functions_fit_on_a_screen(path: Path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -201,10 +227,13 @@ def test_functions_fit_on_a_screen(path: Path):
 
 def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
     absent = set() if importlib.util.find_spec("numba") else NEED_NUMBA
-    fast = [f"fast.{path.stem}" for path in FAST_SOURCES if path.stem not in {"__init__", *absent}]
-    bert = [f"bert.{path.stem}" for path in BERT_SOURCES]
-    names = ", ".join(sorted(set(LEVEL) | GRADERS) + fast + bert)
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.dont_write_bytecode = True; import {names}"
+    folders = ("", "engine", "fast", "bert", "grading")
+    names = [
+        name_of(path)
+        for path in PRODUCT
+        if folder_of(path) in folders and path.stem not in {"__main__", *absent} and "drawings" not in path.parts
+    ]
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.dont_write_bytecode = True; import {', '.join(names)}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not list(tmp_path.iterdir())
@@ -220,6 +249,19 @@ def test_what_the_readmes_import_is_there():
     for node in nodes:
         module = importlib.import_module(node.module)
         assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+@pytest.mark.parametrize("folder", ["engine", "grading"])
+def test_the_page_of_a_folder_lists_its_files_in_reading_order(folder: str):
+    """Every file, each below those that it imports."""
+    page = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([\w/]+\.py)`", page, re.MULTILINE)
+    files = [path.relative_to(ROOT / folder).as_posix() for path in PRODUCT if folder_of(path) == folder]
+    assert sorted(listed) == sorted(name for name in files if not name.endswith("__init__.py"))
+    order = {name_of(ROOT / folder / name): number for number, name in enumerate(listed)}
+    for name, number in order.items():
+        later = {other for other in imports(FILES[name]) if order.get(other, -1) >= number}
+        assert not later, f"{name} imports {later}"
 
 
 def test_modules_of_the_tests_have_names_of_their_own():

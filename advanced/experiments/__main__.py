@@ -27,17 +27,9 @@ from advanced.experiments.render import Results, render, write_page
 from advanced.experiments.report import write_report
 from advanced.experiments.results import read_results, results_beside
 from advanced.experiments.runner import Runner, describe, take_over
-from arguments import check_page
-from utils import (
-    ArgumentParser,
-    Default,
-    UserError,
-    check_new,
-    check_writable,
-    import_folder,
-    run_main,
-    warn,
-)
+from engine.files import check_page
+from engine.programs import ArgumentParser, Default, check_new, check_writable, import_folder, run_main
+from utils import UserError, warn
 
 HERE = Path(__file__).resolve().parent
 

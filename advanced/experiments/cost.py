@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import METHODS, choose
 from advanced.experiments.grid import Model, model_of, path_of
-from course import Example, create_data, read_label_names
-from utils import ArgumentParser, Default, UserError, atomic_write, check_new, run_main
+from engine.data import Example, create_data, read_label_names
+from engine.programs import ArgumentParser, Default, check_new, run_main
+from utils import UserError, atomic_write
 
 if TYPE_CHECKING:
-    from runs import Run
+    from engine.runs import Run
 
 
 def trained(family: str, attention: str) -> list[str]:
@@ -90,9 +91,9 @@ class Nowhere:
 def assemble(work: Workload, subject: Subject) -> Run:
     import torch
 
-    import runs
     from advanced.experiments.trial import checkpoint_of
-    from plan import InputFile, Place, Plan
+    from engine.plan import InputFile, Place, Plan
+    from engine.runs import assemble
     from utils import seed_everything
 
     seed_everything(0)
@@ -104,25 +105,28 @@ def assemble(work: Workload, subject: Subject) -> Run:
         attention=work.attention if model.family == "llama" else None,
         methods=choose(subject.methods, family=model.family) if subject.methods else (),
     )  # fmt: skip
-    return runs.assemble(plan, Place(torch.device("cpu")))
+    return assemble(plan, Place(torch.device("cpu")))
 
 
 def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:
     """One pass over the sentences, as `fit` makes it; of the evaluation that ends it one sentence is left."""
-    import runs
+    from engine.families import encode_for
+    from engine.runs import fine_tune
 
-    train, dev = (runs.encode_for(run.model, run.tokenizer, each) for each in (examples, examples[:1]))
+    train, dev = (encode_for(run.model, run.tokenizer, each) for each in (examples, examples[:1]))
     start = time.perf_counter()
-    next(runs.fine_tune(run, train, dev, Nowhere(), progress=False))
+    next(fine_tune(run, train, dev, Nowhere(), progress=False))
     return time.perf_counter() - start
 
 
 def seconds_of_classification(run: Run, examples: list[Example]) -> float:
-    import runs
-    from training import evaluate, pretrained_of
+    from engine.families import encode_for
+    from engine.methods import pretrained_of
+    from engine.saved import loader_of
+    from engine.training import evaluate
 
-    dataset, device = runs.encode_for(run.model, run.tokenizer, examples), next(run.model.parameters()).device
-    loader = runs.loader_of(dataset, pretrained_of(run.model).config, run.plan.batch_size, device)
+    dataset, device = encode_for(run.model, run.tokenizer, examples), next(run.model.parameters()).device
+    loader = loader_of(dataset, pretrained_of(run.model).config, run.plan.batch_size, device)
     start = time.perf_counter()
     evaluate(run.model, loader, progress=False)
     return time.perf_counter() - start
@@ -158,7 +162,7 @@ def measure_time(
 def measure_memory(work: Workload, subject: Subject) -> int:
     import torch
 
-    from utils import peak_memory
+    from engine.programs import peak_memory
 
     seconds_of_a_turn(assemble(work, subject), work.sentences())
     return peak_memory(torch.device("cpu"))

@@ -26,9 +26,10 @@ from typing import Any
 
 from advanced import METHODS, choose
 from advanced.experiments.schema import check_table
-from advanced.lineage import checksum, identity_of
-from course import read_label_names
-from utils import UserError, find_asset, import_part, read_text, some, tokenizer_name, warn
+from engine.data import read_label_names
+from engine.lineage import checksum, identity_of
+from engine.programs import import_part, tokenizer_name
+from utils import UserError, find_asset, read_text, some, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",

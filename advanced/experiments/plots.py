@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from advanced.experiments.grid import Model, Table, size_in_words
 from advanced.experiments.render import Cell, Results, cells_of, labels_of
 from advanced.experiments.results import compare
-from course import majority_accuracy
+from engine.data import majority_accuracy
 
 WHY_NONE = 'matplotlib is not installed, so nothing is drawn: pip install "matplotlib>=3.8"'
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from advanced.experiments.grid import Model, Row, Table, Trial, path_of, size_in_words
 from advanced.experiments.results import Difference, Spread, compare, interval
-from course import create_data, has_gold_labels, majority_accuracy
+from engine.data import create_data, has_gold_labels, majority_accuracy
 from utils import UserError, atomic_write, read_text
 
 HEADER = (
@@ -80,7 +80,7 @@ def write_page(path: Path, text: str, flag: str) -> None:
 
 
 def makes_of(done: Results) -> list[str]:
-    """A line for every checkpoint that was made more than once (see `advanced.lineage`)."""
+    """A line for every checkpoint that was made more than once (see `engine.lineage`)."""
     weights: dict[str, set[str]] = {}
     for result in done.values():
         if "weights" in result:

@@ -24,9 +24,10 @@ from advanced.experiments.render import (
     render_choices,
     sources_of,
 )
-from advanced.experiments.results import FEWEST_SEEDS, Difference, compare, unpack
-from arguments import OUTPUT_WORDS
-from course import has_gold_labels, read_label_names
+from advanced.experiments.results import FEWEST_SEEDS, Difference, compare
+from engine.data import has_gold_labels, read_label_names
+from engine.flags import OUTPUT_WORDS
+from engine.outcome import unpack
 from utils import UserError, atomic_write, some, warn
 
 MOST_ROWS = 7  # of a table, so that the report keeps to three pages

@@ -5,11 +5,9 @@ Shapes: S seeds, n sentences.
 
 from __future__ import annotations
 
-import base64
 import glob
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.outcome import unpack
 from utils import UserError, read_text, warn
 
 FEWEST_SEEDS = 3  # that an interval over seeds is made of
@@ -180,15 +179,6 @@ def has_few_seeds(results: Sequence[Mapping[str, Any]]) -> bool:
 def predictions_of(results: Sequence[Mapping[str, Any]], split: str) -> np.ndarray:
     """results: one for each seed. Returns the classes, S n"""
     return np.array([unpack(result[split]["predictions"]) for result in results])
-
-
-def pack(predictions: Sequence[int]) -> str:
-    """Predicted classes as text, a third as long as a digit for each; a run has thousands of them."""
-    return base64.b64encode(zlib.compress(bytes(predictions), 9)).decode()
-
-
-def unpack(text: str) -> list[int]:
-    return list(zlib.decompress(base64.b64decode(text)))
 
 
 def compare(

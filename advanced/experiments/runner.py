@@ -15,7 +15,7 @@ from typing import NamedTuple
 from advanced.experiments.grid import Model, Trial
 from advanced.experiments.results import append_result, read_results, results_beside
 from advanced.experiments.trial import clear, commit_of_code, compute, end_with_parent, named
-from storage import NameLock
+from engine.locks import NameLock
 from utils import UserError, warn
 
 

@@ -19,8 +19,9 @@ from advanced.experiments.grid import Model, Table
 from advanced.experiments.plots import Panel, panels_of
 from advanced.experiments.render import difference_in_words, plain, spread, write_page
 from advanced.experiments.results import FEWEST_SEEDS, compare, read_results
-from course import majority_accuracy
-from utils import ArgumentParser, UserError, check_writable, run_main
+from engine.data import majority_accuracy
+from engine.programs import ArgumentParser, check_writable, run_main
+from utils import UserError
 
 HERE = Path(__file__).resolve().parent
 TABLES = ("full", "few-shot")

@@ -17,21 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from advanced import choose
 from advanced.experiments.grid import Model, Trial, path_of
-from advanced.experiments.results import pack
-from advanced.lineage import checksum, files_of
-from course import create_data, divide, has_gold_labels, read_label_names
-from utils import peak_memory, warn
+from engine.data import create_data, divide, has_gold_labels, read_label_names
+from engine.lineage import checksum, files_of
+from engine.outcome import pack
+from engine.programs import peak_memory
+from utils import warn
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from course import Example
-    from plan import InputFile, Place, Plan
-    from runs import Run
-    from saver import Saver
-    from tasks import Evaluation
+    from engine.data import Example
+    from engine.methods import EpochResult
+    from engine.plan import InputFile, Place, Plan
+    from engine.runs import Run
+    from engine.saver import Saver
+    from engine.tasks import Evaluation
     from tokenizer import Tokenizer
-    from training import EpochResult
 
 HERE = Path(__file__).resolve().parent
 SAMPLE = 1000  # training sentences that a zero-shot method is chosen on
@@ -41,7 +42,7 @@ def compute(trial: Trial, model: Model, work: Path, device: str, threads: int, c
     """The run, and where and with which code it was done. commit: as it was when this code was read."""
     import torch
 
-    from plan import Place
+    from engine.plan import Place
     from utils import choose_device
 
     torch.set_num_threads(threads)
@@ -103,22 +104,24 @@ def named(trial: Trial, model: Model) -> dict[str, Any]:
 
 
 def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:
-    import runs
     from advanced.added import trainable_parameters
-    from saver import best_of
+    from engine.families import encode_for
+    from engine.runs import assemble, compute_fast, fine_tune, saver_for
+    from engine.saved import load_classifier
+    from engine.saver import best_of
     from utils import seed_everything
 
     plan, names = _plan(trial, model)
     seed_everything(plan.seed)
-    run = runs.assemble(plan, place)
+    run = assemble(plan, place)
     train, held_out = divide(create_data(plan.train.path, len(names)), plan.seed, plan.shots, plan.hold_out)
     path = work.with_suffix(".pt")
-    saver = runs.saver_for(run, path, path.with_suffix(".resume"))
+    saver = saver_for(run, path, path.with_suffix(".resume"))
     history = _epochs_done(saver, run)
     chosen_on = held_out or create_data(plan.dev.path)
-    datasets = [runs.encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
+    datasets = [encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
     trainable = trainable_parameters(run.model)
-    history += runs.fine_tune(run, *datasets, saver, history=history, progress=False)
+    history += fine_tune(run, *datasets, saver, history=history, progress=False)
     best = best_of(history)
     figures = {
         "selection": best.dev_score,
@@ -133,8 +136,8 @@ def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str
     tokenizer = run.tokenizer
     del run
     if trial.phase == "final":
-        saved, _ = runs.load_classifier(path)
-        runs.compute_fast(saved, plan.precision, place, trains=False)
+        saved, _ = load_classifier(path)
+        compute_fast(saved, plan.precision, place, trains=False)
         figures |= _judge(saved, tokenizer, trial, place)
     return figures
 
@@ -149,7 +152,7 @@ def _epochs_done(saver: Saver, run: Run) -> list[EpochResult]:
     """The epochs that are done, with the run put where it was; none where the files are of other code's run."""
     if not saver.resume_path.is_file():
         return []
-    from saver import OtherRun
+    from engine.saver import OtherRun
 
     try:
         return saver.load_resume_point(run.model, run.optimizer)
@@ -160,8 +163,8 @@ def _epochs_done(saver: Saver, run: Run) -> list[EpochResult]:
 
 def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:
     """Zero-shot; where something is to be chosen, on a sample of the training data."""
-    import runs
-    from families import load_llama
+    from engine.families import load_llama
+    from engine.runs import assemble_zero_shot
 
     settings, names = dict(trial.settings), read_label_names(path_of(trial.data, "label_names"))
     llama, tokenizer = load_llama(
@@ -171,7 +174,7 @@ def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
     texts = [example.sentence for example in train]
     how = dict(texts=texts, precision=settings["precision"], place=place)
-    asked = runs.assemble_zero_shot(llama, tokenizer, names, methods, **how)
+    asked = assemble_zero_shot(llama, tokenizer, names, methods, **how)
     sample = random.Random(trial.seed).sample(train, min(SAMPLE, len(train)))
     if trial.phase == "tune":
         return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, place))["macro_f1"]}
@@ -179,7 +182,7 @@ def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]
 
 
 def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
-    from plan import InputFile, Plan
+    from engine.plan import InputFile, Plan
 
     names = read_label_names(path_of(trial.data, "label_names"))
     files = {split: InputFile.of(path_of(trial.data, split)) for split in ("train", "dev")}
@@ -203,7 +206,7 @@ def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
 
 def checkpoint_of(model: Model) -> InputFile:
     """As a plan has it: the file, or the directory with the files in it that count."""
-    from plan import InputFile
+    from engine.plan import InputFile
 
     return InputFile.of(model.checkpoint, files_of(model.checkpoint) if Path(model.checkpoint).is_dir() else ())
 
@@ -222,11 +225,13 @@ def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -
 def _evaluate(
     model: nn.Module, tokenizer: Tokenizer, examples: list[Example], trial: Trial, place: Place
 ) -> Evaluation:
-    import runs
-    from training import evaluate, pretrained_of
+    from engine.families import encode_for
+    from engine.methods import pretrained_of
+    from engine.saved import loader_of
+    from engine.training import evaluate
 
-    dataset = runs.encode_for(model, tokenizer, examples)
-    loader = runs.loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], place.device)
+    dataset = encode_for(model, tokenizer, examples)
+    loader = loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], place.device)
     return evaluate(model, loader, progress=False)
 
 

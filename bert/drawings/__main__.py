@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bert.drawings.svg import Drawing
-from utils import ArgumentParser, UserError, atomic_write, run_main
+from engine.programs import ArgumentParser, run_main
+from explore.svg import Drawing
+from utils import UserError, atomic_write
 
 FOLDER = Path(__file__).parent
 

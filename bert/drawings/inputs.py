@@ -12,25 +12,12 @@ from torch import nn
 
 from bert.basic import words
 from bert.config import BertConfig
-from bert.drawings.svg import (
-    CELL,
-    FAINT,
-    GREEN,
-    GREY,
-    MARGIN,
-    ORANGE,
-    PURPLE,
-    SEGMENTS,
-    WHITE,
-    WIDTH,
-    Drawing,
-    columns,
-)
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.model import Embeddings
 from bert.pairs import Document
 from bert.wordpiece import SPECIAL, WordPiece
-from tasks import NO_TARGET
+from engine.tasks import NO_TARGET
+from explore.svg import CELL, FAINT, GREEN, GREY, MARGIN, ORANGE, PURPLE, SEGMENTS, WHITE, WIDTH, Drawing, columns
 
 SENTENCE = "The ferry leaves the harbour at dawn and comes back with the evening tide full of salt and gulls"
 LAMP = """The lamp was lit at dusk.

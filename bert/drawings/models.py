@@ -14,12 +14,12 @@ import bert.model
 import llama
 from bert.config import BertConfig
 from bert.drawings.probe import Reading, order_of, reading_of, who_sees_whom
-from bert.drawings.svg import BLUE, CELL, FAINT, GREEN, GREY, MARGIN, ORANGE, PURPLE, SEGMENTS, WHITE, Drawing, columns
 from bert.heads import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 from bert.spans import windows_of
 from bert.squad import Answer, Question
 from bert.wordpiece import SPECIAL, Encoding, WordPiece
 from config import LlamaConfig
+from explore.svg import BLUE, CELL, FAINT, GREEN, GREY, MARGIN, ORANGE, PURPLE, SEGMENTS, WHITE, Drawing, columns
 
 # ---------------------------------------------------------------------------------------------------- set-ups
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from utils import ArgumentParser, UserError, atomic_write, run_main
+from engine.programs import ArgumentParser, run_main
+from utils import UserError, atomic_write
 
 
 def main() -> None:

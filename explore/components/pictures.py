@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from bert.drawings.svg import BLUE, CELL, FAINT, GREEN, GREY, INK, MARGIN, ORANGE, PURPLE, WIDTH, Drawing, Paint
-from bert.drawings.svg import columns as placed
-from cache import causal_mask, padded_causal_mask
+from base_llama import causal_mask, padded_causal_mask
+from engine.weights import load_pretrained
 from explore.look import lenses, match_at_distance, read, turned
-from llama import Llama, load_pretrained
+from explore.svg import BLUE, CELL, FAINT, GREEN, GREY, INK, MARGIN, ORANGE, PURPLE, WIDTH, Drawing, Paint
+from explore.svg import columns as placed
+from llama import Llama
 from optimizer import AdamW
 from tokenizer import Tokenizer
 

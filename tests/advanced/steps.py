@@ -8,8 +8,9 @@ import torch
 from test_methods import LABELS, TOKENS
 from torch import nn
 
-from tasks import CLASSIFICATION, Part, Task
-from training import Method, Step, _RandomState, prepare
+from engine.methods import Method, RandomState, Step, prepare
+from engine.processes import Part
+from engine.tasks import CLASSIFICATION, Task
 
 
 def prepared(model: nn.Module, *methods: Method) -> nn.Module:
@@ -30,7 +31,7 @@ def step_of(
 ) -> Step:
     """rows: those of this process."""
     batch = {"token_ids": tokens[rows], "labels": labels[rows]}
-    part, before = Part(batch, rows.start, rows.stop, len(tokens)), _RandomState(torch.device("cpu"))
+    part, before = Part(batch, rows.start, rows.stop, len(tokens)), RandomState(torch.device("cpu"))
     outputs = task.forward(model, batch)
     return Step(model, task, part, batch, outputs, 0, number, total, model, before, seed=3)
 

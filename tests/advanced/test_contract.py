@@ -13,12 +13,13 @@ import torch
 from conftest import SENTENCES
 from torch import nn
 
-import runs
 from advanced import METHODS, choose
-from course import Example, create_data, divide
-from plan import InputFile, Place, Plan
-from saver import Saver, best_of
-from training import EpochResult
+from engine import families, runs
+from engine import saved as saved_runs
+from engine.data import Example, create_data, divide
+from engine.methods import EpochResult
+from engine.plan import InputFile, Place, Plan
+from engine.saver import Saver, best_of
 from utils import UserError
 
 PLAIN = Place(torch.device("cpu"), kernels="plain")
@@ -42,7 +43,7 @@ class Done(NamedTuple):
     run: runs.Run
     history: list[EpochResult]
     saved: nn.Module
-    about: runs.SavedRun
+    about: saved_runs.SavedRun
 
 
 class Laboratory:
@@ -79,7 +80,7 @@ class Laboratory:
         examples = create_data(plan.train.path)[1:]  # so that one class is rarer
         train, dev = divide(examples, plan.seed, plan.shots, plan.hold_out)
         chosen_on = dev or create_data(plan.dev.path)
-        datasets = [runs.encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
+        datasets = [families.encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
         results = runs.fine_tune(run, *datasets, saver, history=history)
         return [*history, *itertools.islice(results, epochs)]
 
@@ -87,7 +88,7 @@ class Laboratory:
         run = self.assemble(self.plan(names, **changes))
         saver = self.saver(run)
         history = self.train(run, saver)
-        return Done(run, history, *runs.load_classifier(saver.model_path))
+        return Done(run, history, *saved_runs.load_classifier(saver.model_path))
 
 
 @pytest.fixture
@@ -98,8 +99,8 @@ def laboratory(tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path]) ->
 @torch.inference_mode()
 def outputs_of(model: nn.Module, run: runs.Run) -> torch.Tensor:
     """Of texts of several lengths in one batch. Returns b c"""
-    dataset = runs.encode_for(model, run.tokenizer, [Example(text, 0) for text in SENTENCES[:4]])
-    (batch,) = runs.loader_of(dataset, run.config, 4, torch.device("cpu"))
+    dataset = families.encode_for(model, run.tokenizer, [Example(text, 0) for text in SENTENCES[:4]])
+    (batch,) = saved_runs.loader_of(dataset, run.config, 4, torch.device("cpu"))
     return model.eval()(batch["token_ids"])
 
 
@@ -131,7 +132,7 @@ def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Labo
     save = saver.save_model
     saver.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
     history = laboratory.train(run, saver)
-    model, about = runs.load_classifier(saver.model_path)
+    model, about = saved_runs.load_classifier(saver.model_path)
     torch.testing.assert_close(outputs_of(model, run), seen[-1], rtol=0, atol=1e-6)
     assert about.epoch == best_of(history).epoch and about.identity == saver.identity
     plain = laboratory.done("", attention=attention, epochs=1, hold_out=run.plan.hold_out)
@@ -155,7 +156,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Labora
     assert figures[0] == figures[1]
     states = run.model.state_dict(), undisturbed.run.model.state_dict()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
-    saved = runs.load_classifier(saver.model_path)[0]
+    saved = saved_runs.load_classifier(saver.model_path)[0]
     assert torch.equal(outputs_of(saved, run), outputs_of(undisturbed.saved, run))
 
 

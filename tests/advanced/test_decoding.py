@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import asset, random_llama
+from conftest import asset, choosing, random_llama
 
-import runs
 from advanced.decoding import Beams, BeamSearch, ContrastiveSearch
-from arguments import check_args, get_args
-from llama import Llama, load_pretrained
-from sampling import penalize_repeats
+from engine import runs
+from engine.arguments import check_args
+from engine.flags import get_args
+from engine.programs import NeedsCausal
+from engine.sampling import penalize_repeats
+from engine.weights import load_pretrained
+from llama import Llama
 from tokenizer import Tokenizer
-from utils import NeedsCausal, UserError
+from utils import UserError
 
 PROMPTS = [[1, 45, 299, 7, 7, 120, 33], [1, 9], [1, 260, 14, 3, 88], [1]]
 NEW = 12
@@ -289,7 +292,7 @@ def test_a_bidirectional_model_is_refused():
 @pytest.mark.parametrize("penalty", [1.4, 0.8])
 def test_a_repetition_penalty_changes_what_is_searched(penalty: float):
     model = causal()
-    expected = model.generate(prompts(), NEW, 0.0, repetition_penalty=penalty)
+    expected = model.generate(prompts(), NEW, choose=choosing(0.0, repetition_penalty=penalty))
     assert not torch.equal(expected, model.generate(prompts(), NEW, 0.0))
     for search in (BeamSearch(model, 1), ContrastiveSearch(model, 0.0, 3)):
         assert torch.equal(search.generate(prompts(), NEW, repetition_penalty=penalty), expected)
@@ -340,7 +343,7 @@ def test_flags_make_the_text_at_temperature_0(drive: Callable, tiny_checkpoint: 
     drive(*flags)
     greedy, sampled = files_of(tmp_path)
     searches = (
-        ([], lambda **penalty: model.generate(idx, 20, 0.0, **penalty)),
+        ([], lambda **penalty: model.generate(idx, 20, choose=choosing(0.0, **penalty))),
         (["--beam", 4], lambda **penalty: BeamSearch(model, 4).generate(idx, 20, **penalty)),
         (["--contrastive", "0.6,5"], lambda **penalty: ContrastiveSearch(model, 0.6, 5).generate(idx, 20, **penalty)),
     )
@@ -387,7 +390,7 @@ def test_without_the_folder_a_search_is_an_error(
     drive: Callable, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ):
     for module in ("arguments", "families"):
-        monkeypatch.setattr(f"{module}.import_folder", lambda name: None)
+        monkeypatch.setattr(f"engine.{module}.import_folder", lambda name: None)
     with pytest.raises(UserError, match=f"{flags[0]} needs the folder advanced/"):
         drive("--pretrained-model-path", tiny_checkpoint, *flags)
     with pytest.raises(UserError, match="need the folder advanced/"):
@@ -401,7 +404,7 @@ def test_a_trained_model_repeats_itself_less(assets: Path):
     idx = torch.tensor([its.encode("Once upon a time", bos=True, eos=False)])
     greedy = model.generate(idx, 100, 0.0)[0].tolist()
     contrastive = ContrastiveSearch(model, 0.6, 5).generate(idx, 100)[0].tolist()
-    penalized = model.generate(idx, 100, 0.0, repetition_penalty=1.3)[0].tolist()
+    penalized = model.generate(idx, 100, choose=choosing(0.0, repetition_penalty=1.3))[0].tolist()
 
     def distinct(ids: list[int]) -> int:
         """How many different pairs of neighbours a text has."""

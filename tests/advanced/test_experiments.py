@@ -32,17 +32,16 @@ from advanced.experiments.results import (
     compare,
     interval,
     macro_f1_bootstrap,
-    pack,
     paired_bootstrap,
     read_results,
     results_beside,
-    unpack,
 )
 from advanced.experiments.schema import SETTINGS
 from config import PRESETS, LlamaConfig
-from course import create_data
+from engine.data import create_data
+from engine.outcome import pack, unpack
+from engine.plan import Place
 from llama import Llama
-from plan import Place
 from utils import UserError, sha256_of
 
 PLACE = Place(torch.device("cpu"), kernels="plain")
@@ -300,7 +299,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_last_epoch(
     (one, *_) = table.final(table.rows[0], "films", None, model, {})
     undisturbed = trial.run_trial(one, model, tmp_path, PLACE)
     trial.clear(one, model, tmp_path)
-    import runs
+    from engine import runs
 
     fine_tune, begun = runs.fine_tune, []
 

@@ -15,7 +15,6 @@ from test_contract import Laboratory, outputs_of
 from test_methods import TOKENS, classifier, exported, train
 from torch import nn
 
-import runs
 from advanced import choose, create
 from advanced.adapter import Adapter, Bottleneck
 from advanced.added import trainable_parameters
@@ -25,14 +24,16 @@ from advanced.experiments.grid import Table
 from advanced.lora import LoRA
 from advanced.padding_mask import PaddingMask
 from advanced.prefix import Prefix, keys_and_values
-from cache import KVCache, View, causal_mask
+from base_llama import KVCache, View, causal_mask
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
+from engine import saved
+from engine.methods import Method, prepare
+from engine.weights import load_pretrained
 from fast import accelerate, decoder
 from fast.attention import FusedAttention
-from llama import Attention, Llama, load_pretrained
+from llama import Attention, Llama
 from tokenizer import Tokenizer
-from training import Method, prepare
 
 ATTENTIONS = ["bidirectional", "causal"]
 FROZEN_TOGETHER = ("lora", "adapter", "prefix", "bitfit", "ema")
@@ -489,7 +490,7 @@ def test_what_several_have_made_together_is_what_is_saved(
     save = saver.save_model
     saver.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
     laboratory.train(run, saver)
-    model, about = runs.load_classifier(saver.model_path)
+    model, about = saved.load_classifier(saver.model_path)
     if precision == "bf16":
         accelerate(model, about.precision, generates=False)
     close = dict(atol=1e-6, rtol=0) if precision == "fp32" else dict(atol=0.05, rtol=0.02)  # a merged matrix is rounded

@@ -11,11 +11,11 @@ import pytest
 import torch
 from conftest import asset, drive_in, random_llama
 
-import arguments
 from advanced import METHODS
 from advanced.listing import count_trained, lines_of, trained_by
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
+from engine import flags as engine_flags
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -108,4 +108,4 @@ def test_another_tokenizer_is_an_error(tmp_path: Path, tiny_checkpoint: Path, as
 
 
 def test_the_flag_is_known():
-    assert arguments.get_args(["--list-methods"]).list_methods and not arguments.get_args([]).list_methods
+    assert engine_flags.get_args(["--list-methods"]).list_methods and not engine_flags.get_args([]).list_methods

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 
 from advanced.losses import ClassWeights, LabelSmoothing, Ordinal, SoftTargets
-from tasks import CLASSIFICATION, NO_TARGET, Task
-from training import Method
+from engine.methods import Method
+from engine.tasks import CLASSIFICATION, NO_TARGET, Task
 
 CLASSES, NOMINAL = 5, 8  # six rows in a batch of eight
 LOGITS = torch.randn(6, CLASSES, generator=torch.Generator().manual_seed(0))

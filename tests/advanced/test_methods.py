@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,18 +23,20 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import advanced
-import arguments
-import runs
 from advanced import METHODS, ChosenMethod, MethodEntry, choose, create
 from advanced.ema import EMA
 from advanced.lora import LoRA
 from classifier import LlamaEmbeddingClassifier
+from engine import arguments, runs
+from engine import flags as engine_flags
+from engine import saved as saved_runs
+from engine.methods import Method, Step, prepare
+from engine.processes import Part
+from engine.storage import load_tensors
+from engine.tasks import CLASSIFICATION
+from engine.weights import load_pretrained
 from fast import accelerate
-from llama import load_pretrained
 from optimizer import AdamW
-from storage import load_tensors
-from tasks import CLASSIFICATION, Part
-from training import Method, Step, prepare
 from utils import UserError
 
 TOKENS = torch.tensor([[1, 5, 6, 99, 42], [1, 80, 7, 3, 3], [1, 260, 14, 88, 3]])
@@ -358,9 +361,9 @@ def test_an_attention_that_a_method_is_not_for_is_refused_before_anything_is_loo
 ):
     flags = ["--option", option, "--method", method, *ADVANCED, "--train", "absent.txt"]
     with pytest.raises(UserError, match=words):
-        arguments.check_args(arguments.get_args([*flags, "--attention", attention]))
+        arguments.check_args(engine_flags.get_args([*flags, "--attention", attention]))
     with pytest.raises(UserError, match="absent.txt"):
-        arguments.check_args(arguments.get_args(flags))
+        arguments.check_args(engine_flags.get_args(flags))
 
 
 @pytest.mark.parametrize("names", ["early-stopping", "ema,wise-ft"])
@@ -368,7 +371,7 @@ def test_who_lets_a_method_choose_on_dev_is_told(classify_flags: Callable, names
     name = names.rpartition(",")[-1]
     for share, told in (("0", True), ("0.25", False)):
         flags = [*classify_flags("finetune"), *ADVANCED, "--method", names, "--hold_out", share]
-        arguments.check_args(args := arguments.get_args(flags))
+        arguments.check_args(args := engine_flags.get_args(flags))
         assert args.hold_out == float(share)
         assert (f"--hold_out 0: {name} chooses on dev" in capsys.readouterr().err) == told
 
@@ -397,9 +400,9 @@ def test_the_table_and_the_methods_have_the_same_defaults():
 
 def test_arguments_may_come_in_several_flags_and_methods_in_one(classify_flags: Callable):
     flags = ["--method-args", "rank=2", "--method", "lora", "--method-args", "alpha=3"]
-    assert arguments.get_args(flags).method_args == ["rank=2", "alpha=3"]
+    assert engine_flags.get_args(flags).method_args == ["rank=2", "alpha=3"]
     with pytest.raises(UserError, match="--method is given twice"):
-        arguments.get_args(["--method", "lora", "--method", "ema"])
+        engine_flags.get_args(["--method", "lora", "--method", "ema"])
 
 
 @pytest.mark.parametrize("names", ["lora,bottleneck", "bottleneck,lora"])
@@ -415,7 +418,7 @@ def test_methods_that_freeze_the_model_train_what_both_have_added(bottleneck: No
 def test_nothing_is_loaded_for_a_wrong_argument(tmp_path: Path, classify_flags: Callable):
     flags = [*classify_flags("finetune"), *ADVANCED, "--method", "lora", "--method-args", "r=1"]
     code = f"import sys; sys.argv = {['x', *flags]}\n"
-    code += f"sys.path.insert(0, {str(ROOT)!r})\nimport run_llama, utils\nstatus = utils.run_main(run_llama.main)\n"
+    code += f"sys.path.insert(0, {str(ROOT)!r})\nimport run_llama\nstatus = run_llama.start()\n"
     code += "assert status == 2 and 'torch' not in sys.modules and 'sklearn' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "r=1: no argument of that name" in done.stderr, done.stderr
@@ -520,17 +523,17 @@ def test_what_cannot_be_merged_is_saved_beside_the_plain_model(
     assert not any("adapter" in name for name in saved["model"])
     own = saved["methods"]["bottleneck"]
     assert own["settings"] == {"width": 3} and len(own["tensors"]) == 8 and saved["methods"].keys() == {"bottleneck"}
-    model, about = runs.load_classifier(tmp_path / "adapted.pt")
+    model, about = saved_runs.load_classifier(tmp_path / "adapted.pt")
     assert model.llama.layers[0].feed_forward.adapter[2].weight.abs().sum() > 0
     lines = films["dev"].read_text().splitlines()
-    predicted = [prediction.label for prediction in runs.predict(model, about, [line[6:] for line in lines])]
+    predicted = [prediction.label for prediction in saved_runs.predict(model, about, [line[6:] for line in lines])]
     written = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     assert predicted == [int(line[0]) for line in written] and len(set(predicted)) == 2
     with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with bottleneck, not a pretrained"):
         load_pretrained(tmp_path / "adapted.pt")
     del METHODS["bottleneck"]
     with pytest.raises(UserError, match=r"adapted\.pt: there is no method 'bottleneck' here"):
-        runs.load_classifier(tmp_path / "adapted.pt")
+        saved_runs.load_classifier(tmp_path / "adapted.pt")
 
 
 def stopping(fine_tune: Callable) -> Callable:
@@ -546,6 +549,7 @@ def stopping(fine_tune: Callable) -> Callable:
 def test_no_folder_of_methods_is_said_in_one_line(tmp_path: Path, classify_flags: Callable):
     for path in ROOT.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(ROOT / "engine", tmp_path / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "run_llama.py", *classify_flags("finetune"), *ADVANCED, "--method", "lora"]
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "error: --method needs the folder advanced/" in done.stderr

@@ -15,8 +15,8 @@ from advanced.early_stopping import EarlyStopping
 from advanced.layer_decay import LayerDecay
 from advanced.reinit import Reinit
 from advanced.schedule import Schedule
+from engine.methods import EpochResult, Method, Step, prepare
 from optimizer import AdamW
-from training import EpochResult, Method, Step, prepare
 from utils import UserError
 
 # ------------------------------------------------------------------------------------------------------ schedule

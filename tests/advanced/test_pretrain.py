@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,18 +19,18 @@ import torch.nn.functional as F
 from conftest import SENTENCES, random_llama
 from torch import nn
 
-from advanced.lineage import identity_of
 from advanced.pretrain import SHAPE as SIZES
-from advanced.pretrain import check_args, get_args, main
+from advanced.pretrain import check_args, get_args, main, outputs_of
 from advanced.pretraining import SaverWithTokenizer, pretrain
-from advanced.text import Passes, hold_out, pack, read_documents, train_tokenizer
-from advanced.text_runs import Rounds, make_optimizer, read_texts
-from llama import load_pretrained
+from engine.lineage import identity_of
+from engine.plan import Place
+from engine.tasks import NextToken
+from engine.text.runs import Rounds, make_optimizer, read_texts
+from engine.text.windows import Passes, hold_out, pack, read_documents, train_tokenizer
+from engine.training import Diverged
+from engine.weights import load_pretrained
 from optimizer import AdamW
-from plan import Place
-from tasks import NextToken
 from tokenizer import Tokenizer
-from training import Diverged
 from utils import UserError, sha256_of
 
 SHAPE = ["--dim", 32, "--n_layers", 2, "--n_heads", 4, "--n_kv_heads", 2, "--vocab_size", 380, "--max_seq_len", 32]
@@ -53,7 +54,11 @@ def arguments(*flags: object) -> Namespace:
 
 def rows_of(args: Namespace, most: int | None = None) -> list[dict]:
     """The figures of a run, or of its first rows: then it is stopped."""
-    return [*islice(pretrain(args, Place(torch.device("cpu"))), most)]
+    return [*islice(running(args), most)]
+
+
+def running(args: Namespace) -> Iterator[dict]:
+    return pretrain(args, Place(torch.device("cpu")), outputs_of(args), SIZES)
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -262,7 +267,7 @@ def test_the_rate_falls_to_nothing_at_the_end(tmp_path: Path, text: Path, monkey
         monkeypatch.setattr(optimizer, "step", lambda: (rates.append(optimizer.param_groups[0]["lr"]), step()))
         return optimizer
 
-    monkeypatch.setattr("advanced.text_runs.make_optimizer", watched)
+    monkeypatch.setattr("engine.text.runs.make_optimizer", watched)
     rows_of(arguments("--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE, "--lr", 0.01))
     assert max(rates) == pytest.approx(0.01) and rates[-1] < 0.001 and rates[0] < 0.01
 
@@ -373,7 +378,7 @@ def test_the_row_that_is_said_to_be_the_best_is_that_of_the_held_out_text(
     rows = [dict(step=n, train=loss, held_out=held, perplexity=held**2, bits_per_byte=1.0) for n, loss, held in figures]
     del rows[0]["train"]
 
-    def told(args: Namespace, place: Place) -> Iterator[dict]:
+    def told(args: Namespace, *where: Any) -> Iterator[dict]:
         shutil.copy(tiny_checkpoint, args.out)
         shutil.copy(tiny_checkpoint.with_suffix(".model"), args.out.with_suffix(".model"))
         yield from rows
@@ -392,7 +397,7 @@ def test_before_the_first_step_nothing_is_written(
     def interrupted(*how: object, **settings: object) -> None:
         raise KeyboardInterrupt("interrupted")
 
-    monkeypatch.setattr("advanced.text_runs.fit", interrupted)
+    monkeypatch.setattr("engine.text.runs.fit", interrupted)
     with pytest.raises(KeyboardInterrupt, match="interrupted; nothing was saved"):
         run_main(monkeypatch, "--text", text, "--out", tmp_path / "new.pt", "--init", tiny_checkpoint, *PACE)
     assert files_beside(tmp_path / "new.pt") == {}
@@ -475,7 +480,7 @@ def test_a_run_that_goes_on_writes_its_tokenizer_again(tmp_path: Path, text: Pat
 
 def test_two_runs_do_not_share_a_name(tmp_path: Path, text: Path):
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
-    first = pretrain(arguments(*flags), Place(torch.device("cpu")))
+    first = running(arguments(*flags))
     next(first)
     with pytest.raises(UserError, match="in use by process"):
         rows_of(arguments(*flags, "--resume"))

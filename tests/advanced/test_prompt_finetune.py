@@ -15,15 +15,16 @@ import torch
 from conftest import FIGURES, ROOT, SENTENCES, drive_in, outputs, random_llama
 from torch import nn
 
-import runs
 from advanced import choose, create_head
 from advanced.label_words import ids_of_words
 from advanced.prompt_finetune import derangement
 from classifier import read_last
-from course import Example
+from engine import families
+from engine import saved as saved_runs
+from engine.data import Example
+from engine.storage import load_tensors
 from fast import accelerate
 from llama import Llama
-from storage import load_tensors
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -38,7 +39,7 @@ def head(llama: Llama, tokenizer: Tokenizer, names: Sequence[str] = NAMES, name=
 def tokens_of(model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str] = SENTENCES[:3]) -> torch.Tensor:
     """A batch. Returns b s"""
     examples = [Example(text, 0) for text in sentences]
-    dataset = runs.encode_for(model, tokenizer, examples)
+    dataset = families.encode_for(model, tokenizer, examples)
     return dataset.collate_fn([dataset[place] for place in range(len(dataset))])["token_ids"]
 
 
@@ -187,10 +188,11 @@ def test_a_run_trains_saves_and_predicts(
     assert warning == "warning: words of several tokens, for which the model is asked again: bad, good"
     lines = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     assert all(line.endswith(f" {QUESTION}") for line in lines)
-    model, about = runs.load_classifier(tmp_path / "prompted.pt")
+    model, about = saved_runs.load_classifier(tmp_path / "prompted.pt")
     assert about.prompt_suffix == QUESTION and model.name == "prompt-finetune"
     sentences = [line[6:].removesuffix(f" {QUESTION}") for line in lines]
-    assert [each.label for each in runs.predict(model, about, sentences, batch_size=4)] == [int(x[0]) for x in lines]
+    predictions = saved_runs.predict(model, about, sentences, batch_size=4)
+    assert [each.label for each in predictions] == [int(line[0]) for line in lines]
     saved = load_tensors(tmp_path / "prompted.pt")
     assert all(name.startswith("llama.") for name in saved["model"]) and saved["methods"] == {}
 
@@ -210,11 +212,11 @@ def test_a_cut_sentence_keeps_its_question(
     flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 1, "--method", "prompt-finetune"]
     flags += ["--method-args", f"template={QUESTION}", "--attention", attention]
     drive(*flags, "--max_sentence_len", 5, "--model_out", "prompted.pt")
-    model, about = runs.load_classifier(tmp_path / "prompted.pt")
+    model, about = saved_runs.load_classifier(tmp_path / "prompted.pt")
     asked = about.tokenizer.sp_model.encode(QUESTION)
     tokens = tokens_of(model, about.tokenizer)
     assert tokens.shape == (3, 1 + 5 + len(asked)) and tokens[:, 6:].tolist() == 3 * [asked]
-    predictions = runs.predict(model, about, SENTENCES[:3], batch_size=3)
+    predictions = saved_runs.predict(model, about, SENTENCES[:3], batch_size=3)
     predicted = torch.tensor([each.probabilities for each in predictions])
     torch.testing.assert_close(predicted, model(tokens).exp(), atol=1e-5, rtol=1e-4)
 

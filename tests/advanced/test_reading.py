@@ -11,19 +11,20 @@ from conftest import SENTENCES, asset, random_llama
 from test_methods import TOKENS, Settings, classifier, exported, train
 from torch import nn
 
-import runs
 from advanced import create
 from advanced.padding_mask import PaddingMask
 from advanced.pooling import Pooling
 from advanced.prompt_tuning import PromptTuning
 from advanced.reading import reading_of
 from classifier import LlamaEmbeddingClassifier, read_last
-from course import Example
+from engine import families, runs
+from engine.data import Example
+from engine.methods import Method, prepare
+from engine.weights import load_pretrained
 from fast import accelerate
 from fast.attention import FusedAttention
-from llama import Llama, load_pretrained
+from llama import Llama
 from tokenizer import Tokenizer
-from training import Method, prepare
 from utils import UserError
 
 ATTENTIONS = ["bidirectional", "causal"]
@@ -113,7 +114,7 @@ def test_zero_shot_classification_without_padding(tokenizer: Tokenizer):
     for methods in ((), [("padding-mask", {})]):
         model = runs.assemble_zero_shot(random_llama(), tokenizer, ["bad", "good"], methods).eval()
         examples = [Example(sentence, 0) for sentence in SENTENCES[:4]]
-        dataset = runs.encode_for(model, tokenizer, examples)
+        dataset = families.encode_for(model, tokenizer, examples)
         batch = dataset.collate_fn([dataset[index] for index in range(4)])["token_ids"]
         shortest = min(range(4), key=lambda index: len(dataset.token_ids[index]))
         with torch.no_grad():

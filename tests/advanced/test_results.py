@@ -19,7 +19,7 @@ from advanced.experiments.render import cells_of, difference_in_words, labels_of
 from advanced.experiments.report import write_report
 from advanced.experiments.results import compare, interval, read_results
 from advanced.experiments.summary import columns_of, render_summary
-from course import create_data, majority_accuracy
+from engine.data import create_data, majority_accuracy
 from tokenizer import Tokenizer
 
 EXPERIMENTS = program.HERE

@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
-from conftest import random_llama
+from conftest import choosing, random_llama
 
-from sampling import Sampling, penalize_repeats, sample_next, truncate
+import engine.sampling
+import llama
+from engine.sampling import penalize_repeats, truncate
+from llama import sample_next
 from utils import UserError
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
@@ -59,8 +62,8 @@ def test_a_repetition_penalty_comes_before_temperature():
     model, idx = random_llama(), torch.tensor([[0, 3, 0]])
 
     def draw(rows: int, temperature: float, **settings) -> torch.Tensor:
-        settings |= dict(next_logits=lambda idx, cache: LOGITS.expand(rows, -1))
-        return model.generate(idx.expand(rows, -1), 1, temperature, **settings)[:, -1]
+        how = dict(choose=choosing(temperature, **settings), next_logits=lambda idx, cache: LOGITS.expand(rows, -1))
+        return model.generate(idx.expand(rows, -1), 1, **how)[:, -1]
 
     assert draw(1, 0.0, repetition_penalty=1.6).tolist() == [4]
     assert draw(1, 0.0, repetition_penalty=1.2).tolist() == [0]
@@ -73,11 +76,19 @@ def test_a_repetition_penalty_comes_before_temperature():
     torch.testing.assert_close(measured, expected / expected.sum(), atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("settings", [{}, {"top_k": 4}, {"top_p": 0.9, "min_p": 0.01}, {"repetition_penalty": 1.3}])
+def test_whatever_is_dropped_before_the_token_is_chosen_by_llama_py(monkeypatch: pytest.MonkeyPatch, settings: dict):
+    """An edit of `sample_next` counts with every flag."""
+    monkeypatch.setattr(llama, "sample_next", lambda logits, temperature, generator: logits.topk(2).indices[:, 1:])
+    monkeypatch.setattr(engine.sampling, "sample_next", llama.sample_next)
+    assert choosing(0.7, **settings)(LOGITS, torch.tensor([[3]])).tolist() == [[4]]
+
+
 def test_a_penalty_however_large_leaves_a_token_to_choose():
     idx = torch.arange(5)[None]
     for penalty in (1e-300, 1e300):
         for logits in (LOGITS, -LOGITS, LOGITS.bfloat16()):
-            assert 0 <= sample_next(penalize_repeats(logits, idx, penalty), Sampling()).item() < 5
+            assert 0 <= sample_next(penalize_repeats(logits, idx, penalty)).item() < 5
     for damaged in (math.nan, math.inf):
         logits = LOGITS.clone()
         logits[0, 1] = damaged
@@ -89,8 +100,9 @@ def test_a_text_is_generated_with_a_repetition_penalty_row_by_row():
     model, lengths = random_llama(gain=8.0, attention="causal"), [7, 3]
     likely = model.generate(torch.tensor([[1, 80, 7]]), 4, 0.0)[:, 3:]  # padding that must not be penalized
     idx = torch.cat((TOKENS[:1], torch.cat((likely, torch.tensor([[1, 80, 7]])), dim=1)))
-    together = model.generate(idx, 20, 0.0, pad=torch.tensor([0, 4]), repetition_penalty=1.5)
-    free = model.generate(idx, 20, 0.0, pad=torch.tensor([0, 4]))
+    pad = torch.tensor([0, 4])
+    together = model.generate(idx, 20, 0.0, pad=pad, choose=choosing(0.0, pad=pad, repetition_penalty=1.5))
+    free = model.generate(idx, 20, 0.0, pad=pad)
     assert not torch.equal(together, free)
     for row, length in enumerate(lengths):
         ids = idx[row, -length:].tolist()

@@ -16,9 +16,9 @@ from advanced.losses import LabelSmoothing
 from advanced.r_drop import RDrop, symmetric_divergence
 from advanced.smart import SMART, direction
 from classifier import LlamaEmbeddingClassifier
+from engine.methods import Step
+from engine.tasks import CLASSIFICATION
 from fast import accelerate
-from tasks import CLASSIFICATION
-from training import Step
 
 BOTH = pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 IS_PAD = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]).bool()  # of TOKENS

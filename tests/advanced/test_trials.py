@@ -19,19 +19,20 @@ from conftest import random_llama, save_checkpoint
 from test_experiments import PLACE, Threads, finished, model, table_of  # noqa: F401 (two fixtures)
 from torch import nn
 
-import runs
 from advanced.experiments import __main__ as program
 from advanced.experiments import cost, grid, plots, report, runner, trial
 from advanced.experiments.grid import Model, Table, Trial, model_of
 from advanced.experiments.render import render
 from advanced.experiments.report import _how
-from advanced.experiments.results import pack, paired_bootstrap, read_results
-from course import create_data
+from advanced.experiments.results import paired_bootstrap, read_results
+from engine import runs
+from engine.data import create_data
+from engine.locks import NameLock
+from engine.methods import EpochResult
+from engine.outcome import pack
+from engine.plan import Place
 from fast.linear import Int8Linear, RoundedLinear
-from plan import Place
-from storage import NameLock
 from tokenizer import Tokenizer
-from training import EpochResult
 from utils import UserError
 
 # ------------------------------------------------------------------------------------------- which runs there are

@@ -14,16 +14,16 @@ from test_contract import Laboratory, laboratory, outputs_of  # noqa: F401 (a fi
 from test_methods import ADVANCED, TOKENS, Settings, classifier
 from torch import nn
 
-import runs
 from advanced.ema import EMA
 from advanced.wise_ft import WiSEFT
 from advanced.wise_ft import best_of as best_alpha_of
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
-from llama import load_pretrained
-from reports import print_epoch_table
-from saver import best_of
-from storage import load_tensors
-from training import EpochResult
+from engine import saved
+from engine.methods import EpochResult
+from engine.reports import print_epoch_table
+from engine.saver import best_of
+from engine.storage import load_tensors
+from engine.weights import load_pretrained
 
 
 def swept(scores: list[float], model: nn.Module | None = None) -> tuple[WiSEFT, nn.Module, list[dict], bool]:
@@ -173,10 +173,10 @@ def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
     saver, judged = laboratory.saver(run), []
     save = saver.save_model
     saver.save_model = lambda model, result: (save(model, result), judged.append((result, outputs_of(model, run))))
-    monkeypatch.setattr("training._Run._score", rising_scores())
+    monkeypatch.setattr("engine.training._Run._score", rising_scores())
     history = laboratory.train(run, saver)
     assert [result.is_finish for result in history] == [False, False, True] and history[-1].improved
-    model, about = runs.load_classifier(saver.model_path)
+    model, about = saved.load_classifier(saver.model_path)
     assert about.epoch == 2 == best_of(history).epoch
     assert torch.equal(outputs_of(model, run), judged[-1][1])
     (method,) = [each for each in run.methods if each.name == "wise-ft"]

@@ -15,17 +15,19 @@ import torch
 from conftest import FIGURES, ROOT, SENTENCES, asset, drive_in, outputs, random_llama
 from torch import nn
 
-import runs
 from advanced import choose, create_head
 from advanced.label_words import append, proper_prefixes
 from advanced.smart import SMART
 from advanced.zero_shot import CONTENT_FREE
-from cache import View
+from base_llama import View
 from classifier import read_last
-from course import Example, prompt_suffix
-from llama import Llama, load_pretrained
+from engine import families, runs, saved
+from engine.data import Example
+from engine.programs import NeedsCausal
+from engine.weights import load_pretrained
+from llama import Llama
 from tokenizer import Tokenizer
-from utils import NeedsCausal, UserError
+from utils import UserError, prompt_suffix
 
 NAMES = ["bad", "good", "goodness", "a baker"]  # of several tokens; one is the beginning of another
 CPU = torch.device("cpu")
@@ -42,7 +44,7 @@ def head(name: str, llama: Llama, tokenizer: Tokenizer, names: Sequence[str] = N
 
 
 def plain() -> object:
-    from plan import Place
+    from engine.plan import Place
 
     return Place(CPU, kernels="plain")
 
@@ -52,9 +54,9 @@ def outputs_of(
     model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str], batch_size: int = 64
 ) -> torch.Tensor:
     """Log-probabilities of sentences in batches. Returns n c, in the order of the sentences."""
-    dataset = runs.encode_for(model, tokenizer, [Example(text, 0) for text in sentences])
+    dataset = families.encode_for(model, tokenizer, [Example(text, 0) for text in sentences])
     outputs = torch.empty(len(sentences), model.num_labels)
-    for batch in runs.loader_of(dataset, model.llama.config, batch_size, CPU):
+    for batch in saved.loader_of(dataset, model.llama.config, batch_size, CPU):
         outputs[batch["indices"]] = model(batch["token_ids"])
     return outputs
 
@@ -123,8 +125,8 @@ def test_gradients_of_the_two_ways_agree(llama: Llama, tokenizer: Tokenizer, is_
         model = head("direct", llama, tokenizer, names)
         model.requires_grad_(True).zero_grad()
         model.read = read
-        (batch,) = runs.loader_of(
-            runs.encode_for(model, tokenizer, [Example(text, 0) for text in SENTENCES[:3]]), llama.config, 3, CPU
+        (batch,) = saved.loader_of(
+            families.encode_for(model, tokenizer, [Example(text, 0) for text in SENTENCES[:3]]), llama.config, 3, CPU
         )
         smart = SMART()
         if is_moved:  # but for padding
@@ -400,12 +402,12 @@ def test_a_saved_head_is_enough_by_itself(
     tmp_path: Path, llama: Llama, tokenizer: Tokenizer, name: str, settings: dict
 ):
     model = head(name, llama, tokenizer, **settings)
-    runs.save_classifier(tmp_path / "head.pt", model, runs.record_of(model, tokenizer, NAMES, 4))
-    opened, about = runs.load_classifier(tmp_path / "head.pt")
+    saved.save_classifier(tmp_path / "head.pt", model, saved.record_of(model, tokenizer, NAMES, 4))
+    opened, about = saved.load_classifier(tmp_path / "head.pt")
     assert about.prompt_suffix == model.prompt_suffix and opened.settings == model.settings
     expected = outputs_of(model, tokenizer, SENTENCES)
     assert torch.equal(outputs_of(opened, about.tokenizer, SENTENCES), expected)
-    predicted = [each.label for each in runs.predict(opened, about, SENTENCES)]
+    predicted = [each.label for each in saved.predict(opened, about, SENTENCES)]
     assert predicted == expected.argmax(1).tolist()
 
 

@@ -22,7 +22,7 @@ from conftest import asset, random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
 import benchmarks.__main__ as benchmarks_main
-from batches import EncodingRules
+from base_llama import KVCache, causal_mask
 from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, table, targets, work
 from benchmarks.__main__ import as_plain, get_args
 from benchmarks.apart import Apart
@@ -35,10 +35,10 @@ from benchmarks.rates import Measured
 from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
 from benchmarks.table import Line, Task, missing_contenders
 from benchmarks.work import Pass, Rates
-from cache import KVCache, causal_mask
 from config import LlamaConfig
 from convert.llama2c import content_of, content_of_tokenizer
-from course import create_data
+from engine.batches import EncodingRules
+from engine.data import create_data
 from fast.attention import FusedAttention
 from llama import Attention, Llama
 from optimizer import AdamW

@@ -18,7 +18,6 @@ from torch import nn
 
 import bert.kernels
 import bert.unpadded
-import runs
 from bert import attention, model
 from bert.attention import FusedAttention
 from bert.config import BertConfig
@@ -26,10 +25,11 @@ from bert.heads import BertForPreTraining, BertForQuestionAnswering, BertForSequ
 from bert.kernels import UnpaddedBert
 from bert.load import load_model
 from bert.unpadded import Texts, put_back, take_out
-from course import read_label_names
+from engine import runs
+from engine.data import read_label_names
+from engine.plan import InputFile, Place, Plan
 from fast import accelerate, proof
 from fast.linear import OneDNNLinear, has_onednn
-from plan import InputFile, Place, Plan
 
 LENGTHS = {  # of the texts of a batch
     "some padding": [40, 7, 33, 1, 12, 40, 21],

@@ -16,7 +16,7 @@ from bert import heads  # noqa: E402
 from bert.config import BertConfig  # noqa: E402
 from bert.load import load_model, load_pretrained  # noqa: E402
 from bert.model import Bert, sinusoids  # noqa: E402
-from weights import blueprint  # noqa: E402
+from engine.weights import blueprint  # noqa: E402
 
 
 def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:

@@ -8,6 +8,8 @@ import re
 import shutil
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -17,8 +19,6 @@ import transformers
 from conftest import SENTENCES
 from small import PIECES, our_directory
 
-from advanced.lineage import RECORD, checksum, identity_of
-from advanced.text import hold_out, read_documents
 from bert import pretrain as program
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
@@ -28,9 +28,11 @@ from bert.pretraining import pretrain, unigrams
 from bert.save import save_pretrained, saved_about
 from bert.tasks import Pretraining
 from bert.wordpiece import WordPiece
-from plan import Place
-from tasks import NO_TARGET
-from training import Diverged
+from engine.lineage import RECORD, checksum, identity_of
+from engine.plan import Place
+from engine.tasks import NO_TARGET
+from engine.text.windows import hold_out, read_documents
+from engine.training import Diverged
 from utils import UserError
 
 SHAPE = ["--dim", 32, "--n_layers", 2, "--n_heads", 4, "--hidden_dim", 64, "--max_seq_len", 48]
@@ -66,7 +68,12 @@ def arguments(*flags: object) -> Namespace:
 
 def rows_of(args: Namespace, most: int | None = None) -> list[dict]:
     """The figures of a run, or of its first rows: then it is stopped."""
-    return [*islice(pretrain(args, Place(torch.device("cpu"))), most)]
+    return [*islice(running(args), most)]
+
+
+def running(args: Namespace) -> Iterator[dict]:
+    place, outputs = Place(torch.device("cpu")), program.outputs_of(args)
+    return pretrain(args, place, outputs, program.SHAPE, partial(program.config_of, args))
 
 
 def names_in(folder: Path) -> set[str]:
@@ -398,7 +405,7 @@ def test_an_empty_folder_may_be_filled_and_a_strangers_file_stays(flags: list, t
 
 
 def test_two_runs_do_not_share_a_name(flags: list, tmp_path: Path):
-    first = pretrain(arguments(*flags), Place(torch.device("cpu")))
+    first = running(arguments(*flags))
     next(first)
     with pytest.raises(UserError, match="--out .* is in use by process"):
         rows_of(arguments(*flags))
@@ -448,8 +455,9 @@ def test_what_stands_beside_a_vocabulary_counts(
 def test_a_run_may_write_to_the_folder_where_one_is(flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert program.outputs_of(Path(".")).lock == tmp_path / "here.lock"
-    rows_of(arguments(*flags, "--out", "."))
+    args = arguments(*flags, "--out", ".")
+    assert program.outputs_of(args).lock == tmp_path / "here.lock"
+    rows_of(args)
     assert names_in(tmp_path / "here") == FILES - {RECORD}  # which the program writes
 
 

@@ -19,9 +19,9 @@ import llama
 from bert.config import BertConfig
 from bert.drawings import __main__ as program
 from bert.drawings import inputs, models, probe
-from bert.drawings.svg import WIDTH, Drawing
 from bert.examples import Noise, sentences_of
 from config import LlamaConfig
+from explore.svg import WIDTH, Drawing
 from utils import UserError
 
 NAMES = sorted(program.drawings())

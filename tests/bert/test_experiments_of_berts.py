@@ -15,11 +15,11 @@ from advanced.experiments import __main__ as program
 from advanced.experiments import cost, grid, trial
 from advanced.experiments.grid import Table, model_of
 from advanced.experiments.results import read_results
-from advanced.lineage import checksum
 from bert.load import load_pretrained
 from convert import hugging_face
-from families import load_llama
-from plan import Place
+from engine.families import load_llama
+from engine.lineage import checksum
+from engine.plan import Place
 from utils import UserError
 
 TABLE = {

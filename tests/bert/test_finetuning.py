@@ -10,13 +10,14 @@ import pytest
 import torch
 from small import PIECES, our_directory
 
-import runs
 from bert.family import BertSentences
 from bert.wordpiece import WordPiece
-from course import Example, create_data, read_label_names
-from plan import InputFile, Place, Plan
-from saver import best_of
-from training import pretrained_of
+from engine import families, runs
+from engine import saved as saved_runs
+from engine.data import Example, create_data, read_label_names
+from engine.methods import pretrained_of
+from engine.plan import InputFile, Place, Plan
+from engine.saver import best_of
 from utils import UserError
 
 FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json")
@@ -49,7 +50,7 @@ def train(plan: Plan, folder: Path, epochs: int | None = None) -> tuple[runs.Run
     run = runs.assemble(plan, PLACE)
     path = folder / "best.pt"
     saver = runs.saver_for(run, path, folder / "best.resume")
-    data = [runs.encode_for(run.model, run.tokenizer, create_data(each.path)) for each in (plan.train, plan.dev)]
+    data = [families.encode_for(run.model, run.tokenizer, create_data(each.path)) for each in (plan.train, plan.dev)]
     history = saver.load_resume_point(run.model, run.optimizer) if saver.resume_path.is_file() else []
     for result in runs.fine_tune(run, *data, saver, history=history, progress=False):
         history.append(result)
@@ -62,13 +63,13 @@ def test_what_was_trained_is_saved_whole_and_predicts_the_same(plan: Plan, tmp_p
     run, path, history = train(replace(plan, epochs=12), tmp_path)
     # 2026-11-25, AMD EPYC, 2 cores, 24 seeds: falls by 0.67 (sd 0.07; AVX2 the same), after 5 epochs by 0.30 (sd 0.21).
     assert history[-1].train_loss < history[0].train_loss - 0.3
-    model, about = runs.load_classifier(path)
+    model, about = saved_runs.load_classifier(path)
     assert about.config == pretrained_of(run.model).config and about.epoch == best_of(history).epoch
     examples = create_data(plan.dev.path)
-    predictions = [*runs.predict(model, about, [example.sentence for example in examples])]
+    predictions = [*saved_runs.predict(model, about, [example.sentence for example in examples])]
     right = sum(each.label == example.label for each, example in zip(predictions, examples, strict=True))
     assert right / len(examples) == pytest.approx(best_of(history).dev_score)
-    alone = [*runs.predict(model, about, [examples[1].sentence], batch_size=1)][0]
+    alone = [*saved_runs.predict(model, about, [examples[1].sentence], batch_size=1)][0]
     assert alone.probabilities == pytest.approx(predictions[1].probabilities, abs=1e-5)  # whatever the batch
 
 
@@ -110,9 +111,9 @@ def test_sentences_are_framed_and_cut_to_the_model_or_to_what_is_asked():
 
 def test_a_saved_classifier_goes_on_cutting_sentences_as_it_was_trained(plan: Plan, tmp_path: Path):
     _, path, _ = train(replace(plan, epochs=1, max_sentence_len=4), tmp_path)
-    model, about = runs.load_classifier(path)
+    model, about = saved_runs.load_classifier(path)
     assert about.tokenizer.max_len == 4
-    assert len(runs.encode_for(model, about.tokenizer, [Example("very " * 9, 0)]).token_ids[0]) == 6
+    assert len(families.encode_for(model, about.tokenizer, [Example("very " * 9, 0)]).token_ids[0]) == 6
 
 
 def test_lora_names_a_matrix_that_a_bert_does_not_have(plan: Plan):
@@ -144,5 +145,5 @@ def test_a_file_of_another_kind_is_refused_in_one_line(plan: Plan, tmp_path: Pat
     for family, words in wrong.items():
         torch.save({**saved, "family": family}, tmp_path / "other.pt")
         with pytest.raises(UserError, match=words) as error:
-            runs.load_classifier(tmp_path / "other.pt")
+            saved_runs.load_classifier(tmp_path / "other.pt")
         assert "\n" not in str(error.value)

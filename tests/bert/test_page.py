@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-import arguments
 from advanced.table import METHODS
 from bert import pretrain, questions, run
 from bert.config import BertConfig
 from bert.examples import Noise
 from bert.package import PACKAGE, installed
 from bert.pairs import SHORT
+from engine import flags as engine_flags
 from utils import UserError
 
 FOLDER = ROOT / "bert"
@@ -32,7 +32,7 @@ PARSERS = {
     "bert.run": run.get_args,
     "bert.pretrain": pretrain.get_args,
     "bert.questions": questions.get_args,
-    "run_llama.py": arguments.get_args,
+    "run_llama.py": engine_flags.get_args,
 }
 
 

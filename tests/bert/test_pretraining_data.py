@@ -13,7 +13,7 @@ import torch
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.pairs import Document, pairs_of
 from bert.wordpiece import SPECIAL, WordPiece
-from tasks import NO_TARGET
+from engine.tasks import NO_TARGET
 from utils import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

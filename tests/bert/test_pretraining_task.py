@@ -14,8 +14,9 @@ from small import batch, hf_directory, hf_model
 
 from bert.load import load_model
 from bert.tasks import Answers, Pretraining, PretrainingEvaluation
-from tasks import ALONE, NO_TARGET, Batch
-from training import Diverged, evaluate
+from engine.processes import ALONE, Batch
+from engine.tasks import NO_TARGET
+from engine.training import Diverged, evaluate
 
 TASK = Pretraining()
 MASK_ID = 4

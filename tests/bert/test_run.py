@@ -19,8 +19,8 @@ from small import our_directory
 from advanced import METHODS
 from bert import run
 from bert.load import load_pretrained
-from course import create_data
-from runs import load_classifier
+from engine.data import create_data
+from engine.saved import load_classifier
 from utils import UserError
 
 Flags = list[str]
@@ -260,7 +260,8 @@ def test_a_vocabulary_that_is_cut_is_warned_of(call: Callable, directory: Path, 
 
 
 def test_mistakes_and_help_answer_without_pytorch():
-    program = "import sys; from utils import run_main; from bert import run\ntry: run.main()\nexcept SystemExit: pass\n"
+    program = "import sys; from engine.programs import run_main; from bert import run\n"
+    program += "try: run.main()\nexcept SystemExit: pass\n"
     program += "except Exception as error: print(error)\nassert 'torch' not in sys.modules"
     wrong = ["--option", "finetune", "--lr", "-1"], "--lr -1.0: must be"
     pretrain = ["--option", "pretrain", "--help"], "--whole_words"

@@ -10,7 +10,7 @@ import torch
 from bert.spans import LONGEST, SpanData, Spans, best_span, windows_of
 from bert.squad import Answer, Question
 from bert.wordpiece import SPECIAL, WordPiece
-from tasks import ALONE
+from engine.processes import ALONE
 from utils import UserError
 
 WORDS = [f"{first}{second}" for first in string.ascii_lowercase for second in string.ascii_lowercase]

@@ -24,7 +24,8 @@ from bert.load import load_tokenizer  # noqa: E402
 from bert.merges import by_count, continued, learn  # noqa: E402
 from bert.vocabulary import train_vocabulary  # noqa: E402
 from bert.wordpiece import SPECIAL, WordPiece  # noqa: E402
-from utils import UserError, run_main  # noqa: E402
+from engine.programs import run_main  # noqa: E402
+from utils import UserError  # noqa: E402
 
 LINES = [f"{sentence}!" for sentence in SENTENCES]
 

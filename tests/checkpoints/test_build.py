@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from config import LlamaConfig
+from engine.saver import Saver
 from llama import Llama
 from optimizer import AdamW
-from saver import Saver
 from tokenizer import Tokenizer
 from utils import UserError
 

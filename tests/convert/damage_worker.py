@@ -69,7 +69,7 @@ def lying(content: bytes, rng: random.Random) -> bytes:
 def run_case(folder: Path, number: int) -> dict[str, object]:
     """Damage a file of a copy, and convert it."""
     from convert.__main__ import main
-    from utils import run_main
+    from engine.programs import run_main
 
     rng = random.Random(number)
     kind = [*KINDS][number % len(KINDS)]
@@ -101,7 +101,7 @@ def prepare(folder: Path, tokenizer: Path) -> None:
     from shapes import bytes_of_text, hf_llama, save
 
     from convert.llama2c import content_of
-    from llama import load_pretrained
+    from engine.weights import load_pretrained
 
     shape = dict(hidden_size=32, num_attention_heads=4, intermediate_size=48, rms_norm_eps=1e-5)
     model = hf_llama(**shape)
@@ -138,7 +138,7 @@ def main() -> None:
     import tokenizers  # noqa: F401
     import torch
 
-    import families  # noqa: F401
+    from engine import families  # noqa: F401
 
     torch.set_num_threads(1)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

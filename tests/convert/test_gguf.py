@@ -20,7 +20,8 @@ from convert import gguf as convert_gguf
 from convert import hugging_face
 from convert.__main__ import _convert_language_model, get_args
 from convert.vocabulary import UNUSED, read_vocabulary
-from llama import Llama, load_pretrained
+from engine.weights import load_pretrained
+from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError
 

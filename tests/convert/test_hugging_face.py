@@ -24,7 +24,8 @@ from config import LlamaConfig  # noqa: E402
 from convert import hugging_face  # noqa: E402
 from convert.__main__ import _convert_language_model, get_args  # noqa: E402
 from convert.directory import write_model  # noqa: E402
-from llama import Llama, load_pretrained  # noqa: E402
+from engine.weights import load_pretrained  # noqa: E402
+from llama import Llama  # noqa: E402
 from utils import UserError  # noqa: E402
 
 IDS = torch.randint(0, 300, (2, 100), generator=torch.Generator().manual_seed(0))
@@ -306,7 +307,7 @@ def test_without_the_folder_convert_one_sentence_says_so(folder: Path, monkeypat
             raise ModuleNotFoundError("not here", name="convert")
         return real(name, *rest)
 
-    monkeypatch.setattr("utils.importlib.import_module", absent)
+    monkeypatch.setattr("engine.programs.importlib.import_module", absent)
     with pytest.raises(UserError, match="a Hugging Face directory needs the folder convert/ of this package"):
         load_pretrained(folder)
 

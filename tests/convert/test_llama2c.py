@@ -17,7 +17,8 @@ from convert import llama2c
 from convert.__main__ import _convert_language_model, get_args
 from convert.llama2c import MAGIC
 from convert.vocabulary import UNUSED, read_vocabulary
-from llama import Llama, load_pretrained
+from engine.weights import load_pretrained
+from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError
 

@@ -16,8 +16,8 @@ from error_helpers import ROOT, check_one_error
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert import onnx as convert_onnx
 from convert.__main__ import get_args
+from engine.saved import load_classifier, record_of, save_classifier
 from rope import frequencies, rotate
-from runs import load_classifier, record_of, save_classifier
 from tokenizer import NO_PIECE, Tokenizer
 from utils import UserError
 

@@ -20,11 +20,13 @@ from convert.directory import MOST_SETTINGS  # noqa: E402
 from convert.hugging_face import write  # noqa: E402
 from convert.tokenizer import JsonTokenizer  # noqa: E402
 from convert.vocabulary import Vocabulary, merges, vocabulary_of  # noqa: E402
-from course import prompt_suffix  # noqa: E402
-from families import load_llama  # noqa: E402
-from runs import load_classifier  # noqa: E402
+from engine.families import load_llama  # noqa: E402
+from engine.saved import load_classifier  # noqa: E402
 from tokenizer import NO_PIECE, Tokenizer  # noqa: E402
-from utils import UserError  # noqa: E402
+from utils import (  # noqa: E402
+    UserError,  # noqa: E402
+    prompt_suffix,  # noqa: E402
+)
 
 TEXTS = (*SENTENCES, "naïve café, 北京 costs 3.50?", " two  spaces ", "tabs\tand\nnew lines\n", "", "a")
 
@@ -275,7 +277,7 @@ def test_finetune_predicts_from_transformers_states(folder: Path, tmp_path: Path
     model, about = load_classifier(run / "m.pt")
     assert isinstance(about.tokenizer, JsonTokenizer) and model.pad_id == NO_PIECE
     theirs = hf_llama("smollm")
-    from weights import hugging_face_state
+    from convert.names import hugging_face_state
 
     trained = hugging_face_state(model.llama.state_dict(), model.llama.config)
     theirs.load_state_dict(trained)

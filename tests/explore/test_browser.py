@@ -15,11 +15,11 @@ import pytest
 from conftest import random_llama
 from pages import Trained, data_of, trained  # noqa: F401
 
+from engine.saved import load_classifier
 from explore.browser import DRAWN, Browser, browsing, find_browser
 from explore.look import read
 from explore.page import write_page
 from explore.subject import Subject, Text, page_of_subject
-from runs import load_classifier
 from tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed, so the page is not looked at")

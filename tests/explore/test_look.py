@@ -15,7 +15,7 @@ from conftest import random_llama
 from torch import nn
 
 import rope
-from cache import View
+from base_llama import View
 from classifier import LlamaEmbeddingClassifier
 from explore.decision import decide, gradient_by_input, occluded
 from explore.look import lenses, match_at_distance, read, readings, turned

@@ -15,18 +15,17 @@ import torch
 from conftest import drive_in, outputs, random_llama
 from pages import FLAGS, Trained, trained  # noqa: F401
 
-import finetuning
-import training
-from batches import LlamaDataset
 from classifier import LlamaEmbeddingClassifier
-from course import Example
-from explore import metrics
-from explore.metrics import FILE, MetricsLog, read_records
+from engine import finetuning, metrics, training
+from engine.batches import LlamaDataset
+from engine.data import Example
+from engine.methods import EpochResult
+from engine.metrics import FILE, MetricsLog, read_records
+from engine.saver import Saver
+from engine.training import Measured, Watch, fit
 from explore.trained import page_of_log, thin
 from optimizer import AdamW
-from saver import Saver
 from tokenizer import Tokenizer
-from training import EpochResult, Measured, Watch, fit
 from utils import UserError
 
 STEP = Measured(0, 0, 1.5, [2e-5], 0.5, 8, 80, 0.25)
@@ -148,7 +147,7 @@ def test_a_run_leaves_its_figures(trained: Trained):  # noqa: F811
 def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
     trained: Trained, tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ):
-    for name in ("explore.finetuned", "explore.metrics"):
+    for name in ("explore.finetuned", "engine.metrics"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     drive_in(tmp_path, *classify_flags("finetune"), *FLAGS)
     assert outputs(tmp_path) == outputs(trained.folder)

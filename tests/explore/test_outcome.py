@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from explore.outcome import WORST, WithProbabilities, confusion, outcome_of
+from engine.outcome import WORST, WithProbabilities, confusion, outcome_of
+from engine.processes import World
 from explore.subject import examples_of
-from tasks import World
 
 LABELS = [0, 0, 1, 2, 2, 2]
 PROBABILITIES = [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.2, 0.75, 0.05], [0.1, 0.1, 0.8]]

@@ -30,37 +30,41 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-import cache
+import base_llama
+import fast.base_decoder
 import fast.decode
 import fast.little
-import finetuning
 import rope
-import training
 import utils
+from engine import finetuning, training
 from fast import compiled
 
-MODULES = ("llama", "cache", "sampling", "weights", "rope", "base_llama", "classifier", "optimizer", "tokenizer")
-MODULES += ("batches", "tasks", "training", "saver", "utils")
-DRIVERS = ("run_llama", "finetuning", "reports", "runs", "families")
+TRAINING = ("batches", "tasks", "processes", "methods", "training", "saver")
+MODULES = ("llama", "rope", "base_llama", "classifier", "optimizer", "tokenizer", "utils")
+MODULES += tuple(f"engine.{name}" for name in ("sampling", "weights", *TRAINING))
+DRIVERS = ("finetuning", "generation", "reports", "runs", "saved", "families")
+DRIVERS = ("run_llama", *(f"engine.{name}" for name in DRIVERS))
 # where to be seen in one command is enough
-WITHOUT_KERNELS = ("optimizer", "tokenizer", "batches", "tasks", "training", "saver")
+WITHOUT_KERNELS = ("optimizer", "tokenizer", *(f"engine.{name}" for name in TRAINING))
 OF_UTILS = ("seed_everything",)
 EXCEPTIONS = {  # what rightly shows nowhere, and why
-    "sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
-    "weights.Unfilled.__torch_function__": "saves time where there are no numbers",
-    "weights._fault": "an error for what is no weight",
-    "weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
-    "batches.Sentences.too_long": "counts what is warned of, on standard error",
-    "tasks.Classification.check": "an error for outputs that are no log-probabilities",
-    "tasks.Evaluation.finish": "puts the predictions of several processes together",
-    "tasks.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
-    "training.prepare": "lets methods prepare a model, of which the commands have none",
-    "training._Run.finish": "lets methods finish a model",
-    "training._progress_bar": "stands on standard error while one waits",
-    "saver.Saver._check_best_model": "an error where the saved model is not this run's",
+    "engine.sampling.Sampling.__post_init__": "an error for settings that the flags have refused already",
+    "engine.sampling.Sampling.is_plain": "saves time where `chooser` would choose the same",
+    "engine.weights.Unfilled.__torch_function__": "saves time where there are no numbers",
+    "engine.weights._fault": "an error for what is no weight",
+    "engine.weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
+    "engine.batches.Sentences.too_long": "counts what is warned of, on standard error",
+    "engine.tasks.Classification.check": "an error for outputs that are no log-probabilities",
+    "engine.tasks.Evaluation.finish": "puts the predictions of several processes together",
+    "engine.processes.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
+    "engine.methods.prepare": "lets methods prepare a model, of which the commands have none",
+    "engine.training._Run.finish": "lets methods finish a model",
+    "engine.training._progress_bar": "stands on standard error while one waits",
+    "engine.saver.Saver._check_best_model": "an error where the saved model is not this run's",
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
-KEPT = (rope.rope_table, cache.causal_mask, fast.decode._settings_as_made)  # compute once, unless they are told
+# compute once, unless they are told
+KEPT = (rope.rope_table, base_llama.causal_mask, fast.base_decoder._settings_as_made)
 TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order
 
 # ---------------------------------------------------------------------------------------------- functions of the page
@@ -181,7 +185,7 @@ def _(value: GeneratorType) -> Iterator[Any]:
 
 
 @changed.register
-def _(value: cache.View) -> cache.View:
+def _(value: base_llama.View) -> base_llama.View:
     return value._replace(start=changed(value.start), mask=changed(value.mask))
 
 
@@ -409,10 +413,10 @@ def test_kernels_stand_in_for_the_page_while_nothing_is_broken(bench: Bench, com
     assert not names & {"llama.RMSNorm._norm", "llama.FeedForward.forward"}
     assert "llama.Attention.compute_query_key_value_scores" not in names
     if compiled.are_compiled("fp32") and command == "generate, causal":
-        assert importlib.import_module("fast.engine").DecodeEngine.next_logits.__code__ in passed
+        assert importlib.import_module("fast.loop_engine").DecodeEngine.next_logits.__code__ in passed
 
 
-SLOWLY = ("weights", "tasks", "training", "saver")
+SLOWLY = tuple(f"engine.{name}" for name in ("weights", "tasks", "processes", "methods", "training", "saver"))
 
 
 @pytest.mark.parametrize("module", slow_among(MODULES, SLOWLY))

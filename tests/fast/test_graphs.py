@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import test_fast
 import torch
-from conftest import random_llama
+from conftest import choosing, random_llama
 from test_cache import PROMPTS, left_padded
 from test_fast import assert_near, assert_same_text
 from torch import nn
@@ -25,9 +25,10 @@ from torch.utils._pytree import tree_leaves
 import fast.graphs
 import fast.linear
 from advanced.decoding import BeamSearch
-from cache import KVCache
+from base_llama import KVCache
 from fast import accelerate
-from fast.decode import OUTDATED, choose_decoder
+from fast.base_decoder import OUTDATED
+from fast.decode import choose_decoder
 from fast.graphs import MIN_POSITIONS, MIN_STEPS, STEPS, GraphDecoder, GraphedStep, Text
 from fast.linear import Bf16Linear
 from llama import Llama
@@ -211,7 +212,7 @@ def test_beams_and_penalized_texts_are_those_of_the_plain_model(tapes: list, pad
     idx, pad = left_padded(PROMPTS) if padded else (prompts(2), None)
     texts = [BeamSearch(each, 3).generate(idx, NEW, pad=pad) for each in (model, model.llama)]
     assert torch.equal(*texts)
-    check_text(model, idx, repetition_penalty=1.5, pad=pad)
+    check_text(model, idx, choose=choosing(0.0, pad=pad, repetition_penalty=1.5), pad=pad)
     assert len(tapes) == 1 and tapes[0].replays == NEW - 1
 
 

@@ -33,7 +33,7 @@ import sys, torch
 from types import SimpleNamespace
 sys.path.insert(0, {root!r})
 from fast import accelerate, compiled, decoder
-from llama import load_pretrained
+from engine.weights import load_pretrained
 if not {mends}:
     compiled.subprocess = SimpleNamespace(Popen=lambda *args, **settings: None, DEVNULL=None)
 model = load_pretrained({path!r}, attention="causal")

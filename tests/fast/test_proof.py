@@ -19,19 +19,19 @@ import torch.nn.functional as F
 from conftest import ROOT, random_llama, slow_among
 from torch import nn
 
-import cache
+import base_llama
 import fast.proof
 import llama
 from fast import accelerate, compiled, decoder
 from fast.attention import FusedAttention, is_lower_triangle, scores_proof
-from fast.decode import LARGEST, OUTDATED, Decoder
+from fast.base_decoder import OUTDATED, Decoder
+from fast.decode import LARGEST
 from fast.layers import FEED_FORWARD, RMS_NORM
 from fast.proof import Anatomy, Case, Proof, Sides, difference
 from llama import Attention, FeedForward, Llama, RMSNorm
-from sampling import Sampling
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
-PAGE = "llama rope cache sampling weights base_llama classifier config utils tokenizer optimizer".split()
+PAGE = "llama rope base_llama classifier config utils tokenizer optimizer".split()
 
 # ---------------------------------------------------------------------------------------------- edits of the source
 
@@ -70,7 +70,7 @@ EDITS = {
         "return 2 * self.tok_embeddings(tokens)",
         "Llama",
     ),
-    "the cache forgets": ("cache.py", "= value\n        return", "= 0.5 * value\n        return", "LlamaLayer"),
+    "the cache forgets": ("base_llama.py", "= value\n        return", "= 0.5 * value\n        return", "LlamaLayer"),
     "one layer is left out": (
         "llama.py",
         "return h + self.feed_forward(self.ffn_norm(h))",
@@ -98,20 +98,20 @@ EDITS = {
         "FeedForward",
     ),
     "the second likeliest token": (
-        "sampling.py",
+        "llama.py",
         "best = logits.argmax(dim=-1, keepdim=True)",
         "best = logits.topk(2).indices[:, 1:]",
         "the likeliest token",
     ),
     "masks hide less": (
-        "cache.py",
+        "base_llama.py",
         "return mask.tril(diagonal=key_len - query_len)",
         "return mask.tril(diagonal=key_len - query_len + 1)",
         "",
     ),
 }
 NOTHING_CHANGED = {
-    "a comment": ("cache.py", "        self.length = length\n", "        self.length = length  # from now on\n"),
+    "a comment": ("base_llama.py", "        self.length = length\n", "        self.length = length  # from now on\n"),
     "a docstring": ("llama.py", '"""SwiGLU feed-forward', '"""The SwiGLU feed-forward'),
     "a renamed local": (
         "llama.py",
@@ -276,7 +276,7 @@ def test_a_replaced_function_counts(monkeypatch: pytest.MonkeyPatch):
     check_equal(plain, ours, unchanged)
 
 
-@pytest.mark.parametrize(("place", "name"), [(llama, "rotate"), (cache, "causal_mask")])
+@pytest.mark.parametrize(("place", "name"), [(llama, "rotate"), (base_llama, "causal_mask")])
 def test_a_replaced_function_of_another_module_counts(monkeypatch: pytest.MonkeyPatch, place: ModuleType, name: str):
     plain, ours = both()
     unchanged, before = outputs(plain), getattr(place, name)
@@ -511,7 +511,7 @@ def test_a_generate_that_takes_no_next_logits_is_called_as_it_is_written(monkeyp
         assert torch.equal(each.generate(TOKENS, 7, temperature=0.0), TOKENS.repeat(1, 2))
 
 
-def second_best(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None) -> torch.Tensor:
+def second_best(logits: torch.Tensor, temperature: float, generator: torch.Generator | None = None) -> torch.Tensor:
     return logits.topk(2).indices[:, 1:]
 
 
@@ -520,7 +520,7 @@ def never_twice(
 ) -> torch.Tensor:
     """As a student may write a penalty for repetition into `generate`."""
 
-    def next_logits(idx: torch.Tensor, cache: cache.KVCache | None) -> torch.Tensor:
+    def next_logits(idx: torch.Tensor, cache: base_llama.KVCache | None) -> torch.Tensor:
         logits = (others.get("next_logits") or self.next_logits)(idx, cache)
         return logits.scatter_add(1, idx[:, -1:], torch.full_like(idx[:, -1:], -3.0, dtype=torch.float32))
 
@@ -644,7 +644,7 @@ def helper(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_every_function_that_a_piece_goes_through_belongs_to_it():
-    names = {link.name for link in Anatomy(llama.LlamaLayer, Attention, FeedForward, RMSNorm, cache.KVCache).links}
+    names = {link.name for link in Anatomy(llama.LlamaLayer, Attention, FeedForward, RMSNorm, base_llama.KVCache).links}
     assert {"forward", "_norm", "silu", "rsqrt", "rotate", "_rotate_pairs", "_angles", "complex"} <= names
     assert {"store", "extend", "causal_mask", "padded_causal_mask", "queries", "queried_at", "of_text", "sqrt"} <= names
     assert "compute_query_key_value_scores" in names

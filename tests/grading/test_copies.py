@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-import course
 import utils
+from engine import data
 from grading import lines, programs
 
 LABELS = (
@@ -72,10 +72,10 @@ def told(read: Callable, *arguments: object, **named: object) -> object:
 def test_a_line_says_the_same():
     for label, separator, sentence in itertools.product(LABELS, SEPARATORS, SENTENCES):
         line = label + separator + sentence
-        ours, theirs = told(lines.parse_line, line), told(course.parse_line, line)
+        ours, theirs = told(lines.parse_line, line), told(data.parse_line, line)
         assert ours == theirs, line
         if not isinstance(ours, str):
-            assert lines.format_line(*reversed(ours)) == course.format_line(*reversed(theirs))
+            assert lines.format_line(*reversed(ours)) == data.format_line(*reversed(theirs))
 
 
 FILES = [
@@ -94,11 +94,11 @@ def test_a_data_file_says_the_same(tmp_path: Path, num_labels: int | None, is_te
     for content in BYTES:
         path.write_bytes(content)
         ours, theirs = (
-            told(module.create_data, path, num_labels, is_test=is_test) for module in (lines, course)
+            told(module.create_data, path, num_labels, is_test=is_test) for module in (lines, data)
         )  # fmt: skip
         assert ours == theirs, content
     for path in (tmp_path / "absent.txt", tmp_path):
-        assert told(lines.create_data, path) == told(course.create_data, path)
+        assert told(lines.create_data, path) == told(data.create_data, path)
 
 
 MAPPINGS = (
@@ -121,7 +121,7 @@ def test_a_label_mapping_says_the_same(tmp_path: Path):
     path = tmp_path / "mapping.json"
     for text in MAPPINGS:
         path.write_text(text, encoding="utf-8")
-        assert told(lines.read_label_names, path) == told(course.read_label_names, path), text[:40]
+        assert told(lines.read_label_names, path) == told(data.read_label_names, path), text[:40]
 
 
 def test_the_prompt_and_the_figures_say_the_same():
@@ -131,11 +131,11 @@ def test_the_prompt_and_the_figures_say_the_same():
         ["awful", "bad", "average", "good", "excellent"],
         ["{labels}", "x"],
     ):
-        assert lines.prompt_suffix(names) == course.prompt_suffix(names)
-        assert lines.prompt_suffix(names, "One of {labels}?") == course.prompt_suffix(names, "One of {labels}?")
+        assert lines.prompt_suffix(names) == utils.prompt_suffix(names)
+        assert lines.prompt_suffix(names, "One of {labels}?") == utils.prompt_suffix(names, "One of {labels}?")
     for labels in ([0, 1, 1], [0], [-1, -1], [2, 2, 2, 1], [0, 1]):
-        assert lines.has_gold_labels(labels) == course.has_gold_labels(labels)
-        assert lines.majority_accuracy(labels) == course.majority_accuracy(labels)
+        assert lines.has_gold_labels(labels) == data.has_gold_labels(labels)
+        assert lines.majority_accuracy(labels) == data.majority_accuracy(labels)
 
 
 def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
@@ -156,7 +156,7 @@ def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
 
 # ---------------------------------------------------------------------------------------------------- imports
 
-SCRIPTS = ("sanity_check.py", "rope_test.py", "optimizer_test.py")
+SCRIPTS = ("sanity_check.py", "rope_test.py", "optimizer_test.py", "prepare_submit.py")
 GRADERS = [*(ROOT / script for script in SCRIPTS), *sorted((ROOT / "grading").rglob("*.py"))]
 
 

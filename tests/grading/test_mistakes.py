@@ -135,13 +135,11 @@ MISTAKES = {
                 ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
                 ("the last layer is left out", "h = last(h, view if at is None else view.queried_at(at))", "pass"),
             ],
-        },
-        "weights.py": {
             "loading, bidirectional: WRONG": [
                 ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass")
             ],
         },
-        "cache.py": {
+        "base_llama.py": {
             "scores and softmax, causal: WRONG": [
                 ("the causal mask is shifted by one: a position sees the next", VISIBLE, "tril(diagonal=1)"),
                 ("the causal mask is shifted by one: a position does not see itself", VISIBLE, "tril(diagonal=-1)"),

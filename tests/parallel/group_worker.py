@@ -16,17 +16,19 @@ import torch.distributed as dist
 from conftest import random_llama
 
 from advanced import choose, create
-from batches import LlamaDataset
 from classifier import LlamaEmbeddingClassifier
-from course import Example
+from engine.batches import LlamaDataset
+from engine.data import Example
+from engine.methods import Method, Step, prepare
+from engine.processes import ALONE, World
+from engine.programs import run_main
+from engine.saver import Saver, load_model
+from engine.storage import load_tensors
+from engine.torchrun import Group, join
+from engine.training import evaluate, fit
 from optimizer import AdamW
-from parallel import Group, join
-from saver import Saver, load_model
-from storage import load_tensors
-from tasks import ALONE, World
 from tokenizer import Tokenizer
-from training import Method, Step, evaluate, fit, prepare
-from utils import UserError, run_main
+from utils import UserError
 
 CPU = torch.device("cpu")
 WORDS = ("warm", "little", "film", "storm", "boat")

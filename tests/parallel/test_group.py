@@ -18,7 +18,7 @@ from conftest import FIGURES, ROOT, drive_in, outputs, succeed
 from error_helpers import stderr_lines
 from group_worker import CASES, Case, methods_of, train_case
 
-from storage import load_tensors
+from engine.storage import load_tensors
 from tokenizer import Tokenizer
 from utils import UserError
 

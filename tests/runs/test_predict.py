@@ -21,16 +21,16 @@ import torch
 from conftest import ROOT, drive_in, random_llama
 from error_helpers import check_one_error, stderr_lines
 
-import runs
-import sentences
-from arguments import get_args
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
-from course import create_data, prompt_suffix
-from plan import InputFile, Plan
-from runs import load_classifier, predict, record_of, save_classifier
-from storage import load_tensors, save_tensors
+from engine import families, runs, stream
+from engine import saved as saved_runs
+from engine.data import create_data
+from engine.flags import get_args
+from engine.plan import InputFile, Plan
+from engine.saved import load_classifier, predict, record_of, save_classifier
+from engine.storage import load_tensors, save_tensors
 from tokenizer import Tokenizer
-from utils import UserError
+from utils import UserError, prompt_suffix
 
 SOME = ["A warm little film", "the plot wanders off", "I laughed twice, by accident", "nothing happens", "cardboard"]
 
@@ -70,6 +70,7 @@ def test_a_saved_run_needs_no_other_file(saved: Path, tmp_path: Path, films: dic
     """On another machine: nothing but the code and the file."""
     for path in ROOT.glob("*.py"):
         shutil.copy(path, tmp_path)
+    shutil.copytree(ROOT / "engine", tmp_path / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(saved / "best.pt", tmp_path / "elsewhere.pt")
     shutil.copy(films["dev"], tmp_path / "dev.txt")
     command = "run_llama.py --option predict --model elsewhere.pt --input dev.txt --output labels.txt --kernels plain"
@@ -98,7 +99,7 @@ def test_probabilities_are_those_of_the_runs_own_batches(saved: Path, films: dic
     """Which depend on the batch where the model is bidirectional."""
     model, about = load_classifier(saved / "best.pt")
     examples = create_data(films["dev"])
-    dataset = runs.encode_for(model, about.tokenizer, examples)
+    dataset = families.encode_for(model, about.tokenizer, examples)
     with torch.inference_mode():
         expected = torch.cat([model(batch["token_ids"]).exp() for batch in dataset.loader(4)])
     sentences = [example.sentence for example in examples]
@@ -200,7 +201,7 @@ def test_batches_are_full_and_in_order_where_they_matter(tokenizer: Tokenizer):
     """A bidirectional model meets the same batches however slowly the sentences come; a causal one does not wait."""
     for attention, expected in (("bidirectional", [2, 2, 1]), ("causal", [1] * 5)):
         model = LlamaEmbeddingClassifier(Settings, llama=random_llama(attention=attention)).eval()
-        about = runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
+        about = saved_runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
         at_once, sizes, slowly = list(predict(model, about, SOME)), [], Slowly(SOME)
         model.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
         behind = [slowly.asked - index for index, _ in enumerate(predict(model, about, slowly), 1)]
@@ -218,7 +219,7 @@ class Settings:
 def test_memory_does_not_grow_with_the_lines(tokenizer: Tokenizer):
     """No more sentences are asked for than fit some batches before the first prediction comes out."""
     model = LlamaEmbeddingClassifier(Settings, llama=random_llama(attention="causal")).eval()
-    about = runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
+    about = saved_runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
     asked = []
 
     def endless() -> Iterator[str]:
@@ -229,7 +230,7 @@ def test_memory_does_not_grow_with_the_lines(tokenizer: Tokenizer):
     predictions = predict(model, about, endless())
     for count in range(1, 500):
         next(predictions)
-        assert len(asked) <= count + 2 * runs.BUCKETED
+        assert len(asked) <= count + 2 * saved_runs.BUCKETED
 
 
 def test_lines_are_answered_while_the_input_is_still_being_written(saved: Path):
@@ -283,16 +284,16 @@ def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: st
 
 
 def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sentences, "PIECE", 7)
+    monkeypatch.setattr(stream, "PIECE", 7)
     path = tmp_path / "long.txt"
     path.write_bytes("é".encode() * 40_000 + b"\r\n\r".replace(b"\r\n\r", b"\r\nnext\rlast"))
     start = time.perf_counter()
-    assert [*sentences.read_sentences(str(path))] == ["é" * 40_000, "next", "last"]
+    assert [*stream.read_sentences(str(path))] == ["é" * 40_000, "next", "last"]
     assert time.perf_counter() - start < 5
 
 
 def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sentences, "PATIENCE", 0.05)
+    monkeypatch.setattr(stream, "PATIENCE", 0.05)
     os.mkfifo(tmp_path / "pipe")
 
     def write() -> None:
@@ -302,7 +303,7 @@ def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, mo
                 time.sleep(0.2)
 
     threading.Thread(target=write, daemon=True).start()
-    read = list(sentences.read_sentences(str(tmp_path / "pipe")))
+    read = list(stream.read_sentences(str(tmp_path / "pipe")))
     assert [each for each in read if each] == ["first", "second é", "third"] and None in read
 
 

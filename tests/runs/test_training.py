@@ -11,15 +11,16 @@ import torch
 from conftest import random_llama
 
 from advanced.ema import EMA
-from batches import EncodingRules, LlamaDataset, TextWindows
 from classifier import LlamaEmbeddingClassifier
-from course import Example
+from engine.batches import EncodingRules, LlamaDataset, TextWindows
+from engine.data import Example
+from engine.methods import Method, Step, prepare
+from engine.saver import Saver
+from engine.storage import load_tensors, save_tensors
+from engine.tasks import Evaluation, NextToken
+from engine.training import evaluate, fit
 from optimizer import AdamW
-from saver import Saver
-from storage import load_tensors, save_tensors
-from tasks import Evaluation, NextToken
 from tokenizer import Tokenizer
-from training import Method, Step, evaluate, fit, prepare
 from utils import UserError
 
 SUFFIX = "Is this movie bad or good? This movie is "

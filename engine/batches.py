@@ -1,0 +1,171 @@
+"""Texts as batches of token ids: classified sentences, padded and perhaps bucketed by length, and windows of text.
+
+Shapes: b batch, s position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from engine.data import Example
+from tokenizer import Tokenizer
+from utils import UserError
+
+
+class Sentences(Dataset):
+    """Classified sentences with their token ids, encoded once.
+
+    `sentences` are what is written to the output file. `is_too_long` tells which are longer than the model.
+    """
+
+    labels: list[int]
+    sentences: list[str]
+    token_ids: list[list[int]]
+    is_too_long: list[bool]
+    pad_id: int
+
+    @property
+    def too_long(self) -> int:
+        """How many are longer than the model."""
+        return sum(self.is_too_long)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[list[int], int, str, int]:
+        return self.token_ids[index], self.labels[index], self.sentences[index], index
+
+    def collate_fn(self, items: list[tuple[list[int], int, str, int]]) -> dict[str, Any]:
+        """A batch, right-padded to its longest row: token_ids b s, labels b, sents, and where they stand, indices."""
+        token_ids, labels, sentences, indices = zip(*items, strict=True)
+        longest = max(map(len, token_ids))
+        padded = [ids + [self.pad_id] * (longest - len(ids)) for ids in token_ids]
+        return {
+            "token_ids": torch.tensor(padded),
+            "labels": torch.tensor(labels),
+            "sents": list(sentences),
+            "indices": list(indices),
+        }
+
+    def loader(
+        self, batch_size: int, *, shuffle: bool = False, bucket: bool = False, pin_memory: bool = False
+    ) -> DataLoader:
+        """Batches in file order, or in an order drawn from PyTorch's global random generator.
+
+        bucket: sentences of like length together, so that little is padding. For models whose predictions do
+        not depend on the batch. pin_memory: for CUDA, which copies from such memory without making anybody wait.
+        """
+        how = dict(collate_fn=self.collate_fn, pin_memory=pin_memory)
+        if bucket:
+            batches = LengthBuckets([len(ids) for ids in self.token_ids], batch_size, shuffle)
+            return DataLoader(self, batch_sampler=batches, **how)
+        return DataLoader(self, batch_size=batch_size, shuffle=shuffle, **how)
+
+
+class LengthBuckets(Sampler[list[int]]):
+    """Batches of sentences of like length.
+
+    shuffle: the sentences are dealt at random into groups of `GROUP` batches, each group is sorted by length and cut
+    into batches, and the batches come in random order: who meets whom changes from epoch to epoch, and no length is
+    seen before another. Otherwise all are sorted, the longest first, so that a batch too large for the memory fails
+    at once.
+    """
+
+    GROUP = 50
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, shuffle: bool):
+        self.lengths, self.batch_size, self.shuffle = lengths, batch_size, shuffle
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        count = len(self.lengths)
+        order = torch.randperm(count).tolist() if self.shuffle else list(range(count))
+        size = self.GROUP * self.batch_size if self.shuffle else count
+        batches = []
+        for start in range(0, count, size):
+            group = sorted(order[start : start + size], key=self.lengths.__getitem__, reverse=True)
+            batches += [group[first : first + self.batch_size] for first in range(0, len(group), self.batch_size)]
+        order = torch.randperm(len(batches)).tolist() if self.shuffle else range(len(batches))
+        yield from (batches[position] for position in order)
+
+
+class EncodingRules(NamedTuple):
+    """How sentences become token ids: what follows them, and how long they may be.
+
+    room: how many positions are to stay free after them. Given at all, it says that what follows is never cut.
+    """
+
+    prompt_suffix: str | None = None
+    max_seq_len: int | None = None
+    is_causal: bool = False
+    room: int | None = None
+
+
+class LlamaDataset(Sentences):
+    """As a Llama reads them: bos, sentence, prompt suffix; no eos.
+
+    `sentences` have the suffix. Of what is longer than `max_seq_len` the bidirectional reference uses all; in causal
+    mode the sentence, never the suffix, is cut. Raises `UserError` if there is no room for a sentence then.
+    """
+
+    def __init__(self, examples: Sequence[Example], tokenizer: Tokenizer, rules: EncodingRules | None = None):
+        rules = rules or EncodingRules()
+        self.labels = [example.label for example in examples]
+        self.pad_id = tokenizer.pad_id
+        suffix = "" if rules.prompt_suffix is None else f" {rules.prompt_suffix}"
+        self.sentences = [example.sentence + suffix for example in examples]
+        if rules.is_causal or rules.room is not None:
+            bare = [example.sentence for example in examples]
+            sentence_ids = tokenizer.encode_batch(bare, bos=True, eos=False)
+            suffix_ids = _suffix_ids(tokenizer, rules)
+        else:
+            sentence_ids = tokenizer.encode_batch(self.sentences, bos=True, eos=False)
+            suffix_ids = []
+        taken = len(suffix_ids) + (rules.room or 0)
+        limit = float("inf") if rules.max_seq_len is None else rules.max_seq_len - taken
+        if rules.is_causal and taken and limit < 2:
+            raise UserError(f"the prompt takes {taken} tokens, which leaves no room in max_seq_len={rules.max_seq_len}")
+        self.is_too_long = [len(ids) > limit for ids in sentence_ids]
+        cut = int(limit) if rules.is_causal and rules.max_seq_len is not None else None
+        self.token_ids = [ids[:cut] + suffix_ids for ids in sentence_ids]
+
+
+def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
+    """The suffix's own ids, which equal the tail of the whole text's ids."""
+    return [] if rules.prompt_suffix is None else tokenizer.encode_next(rules.prompt_suffix)
+
+
+class TextWindows(Dataset):
+    """A long text, cut into windows in which every token of it is predicted once.
+
+    Each window begins with bos and predicts the next `length` tokens of the text; the last one may be shorter, so
+    batches are made of windows of one length.
+    """
+
+    def __init__(self, token_ids: Sequence[int], bos_id: int, length: int):
+        self.token_ids, self.bos_id, self.length = torch.tensor(token_ids), bos_id, length
+
+    def __len__(self) -> int:
+        return -(-len(self.token_ids) // self.length)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.token_ids[index * self.length : (index + 1) * self.length]
+
+    def collate_fn(self, windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """token_ids and, one position later, targets: b s each."""
+        targets = torch.stack(windows)  # b s
+        bos = torch.full_like(targets[:, :1], self.bos_id)
+        return {"token_ids": torch.cat((bos, targets[:, :-1]), dim=1), "targets": targets}
+
+    def loader(self, batch_size: int) -> DataLoader:
+        """Batches in the order of the text."""
+        whole = len(self.token_ids) // self.length
+        batches = [list(range(whole)[first : first + batch_size]) for first in range(0, whole, batch_size)]
+        batches += [[whole]] if whole < len(self) else []
+        return DataLoader(self, batch_sampler=batches, collate_fn=self.collate_fn)

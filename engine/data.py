@@ -1,0 +1,127 @@
+"""Data lines, label mappings, gold labels. Needs the standard library and `utils.py` alone.
+
+Every command reads and writes the course's files through here; `grading/lines.py` is the graders' own copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from utils import UserError, read_text, whole_number
+
+SEPARATOR = " ||| "
+NO_GOLD_LABEL = -1
+
+
+# ----------------------------------------------------------------------------------------------------------- data lines
+
+
+class Example(NamedTuple):
+    """One line of a data file, or of an output file, where the label is a prediction."""
+
+    sentence: str
+    label: int
+
+
+def parse_line(line: str) -> Example:
+    """What a line `LABEL ||| sentence` says; white space around the two is dropped. Raises `ValueError`: what is wrong.
+
+    The first separator counts: a sentence may hold another.
+    """
+    label, separator, sentence = line.partition(SEPARATOR)
+    sentence = sentence.strip()
+    if not separator:
+        raise ValueError(f"no '{SEPARATOR}' between label and sentence")
+    if not sentence:
+        raise ValueError("the sentence is empty")
+    try:
+        return Example(sentence, whole_number(label.strip()))
+    except ValueError:
+        raise ValueError(f"the label {label[:40]!r} is not a whole number") from None
+
+
+def format_line(label: int, sentence: str) -> str:
+    """The inverse of `parse_line`, without a line end."""
+    return f"{label}{SEPARATOR}{sentence}"
+
+
+def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[Example]:
+    """The examples of a data file, one `LABEL ||| sentence` a line, UTF-8.
+
+    num_labels: labels must lie in 0 ... num_labels - 1; None accepts every label from 0 up. A test file without gold
+    labels may have -1 on every line. Raises `UserError`, naming file and line, for anything else.
+    """
+    lines = read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError(f"{path} holds no data; expected lines of the form 'LABEL{SEPARATOR}sentence'")
+    is_unlabelled = is_test and all(line.partition(SEPARATOR)[0].strip() == str(NO_GOLD_LABEL) for line in lines)
+    lowest = NO_GOLD_LABEL if is_unlabelled else 0
+    examples = []
+    for number, line in enumerate(lines, 1):
+        try:
+            example = parse_line(line)
+        except ValueError as error:
+            raise UserError(f"{path} line {number}: {error}") from None
+        if example.label < lowest or (num_labels is not None and example.label >= num_labels):
+            allowed = "0 or more" if num_labels is None else f"from 0 to {num_labels - 1}, as the label mapping says"
+            raise UserError(f"{path} line {number}: the label {example.label} is not {allowed}")
+        examples.append(example)
+    return examples
+
+
+def divide(
+    examples: Sequence[Example], seed: int, shots: int | None = None, hold_out: float = 0.0
+) -> tuple[list[Example], list[Example]]:
+    """The examples to train on, and those held out to choose by; both in the order of the data.
+
+    shots: train on so many of each class, drawn at random; as many others are held out, if any are. hold_out: else the
+    share of each class that is held out, at least one example. Raises `UserError` where a class has too few.
+    """
+    drawing, train, held_out = random.Random(seed), set(), set()
+    for label in sorted({example.label for example in examples}):
+        places = [place for place, example in enumerate(examples) if example.label == label]
+        drawing.shuffle(places)
+        held = shots or max(1, round(hold_out * len(places))) if hold_out else 0
+        rest = len(places) - held if shots is None else shots
+        if rest < 1 or rest + held > len(places):
+            wanted = f"{rest} to train on" if shots else "one to train on"
+            wanted += f" and {held} to hold out" if held else ""
+            raise UserError(f"class {label} has {len(places)} examples, too few for {wanted}")
+        train |= {*places[:rest]}
+        held_out |= {*places[rest : rest + held]}
+    return [examples[place] for place in sorted(train)], [examples[place] for place in sorted(held_out)]
+
+
+# --------------------------------------------------------------------------------------------------------------- labels
+
+
+def read_label_names(path: str | os.PathLike) -> list[str]:
+    """The label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
+    text = read_text(path)
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    is_list = isinstance(names, list) and all(
+        isinstance(name, str) and name.strip() and name.isprintable() for name in names
+    )
+    if not is_list or len(names) < 2 or len(set(names)) < len(names):
+        raise UserError(f'{path} must be a JSON list of two or more distinct names, such as ["bad", "good"]')
+    return names
+
+
+def has_gold_labels(labels: Sequence[int]) -> bool:
+    """Whether the labels of a data set can be gold: placeholders are all the same."""
+    return len(set(labels)) > 1
+
+
+def majority_accuracy(labels: Sequence[int]) -> float:
+    """The accuracy of always answering the most frequent gold label."""
+    return Counter(labels).most_common(1)[0][1] / len(labels)

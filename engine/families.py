@@ -1,0 +1,236 @@
+"""Kinds of pretrained models: how each is loaded, becomes a classifier and reads sentences.
+
+`runs` asks a `Family` where one kind differs from another. The loops, the saver, methods, reports and the driver do not
+know which it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
+from config import LlamaConfig
+from engine.batches import EncodingRules, LlamaDataset, Sentences
+from engine.data import Example
+from engine.methods import Method
+from engine.plan import Plan
+from engine.programs import import_folder, import_part, tokenizer_name
+from engine.weights import load_pretrained, misfits
+from llama import Llama
+from tokenizer import Tokenizer
+from utils import UserError, shown, warn
+
+
+class OtherVocabulary(UserError):
+    """A tokenizer that is not that of the model."""
+
+
+class Family:
+    """One kind of pretrained model. `part` is what its classifiers call the model in them.
+
+    Its models have a `config`, a frozen dataclass with `max_seq_len`, `attention` and `ignores_padding`. Its tokenizers
+    have `pad_id`, `max_len` and `to_bytes`.
+    """
+
+    name: str
+    part: str
+
+    def load(self, plan: Plan) -> tuple[nn.Module, Any]:
+        """The pretrained model of a plan, and its tokenizer. Raises `UserError`."""
+        raise NotImplementedError
+
+    def make_classifier(
+        self,
+        settings: dict[str, Any],
+        pretrained: nn.Module,
+        tokenizer: Any,
+        label_names: Sequence[str],
+        option: str = "finetune",
+    ) -> nn.Module:
+        """Token ids b s -> log-probabilities b c. settings: see `model_settings`."""
+        raise NotImplementedError
+
+    def settings_of(self, model: nn.Module) -> dict[str, Any]:
+        """Those from which `make_classifier` makes this classifier again."""
+        raise NotImplementedError
+
+    def encode(self, model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
+        """A data set as a classifier reads it."""
+        raise NotImplementedError
+
+    def config(self, model_args: dict[str, Any]) -> Any:
+        """Raises `ValueError` for what no model of this kind can have."""
+        raise NotImplementedError
+
+    def misfits(self, state: dict[str, Any], config: Any) -> list[str]:
+        """What keeps `state` from filling a model of this config, found without allocating one."""
+        raise NotImplementedError
+
+    def make(self, config: Any) -> nn.Module:
+        """A model whose weights are about to be replaced."""
+        raise NotImplementedError
+
+    def tokenizer(self, saved: bytes, max_len: int | None, path: str) -> Any:
+        """What `to_bytes` has saved. path: what errors call it. Raises `UserError`."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------------------------------------------- Llamas
+
+HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassifier}  # and those of advanced/
+
+
+class Llamas(Family):
+    """The models of `llama.py`."""
+
+    name = "llama"
+    part = "llama"
+
+    def load(self, plan: Plan) -> tuple[Llama, Tokenizer]:
+        return load_llama(plan.checkpoint.path, plan.tokenizer.path, plan.attention, plan.max_sentence_len)
+
+    def make_classifier(
+        self,
+        settings: dict[str, Any],
+        pretrained: Llama,
+        tokenizer: Tokenizer,
+        label_names: Sequence[str],
+        option: str = "finetune",
+    ) -> nn.Module:
+        head = settings["head"]
+        if head not in HEADS:
+            made = dict(settings["head_settings"])
+            return advanced_folder().create_head(head, made, pretrained, tokenizer, list(label_names))
+        names = "num_labels", "hidden_dropout_prob"
+        config = SimpleNamespace(option=option, pad_id=tokenizer.pad_id, **{name: settings[name] for name in names})
+        labels = (tokenizer, list(label_names)) if head == "label words" else ()
+        return HEADS[head](config, *labels, llama=pretrained)
+
+    def settings_of(self, model: nn.Module) -> dict[str, Any]:
+        own = [name for name, kind in HEADS.items() if isinstance(model, kind)]
+        head = (own[0], {}) if own else (model.name, model.settings)
+        dropout = model.dropout.p if isinstance(model, LlamaEmbeddingClassifier) else 0.0
+        return model_settings(head, model.num_labels, dropout)
+
+    def encode(self, model: nn.Module, tokenizer: Tokenizer, examples: Sequence[Example]) -> LlamaDataset:
+        """What it asks follows every text, and there is the room that it needs for answers."""
+        config, room = model.llama.config, getattr(model, "room", None)
+        rules = EncodingRules(model.prompt_suffix, config.max_seq_len, config.is_causal, room)
+        return LlamaDataset(examples, tokenizer, rules)
+
+    def config(self, model_args: dict[str, Any]) -> LlamaConfig:
+        return LlamaConfig.from_checkpoint(model_args)
+
+    def misfits(self, state: dict[str, Any], config: LlamaConfig) -> list[str]:
+        return misfits(state, config)
+
+    def make(self, config: LlamaConfig) -> Llama:
+        return Llama(config)
+
+    def tokenizer(self, saved: bytes, max_len: int | None, path: str) -> Tokenizer:
+        if saved.startswith(b"{"):
+            return _json_tokenizers(path).from_bytes(saved, max_len, path)
+        return Tokenizer.from_bytes(saved, max_len, path)
+
+
+LLAMAS = Llamas()
+OTHERS = ("bert",)  # folders that have a module `family`
+
+
+def load_llama(
+    path: str | os.PathLike,
+    tokenizer: str | os.PathLike | None = None,
+    attention: str | None = None,
+    max_sentence_len: int | None = None,
+) -> tuple[Llama, Tokenizer]:
+    """A pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
+
+    path: of a checkpoint, or a Hugging Face directory. tokenizer: None for the checkpoint's own, see
+    `programs.tokenizer_name`. attention: in the place of what the checkpoint declares. max_sentence_len: the most
+    tokens that the tokenizer keeps.
+
+    A Hugging Face directory may have more embeddings than pieces, which makes a matrix one of round numbers.
+    """
+    read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
+    llama = load_pretrained(path, attention=attention)
+    require_vocabulary(read, llama, path)
+    return llama, read
+
+
+def require_vocabulary(tokenizer: Tokenizer, llama: Llama, checkpoint: str | os.PathLike) -> None:
+    """Raises `OtherVocabulary` where the sizes differ, or warns, as `load_llama` says."""
+    size = llama.config.vocab_size
+    if tokenizer.n_words != size:
+        sizes = f"{checkpoint} has a vocabulary of {size}, but {tokenizer.model_path} has {tokenizer.n_words} pieces"
+        if tokenizer.n_words > size or not os.path.isdir(checkpoint):
+            raise OtherVocabulary(sizes)
+        warn(sizes)
+
+
+def read_tokenizer(path: str | os.PathLike, max_sentence_len: int | None = None) -> Tokenizer:
+    """A SentencePiece model, or, by its ending, a `tokenizer.json`. Raises `UserError`."""
+    if os.fspath(path).endswith(".json"):
+        return _json_tokenizers(path).from_file(path, max_sentence_len)
+    return Tokenizer(max_sentence_len, path)
+
+
+def _json_tokenizers(path: str | os.PathLike) -> Any:
+    return import_part("convert.tokenizer", f"the tokenizer of {path}").JsonTokenizer
+
+
+def model_settings(
+    head: tuple[str, Any] | None, num_labels: int, hidden_dropout_prob: float = 0.0
+) -> dict[str, Any]:
+    """What `make_classifier` needs of a plan, or of a saved run, besides the model. head: its name and settings."""
+    name, settings = head or ("linear", ())
+    shape = {"num_labels": num_labels, "hidden_dropout_prob": hidden_dropout_prob}
+    return {"head": name, "head_settings": dict(settings), **shape}
+
+
+# ------------------------------------------------------------------------------------------------ which one
+
+
+def advanced_folder() -> Any:
+    advanced = import_folder("advanced")
+    if advanced is None:
+        raise UserError("methods need the folder advanced/ of this package beside its modules")
+    return advanced
+
+
+def family_named(name: str) -> Family:
+    """Raises `UserError` where the folder of that kind is not here."""
+    if name == LLAMAS.name:
+        return LLAMAS
+    if name not in OTHERS or import_folder(name) is None:
+        raise UserError(f"models of the kind {shown(name)} need a folder of this package that is not here")
+    return importlib.import_module(f"{name}.family").FAMILY
+
+
+def family_of(model: nn.Module) -> Family:
+    """Of a classifier, which says so where it is not one of Llamas."""
+    return family_named(getattr(model, "family", LLAMAS.name))
+
+
+# -------------------------------------------------------------------------------------------------------- methods, data
+
+
+def create_methods(chosen: Sequence[tuple[str, Any]]) -> list[Method]:
+    """Of names and settings. Raises `UserError` where the folder advanced/ is not here."""
+    return [advanced_folder().create(name, dict(settings)) for name, settings in chosen]
+
+
+def head_among(chosen: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any] | None, list[tuple[str, Any]]]:
+    """What is predicted, if a method says that, and the other methods: names and settings."""
+    heads = [each for each in chosen if advanced_folder().METHODS[each[0]].is_head]
+    return heads[0] if heads else None, [each for each in chosen if each not in heads]
+
+
+def encode_for(model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
+    """A data set as this classifier reads it."""
+    return family_of(model).encode(model, tokenizer, examples)

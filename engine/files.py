@@ -1,0 +1,251 @@
+"""The files that a run reads and writes: where they lie, whether they can be written, and that none is another."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.flags import (
+    BUNDLED_CHECKPOINT,
+    DEFAULT_CHECKPOINT,
+    INPUTS,
+    NEEDED,
+    OUTPUT_WORDS,
+    TRAINING,
+    flag_name,
+)
+from engine.metrics import check_folder
+from engine.programs import Default, check_writable, import_folder, import_part, tokenizer_name
+from engine.stream import STANDARD_INPUT
+from utils import UserError, find_asset, sha256_of
+
+
+def check_files(args: Namespace) -> dict[str, Path]:
+    """What the run will write, by what the user calls it."""
+    if args.option == "generate":
+        return _check_generate_files(args)
+    if args.option in OUTPUT_WORDS:
+        return _check_classify_files(args)
+    for name in NEEDED[args.option]:
+        path = getattr(args, name)
+        if (args.option, name, path) != ("predict", "input", STANDARD_INPUT):
+            setattr(args, name, _find_input(name, path))
+    return _check_output(args)
+
+
+def _check_output(args: Namespace) -> dict[str, Path]:
+    if args.output is None:
+        return {}
+    check_writable(args.output, "--output")
+    return {"--output": Path(args.output)}
+
+
+def _find_input(name: str, path: str) -> str:
+    found = find_asset(path)
+    if found is None and name in ("input", "prompt_file") and os.path.exists(path) and not os.path.isdir(path):
+        return path  # a pipe: it is read once
+    if found is None:
+        _refuse_what_is_no_file(name, path)
+        raise UserError(f"--{name} {path} does not exist")
+    return str(found)
+
+
+def _check_generate_files(args: Namespace) -> dict[str, Path]:
+    if args.prompt_file is not None:
+        if args.prompt_file != STANDARD_INPUT:
+            args.prompt_file = _find_input("prompt_file", args.prompt_file)
+        return _check_output(args)
+    outputs = {"--generated_sentence_low_temp_out": Path(args.generated_sentence_low_temp_out)}
+    samples = sample_paths(args)
+    outputs["--generated_sentence_high_temp_out"] = samples[0]
+    if args.temperature is not None:
+        outputs["the text of --temperature"] = temperature_path(args)
+    outputs |= {f"sample {number} of --num_samples": path for number, path in enumerate(samples[1:], 2)}
+    for name, path in outputs.items():
+        check_writable(path, name)
+    return outputs
+
+
+def sample_paths(args: Namespace) -> list[Path]:
+    """The files of the sampled texts: the contract's name, then the same with -2, -3, ... before the ending."""
+    first = Path(args.generated_sentence_high_temp_out)
+    return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, args.num_samples + 1))]
+
+
+def temperature_path(args: Namespace) -> Path:
+    """Of the text at `--temperature`: `generated-sentence-temp-0.7.txt`."""
+    return Path(f"generated-sentence-temp-{args.temperature:g}.txt")
+
+
+def _check_classify_files(args: Namespace) -> dict[str, Path]:
+    """Turns the names of the data files into paths."""
+    kind, outputs = "advanced" if args.method else OUTPUT_WORDS[args.option], {}
+    for flag, split in (("dev_out", "dev"), ("test_out", "test")):
+        path = getattr(args, flag)
+        ending = f"{split}-{kind}-output.txt"
+        if not path.endswith(ending):
+            how = f"--method {args.method}" if args.method else f"--option {args.option}"
+            raise UserError(f"--{flag} {path}: with {how} the name must end in {ending}")
+        check_writable(path, f"--{flag}")
+        outputs[f"--{flag}"] = Path(path)
+    if args.option == "prompt" and isinstance(args.train, Default):
+        # nothing is trained: its absence is no mistake, and beside other data it is not what is meant
+        if find_asset(args.train) is None or not isinstance(args.dev, Default):
+            args.train = None
+    for flag in ("train", "dev", "test", "label_names"):
+        if getattr(args, flag) is not None:
+            setattr(args, flag, _find_data(flag.replace("_", "-"), getattr(args, flag)))
+    if args.option in TRAINING:
+        outputs |= _check_looking(args)
+        candidates = model_candidates(args)
+        check_writable(candidates[0], "--model_out" if args.model_out else "the fine-tuned model")
+        for path in candidates:
+            outputs |= files_of_model(path)
+    return outputs
+
+
+def _check_looking(args: Namespace) -> dict[str, Path]:
+    """The page of the run, and the figures of its steps."""
+    given = [flag for flag in ("log_dir", "html") if getattr(args, flag) is not None]
+    if given and import_folder("explore") is None:
+        raise UserError(f"--{given[0]} needs the folder explore/ of this package beside run_llama.py")
+    if "html" in given:
+        check_page("--html", args.html)
+    if "log_dir" in given:
+        check_folder(args.log_dir, args.resume)
+    return {f"--{flag}": Path(getattr(args, flag)) for flag in given}
+
+
+def check_page(flag: str, path: str) -> None:
+    """Raises `UserError` unless a page can be written there."""
+    if Path(path).suffix not in (".html", ".htm"):
+        raise UserError(f"{flag} {path}: the name must end in .html")
+    check_writable(path, flag)
+
+
+def contract_model_path(args: Namespace) -> Path:
+    kind = f"{args.family}-" if hasattr(args, "family") else ""
+    return Path(f"{kind}{args.option}-{args.epochs}-{args.lr}.pt")
+
+
+def model_candidates(args: Namespace, digest: str = "") -> list[Path]:
+    """Where the fine-tuned model may go: the contract's name, and two that tell the data as well.
+
+    digest: of the plan; part of the name where methods are used, which are many.
+    """
+    if args.model_out is not None:
+        return [Path(args.model_out)]
+    path = contract_model_path(args)
+    if args.methods:
+        parts = path.stem, *(method.name for method in args.methods), digest[:8]
+        return [path.with_stem("-".join(filter(None, parts)))]
+    suffixes = Path(args.train).stem, sha256_of(args.train)[:12]
+    return [path, *(path.with_stem(f"{path.stem}-{suffix}") for suffix in suffixes)]
+
+
+def files_of_model(path: Path) -> dict[str, Path]:
+    """What lies under the name of a fine-tuned model while it is trained."""
+    return {
+        f"the fine-tuned model, {path}": path,
+        f"the resume point, {path.with_suffix('.resume')}": path.with_suffix(".resume"),
+        f"the lock of the run, {path.with_suffix('.lock')}": path.with_suffix(".lock"),
+    }
+
+
+def _find_data(flag: str, name: str) -> str:
+    path = find_asset(name)
+    if path is None:
+        _refuse_what_is_no_file(flag, name)
+        hint = "" if find_asset("data/films-train.txt") is None else "; data/films-*.txt is here in any case"
+        raise UserError(f"--{flag} {name} does not exist; setup.sh fetches the course's data{hint}")
+    return str(path)
+
+
+def _refuse_what_is_no_file(flag: str, name: str) -> None:
+    """Say what it is, where something of that name is there."""
+    if name and os.path.isdir(name):
+        raise UserError(f"--{flag} {name} is a folder; name a file")
+    if name and os.path.lexists(name):
+        what = "a link that leads nowhere" if os.path.islink(name) else "a pipe or device, which can be read only once"
+        raise UserError(f"--{flag} {name} is {what}; name a file")
+
+
+def _resolve_checkpoint(args: Namespace) -> bool:
+    """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
+    if os.path.isdir(args.pretrained_model_path):
+        args.model_files = _files_of_directory(Path(args.pretrained_model_path))
+        return False
+    path = find_asset(args.pretrained_model_path)
+    is_bundled = path is None and isinstance(args.pretrained_model_path, Default)
+    if is_bundled:
+        path = find_asset(BUNDLED_CHECKPOINT)
+    if path is None:
+        _refuse_what_is_no_file("pretrained-model-path", args.pretrained_model_path)
+        raise UserError(
+            f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
+            f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
+        )
+    args.pretrained_model_path = str(path)
+    return is_bundled
+
+
+def _files_of_directory(folder: Path) -> list[str]:
+    try:
+        return import_part("convert.directory", "a Hugging Face directory").files_of_llama(folder)
+    except UserError as error:
+        raise UserError(f"--pretrained-model-path {folder} is a folder, and no model: {error}") from None
+
+
+def find_llama(args: Namespace) -> bool:
+    """Turn the names of checkpoint and tokenizer into paths."""
+    is_bundled = _resolve_checkpoint(args)
+    args.tokenizer = _resolve_tokenizer(args)
+    return is_bundled
+
+
+def find_model(args: Namespace) -> str:
+    """Turn the names of checkpoint and tokenizer into paths. Returns why that cannot be, empty where it can."""
+    try:
+        find_llama(args)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _resolve_tokenizer(args: Namespace) -> str:
+    name = tokenizer_name(args.pretrained_model_path, args.tokenizer)
+    path = find_asset(name)
+    if path is None:
+        _refuse_what_is_no_file("tokenizer", name)
+        if not args.tokenizer and os.path.isdir(args.pretrained_model_path):
+            folder = args.pretrained_model_path
+            raise UserError(f"{folder} holds no tokenizer.model and no tokenizer.json; name one with --tokenizer")
+        flag = "--tokenizer " if args.tokenizer else ""
+        raise UserError(f"{flag}{name} does not exist; setup.sh fetches tokenizer.model, or name one with --tokenizer")
+    return str(path)
+
+
+def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[str] | None = None) -> None:
+    """No output may overwrite another output or an input, under whatever name. inputs: else those of the option."""
+    taken = {}
+    for name in INPUTS[args.option] if inputs is None else inputs:
+        if getattr(args, name) not in (None, STANDARD_INPUT):
+            taken |= dict.fromkeys(_identities(Path(getattr(args, name))), flag_name(name))
+    for file in getattr(args, "model_files", ()):
+        path = Path(args.pretrained_model_path, file)
+        taken |= dict.fromkeys(_identities(path), f"{file} of --pretrained-model-path")
+    for name, path in outputs.items():
+        identities = _identities(path)
+        if other := next((taken[identity] for identity in identities if identity in taken), None):
+            raise UserError(f"{name}: {path} is also {other}; one of them needs another name")
+        taken |= dict.fromkeys(identities, name)
+
+
+def _identities(path: Path) -> list[object]:
+    """What makes two paths one file: where they lead, and the file that is there, which can have several names."""
+    identities: list[object] = [path.resolve()]
+    if path.exists():
+        identities.append((path.stat().st_dev, path.stat().st_ino))
+    return identities

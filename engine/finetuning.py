@@ -1,0 +1,180 @@
+"""`--option finetune`: the plan that the flags make, the files of the run, a line for each epoch, predictions."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from engine.data import divide
+from engine.files import check_overlaps, files_of_model, model_candidates
+from engine.programs import import_part
+from engine.reports import (
+    encode,
+    naming_the_flag,
+    predict_and_report,
+    print_epoch,
+    print_epoch_table,
+    print_figures,
+    print_model,
+    read_data,
+)
+from utils import UserError, some
+
+if TYPE_CHECKING:
+    from engine.methods import EpochResult
+    from engine.plan import Place, Plan
+    from engine.processes import World
+    from engine.runs import Run
+    from engine.saver import Saver
+
+
+def finetune(args: Namespace, place: Place, world: World) -> None:
+    """Train a head and the model below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
+    from engine.methods import pretrained_of
+    from engine.runs import assemble, compute_fast, fine_tune
+    from engine.saved import load_classifier
+    from engine.saver import best_of
+
+    splits, label_names = read_data(args)
+    splits["train"], held_out = divide(splits["train"], args.seed, args.shots, args.hold_out)
+    if args.shots or held_out:
+        print(f"train on {len(splits['train'])} sentences; {len(held_out)} others are held out")
+    if held_out:
+        splits["held-out"] = held_out
+    with naming_the_flag():
+        run = assemble(plan_of(args, label_names), place, world)
+    print_model(args, pretrained_of(run.model))
+    datasets = encode(args, splits, run.tokenizer, run.model)
+    with ExitStack() as held:  # the lock on the run's name
+        saver = open_saver(args, run, held)
+        history = resume(args, run, saver) if args.resume else []
+        look = look_at(args, run, saver, history, held)
+        train, dev = datasets["train"], datasets["held-out" if held_out else "dev"]
+        epochs = fine_tune(run, train, dev, saver, history=history, watch=look and look.log)
+        run_epochs(args, epochs, history, saver)
+        del run, epochs  # the model is made anew from what was saved
+        model, saved = load_classifier(saver.model_path, world)
+        if (saved.identity, saved.epoch) != (saver.identity, best_of(history).epoch):
+            raise UserError(f"{saver.model_path} is not what this run saved: another process has replaced it")
+        compute_fast(model, args.precision, place)
+        world.spread(model, place.device)
+        print(f"load model from {saver.model_path}")
+        judged = predict_and_report(args, model, datasets, label_names, place.device, world, look and look.task)
+        print_epoch_table(history, chosen_on(args))
+        for method in saver.methods:
+            print_figures(method.name, method.figures())
+        if look is not None:
+            look.finish(datasets, judged, label_names)
+        if world.is_first:
+            saver.resume_path.unlink(missing_ok=True)
+
+
+def chosen_on(args: Namespace) -> str:
+    """What the best epoch is chosen on."""
+    return "held-out" if args.hold_out else "dev"
+
+
+def plan_of(args: Namespace, label_names: list[str]) -> Plan:
+    from engine.plan import InputFile, Plan
+
+    names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
+    names += ("shots", "hold_out")
+    return Plan(
+        checkpoint=InputFile.of(args.pretrained_model_path, getattr(args, "model_files", ())),
+        tokenizer=InputFile.of(args.tokenizer),
+        train=InputFile.of(args.train, columns=args.columns),
+        dev=InputFile.of(args.dev, columns=args.columns),
+        label_names=tuple(label_names),
+        precision=str(args.precision),
+        train_eval=not args.no_train_eval,
+        family=getattr(args, "family", "llama"),
+        **{name: getattr(args, name, None) for name in names},
+    )
+
+
+def open_saver(args: Namespace, run: Run, held: ExitStack) -> Saver:
+    """Choose the files of this run, and say what will be overwritten. held: keeps the lock on their name."""
+    from engine.runs import saver_for
+    from engine.saver import choose_model_path
+
+    candidates, identity = model_candidates(args, run.plan.digest), run.plan.identity()
+    if args.methods:  # their name is known only now
+        check_overlaps(args, files_of_model(candidates[0]))
+    path, kept = run.world.from_first(lambda: choose_model_path(candidates, identity, args.resume, held))
+    if kept:
+        print(f"{'; '.join(kept)}; this run saves to {path}")
+    saver = saver_for(run, path, path.with_suffix(".resume"))
+    has_resume_point = run.world.from_first(saver.resume_path.exists)
+    if not (args.resume and has_resume_point):
+        if has_resume_point:
+            print(f"{saver.resume_path} is the resume point of an interrupted run; the first epoch will overwrite it")
+            print("(to go on with that run instead, stop this one now and add --resume)", flush=True)
+        if path.exists():
+            print(f"{path} holds an earlier model of the same training data; the first epoch will overwrite it")
+    return saver
+
+
+def resume(args: Namespace, run: Run, saver: Saver) -> list[EpochResult]:
+    """Go back to the last finished epoch. Returns the epochs that are done."""
+    from engine.saver import BadResumePoint, OtherRun, other_resume_points
+
+    if not run.world.from_first(saver.resume_path.is_file):
+        print(f"there is no resume point {saver.resume_path}; starting from the beginning")
+        for path, differing in run.world.from_first(lambda: other_resume_points(f"{args.option}-*", saver.identity)):
+            print(f"{path} is of a run with another {some(map(name_of, differing))}")
+        return []
+    try:
+        history = saver.load_resume_point(run.model, run.optimizer)
+    except OtherRun as error:
+        other = f"{saver.resume_path} belongs to a run with another {some(map(name_of, error.differing))}"
+        raise UserError(f"{other}; use the same arguments, or leave out --resume to start anew") from None
+    except BadResumePoint as error:
+        raise UserError(f"{error}, or leave out --resume to start anew") from None
+    print(f"resuming from {saver.resume_path}")
+    for result in history:
+        print_epoch(result, saver.model_path, chosen_on(args))
+    return history
+
+
+def name_of(entry: str) -> str:
+    """What the user calls an entry of a run's identity: a file, or a flag."""
+    files = ("train", "dev", "checkpoint", "tokenizer", "label_names", "attention", "option")
+    flags = {"methods": "--method", "train_eval": "--no_train_eval"}
+    return entry.replace("_", " ") if entry in files else flags.get(entry, f"--{entry}")
+
+
+def look_at(args: Namespace, run: Run, saver: Saver, history: list[EpochResult], held: ExitStack) -> Any:
+    """What keeps figures of the run and makes a page of them; None where nobody has asked. held: closes its files."""
+    if args.log_dir is None and args.html is None:
+        return None
+    finetuned = import_part("explore.finetuned", "--log_dir and --html")
+    look = finetuned.Look(args.log_dir, args.html, saver, run.place.device, history, run.world.is_first)
+    held.callback(look.log.close)
+    return look
+
+
+def run_epochs(args: Namespace, epochs: Iterator[EpochResult], history: list[EpochResult], saver: Saver) -> None:
+    """Train to the end, adding to `history` and printing; what stops it earlier says what is kept."""
+    from engine.training import Diverged
+
+    try:
+        for result in epochs:
+            history.append(result)
+            print_epoch(result, saver.model_path, chosen_on(args))
+    except Diverged as error:
+        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(history, saver)}") from None
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(history, saver)}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {what_is_kept(history, saver)}") from None
+
+
+def what_is_kept(history: list[EpochResult], saver: Saver) -> str:
+    if not history:
+        return "no epoch was finished, nothing was saved"
+    return (
+        f"the best of {len(history)} finished epochs stays in {saver.model_path}, "
+        f"and --resume goes on from {saver.resume_path}"
+    )

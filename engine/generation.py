@@ -1,0 +1,186 @@
+"""`--option generate`: the text after one prompt at several temperatures, or after each prompt of a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.files import sample_paths, temperature_path
+from engine.reports import load_llama, naming_the_flag, standard_output
+from engine.stream import read_sentences, shown_before_waiting
+from utils import atomic_write, shown, warn
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.plan import Place
+    from llama import Llama
+    from tokenizer import Tokenizer
+
+SAMPLING = ("top_k", "top_p", "epsilon", "min_p", "repetition_penalty")
+GATHERED = 50  # batches of prompts among which those of like length are put together
+
+
+class Decoder(NamedTuple):
+    """What makes texts of prompts. search: what does that at temperature 0, if not `generator`."""
+
+    llama: Llama
+    tokenizer: Tokenizer
+    generator: Any
+    search: Any
+    max_new_tokens: int
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, args: Namespace, place: Place, texts: int) -> Decoder:
+        """texts: how many will be asked for one by one."""
+        from engine.runs import generator_of, search_of
+
+        llama, tokenizer = load_llama(args)
+        generator = generator_of(llama, args.precision, place, texts * args.max_new_tokens, args.cuda_graphs)
+        with naming_the_flag():
+            search = search_of(llama, generator, args.beam, args.contrastive)
+        settings = {name: getattr(args, name) for name in SAMPLING}
+        return cls(llama, tokenizer, generator, search, args.max_new_tokens, settings)
+
+    def continued(self, idx: torch.Tensor, temperature: float, **how: Any) -> torch.Tensor:
+        """idx: b s -> b (s + new)"""
+        from engine.sampling import Sampling, chooser
+
+        if self.search is not None and temperature == 0.0:
+            penalty = self.settings["repetition_penalty"]
+            return self.search.generate(idx, self.max_new_tokens, repetition_penalty=penalty)
+        sampling = Sampling(temperature, **self.settings)
+        choose = None if sampling.is_plain else chooser(sampling)
+        return self.generator.generate(idx, self.max_new_tokens, temperature=temperature, choose=choose, **how)
+
+
+def generate(
+    llama: Llama, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = 75, temperature: float = 0.0
+) -> str:
+    """The prompt and what the model writes after it.
+
+    llama, tokenizer: of `families.load_llama`. At a temperature above 0, tokens are drawn from PyTorch's global random
+    generator.
+    """
+    import torch
+
+    ids = torch.tensor([tokenizer.encode(prompt, bos=True, eos=False)], device=next(llama.parameters()).device)  # 1 s
+    return tokenizer.decode(llama.generate(ids, max_new_tokens, temperature)[0].tolist())
+
+
+def continue_prompt(args: Namespace, place: Place) -> None:
+    """Continue the prompt at temperature 0, at 1, and at another if asked, printing as it grows; write every text."""
+    import torch
+
+    decoder = Decoder.of(args, place, 2 if args.num_samples == 1 else 1)  # several samples are decoded together
+    tokenizer = decoder.tokenizer
+    ids = tokenizer.encode(args.prompt, bos=True, eos=False)
+    warn_of_changes(args.prompt, ids, tokenizer, decoder.llama.config.max_seq_len)
+    prompt_ids = torch.tensor([ids], device=place.device)  # 1 s
+    outputs = {0.0: [Path(args.generated_sentence_low_temp_out)], 1.0: sample_paths(args)}
+    if args.temperature is not None:
+        outputs[args.temperature] = [temperature_path(args)]
+    for temperature, paths in outputs.items():
+        print(f"Temperature is {temperature}")
+        stream = TextStream(tokenizer, prompt_ids[0].tolist())
+        on_token = stream if len(paths) == 1 else None
+        rows = decoder.continued(prompt_ids.expand(len(paths), -1), temperature, on_token=on_token)
+        sentences = [tokenizer.decode(ids.tolist()) for ids in rows]
+        print("\n".join([sentences[0].removeprefix(stream.shown), *sentences[1:]]))
+        print("---------------")
+        for path, sentence in zip(paths, sentences, strict=True):
+            with atomic_write(path) as file:
+                file.write(sentence)
+            print(f"Wrote generated sentence to {path}.")
+
+
+def continue_each(args: Namespace, place: Place) -> None:
+    """Continue every prompt of a file or of standard input: a line of JSON for each, in their order."""
+    decoder, temperature = Decoder.of(args, place, args.batch_size), args.temperature or 0.0
+    with ExitStack() as written:
+        file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
+        count = 0
+        for prompt, text in texts_of(args, decoder, temperature, place):
+            said = {"prompt": prompt, "temperature": temperature, "text": text}
+            file.write(f"{json.dumps(said, ensure_ascii=False)}\n")
+            count += 1
+            if not getattr(file, "has_reader", True):  # nobody wants the rest
+                break
+    if args.output is not None:
+        print(f"wrote {count} texts to {args.output}")
+
+
+def texts_of(args: Namespace, decoder: Decoder, temperature: float, place: Place) -> Iterator[tuple[str, str]]:
+    """Prompts and their texts, as the prompts come."""
+    waiting: list[str] = []
+    too_long = 0
+    prompts = shown_before_waiting(read_sentences(args.prompt_file, args.columns))
+    for prompt in itertools.chain(prompts, [None]):
+        if prompt is not None:
+            waiting.append(prompt)
+            if len(waiting) < GATHERED * args.batch_size:
+                continue
+        ids = [decoder.tokenizer.encode(each, bos=True, eos=False) for each in waiting]
+        too_long += sum(len(each) > decoder.llama.config.max_seq_len for each in ids)
+        yield from zip(waiting, decode_all(decoder, ids, temperature, args.batch_size, place), strict=True)
+        waiting = []
+    if too_long:
+        limit = decoder.llama.config.max_seq_len
+        which = "one prompt is" if too_long == 1 else f"{too_long} prompts are"
+        warn(f"{which} longer than max_seq_len={limit} tokens; the model sees the last {limit}")
+
+
+def decode_all(
+    decoder: Decoder, prompts: list[list[int]], temperature: float, batch_size: int, place: Place
+) -> list[str]:
+    """The texts for prompts of any lengths, those of one length together: nothing needs to be padded."""
+    import torch
+
+    texts = [""] * len(prompts)
+    for batch in batches_of_one_length(prompts, batch_size):
+        idx = torch.tensor([prompts[number] for number in batch], device=place.device)  # b s
+        for number, row in zip(batch, decoder.continued(idx, temperature), strict=True):
+            texts[number] = decoder.tokenizer.decode(row.tolist())
+    return texts
+
+
+def batches_of_one_length(prompts: list[list[int]], batch_size: int) -> Iterator[list[int]]:
+    """Which prompts are decoded together."""
+    by_length: dict[int, list[int]] = {}
+    for number, ids in enumerate(prompts):
+        by_length.setdefault(len(ids), []).append(number)
+    for _, numbers in sorted(by_length.items()):
+        for first in range(0, len(numbers), batch_size):
+            yield numbers[first : first + batch_size]
+
+
+def warn_of_changes(prompt: str, ids: list[int], tokenizer: Tokenizer, limit: int) -> None:
+    """Say where the text that is continued is not the one that was given."""
+    if len(ids) > limit:
+        warn(f"--prompt is {len(ids)} tokens long, of which the model sees the last {limit} (max_seq_len)")
+    if tokenizer.max_len is None and (text := tokenizer.decode(ids)) != prompt:
+        warn(f"the tokenizer changes --prompt, white space for instance; the text begins {shown(text)}")
+
+
+class TextStream:
+    """Prints a text while its tokens arrive. `shown` is what stands on the screen: a beginning of the final text."""
+
+    def __init__(self, tokenizer: Tokenizer, ids: list[int]):
+        self.tokenizer = tokenizer
+        self.ids = ids
+        self.shown = ""
+
+    def __call__(self, new_ids: torch.Tensor) -> None:
+        """new_ids: 1 1"""
+        self.ids.append(int(new_ids))
+        text = self.tokenizer.decode(self.ids)
+        # a letter of several byte tokens is not a letter before its last byte: wait for it
+        if text.startswith(self.shown) and not text.endswith("\ufffd"):
+            print(text[len(self.shown) :], end="", flush=True)
+            self.shown = text

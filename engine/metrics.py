@@ -1,0 +1,203 @@
+"""What is measured while a model is trained: a JSON line for each step and epoch, and TensorBoard's events beside them.
+
+`metrics.jsonl` begins with what tells this run from others, then come its steps and epochs, at last how it was judged:
+
+    {"kind": "run", "identity": {...}}
+    {"kind": "step", "step": 0, "epoch": 0, "loss": 1.61, "lr": 2e-05, "gradient_norm": 2.3, "rows_per_second": ...}
+    {"kind": "epoch", "epoch": 0, "train_loss": 1.4, "train_score": 0.5, "dev_score": 0.4, "seconds": 12.1, ...}
+    {"kind": "judged", "split": "dev", "accuracy": 0.4, "confusion": [[...]], "errors": [...]}
+
+What is no number (the accuracy on train where it is not measured) is null. No PyTorch, unless TensorBoard is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from engine.programs import peak_memory
+from utils import UserError, atomic_write, warn
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.methods import EpochResult
+    from engine.training import Measured
+
+FILE = "metrics.jsonl"
+Record = dict[str, Any]  # one line
+CHARTS = {"loss": "train/loss", "lr": "train/lr", "gradient_norm": "train/gradient_norm",
+          "rows_per_second": "pace/rows_per_second", "memory_mb": "pace/memory_mb"}  # fmt: skip
+SCORES = {"train_score": "score/train", "dev_score": "score/dev"}
+
+
+def check_folder(folder: str | os.PathLike, is_resumed: bool) -> None:
+    """Raise `UserError` unless the figures of a run can be kept there, and nothing is lost by that."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--log_dir {folder} is a file; name a folder")
+    if not folder.exists() and not folder.parent.is_dir():
+        raise UserError(f"--log_dir {folder}: the folder {folder.parent} does not exist; create it first")
+    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        raise UserError(f"--log_dir {folder}: nothing can be written there")
+    if (folder / FILE).exists() and not is_resumed:
+        raise UserError(f"--log_dir: {folder / FILE} is of an earlier run; name another folder, or add --resume")
+
+
+class MetricsLog:
+    """Looks on while a model is trained (see `training.Watch`), and keeps the figures; on the first process alone.
+
+    folder: where they are kept; None keeps them here, in `records`. history: the epochs of a run that goes on, of which
+    the folder has the steps. Raises `UserError` where it has those of another run.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike | None,
+        identity: Mapping[str, Any],
+        device: torch.device,
+        history: Iterable[EpochResult] = (),
+        is_first: bool = True,
+    ):
+        self.folder = None if folder is None else Path(folder)
+        self.device, self.is_first = device, is_first
+        self.records: list[Record] = []
+        self.file: IO[str] | None = None
+        self.events: Any = None
+        if not is_first:
+            return
+        run = _plain({"kind": "run", "identity": identity})
+        earlier, history = [], list(history)
+        if self.folder is not None and (self.folder / FILE).exists():
+            earlier = read_records(self.folder)
+            _check_same_run(self.folder / FILE, run, earlier)
+        begun = [run, *_finished(earlier, history)]
+        if self.folder is None:
+            self.records = begun
+            return
+        self.folder.mkdir(exist_ok=True)
+        with atomic_write(self.folder / FILE) as file:
+            file.writelines(map(_line, begun))
+        self.file = open(self.folder / FILE, "a", encoding="utf-8", newline="\n")
+        if has_tensorboard():
+            from torch.utils.tensorboard import SummaryWriter
+
+            done = sum(record["kind"] == "step" for record in begun)
+            self.events = SummaryWriter(str(self.folder), purge_step=done)  # hides what is computed once more
+
+    def step(self, measured: Measured) -> None:
+        if not self.is_first:
+            return
+        rates = measured.rates
+        record = {
+            "kind": "step",
+            "step": measured.number,
+            "epoch": measured.epoch,
+            "loss": measured.loss,
+            "lr": rates[0] if len(set(rates)) == 1 else rates,
+            "gradient_norm": measured.gradient_norm,
+            "rows_per_second": round(measured.rows / measured.seconds, 2),
+            "positions_per_second": round(measured.positions / measured.seconds, 1),
+            "memory_mb": peak_memory(self.device),
+        }
+        self._keep(record)
+        if self.events is not None:
+            for name, chart in CHARTS.items():
+                value = record[name]
+                self.events.add_scalar(chart, max(value) if isinstance(value, list) else value, measured.number)
+
+    def epoch(self, result: EpochResult) -> None:
+        if not self.is_first:
+            return
+        self._keep(_of_epoch(result))
+        if self.events is not None:
+            for name, chart in SCORES.items():
+                self.events.add_scalar(chart, getattr(result, name), result.epoch)
+            self.events.flush()
+
+    def judged(self, outcome: Mapping[str, Any]) -> None:
+        """outcome: see `engine.outcome`."""
+        if self.is_first:
+            self._keep({"kind": "judged", **outcome})
+
+    def close(self) -> None:
+        for each in (self.file, self.events):
+            if each is not None:
+                each.close()
+
+    def all_records(self) -> list[Record]:
+        """Those of the whole run."""
+        return self.records if self.folder is None else read_records(self.folder)
+
+    def _keep(self, record: Record) -> None:
+        if self.file is None:
+            self.records.append(_plain(record))
+            return
+        self.file.write(_line(record))
+        self.file.flush()  # a run that is killed leaves all its lines, and others can look on
+
+
+def has_tensorboard() -> bool:
+    return find_spec("tensorboard") is not None
+
+
+def read_records(folder: str | os.PathLike) -> list[Record]:
+    """The lines of a folder. A last one that a kill has cut is left out. Raises `UserError` for any other file."""
+    path = Path(folder) / FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no {FILE}, so it is not the --log_dir of a run") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if record["kind"] not in ("run", "step", "epoch", "judged"):
+                raise ValueError("of no kind that is known")
+            records.append(record)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if number < len(lines):
+                raise UserError(f"{path} line {number} is not a line of figures") from None
+            warn(f"{path}: the last line is cut, and left out")
+    if not records or records[0]["kind"] != "run":
+        raise UserError(f"{path} does not begin with the line of a run")
+    return records
+
+
+def _check_same_run(path: Path, run: Record, earlier: list[Record]) -> None:
+    if earlier[0] != run:
+        raise UserError(f"{path} is of a run with other data or settings; name another --log_dir")
+    if earlier[-1]["kind"] == "judged":
+        raise UserError(f"{path} is of a run that has ended; name another --log_dir")
+
+
+def _finished(earlier: list[Record], history: list[EpochResult]) -> Iterator[Record]:
+    """Of the epochs that are done: the steps that are known, and the epoch. What came after is computed once more."""
+    for result in history:
+        yield from (each for each in earlier if each["kind"] == "step" and each["epoch"] == result.epoch)
+        yield _plain(_of_epoch(result))
+
+
+def _of_epoch(result: EpochResult) -> Record:
+    return {"kind": "epoch", **asdict(result)}
+
+
+def _line(record: Record) -> str:
+    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: lists for tuples, null for what is no finite number."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

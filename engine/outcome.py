@@ -1,0 +1,97 @@
+"""How a classifier did on a data set: the confusion matrix, and the errors that it was surest of.
+
+Shapes: b batch, n sentences, c classes.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from engine.data import NO_GOLD_LABEL, has_gold_labels
+from engine.processes import Batch, World
+from engine.tasks import Classification, Evaluation
+
+WORST = 30  # errors that are kept
+
+
+@dataclass
+class WithProbabilities(Evaluation):
+    """An evaluation that keeps the probability of each class beside the likeliest one."""
+
+    probabilities: list[list[float]] = field(default_factory=list)  # n c
+
+    def add(self, log_probs: torch.Tensor, batch: Batch) -> None:
+        super().add(log_probs, batch)
+        if not self.probabilities:
+            self.probabilities = [[0.0] * log_probs.shape[-1] for _ in self.labels]
+        for index, row in zip(batch["indices"], log_probs.float().softmax(-1).tolist(), strict=False):
+            self.probabilities[index] = row
+
+    def finish(self, world: World) -> None:
+        """Of each sentence one process has the probabilities, and the others have zeros."""
+        super().finish(world)
+        self.probabilities = world.total(torch.tensor(self.probabilities)).tolist()
+
+
+class Judging(Classification):
+    """Classification whose evaluation keeps probabilities."""
+
+    def evaluation(self, dataset: Any) -> WithProbabilities:
+        return WithProbabilities([NO_GOLD_LABEL] * len(dataset.labels), list(dataset.labels))
+
+
+def outcome_of(
+    split: str, sentences: Sequence[str], result: WithProbabilities, label_names: Sequence[str]
+) -> dict[str, Any]:
+    """Plain values, for a line of figures and for the page."""
+    content = {"split": split, "label_names": list(label_names), "count": len(sentences)}
+    if not has_gold_labels(result.labels):
+        return content  # the labels of a test file may be placeholders
+    return content | {
+        "accuracy": result.accuracy,
+        "majority": result.majority_accuracy,
+        "confusion": confusion(result.labels, result.predictions, len(label_names)),
+        "errors": worst_errors(sentences, result),
+    }
+
+
+def confusion(labels: Sequence[int], predictions: Sequence[int], classes: int) -> list[list[int]]:
+    """How many sentences of each gold label (row) were given each label (column)."""
+    counts = [[0] * classes for _ in range(classes)]
+    for label, prediction in zip(labels, predictions, strict=True):
+        counts[label][prediction] += 1
+    return counts
+
+
+def worst_errors(sentences: Sequence[str], result: WithProbabilities) -> list[dict[str, Any]]:
+    """Those whose gold label was thought the least likely."""
+    wrong = [
+        {
+            "index": index,
+            "sentence": sentences[index],
+            "label": label,
+            "prediction": prediction,
+            "probability": round(row[prediction], 5),
+            "gold_probability": round(row[label], 5),
+        }
+        for index, (label, prediction, row) in enumerate(
+            zip(result.labels, result.predictions, result.probabilities, strict=True)
+        )
+        if label != prediction
+    ]
+    return sorted(wrong, key=lambda error: error["gold_probability"])[:WORST]
+
+
+def pack(predictions: Sequence[int]) -> str:
+    """Predicted classes as text, a third as long as a digit for each; a run has thousands of them."""
+    return base64.b64encode(zlib.compress(bytes(predictions), 9)).decode()
+
+
+def unpack(text: str) -> list[int]:
+    return list(zlib.decompress(base64.b64decode(text)))

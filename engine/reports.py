@@ -1,0 +1,261 @@
+"""What the commands have in common that people see: data read, accuracies, tables, output files, a text that grows."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from engine.columns import derive_label_names, has_columns, read_examples
+from engine.data import Example, create_data, format_line, read_label_names
+from engine.programs import NeedsCausal, import_folder
+from utils import UserError, atomic_write, find_asset, warn
+
+if TYPE_CHECKING:
+    import torch
+
+    from config import LlamaConfig
+    from engine.batches import LlamaDataset
+    from engine.methods import EpochResult
+    from engine.processes import World
+    from engine.saved import Prediction
+    from engine.tasks import Evaluation, Task
+    from llama import Llama
+    from tokenizer import Tokenizer
+
+# -------------------------------------------------------------------------------------------- models and data
+
+
+@contextmanager
+def naming_the_flag() -> Iterator[None]:
+    from engine.families import OtherVocabulary
+
+    try:
+        yield
+    except OtherVocabulary as error:
+        raise UserError(f"{error}; name the right one with --tokenizer") from None
+    except NeedsCausal as error:
+        raise UserError(f"{error}; add --attention causal") from None
+
+
+def load_llama(args: Namespace) -> tuple[Llama, Tokenizer]:
+    from engine.families import load_llama
+
+    with naming_the_flag():
+        llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, args.attention, args.max_sentence_len)
+    if not prints_data(args):
+        print_model(args, llama)
+    return llama, tokenizer
+
+
+def print_model(args: Namespace, model: torch.nn.Module) -> None:
+    attention = model.config.attention
+    print(f"load model from {args.pretrained_model_path}" + (f" (attention: {attention})" if attention else ""))
+
+
+def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
+    """The three splits and the label names, everything checked. Prints a line a file."""
+    label_names = read_label_names(args.label_names)
+    if args.derive_labels and has_columns(args.train):
+        if (names := derive_label_names(args.train, label_names, args.columns)) is not None:
+            label_names = names
+            print(f"labels: {', '.join(f'{number} {name}' for number, name in enumerate(names))}")
+    elif args.derive_labels:
+        # the reference takes the number of classes from the training data, so a bare default must not be in the way
+        examples = create_data(args.train)
+        highest = max(example.label for example in examples)
+        if len(label_names) <= highest < len(examples):  # more classes than examples is a slip in the data
+            label_names = [str(label) for label in range(highest + 1)]
+    splits = {}
+    for split in ("train", "dev", "test"):
+        path = getattr(args, split)
+        if path is None:
+            continue
+        splits[split] = read_examples(path, label_names, args.columns, is_test=split == "test")
+        print(f"load {len(splits[split])} data from {path}")
+    return splits, label_names
+
+
+def encode(
+    args: Namespace,
+    splits: dict[str, list[Example]],
+    tokenizer: Tokenizer,
+    model: torch.nn.Module,
+) -> dict[str, LlamaDataset]:
+    """Encode the splits as a classifier reads them, and warn of sentences beyond the model's length."""
+    from engine.families import encode_for
+    from engine.methods import pretrained_of
+
+    datasets, config = {}, pretrained_of(model).config
+    for split, examples in splits.items():
+        dataset = encode_for(model, tokenizer, examples)
+        datasets[split] = dataset
+        warn_of_long_sentences(dataset.too_long, config, getattr(args, split, args.train))
+    return datasets
+
+
+# ------------------------------------------------------------------------------------------------ predictions
+
+
+def prints_data(args: Namespace) -> bool:
+    """Whether standard output is for what another program may read."""
+    return args.option == "predict" or (args.prompt_file is not None and args.output is None)
+
+
+def standard_output() -> TextIO:
+    """For data, which is to be the same on every machine."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    return sys.stdout
+
+
+def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
+    """The output file: one `PREDICTED ||| sentence` a line."""
+    with atomic_write(path) as file:
+        for prediction, sentence in zip(result.predictions, sentences, strict=True):
+            file.write(f"{format_line(prediction, sentence)}\n")
+
+
+def print_accuracy(split: str, path: str, result: Evaluation) -> None:
+    """The contract's line, or a line that says why there is no accuracy."""
+    if split == "test" and not result.has_gold_labels:
+        print(f"test: {path} has no gold labels (every label is {result.labels[0]}), so there is no accuracy")
+    else:
+        print(f"{split} acc :: {result.accuracy:.3f}")
+
+
+def print_report(split: str, result: Evaluation, label_names: list[str]) -> None:
+    """Precision, recall, F1 and support of each class, macro-F1, and the majority-class accuracy."""
+    from sklearn.metrics import classification_report, f1_score
+
+    if split == "test" and not result.has_gold_labels:
+        return
+    classes = list(range(len(label_names)))
+    scoring = dict(y_true=result.labels, y_pred=result.predictions, labels=classes, zero_division=0)
+    print(f"\n{split}, per class:")
+    print(classification_report(**scoring, target_names=label_names, digits=3).rstrip())
+    print(f"{split} macro-F1 :: {f1_score(**scoring, average='macro'):.3f}")
+    print(f"{split} majority-class acc :: {result.majority_accuracy:.3f}")
+
+
+def line_of(prediction: Prediction, with_probabilities: bool) -> str:
+    if not with_probabilities:
+        return f"{format_line(prediction.label, prediction.sentence)}\n"
+    probabilities = [f"{probability:.6f}" for probability in prediction.probabilities]
+    sentence = prediction.sentence.replace("\t", " ")  # a tab stands between two columns
+    return "\t".join((str(prediction.label), *probabilities, sentence)) + "\n"
+
+
+def warn_of_long_sentences(count: int, config: LlamaConfig, path: str = "") -> None:
+    """Say how many sentences are beyond the model's length, and what becomes of them."""
+    if count:
+        what = "cut" if config.ignores_padding else "used whole, as the reference does"
+        where = f"{path}: " if path else ""
+        warn(f"{where}{count} sentences are longer than max_seq_len={config.max_seq_len} tokens; {what}")
+
+
+def predict_and_report(
+    args: Namespace,
+    model: torch.nn.Module,
+    datasets: dict[str, LlamaDataset],
+    label_names: list[str],
+    device: torch.device,
+    world: World,
+    task: Task | None = None,
+) -> dict[str, Evaluation]:
+    """Predict dev and test, write both files, print the accuracies, then the tables.
+
+    task: else classification. Returns what it found of each.
+    """
+    from engine.methods import pretrained_of
+    from engine.saved import loader_of
+    from engine.tasks import CLASSIFICATION
+    from engine.training import evaluate
+
+    results = {}
+    for split in ("dev", "test"):
+        dataset = datasets[split]
+        loader = loader_of(dataset, pretrained_of(model).config, args.batch_size, device)
+        results[split] = evaluate(model, loader, task=task or CLASSIFICATION, desc=split, world=world)
+        if world.is_first:
+            write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
+        print_accuracy(split, getattr(args, split), results[split])
+    for split, result in results.items():
+        print_report(split, result, label_names)
+    return results
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+
+def print_epoch(result: EpochResult, model_path: Path, chosen_on: str) -> None:
+    """chosen_on: the name of the data that the best epoch is chosen on."""
+    if result.improved:
+        print(f"save the model to {model_path}")
+    if result.is_finish:
+        print(f"after the last epoch: {chosen_on} acc :: {result.dev_score:.3f}", flush=True)
+        return
+    print(
+        f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, "
+        f"train acc :: {result.train_score:.3f}, {chosen_on} acc :: {result.dev_score:.3f}",
+        flush=True,
+    )
+
+
+def print_epoch_table(history: list[EpochResult], chosen_on: str) -> None:
+    from engine.saver import best_of
+
+    print(f"\nepoch  train loss  train acc  {chosen_on} acc  seconds")
+    best = best_of(history)
+    for result in history:
+        mark = f"  <- best on {chosen_on}, used for the predictions" if result is best else ""
+        epoch = "after" if result.is_finish else result.epoch
+        print(
+            f"{epoch:>5}  {result.train_loss:10.3f}  {result.train_score:9.3f}  "
+            f"{result.dev_score:{len(chosen_on) + 4}.3f}  {result.seconds:7.1f}{mark}"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ methods
+
+
+def print_figures(name: str, figures: dict[str, Any]) -> None:
+    """What a method has found: lists as the columns of a table, anything else in a line above it."""
+    if not figures:
+        return
+    columns = {key: value for key, value in figures.items() if isinstance(value, list)}
+    print(f"\n{name}: {', '.join(f'{key} {shown_figure(figures[key])}' for key in figures if key not in columns)}")
+    widths = [max(len(key), 5) for key in columns]
+    for row in (columns, *zip(*columns.values(), strict=True)):
+        print("  ".join(f"{shown_figure(each):>{width}}" for each, width in zip(row, widths, strict=True)))
+
+
+def shown_figure(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def print_methods(args: Namespace, missing: str) -> None:
+    """What there is beyond the base, and how many parameters of the checkpoint at hand each method trains.
+
+    missing: why that cannot be told, if it cannot.
+    """
+    from engine.families import load_llama
+
+    advanced = import_folder("advanced")
+    if advanced is None:
+        raise UserError("--list-methods needs the folder advanced/ of this package beside run_llama.py")
+    listing, trained = advanced.part("listing"), None
+    listing.chosen_of(args.method)  # a wrong name is said before anything is loaded
+    if missing:
+        print(f"How many parameters each method trains is left out: {missing}.")
+    else:
+        path = find_asset(args.label_names)
+        label_names = read_label_names(path) if path else ["bad", "good"]  # how many there are is what counts
+        with naming_the_flag():
+            llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer)
+        trained = listing.count_trained(llama.config, tokenizer, label_names, args.method)
+        print(f"Parameters that are trained are those of {args.pretrained_model_path} with {len(label_names)} labels.")
+    print("\n".join(listing.lines_of(trained, args.method)))

@@ -1,0 +1,136 @@
+"""From next-token logits to the next token, beyond temperature: truncated sampling and a penalty on repetition.
+
+Shapes:  b batch   s position   v vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from llama import likeliest, sample_next
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a next token is chosen. Raises `ValueError` for a value out of range.
+
+    Temperature 0 takes the most likely token. Otherwise a token is drawn from softmax(logits / temperature), after
+    dropping those outside the `top_k` most likely ones, those outside the smallest set whose probabilities reach
+    `top_p` (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1), those less likely than `min_p`
+    times the most likely one (Nguyen et al. 2024, arXiv:2407.01082), and those less likely than `epsilon` (Hewitt et
+    al. 2022, arXiv:2210.15191, section 4.1), in that order. The most likely is never dropped.
+    Before all that, at temperature 0 as well, the `repetition_penalty` changes the logits: see `penalize_repeats`.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    epsilon: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature} must be at least 0 and finite")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} must be at least 1")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
+        if self.epsilon is not None and not 0.0 <= self.epsilon < 1.0:
+            raise ValueError(f"epsilon={self.epsilon} must be from 0 to below 1")
+        if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p={self.min_p} must be from 0 to 1")
+        if self.repetition_penalty is not None and not 0.0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0 and finite")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the temperature alone decides, so that `llama.sample_next` does the same."""
+        return self.repetition_penalty is None and (self.temperature == 0.0 or self.limits == (None,) * 4)
+
+    @property
+    def limits(self) -> tuple[int | None, float | None, float | None, float | None]:
+        """What `truncate` takes after the probabilities."""
+        return self.top_k, self.top_p, self.epsilon, self.min_p
+
+
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits b v, idx b s -> b 1
+
+
+def chooser(sampling: Sampling, generator: torch.Generator | None = None, pad: torch.Tensor | None = None) -> Choose:
+    """What chooses next tokens in the place of `llama.sample_next`: the argument `choose` of `Llama.generate`.
+
+    pad: b, how many padding tokens each row begins with.
+    """
+
+    def choose(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+        logits = penalize_repeats(logits, idx, sampling.repetition_penalty, pad)
+        if sampling.temperature > 0.0:
+            logits = drop(logits, sampling)
+        return sample_next(logits, sampling.temperature, generator)
+
+    return choose
+
+
+def penalize_repeats(
+    logits: torch.Tensor, idx: torch.Tensor, penalty: float | None, pad: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Make the tokens that are in the text less likely (Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1).
+
+    logits: b v, idx: b s -> b v. pad: b, how many tokens each row of `idx` begins with that are not of its text.
+    A positive logit is divided by the penalty, however often the token is there, and a negative one multiplied: the
+    paper divides both, which would make an unlikely token likelier. 1 and None change nothing, less than 1 rewards
+    repetition. Raises `UserError` as `likeliest` does.
+    """
+    if penalty is None:
+        return logits
+    likeliest(logits)  # what is not finite must be seen before it is changed
+    if pad is not None:  # the last token, which is of the text, stands for those that are not
+        is_pad = torch.arange(idx.shape[1], device=idx.device) < pad[:, None]  # b s
+        idx = idx[:, -1:].where(is_pad, idx)
+    seen = logits.gather(-1, idx)  # b s
+    largest = torch.finfo(logits.dtype).max  # an infinite penalty times a logit of 0 would be NaN
+    penalty = min(penalty, largest)
+    penalized = torch.where(seen > 0, seen / penalty, seen * penalty).clamp(-largest, largest)  # b s
+    return logits.scatter(-1, idx, penalized)
+
+
+def drop(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Logits with -inf for the tokens that `sampling` drops. b v -> b v. Raises `UserError` as `likeliest` does."""
+    if sampling.limits == (None,) * 4:
+        return logits
+    _, largest = likeliest(logits)
+    probs = ((logits.float() - largest.float()) / sampling.temperature).softmax(dim=-1)  # b v
+    return logits.masked_fill(truncate(probs, *sampling.limits) == 0.0, -math.inf)
+
+
+def truncate(
+    probs: torch.Tensor,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    epsilon: float | None = None,
+    min_p: float | None = None,
+) -> torch.Tensor:
+    """Probabilities with 0 for the tokens that are dropped, see `Sampling`; not scaled to a sum of 1. b v -> b v"""
+    dropped = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k is not None or top_p is not None:
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
+        if top_k is not None:
+            top_k = min(top_k, probs.shape[-1])
+            dropped |= rank >= top_k
+            sorted_probs = sorted_probs.clone()
+            sorted_probs[:, top_k:] = 0.0
+        if top_p is not None:
+            sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
+            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: what the more likely tokens hold together
+            dropped |= (mass_before >= top_p).gather(-1, rank)
+    if min_p is not None:
+        dropped |= probs < min_p * probs.amax(-1, keepdim=True)
+    if epsilon is not None:
+        dropped |= probs < epsilon
+    return probs.masked_fill(dropped.scatter(-1, probs.argmax(-1, keepdim=True), False), 0.0)

@@ -1,0 +1,232 @@
+"""What a run has saved: opening it, predicting with it; and the perplexity of a language model.
+
+The model that a run saves is enough by itself: `load_classifier` needs no other file. Nothing here parses arguments or
+prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from config import PRECISIONS
+from engine.batches import Sentences, TextWindows
+from engine.data import NO_GOLD_LABEL, Example
+from engine.families import LLAMAS, create_methods, encode_for, family_named, family_of
+from engine.methods import prepare, pretrained_of
+from engine.processes import ALONE, World
+from engine.saver import KINDS
+from engine.storage import load_tensors, save_tensors
+from engine.tasks import NextToken, perplexity_of
+from engine.training import evaluate
+from engine.weights import is_finite
+from llama import Llama
+from tokenizer import Tokenizer
+from utils import UserError, some
+
+# ----------------------------------------------------------------------------------------------------------- saved runs
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What a prediction needs besides the model, and what is known of how it came about.
+
+    batch_size, precision: those that it was judged with. prompt_suffix: what follows every sentence, if anything does.
+    identity: of the run, see `Plan.identity`; epoch, dev_score: of the model. None or empty where nobody trained it.
+    """
+
+    label_names: tuple[str, ...]
+    tokenizer: Any
+    prompt_suffix: str | None
+    batch_size: int
+    precision: str
+    config: Any
+    identity: dict[str, Any]
+    epoch: int | None
+    dev_score: float | None
+
+
+def record_of(
+    model: nn.Module,
+    tokenizer: Any,
+    label_names: Sequence[str],
+    batch_size: int,
+    precision: str = "fp32",
+) -> dict[str, Any]:
+    """What is saved beside the weights of a classifier, so that they are enough by themselves."""
+    family = family_of(model)
+    return {
+        "family": family.name,
+        "model_config": {
+            **family.settings_of(model),
+            "model_args": dataclasses.asdict(pretrained_of(model).config),
+        },
+        "label_names": list(label_names),
+        "tokenizer": torch.frombuffer(bytearray(tokenizer.to_bytes()), dtype=torch.uint8),
+        "max_sentence_len": tokenizer.max_len,
+        "prompt_suffix": model.prompt_suffix,
+        "batch_size": batch_size,
+        "precision": precision,
+    }
+
+
+def save_classifier(path: str | os.PathLike, model: nn.Module, record: dict[str, Any]) -> None:
+    """Save a classifier that no run has trained, so that `load_classifier` opens it. record: see `record_of`."""
+    save_tensors(path, {"kind": KINDS["model"], "model": model.state_dict(), "methods": {}, **record})
+
+
+def load_classifier(path: str | os.PathLike, world: World = ALONE) -> tuple[nn.Module, SavedRun]:
+    """A saved classifier: token ids b s -> log-probabilities b c, on the CPU, in evaluation mode; and what it needs.
+
+    Raises `UserError` if the file is missing, damaged, or not such a file.
+    """
+    saved = world.from_first(lambda: load_tensors(path))
+    if not isinstance(saved, dict) or saved.get("kind") != KINDS["model"]:
+        raise UserError(f"{path} is not a saved classifier")
+    try:
+        model, about = _open(saved, str(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except Exception as error:  # whatever a foreign file holds in the places of these values
+        raise UserError(f"{path} holds another kind of model ({type(error).__name__})") from None
+    return model, about
+
+
+def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
+    settings, state = saved["model_config"], saved["model"]
+    family = family_named(saved.get("family", LLAMAS.name))
+    config, prefix = family.config(settings["model_args"]), f"{family.part}."
+    pretrained = {str(name).removeprefix(prefix): state[name] for name in state if str(name).startswith(prefix)}
+    if found := family.misfits(pretrained, config):  # before a model of this shape is made
+        raise UserError(f"the model does not fit its model_args: {some(found)}")
+    tokenizer = family.tokenizer(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
+    names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
+    most, precision = saved["max_sentence_len"], saved["precision"]
+    is_possible = len(names) == settings["num_labels"] and all(isinstance(name, str) for name in names)
+    is_possible &= all(type(size) is int and size >= 1 for size in (batch_size, 1 if most is None else most))
+    is_possible &= isinstance(suffix, str | None) and precision in PRECISIONS
+    if not is_possible:
+        raise ValueError("settings that cannot be")
+    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced at once
+        settings = {"head_settings": {}, **settings}
+        model = family.make_classifier(settings, family.make(config), tokenizer, names)
+        model.prompt_suffix = suffix
+        own = saved["methods"]  # of the methods that could not be merged into the plain model
+        prepare(model, create_methods([(name, own[name]["settings"]) for name in reversed(own)]))
+    model.load_state_dict(_joined(state, *(each["tensors"] for each in own.values())))
+    if damaged := [name for name, tensor in model.state_dict().items() if not is_finite(tensor)]:
+        raise UserError(f"not all numbers are finite in {damaged[0]}")
+    about = SavedRun(
+        tuple(names), tokenizer, suffix, batch_size, precision, config,
+        saved.get("identity", {}), saved.get("epoch"), saved.get("dev_score"),
+    )  # fmt: skip
+    return model.requires_grad_(False).eval(), about
+
+
+def _joined(*states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """State dicts as one. Raises `ValueError` for a name that stands in two."""
+    joined = {name: tensor for state in states for name, tensor in state.items()}
+    if len(joined) < sum(map(len, states)):
+        raise ValueError("a tensor stands there twice")
+    return joined
+
+
+# ----------------------------------------------------------------------------------------------------------- prediction
+
+
+def loader_of(
+    dataset: Sentences, config: Any, batch_size: int, device: torch.device, *, shuffle: bool = False
+) -> DataLoader:
+    """Batches as the model and its device want them."""
+    how = dict(bucket=config.ignores_padding, pin_memory=device.type == "cuda")
+    return dataset.loader(batch_size, shuffle=shuffle, **how)
+
+
+class Prediction(NamedTuple):
+    """What a classifier says of one sentence. probabilities: one for each label, in their order.
+
+    is_too_long: the sentence has more tokens than the model has positions.
+    """
+
+    sentence: str
+    label: int
+    probabilities: list[float]
+    is_too_long: bool
+
+
+BUCKETED = 50  # batches of a model that ignores padding among which sentences of like length are put together
+
+
+def predict(
+    model: nn.Module, about: SavedRun, sentences: Iterable[str | None], *, batch_size: int | None = None
+) -> Iterator[Prediction]:
+    """Classify sentences one after the other, however many: what is kept is a few batches.
+
+    model, about: what `load_classifier` gave, on any device. sentences: a None among them says that no more are at hand
+    for the moment. A bidirectional Llama, whose predictions depend on the batch, gets full batches of the size that it
+    was judged with, in the order of the sentences; only the last is short. Any other model gets what is at hand.
+    """
+    size = batch_size or about.batch_size
+    waiting: list[str] = []
+    for sentence in sentences:
+        if sentence is not None:
+            waiting.append(sentence)
+            if len(waiting) < BUCKETED * size:
+                continue
+        ready = len(waiting) if about.config.ignores_padding else len(waiting) // size * size
+        yield from _predict(model, about, waiting[:ready], size)
+        del waiting[:ready]
+    yield from _predict(model, about, waiting, size)
+
+
+@torch.inference_mode()
+def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size: int) -> list[Prediction]:
+    device = next(model.parameters()).device
+    examples = [Example(sentence, NO_GOLD_LABEL) for sentence in sentences]
+    dataset = encode_for(model, about.tokenizer, examples)
+    predictions: list[Any] = [None] * len(sentences)
+    for batch in loader_of(dataset, about.config, batch_size, device) if sentences else ():
+        log_probs = model(batch["token_ids"].to(device))  # b c
+        # scores of label words are log-probabilities of a word among all words: they are compared with one another
+        probabilities = log_probs.float().softmax(dim=-1).tolist()
+        for index, label, row in zip(batch["indices"], log_probs.argmax(-1).tolist(), probabilities, strict=True):
+            predictions[index] = Prediction(sentences[index], label, row, dataset.is_too_long[index])
+    return predictions
+
+
+# ----------------------------------------------------------------------------------------------------------- perplexity
+
+
+class Perplexity(NamedTuple):
+    """How well a language model predicts a text."""
+
+    nats_per_token: float
+    bits_per_byte: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity_of(self.nats_per_token)
+
+
+def perplexity(llama: Llama, tokenizer: Tokenizer, text: str, batch_size: int = 8) -> Perplexity:
+    """Of every token of a text, in windows of `max_seq_len` that begin with bos.
+
+    Raises `UserError` for a bidirectional model, which has seen what it would predict, and for an empty text.
+    """
+    if not llama.config.is_causal:
+        raise UserError("a bidirectional model sees the tokens that it would predict; use attention causal")
+    ids = tokenizer.encode_all(text)
+    if not ids:
+        raise UserError("there is no text")
+    windows = TextWindows(ids, tokenizer.bos_id, llama.config.max_seq_len)
+    result = evaluate(llama, windows.loader(batch_size), task=NextToken(), desc="perplexity")
+    return Perplexity(result.loss, result.nats / math.log(2) / len(text.encode()), result.tokens)

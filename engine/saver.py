@@ -1,0 +1,270 @@
+"""What a run saves: its best model, which is enough by itself, and the resume point that it can go on from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.locks import NameLock
+from engine.methods import EpochResult, Method
+from engine.processes import ALONE, World
+from engine.storage import load_tensors, save_tensors
+from utils import UserError, some
+
+KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # what the files that a run saves say they are
+
+
+class BadResumePoint(UserError):
+    """A resume point that nobody can go on from."""
+
+
+class OtherRun(UserError):
+    """A resume point that belongs to another run. differing: the entries of the identity that are not equal."""
+
+    def __init__(self, message: str, differing: list[str]):
+        super().__init__(message)
+        self.differing = differing
+
+
+@dataclass
+class Saver:
+    """Where a run saves its best model and its resume point, and what identifies the run.
+
+    model_path: the best epoch's model, None where nobody wants it; resume_path: everything needed to go on after the
+    last finished epoch. record: plain values and tensors, saved beside the weights. identity: what must be equal for a
+    resume point to be used, for example the seed and the data. epochs: how many the run has, if that is known.
+    """
+
+    model_path: Path | None
+    resume_path: Path
+    record: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
+    epochs: int | None = None
+    methods: Sequence[Method] = ()
+    world: World = ALONE
+
+    def save_model(self, model: nn.Module, result: EpochResult) -> None:
+        """Save the plain model that `model` exports, and what its methods could not merge into it."""
+        if self.model_path is None:
+            return
+        state = self.world.model_state(model)
+        if not self.world.is_first:
+            return
+        own = {}
+        for method in reversed(self.methods):
+            state, tensors = method.export(state)
+            if tensors or method.is_needed:
+                own[method.name] = {"settings": method.settings, "tensors": tensors}
+        about = {"identity": self.identity, "epoch": result.epoch, "dev_score": result.dev_score}
+        content = {"kind": KINDS["model"], "model": state, "methods": own, **self.record, **about}
+        if figures := {method.name: found for method in self.methods if (found := method.figures())}:
+            content["figures"] = figures
+        save_tensors(self.model_path, content)
+
+    def save_resume_point(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[EpochResult]
+    ) -> None:
+        point = {
+            "kind": KINDS["resume"],
+            "identity": self.identity,
+            "history": [asdict(result) for result in history],
+            "model": self.world.model_state(model),
+            "optimizer": self.world.whole(optimizer.state_dict()),
+            "methods": {method.name: self.world.whole(method.state()) for method in self.methods},
+            "rng": _rng_state(),
+        }
+        if self.world.is_first:
+            save_tensors(self.resume_path, point)
+
+    def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
+        """Put model, optimizer, methods and random generators where they were, and return the epochs that are done.
+
+        Raises `BadResumePoint` if it is damaged, `OtherRun` if it belongs to another run, and `UserError` if the best
+        model is not there.
+        """
+        point = self.world.from_first(self._read_resume_point)
+        try:
+            history = checked_history(point["history"], self.epochs)
+            best_epoch = best_of(history).epoch
+            load_model(model, point["model"], self.world)
+            _load_optimizer(optimizer, point["optimizer"], self.world)
+            if point["methods"].keys() != {method.name for method in self.methods}:
+                raise ValueError("other methods")
+            for method in self.methods:
+                method.load_state(point["methods"][method.name], self.world.piece)
+            _set_rng_state(point["rng"])
+        except Exception:  # whatever each of them meets in a damaged file
+            raise BadResumePoint(f"{self.resume_path} is damaged; remove it") from None
+        if self.model_path is not None:
+            self.world.from_first(lambda: self._check_best_model(best_epoch))
+        return history
+
+    def _read_resume_point(self) -> dict[str, Any]:
+        try:
+            point = load_tensors(self.resume_path, mmap=False)  # the optimizer keeps these tensors
+        except UserError as error:
+            raise BadResumePoint(f"{error}; remove it") from None
+        if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
+            raise BadResumePoint(f"{self.resume_path} is not a resume point; remove it")
+        if differing := differences(self.identity, point["identity"]):
+            raise OtherRun(f"{self.resume_path} belongs to a run with another {some(differing)}", differing)
+        return point
+
+    def _check_best_model(self, best_epoch: int) -> None:
+        """Raise `UserError` unless the saved model is this run's, of its best epoch so far or a later one.
+
+        Later: a run may have been stopped after saving its model and before its resume point; that epoch is run again.
+        """
+        try:
+            identity, epoch = self.saved_as()
+            fits = identity == self.identity and epoch >= best_epoch
+        except UserError as error:
+            raise UserError(f"{error}; without it nobody can go on from {self.resume_path}") from None
+        except Exception:  # whatever a foreign file holds in their places
+            fits = False
+        if not fits:
+            raise UserError(f"{self.model_path} is not of the run that {self.resume_path} belongs to; start anew")
+
+    def saved_as(self) -> tuple[dict[str, Any], int]:
+        """The identity and the epoch of the saved model. Raises an error of some kind for a foreign file."""
+        saved = load_tensors(self.model_path)
+        return saved["identity"], saved["epoch"]
+
+
+def differences(identity: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What is not equal in the identity of another run, which may come from a damaged file or an older version."""
+    return [
+        str(key)
+        for key in identity | other
+        if key not in identity
+        or key not in other
+        or not isinstance(other[key], type(identity[key]))
+        or other[key] != identity[key]
+    ]
+
+
+def identity_of(path: Path) -> dict[str, Any]:
+    """What a saved model or resume point says of its run; nothing if the file is not one of ours, or is damaged."""
+    try:
+        saved = load_tensors(path, warns=False)
+    except UserError:
+        return {}
+    identity = saved.get("identity") if isinstance(saved, dict) else None
+    return identity if isinstance(identity, dict) else {}
+
+
+def choose_model_path(
+    candidates: Sequence[Path], identity: dict[str, Any], is_resumed: bool, held: ExitStack
+) -> tuple[Path, list[str]]:
+    """The first of these names that no other run uses and that holds no model of other training data.
+
+    Such a model would be lost otherwise. is_resumed: the name whose resume point is this run's comes
+    before all others. held: keeps the lock on the name. Returns it, and why each name before it was not taken. Raises
+    `UserError` if none is left.
+    """
+    own = [path for path in candidates if is_resumed and identity_of(path.with_suffix(".resume")) == identity]
+    reasons = []
+    for candidate in own or candidates:
+        lock = NameLock(candidate.with_suffix(".lock"))
+        if holder := lock.acquire():
+            reasons.append(f"{candidate} is in use by {holder}")
+            continue
+        is_ours = bool(own) or identity_of(candidate).get("train") == identity["train"]
+        if is_ours or not candidate.exists():
+            held.callback(lock.release)
+            return candidate, reasons
+        lock.release()
+        reasons.append(f"{candidate} belongs to something else and is kept")
+    raise UserError(f"{'; '.join(reasons)}; name another file, or run in another folder")
+
+
+def other_resume_points(pattern: str, identity: dict[str, Any]) -> list[tuple[Path, list[str]]]:
+    """The resume points in this folder that are of another run, and in what it differs."""
+    found = [(path, identity_of(path)) for path in sorted(Path().glob(f"{pattern}.resume"))]
+    return [(path, differences(identity, other)) for path, other in found if other]
+
+
+def best_of(history: list[EpochResult]) -> EpochResult:
+    """The epoch whose model is kept."""
+    return [result for result in history if result.improved][-1]
+
+
+def checked_history(entries: list[dict[str, Any]], epochs: int | None) -> list[EpochResult]:
+    """The results of epochs 0, 1, ... Raises an error of some kind unless a run can have written them."""
+    history: list[EpochResult] = []
+    numbers = dict.fromkeys(("train_loss", "train_score", "dev_score", "seconds"), float)
+    types = {"epoch": int, **numbers, "improved": bool, "is_finish": bool}
+    for number, entry in enumerate(entries):
+        if {name: type(value) for name, value in entry.items()} != types or entry["epoch"] != number:
+            raise ValueError("not an epoch's result")
+        if not entry["dev_score"] <= 1.0 or not math.isfinite(entry["train_loss"]):
+            raise ValueError("not an epoch's figures")
+        if entry["improved"] != all(entry["dev_score"] > earlier.dev_score for earlier in history):
+            raise ValueError("not the best epoch")
+        if history and history[-1].is_finish:
+            raise ValueError("an epoch after the last one")
+        history.append(EpochResult(**entry))
+    trained = [result for result in history if not result.is_finish]
+    if not trained or (epochs is not None and len(trained) > epochs):
+        raise ValueError("not so many epochs")
+    return history
+
+
+def load_model(model: nn.Module, state: dict[str, Any], world: World = ALONE) -> None:
+    """Give a model the tensors of a whole one. Raises an error of some kind where they do not fit."""
+    own = model.state_dict()
+    if not isinstance(state, dict) or state.keys() != own.keys():
+        raise ValueError("other tensors")
+    model.load_state_dict({name: world.piece(tensor, own[name]) for name, tensor in state.items()})
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], world: World) -> None:
+    """Raises `ValueError` for other settings, and for what cannot be a parameter's state."""
+
+    def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    if not isinstance(state, dict) or settings(state["param_groups"]) != settings(optimizer.param_groups):
+        raise ValueError("other settings")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    dtypes = {parameter.dtype for parameter in parameters}
+    saved = [value for values in state["state"].values() for value in values.values()]
+    if any(isinstance(value, torch.Tensor) and value.dtype not in dtypes for value in saved):
+        raise ValueError("other number formats")  # which loading would round to these
+    pieces = {
+        index: {
+            name: world.piece(value, parameters[index]) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        for index, values in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": pieces})
+    for parameter, values in optimizer.state.items():
+        for value in values.values():
+            is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if not is_moment and not (isinstance(value, int) and value >= 1):
+                raise ValueError("another parameter's state")
+
+
+def _rng_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()  # of the one device in use, whose number may differ on resuming
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])

@@ -1,0 +1,112 @@
+"""Tensors loaded safely (checksums verified, never any code) and saved whole or not at all.
+
+Importing this module costs nothing; PyTorch is imported inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from typing import Any
+
+from utils import UserError, atomic_write, shorten, warn
+
+ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
+LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip's entry: how long its name and its extra field are
+DAMAGED = "it is not a PyTorch checkpoint, or it is truncated or damaged"
+
+
+class Damaged(ValueError):
+    """Why a file is not loaded."""
+
+
+def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
+    """`torch.save`, whole or not at all. `content`: tensors and plain values, so that `weights_only=True` loads it."""
+    import torch
+
+    with atomic_write(path, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # on a full disk PyTorch's zip writer fails again while closing, and hides the file system's own error
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = True) -> object:
+    """What `torch.save` wrote to `path`, on the CPU: tensors and plain Python values, nothing else.
+
+    `weights_only=True` never runs code from the file, and every checksum in it is verified. mmap: map files in the zip
+    format into memory, so that a tensor is read from disk when it is used; not for tensors that outlive the file.
+    warns: says so where it has no checksums. Raises `UserError` where the file is missing, damaged, or holds anything
+    else.
+    """
+    import torch
+
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+            is_zip = start == ZIP_START
+            if not is_zip and not start.startswith(PICKLE_START):
+                raise Damaged(DAMAGED)  # a web page, for example
+            has_checksums = is_zip and verify_archive(file)
+        with warnings.catch_warnings():  # torch.load's remarks about odd files would stand beside the one line
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except Damaged as error:
+        raise UserError(f"cannot load {path}: {error}") from None
+    except Exception as error:  # whatever the unpickler meets in a damaged or foreign file
+        if "weights_only" in str(error):
+            reason = "it holds Python objects other than tensors and plain values, which are never unpickled here"
+        else:
+            reason = DAMAGED
+        raise UserError(f"cannot load {path}: {reason}") from None
+    if warns and not has_checksums:
+        warn(f"{path} holds no checksums, so damage to its numbers would not be noticed")
+    return content
+
+
+def verify_archive(file: Any) -> bool:
+    """Check the sizes and the CRC-32 of every record of a PyTorch archive; False where it was written without any.
+
+    PyTorch itself reads records without looking at their checksums. 170 MB take about 0.1 s. Raises `Damaged`.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+    except Exception:  # hostile bytes make zipfile raise errors of a dozen unrelated classes
+        raise Damaged(DAMAGED) from None
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+        raise Damaged("its records are compressed, as if it had been zipped again; save it anew with torch.save")
+    size = file.seek(0, os.SEEK_END)
+    if sum(record.file_size for record in records) > size or any(r.file_size != r.compress_size for r in records):
+        raise Damaged(DAMAGED)
+    filled = [record for record in records if record.file_size]
+    wrong = [record for record in filled if _checksum(file, record) != record.CRC]
+    if not wrong:
+        return True
+    if any(record.CRC for record in filled):
+        raise Damaged(f"it is damaged: the checksum of {shorten(wrong[0].filename)} is not that of its bytes")
+    return False
+
+
+def _checksum(file: Any, record: zipfile.ZipInfo) -> int:
+    file.seek(record.header_offset)
+    header = file.read(LOCAL_HEADER.size)
+    if len(header) < LOCAL_HEADER.size:
+        raise Damaged(DAMAGED)
+    file.seek(sum(LOCAL_HEADER.unpack(header)), os.SEEK_CUR)
+    checksum, left = 0, record.file_size
+    while left and (chunk := file.read(min(left, 1 << 20))):
+        checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+    if left:
+        raise Damaged(DAMAGED)
+    return checksum

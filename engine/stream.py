@@ -1,0 +1,128 @@
+"""Sentences to be classified, as they come: from a file, or from standard input while it is still being written."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from engine.columns import USUAL, Columns, has_columns, read_texts
+from engine.data import parse_line
+from utils import UserError
+
+STANDARD_INPUT = "-"
+PATIENCE = 0.2  # seconds after which what has come is worked on
+PIECE = 1 << 16  # bytes
+LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
+    """The sentences of a file, one a line, or of standard input (-), however many; None where no more are at hand yet.
+
+    A data file is read as well: where its first line is `LABEL ||| sentence`, all are, and the labels are dropped; of
+    a file with columns, the texts.
+    Raises `UserError`, naming the line, for one that is empty or not UTF-8, and for an input without sentences.
+    """
+    if has_columns(path):
+        yield from read_texts(path, columns)
+        return
+    name, number, is_data = "standard input" if path == STANDARD_INPUT else path, 0, False
+    for line in _lines_of(path):
+        if line is None:
+            yield None
+            continue
+        number += 1
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{name} line {number}: not UTF-8 text") from None
+        if number == 1:
+            is_data = _is_data_line(text)
+        try:
+            sentence = parse_line(text).sentence if is_data else text.strip()
+        except ValueError as error:
+            raise UserError(f"{name} line {number}: {error}, as the first line has it") from None
+        if not sentence:
+            raise UserError(f"{name} line {number}: the sentence is empty")
+        yield sentence
+    if number == 0:
+        raise UserError(f"{name} holds no sentences")
+
+
+def shown_before_waiting(sentences: Iterable[str | None]) -> Iterator[str | None]:
+    """None says that no sentence is at hand for now; when the next one is asked for, what was said is printed."""
+    for sentence in sentences:
+        yield sentence
+        if sentence is None:
+            sys.stdout.flush()
+
+
+def _is_data_line(text: str) -> bool:
+    try:
+        parse_line(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _lines_of(path: str) -> Iterator[bytes | None]:
+    """The lines of an input, ended by \\n, \\r\\n or \\r as in every other file that is read here."""
+    rest: list[bytes] = []  # pieces of a line whose end has not come
+    for piece in _pieces_of(path):
+        if piece is None:
+            yield None
+            continue
+        if rest and rest[-1].endswith(b"\r"):  # which may have been the half of an end
+            rest[-1], piece = rest[-1][:-1], b"\r" + piece
+        *lines, last = LINE_END.split(piece[:-1]) if piece.endswith(b"\r") else LINE_END.split(piece)
+        for line in lines:
+            yield b"".join([*rest, line])
+            rest = []
+        rest.append(last + b"\r" if piece.endswith(b"\r") else last)
+    last = b"".join(rest)
+    if last:
+        yield last.removesuffix(b"\r")
+
+
+def _pieces_of(path: str) -> Iterator[bytes | None]:
+    """What an input holds, piece by piece; where it is no file, None about every `PATIENCE` seconds."""
+    # unbuffered, and not by way of `sys.stdin`: a thread that waits in it would keep the program from ending
+    source = open(0 if path == STANDARD_INPUT else path, "rb", buffering=0, closefd=path != STANDARD_INPUT)
+    if path != STANDARD_INPUT and os.path.isfile(path):
+        with source:
+            yield from iter(lambda: source.read(PIECE), b"")
+        return
+    pieces: queue.Queue[bytes | OSError] = queue.Queue(maxsize=64)
+    threading.Thread(target=_read_pieces, args=(source, pieces), daemon=True).start()
+    is_waiting, last = False, time.monotonic()
+    while True:
+        try:
+            piece = pieces.get(timeout=None if is_waiting else PATIENCE)
+        except queue.Empty:
+            is_waiting, last = True, time.monotonic()
+            yield None
+            continue
+        is_waiting = False
+        if isinstance(piece, OSError):
+            raise piece
+        if not piece:
+            return
+        yield piece
+        if time.monotonic() - last >= PATIENCE:  # somebody waits for answers also where lines come steadily
+            last = time.monotonic()
+            yield None
+
+
+def _read_pieces(source: BinaryIO, pieces: queue.Queue[bytes | OSError]) -> None:
+    """Hand over what arrives, and nothing at the end."""
+    try:
+        while piece := source.read(PIECE):
+            pieces.put(piece)
+        pieces.put(b"")
+    except OSError as error:
+        pieces.put(error)

@@ -1,0 +1,169 @@
+"""What every program that trains on text files asks, checks and writes: flags, files, figures. No PyTorch."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.metrics import check_folder
+from engine.programs import check_writable
+from utils import UserError, atomic_write, find_asset, warn
+
+Row = dict[str, Any]  # the figures of one measurement
+NO_SETTINGS = ("out", "resume", "tokenizer", "log_dir")  # flags that do not tell how a model was made
+
+
+def add_text_flags(parser: ArgumentParser) -> None:
+    """All but --out, --init, --precision and the shape of a new model."""
+    add = parser.add_argument
+    add("--text", nargs="+", required=True, metavar="FILE", help="texts, or data files, whose labels are dropped")
+    add("--epochs", type=float, default=4.0, help="passes over the text")
+    add("--lr", type=float, default=3e-3, help="the highest learning rate; for --init a tenth of it is a good start")
+    add("--warmup", type=float, default=0.05, help="the share of all steps in which the rate rises")
+    add("--batch_size", type=int, default=16, help="rows in a batch")
+    add("--length", type=int, default=256, help="tokens in a row")
+    add("--weight_decay", type=float, default=0.1, help="of the matrices")
+    add("--clip", type=float, default=1.0, help="the largest norm of all gradients together")
+    add("--held_out", type=float, default=0.02, help="the share of the documents that is not trained on")
+    add("--every", type=int, default=100, help="about how many steps between two measurements, and resume points")
+    add("--seed", type=int, default=1337, help="of everything random")
+    add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
+    add("--resume", action="store_true", help="go on after the last measurement of an interrupted run")
+    add("--log_dir", metavar="DIR", help="keep the figures of each step there, as JSON lines")
+
+
+def check_text_flags(args: Namespace) -> None:
+    """Raises `UserError` naming the flag; turns the names of texts into paths."""
+    wanted = {
+        "epochs": (0 < args.epochs < math.inf, "above 0 and finite"),
+        "lr": (0 < args.lr < math.inf, "above 0 and finite"),
+        "warmup": (0 <= args.warmup < 1, "from 0 to below 1"),
+        "batch_size": (1 <= args.batch_size <= 2**16, "at least 1 and at most 65536"),
+        "length": (args.length >= 2, "at least 2"),
+        "weight_decay": (0 <= args.weight_decay < math.inf, "at least 0 and finite"),
+        "clip": (0 < args.clip < math.inf, "above 0 and finite"),
+        "held_out": (0 < args.held_out < 1, "above 0 and below 1"),
+        "every": (args.every >= 1, "at least 1"),
+        "seed": (0 <= args.seed < 2**32, "from 0 to 2^32 - 1"),
+    }
+    for name, (fits, what) in wanted.items():
+        if not fits:
+            raise UserError(f"--{name} {getattr(args, name)}: must be {what}")
+    if args.log_dir is not None:
+        check_folder(args.log_dir, args.resume)
+    args.text = [found("text", name) for name in args.text]
+    for index, path in enumerate(args.text):
+        if Path(path).resolve() in {Path(other).resolve() for other in args.text[:index]}:
+            raise UserError(f"--text names {path} twice, so that what is held out of one would be trained on")
+        if evaluated := {"dev", "test"} & {*re.split(r"[^a-z]+", Path(path).stem.lower())}:
+            warn(f"{path} looks like {evaluated.pop()} sentences; train on them, and scores there say nothing more")
+
+
+def fill_shape(args: Namespace, sizes: Mapping[str, Any], make: Callable[[], Any]) -> None:
+    """Fill in the shape of a new model where it is not given; with --init it is that model's own.
+
+    sizes: names and defaults. make: makes its config, or raises `ValueError`. Raises `UserError` naming the flag.
+    """
+    given = [name for name in sizes if getattr(args, name) is not None]
+    if args.tokenizer is not None and "vocab_size" in given:
+        raise UserError(f"--vocab_size: the pieces are those of --tokenizer {args.tokenizer}")
+    if args.init is not None:
+        if given:
+            raise UserError(f"--{given[0]}: the shape is that of --init {args.init}")
+        return
+    for name, value in sizes.items():
+        if name not in given:
+            setattr(args, name, value)
+    try:
+        make()
+    except ValueError as error:
+        raise UserError(f"no model has this shape: {error}") from None
+    check_length(args, args.max_seq_len)
+
+
+def found(flag: str, name: str) -> str:
+    """The path of an input. Raises `UserError`."""
+    path = find_asset(name)
+    if path is None:
+        raise UserError(f"--{flag} {name} {'is a folder; name files' if Path(name).is_dir() else 'does not exist'}")
+    return str(path)
+
+
+def check_length(args: Namespace, positions: int) -> None:
+    if args.length > positions:
+        raise UserError(f"--length {args.length}: the model has {positions} positions")
+
+
+class Outputs(NamedTuple):
+    """The files of a run: what is made, what lies beside it, its figures, its resume point, and its lock.
+
+    flag: the one that names them. inputs: the files that the run reads, None for one that is not given.
+    """
+
+    model: Path
+    beside: tuple[Path, ...]
+    figures: Path
+    point: Path
+    lock: Path
+    flag: str = "--out"
+    inputs: Sequence[str | Path | None] = ()
+
+    def check(self, args: Namespace) -> None:
+        """Nothing that is there is lost: what is not gone on with stays. Raises `UserError`."""
+        if self.model.parent == args.out and args.out.exists() and not args.out.is_dir():
+            raise UserError(f"{self.flag} {args.out} is a file; name a folder")
+        files = (self.model, *self.beside, self.figures, self.point)
+        resolved = {Path(path).resolve() for path in self.inputs if path is not None}
+        for path in (*files, self.lock):
+            check_writable(args.out if path.parent == args.out and not args.out.exists() else path, self.flag)
+            if path.resolve() in resolved:
+                raise UserError(f"{self.flag} {args.out}: {path} is also an input; choose another name")
+        there = [path for path in files if path.exists()]
+        if self.point in there:
+            if not args.resume:
+                how = f"go on with --resume, or name another {self.flag}"
+                raise UserError(f"{self.point} is of an interrupted run; {how}")
+        elif there:
+            over = f", and there is no {self.point} to go on from" if args.resume else ""
+            how = f"name another {self.flag}, or remove it"
+            raise UserError(f"{self.flag} {args.out}: {there[0]} is there already{over}; {how}")
+
+    def what_is_kept(self, args: Namespace) -> str:
+        if not self.point.is_file():
+            return "nothing was saved"
+        return f"the best model so far stays in {args.out}, and --resume goes on from {self.point}"
+
+    def write_figures(self, args: Namespace, rows: Sequence[Row], made: dict[str, Any] | None = None) -> None:
+        """Everything that tells how the model was made; no path, no text. made: and of what, once it is made."""
+        settings = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
+        settings |= {"text": [Path(path).name for path in args.text], "init": args.init and Path(args.init).name}
+        curve = [{name: round(value, 5) for name, value in row.items()} for row in rows]
+        content = {"settings": settings, "seconds": round(sum(row.get("seconds", 0) for row in rows)), "curve": curve}
+        with atomic_write(self.figures) as file:
+            file.write(json.dumps(content | (made or {}), indent=1) + "\n")
+
+
+def follow(args: Namespace, outputs: Outputs, rows: Iterator[Row], line_of: Callable[[Row], str]) -> list[Row]:
+    """Print a line for each measurement, and keep its figures; those before the first step are of no new model.
+
+    Returns all of them. Raises `UserError` where training diverges; an interruption says what is kept.
+    """
+    from engine.training import Diverged
+
+    done: list[Row] = []
+    try:
+        for row in rows:
+            done.append(row)
+            print(line_of(row), flush=True)
+            if "train" in row:
+                outputs.write_figures(args, done)
+    except Diverged as error:
+        raise UserError(f"{error}; try a smaller --lr; {outputs.what_is_kept(args)}") from None
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {outputs.what_is_kept(args)}") from None
+    return done

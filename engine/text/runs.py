@@ -1,0 +1,164 @@
+"""A run on text files: one process to a name, rounds of about `--every` steps on the one loop, resuming."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from engine.families import create_methods
+from engine.locks import NameLock
+from engine.methods import EpochResult, Method
+from engine.processes import device_of
+from engine.programs import check_new
+from engine.saver import OtherRun, Saver
+from engine.tasks import Task
+from engine.text.flags import Outputs
+from engine.text.windows import hold_out, read_documents
+from engine.training import fit
+from optimizer import AdamW
+from utils import UserError, sha256_of
+
+PACE = ("epochs", "lr", "warmup", "batch_size", "length", "weight_decay", "clip", "held_out", "every", "seed")
+
+
+def read_texts(args: Namespace) -> tuple[list[str], list[str]]:
+    """The documents to train on, and those that are held out of each text."""
+    train, held = [], []
+    for number, path in enumerate(args.text):
+        documents = read_documents(path)
+        print(f"load {len(documents)} documents from {path}")
+        for part, more in zip((train, held), hold_out(documents, args.held_out, args.seed + number), strict=True):
+            part += more
+    return train, held
+
+
+def identity_of(args: Namespace, **more: Any) -> dict[str, Any]:
+    """What must be equal for a run to go on. more: besides its texts and its pace."""
+    train = [sha256_of(path) for path in args.text]
+    return {"train": train, **more, **{name: getattr(args, name) for name in PACE}}
+
+
+class Rounds(NamedTuple):
+    """How many measurements a run has, and how many steps lie between two."""
+
+    count: int
+    steps: int
+
+    @classmethod
+    def of(cls, args: Namespace, rows: int) -> Rounds:
+        """rows: of the training data, in one pass."""
+        steps = max(1, math.ceil(args.epochs * rows / args.batch_size))
+        count = max(1, round(steps / args.every))
+        return cls(count, math.ceil(steps / count))
+
+
+def make_optimizer(model: nn.Module, lr: float, weight_decay: float = 0.1) -> AdamW:
+    """Weight decay on matrices only."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() > 1]
+    gains = [p for p in trained if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
+    return AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
+
+
+def paced(args: Namespace) -> Method:
+    """The learning rate rises, and falls to nothing at the end."""
+    (schedule,) = create_methods([("schedule", (("warmup", args.warmup), ("decay", "cosine")))])
+    return schedule
+
+
+@dataclass
+class TextSaver(Saver):
+    """What lies beside the model is written with the first one: nothing is there while nothing has been learned.
+
+    Raises `UserError` where somebody else has made one of the files since the run began.
+    """
+
+    has_saved: bool = False
+    flag: str = "--out"
+
+    def save_model(self, model: nn.Module, result: EpochResult) -> None:
+        if not self.has_saved:
+            check_new(self.model_path, self.flag)
+            self.save_beside()
+        self.save_anew(model, result)
+
+    def save_beside(self) -> None:
+        """At the first measurement, or when a run is gone on with."""
+        self.has_saved = True
+
+    def save_anew(self, model: nn.Module, result: EpochResult) -> None:
+        super().save_model(model, result)
+
+
+def alone(args: Namespace, outputs: Outputs, rows: Callable[[], Iterator]) -> Iterator:
+    """What `rows` yields, while no other process writes under this name."""
+    lock = NameLock(outputs.lock)
+    if holder := lock.acquire():
+        raise UserError(f"{outputs.flag} {args.out} is in use by {holder}")
+    try:
+        outputs.check(args)  # once more: another run may have ended since
+        yield from rows()
+    finally:
+        lock.release()
+
+
+def train_in_rounds(
+    args: Namespace,
+    model: nn.Module,
+    train: DataLoader,
+    held_out: DataLoader,
+    saver: TextSaver,
+    task: Task,
+    methods: Sequence[Method],
+) -> Iterator[EpochResult]:
+    """What each round brings; those of a run that is gone on with come first. The score is minus the held-out loss."""
+    optimizer = make_optimizer(model, args.lr, args.weight_decay)
+    history = resume(args, saver, model, optimizer)
+    yield from history
+    settings = dict(methods=methods, clip=args.clip, saver=saver, history=history, train_eval=False, progress=False)
+    with watched(args, saver, model, history) as watch:
+        settings |= dict(epochs=saver.epochs, seed=args.seed, watch=watch)
+        yield from fit(model, optimizer, train, held_out, task=task, **settings)
+    saver.resume_path.unlink(missing_ok=True)
+
+
+@contextmanager
+def watched(args: Namespace, saver: Saver, model: nn.Module, history: list[EpochResult]) -> Iterator[Any]:
+    """What keeps the figures of the steps, where --log_dir asks for them; else None."""
+    if args.log_dir is None:
+        yield None
+        return
+    from engine.metrics import MetricsLog
+
+    log = MetricsLog(args.log_dir, saver.identity, device_of(model), history)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def resume(
+    args: Namespace, saver: TextSaver, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[EpochResult]:
+    """Go back to the last measurement, if one is there and is asked for. Returns the rounds that are done."""
+    if not args.resume:
+        return []
+    if not saver.resume_path.is_file():
+        print(f"there is no resume point {saver.resume_path}; starting from the beginning")
+        return []
+    try:
+        history = saver.load_resume_point(model, optimizer)
+    except OtherRun as error:
+        raise UserError(f"{error}; use the same arguments, or name another {saver.flag}") from None
+    print(f"resuming from {saver.resume_path}")
+    saver.save_beside()
+    return history

@@ -1,0 +1,325 @@
+"""One run on several processes, on one machine or many: `torchrun --nproc_per_node N run_llama.py ...`.
+
+Every process goes through the same batches in the same order, with the same random numbers, and computes its rows of
+each. Training is data-parallel: a whole model in each process (`DistributedDataParallel`, Li et al. 2020,
+arXiv:2006.15704), or one that is split over the processes (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277).
+
+Everything equals one process, up to the rounding of sums that are taken in another order: batches and their padding,
+loss, gradients, predictions, the masks of every `nn.Dropout`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from engine.processes import Batch, Part, World
+from engine.tasks import NO_TARGET
+from llama import LlamaLayer
+from utils import UserError
+
+TIMEOUT = timedelta(minutes=10)  # for a machine that vanishes; a process that ends is noticed at once
+
+
+class LostProcess(UserError):
+    """Another process of the run has ended. Whatever it said is the cause."""
+
+
+# -------------------------------------------------------------------------------------------- meeting the others
+
+
+@contextmanager
+def join(device: torch.device, *, shard: bool = False) -> Iterator[Group]:
+    """Meet the other processes that torchrun has started; all but the first are silent until the block ends.
+
+    Raises `UserError` if the environment is not one that torchrun makes, there are more processes than GPUs, or the
+    others cannot be reached.
+    """
+    _check_environment()
+    _check_device(device)
+    signal.signal(signal.SIGINT, _interrupt_once)
+    with ExitStack() as stack:
+        if os.environ["RANK"] != "0":
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        try:
+            _find_the_others(device)
+            yield Group(device, shard)
+        except BaseException as error:
+            is_users = isinstance(error, (UserError, OSError, KeyboardInterrupt))
+            atexit.register(_leave_at_once, 2 if is_users else 1)
+            if isinstance(error, KeyboardInterrupt) and os.environ["RANK"] != "0":
+                sys.exit(2)  # the first process speaks for all that Ctrl-C has reached
+            raise
+        dist.destroy_process_group()
+        atexit.register(_leave_at_once, 0)
+
+
+def _check_environment() -> None:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE={os.environ.get('WORLD_SIZE')} announces several processes, but {', '.join(missing)} is not "
+            "set; start them with torchrun, or unset WORLD_SIZE"
+        )
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise UserError(f"RANK={rank} and WORLD_SIZE={size} do not fit together; start the processes with torchrun")
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type == "mps":
+        raise UserError("several processes compute on CPUs or on CUDA devices, not on mps")
+    if device.type == "cuda":
+        index = device.index or 0  # nothing but torchrun numbers the processes of a machine; else there is one
+        if index >= torch.cuda.device_count():
+            raise UserError(
+                f"this is process {index + 1} of this machine, but it has {torch.cuda.device_count()} GPUs; "
+                "use a smaller --nproc_per_node"
+            )
+        torch.cuda.set_device(index)
+
+
+def _find_the_others(device: torch.device) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    except RuntimeError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"the processes of this run did not find one another at {place}: {reason}") from None
+
+
+def _interrupt_once(signum: int, frame: object) -> NoReturn:
+    """The terminal and torchrun both pass Ctrl-C on, and the second must not disturb what the first set off."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _leave_at_once(status: int) -> None:
+    """End without the ordinary clean-up.
+
+    After an error collectives that were under way would wait in it for one another, and after a success threads of the
+    process group have been seen to abort the process now and then.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        status = status or 2
+    finally:
+        os._exit(status)
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """Around everything that waits for other processes: raises `LostProcess` if one of them has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise LostProcess("another process of this run has ended, so this one cannot go on") from None
+        raise
+
+
+# ----------------------------------------------------------------------------------------------------- the group
+
+
+class Group(World):
+    """This process as one of several. See `World` for the methods.
+
+    device: where it computes. shard: split models over the processes instead of copying them.
+    """
+
+    def __init__(self, device: torch.device, shard: bool):
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.is_first = self.rank == 0
+        self.device = device
+        self.shard = shard
+        self.rows = Rows()  # of the batch that is computed, which dropout must know
+        self.trained: nn.Module | None = None  # what computes in training: the model itself, or its DDP wrapper
+
+    def require_alike(self, facts: dict[str, Any]) -> None:
+        """Raise `UserError`, on every process, if these differ between the processes: other files, other flags."""
+        everyones: list[dict[str, Any]] = [{}] * self.size
+        with _meeting():
+            dist.all_gather_object(everyones, facts)
+        for rank, theirs in enumerate(everyones):
+            differing = [name for name in facts if theirs.get(name) != everyones[0].get(name)]
+            if differing:
+                raise UserError(f"process {rank} of {self.size} has another {', '.join(differing)} than process 0")
+
+    def spread(self, model: nn.Module, device: torch.device) -> None:
+        _slice_dropout(model, self.rows)
+        self.trained = model
+        with _meeting():
+            if self.shard:
+                _shard(model, device, self.size)
+                return
+            model.to(device)
+            if any(parameter.requires_grad for parameter in model.parameters()):
+                device_ids = [device] if device.type == "cuda" else None
+                self.trained = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+
+    def network(self, model: nn.Module) -> Callable[..., Any]:
+        def call(*inputs: Any, **named: Any) -> Any:
+            with _meeting():
+                outputs = (self.trained if model.training else model)(*inputs, **named)
+            if self.shard and not model.training:
+                model.reshard()  # what is outside of the layers would stay whole until the next backward pass
+            return outputs
+
+        return call
+
+    def parts(self, loader: Iterable[Batch]) -> Iterator[Part]:
+        for batch in loader:
+            total = len(batch["token_ids"])
+            start, end = total * self.rank // self.size, total * (self.rank + 1) // self.size
+            self.rows.start, self.rows.end, self.rows.total = start, end, total
+            yield Part(_rows_of(batch, start, end), start, end, total)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        with _meeting():
+            (loss * self.size).backward()  # gradients are averaged over the processes
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        with _meeting():
+            dist.all_reduce(total := value.clone())
+        return total
+
+    def merge(self, predictions: list[int]) -> list[int]:
+        merged = torch.tensor(predictions)
+        with _meeting():
+            dist.all_reduce(merged, dist.ReduceOp.MAX)  # where another process predicts stands -1
+        return merged.tolist()
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """Tensors travel one by one, so that no process holds a large model in more than one copy."""
+        made = make() if self.is_first else None
+        tensors = iter([leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)])
+        outline = [tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), made)]
+
+        def travel(like: torch.Tensor) -> torch.Tensor:
+            tensor = next(tensors).contiguous() if self.is_first else torch.empty_like(like, device="cpu")
+            dist.broadcast(tensor, 0)
+            return tensor
+
+        with _meeting():
+            dist.broadcast_object_list(outline, device=torch.device("cpu"))
+            return tree_map_only(torch.Tensor, travel, outline[0])
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        if not self.shard:
+            return model.state_dict()
+        return self._gather(model.state_dict(keep_vars=True))
+
+    def whole(self, state: Any) -> Any:
+        return self._gather(state) if self.shard else state
+
+    def _gather(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Every sharded tensor whole and on the CPU; on the first process alone, None elsewhere."""
+        gathered: dict[int, torch.Tensor | None] = {}  # a tied matrix is gathered, and will be stored, once
+
+        def gather(leaf: Any) -> Any:
+            if not _is_sharded(leaf):
+                return leaf
+            if id(leaf) not in gathered:
+                whole = leaf.detach().full_tensor()
+                gathered[id(leaf)] = whole.cpu() if self.is_first else None
+            return gathered[id(leaf)]
+
+        with _meeting():
+            return tree_map(gather, state)
+
+    def piece(self, whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        whole = super().piece(whole, like)
+        if not _is_sharded(like):
+            return whole
+        piece = torch.zeros_like(like, requires_grad=False)
+        local = piece.to_local()
+        most = -(-len(whole) // like.device_mesh.size())  # rows of every process but the last ones
+        start = min(like.device_mesh.get_local_rank() * most, len(whole))
+        local.copy_(whole[start : start + len(local)])
+        return piece
+
+
+def _rows_of(batch: Batch, start: int, end: int) -> Batch:
+    """Some rows of a batch; where there are none, one that counts for nothing.
+
+    The other processes wait for its gradients, or for its shards. It has no index, and labels that no loss counts.
+    """
+    if start < end:
+        return {name: column[start:end] for name, column in batch.items()}
+    spare = {name: column[:1] for name, column in batch.items()}
+    for name in spare.keys() & {"labels", "targets"}:
+        spare[name] = torch.full_like(spare[name], NO_TARGET)
+    return {**spare, "indices": []}
+
+
+def _shard(model: nn.Module, device: torch.device, size: int) -> None:
+    """Split every layer's parameters, and what is outside of the layers, over the processes.
+
+    A layer is whole on a device while it computes and no longer, so a model need fit the devices together only.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # these two take most of a second
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (size,))
+    for module in model.modules():
+        if isinstance(module, LlamaLayer):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _is_sharded(value: Any) -> bool:
+    """Whether this is a `DTensor`, of which a piece lies here."""
+    return hasattr(value, "to_local")
+
+
+# ------------------------------------------------------------------------------------------------------- dropout
+
+
+class Rows:
+    """Which rows of the present batch are this process's."""
+
+    start, end, total = 0, 1, 1
+
+
+class SlicedDropout(nn.Module):
+    """`nn.Dropout` on some rows of a batch: draws the mask of the whole batch and uses these rows of it.
+
+    Inputs have the rows of the batch as their first dimension. So the masks are those of a single process, and the
+    generators of all processes stay in step.
+    """
+
+    def __init__(self, p: float, rows: Rows):
+        super().__init__()
+        self.p, self.rows = p, rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x
+        mask = F.dropout(x.new_ones(self.rows.total, *x.shape[1:]), self.p)
+        return x * mask[self.rows.start : self.rows.start + len(x)]
+
+
+def _slice_dropout(model: nn.Module, rows: Rows) -> None:
+    """Replace every `nn.Dropout` that drops anything."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout and child.p > 0.0:
+                setattr(module, name, SlicedDropout(child.p, rows))

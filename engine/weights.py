@@ -1,0 +1,179 @@
+"""Checkpoints into models: what a file must hold, checked before a model is made, and reading it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from config import Checks, LlamaConfig
+from engine.programs import import_part
+from engine.storage import load_tensors
+from llama import Llama, own_name
+from utils import UserError, shorten, some
+
+Model = TypeVar("Model", bound=nn.Module)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit ones mean nothing without their scales
+
+
+def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
+    """A Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
+
+    Names may be the assignment's or the original TinyLlamas', with or without the prefix `_orig_mod.` that
+    `torch.compile` leaves. `attention` overrides what the checkpoint declares; one that declares nothing is
+    bidirectional. Raises `UserError` if the file is missing, not a checkpoint, or of another shape: every missing,
+    unexpected or misshapen key is named.
+
+    A folder is a Hugging Face directory, causal unless `attention` says otherwise: see `convert/hugging_face.py`.
+    """
+    if os.path.isdir(path):
+        return import_part("convert.hugging_face", "a Hugging Face directory").load_pretrained(path, attention)
+    checkpoint = load_tensors(path)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
+        raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
+    if "optimizer" in checkpoint and "history" in checkpoint:
+        raise UserError(f"{path} is the resume point of a fine-tuning, not a pretrained model")
+    if "model_config" in checkpoint:
+        what = f"a fine-tuned classifier{_methods_of(checkpoint)}, not a pretrained model"
+        raise UserError(f"{path} is {what}; engine.load_classifier opens it")
+    try:
+        config = LlamaConfig.from_checkpoint(
+            checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})
+        )
+        state = canonical_state(checkpoint["model"], config.tied)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    if found := misfits(state, config):
+        raise UserError(f"{path} does not fit its model_args: {some(found)}")
+    return filled(path, config, state)
+
+
+def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.Tensor]) -> Llama:
+    """A Llama of weights that were found to fit. Raises `UserError` where they are no numbers. path: of their file."""
+    # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
+    # assignment's code does, so that a seed means the same head and the same shuffling here as there.
+    model = Llama(config)
+    model.load_state_dict(state)
+    if damaged := [name for name, tensor in model.named_parameters() if not is_finite(tensor)]:
+        raise UserError(f"{path} is damaged: not all numbers are finite in {some(damaged)}")
+    return model.eval()
+
+
+def _methods_of(checkpoint: dict) -> str:
+    """Which methods must be there to open a saved classifier, in words."""
+    methods = checkpoint.get("methods")
+    return f" with {some(map(str, methods))}" if isinstance(methods, dict) and methods else ""
+
+
+def canonical_state(state: dict, tied: bool = True) -> dict:
+    """The state dict under this package's names; where the model ties a matrix that is stored once, it is filled in.
+
+    Raises `ValueError` where two names stand for the same tensor.
+    """
+    renamed, before = {}, {}
+    for name, tensor in state.items():
+        full = str(name)
+        name = own_name(full)
+        if name in renamed:
+            raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
+        renamed[name], before[name] = tensor, full
+    for name, twin in (("output.weight", "tok_embeddings.weight"), ("tok_embeddings.weight", "output.weight")):
+        if tied and name not in renamed and twin in renamed:
+            renamed[name] = renamed[twin]
+    return renamed
+
+
+# ------------------------------------------------------------------------------------------------ what a file must hold
+
+
+def blueprint(config: Checks, make: Callable[[Any], Model] = Llama) -> Model:
+    """A model of this config on device "meta": names, shapes and settings, no numbers. Nothing random is drawn."""
+    with torch.device("meta"), Unfilled():
+        return make(config)
+
+
+class Unfilled(TorchFunctionMode):
+    """Draws no weights, which are loaded afterwards, or never: on device "meta" PyTorch would import much to do so."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if getattr(function, "__name__", "") in ("kaiming_uniform_", "normal_", "uniform_", "fill_", "zero_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def misfits(state: dict, config: LlamaConfig) -> list[str]:
+    """What keeps `state` from filling a Llama of this config, found without allocating one."""
+    found = misfits_of(state, config, Llama)
+    if config.tied and not found and not are_equal(state["tok_embeddings.weight"], state["output.weight"]):
+        found.append("tok_embeddings.weight and output.weight differ, but this model ties them")
+    return found
+
+
+def misfits_of(
+    state: dict,
+    config: Checks,
+    make: Callable[[Any], nn.Module],
+    sizes: Iterable[str] = ("vocab_size", "dim", "hidden_dim"),
+) -> list[str]:
+    """What keeps `state` from filling `make(config)`, found without allocating one.
+
+    sizes: fields of the config of which each is a side of some matrix.
+    """
+    most = max((tensor.numel() for tensor in state.values() if not _fault(tensor)), default=0)
+    if too_much := _asks_for_too_much(config, len(state), most, sizes):
+        return [*faults(state), too_much]
+    return unlike(state, blueprint(config, make).state_dict())
+
+
+def unlike(state: dict, expected: dict[str, torch.Tensor]) -> list[str]:
+    """What is wrong with each value, then which are missing, unexpected or of another shape than the expected one."""
+    found = faults(state)
+    found += [f"missing {name}" for name in expected if name not in state]
+    found += [f"unexpected {name}" for name in state if name not in expected]
+    for name, tensor in state.items():
+        if name in expected and not _fault(tensor) and tensor.shape != expected[name].shape:
+            found.append(f"{name} is {list(tensor.shape)}, not {list(expected[name].shape)}")
+    return found
+
+
+def faults(state: dict) -> list[str]:
+    """The values that are no weights, with the reason."""
+    return [f"{name} {fault}" for name, tensor in state.items() if (fault := _fault(tensor))]
+
+
+def _fault(tensor: Any) -> str | None:
+    """What keeps a value from being a weight, whatever its shape."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
+        return "is not a floating-point tensor of 16 bits or more"
+    return None if _is_stored_in_full(tensor) else "does not hold the numbers that its shape promises"
+
+
+def _asks_for_too_much(config: Checks, tensors: int, most: int, sizes: Iterable[str]) -> str | None:
+    """Keeps a damaged config from asking for a million layers, or for a tensor of more numbers than can be counted.
+
+    tensors: how many are in the file; most: how many numbers the largest has.
+    """
+    if config.n_layers > tensors:
+        return f"n_layers={config.n_layers}, but there are only {tensors} tensors"
+    too_large = [f"{name}={size}" for name in sizes if (size := getattr(config, name)) > most]
+    return f"{too_large[0]}, but the largest tensor has only {most} numbers" if too_large else None
+
+
+def _is_stored_in_full(tensor: torch.Tensor) -> bool:
+    """False for a tensor that is sparse, has no data (device "meta"), or is a few numbers expanded to a huge shape."""
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    # their sum meets every NaN and infinity, and takes a tenth of the time; finite numbers can have an infinite one
+    return bool(tensor.sum().isfinite() or tensor.isfinite().all())

@@ -1,0 +1,315 @@
+"""One more token for one text, in compiled loops: what they read, and what they are compared on.
+
+Decoding one text reads every weight once for each token and does little with it, so it is as fast as memory is read.
+PyTorch's kernels for one row are not. Importing this module imports numba.
+
+Shapes:
+    L layers   g key/value heads   t key position   d head dim   D model dim   v vocabulary
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import nn
+
+from base_llama import KVCache
+from config import LlamaConfig
+from fast import loops
+from fast.head import ScreenedHead
+from fast.kernel import replace
+from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear
+from fast.loops import LayerWeights, Matrix, Norm
+from fast.proof import Case, Sides
+from llama import Llama, LlamaLayer, RMSNorm
+from rope import rope_table, rotate
+
+
+class DecodeEngine:
+    """A Llama's weights as the loops read them: float32 ones where the model has them, in fewer bits a copy."""
+
+    def __init__(self, llama: Llama):
+        self.config = llama.config
+        self.embeddings = llama.tok_embeddings.weight.detach()  # v D
+        self.layers = [_layer_weights(layer) for layer in llama.layers]
+        self.norm = _norm(llama.norm)
+        self.head = _matrix(llama.output)
+        self.screen: ScreenedHead | None = None  # made for the first text at temperature 0
+
+    def next_logits(
+        self, tokens: torch.Tensor, cache: KVCache, only_largest: bool = False, threads: BestThreads | None = None
+    ) -> torch.Tensor:
+        """The logits after one more token, which is added to the cache. tokens: 1 1 -> 1 v
+
+        only_largest: all but the largest may be approximate, and are smaller. threads: the text's own.
+        Raises `RuntimeError` where the cache is full: the loops check no bounds.
+        """
+        if cache.length >= cache.shape[3]:
+            raise RuntimeError(f"the cache is for {cache.shape[3]} tokens, not {cache.length + 1}")
+        with (threads or BestThreads()).timed() as number:
+            use_threads(number)
+            x = self.embeddings[int(tokens)].numpy().copy()  # D
+            position = cache.length
+            first = 0 if cache.pad is None else min(int(cache.pad), position)  # padding sees itself
+            angle = self.angle(position - first)
+            keys, values = cache.keys.numpy(), cache.values.numpy()  # L 1 g t d
+            for layer, weights in enumerate(self.layers):
+                loops.layer_step_row(x, weights, angle, keys[layer, 0], values[layer, 0], (first, position + 1))
+            cache.length += 1  # not extend(): it makes masks, which the loops have no use for
+            return torch.from_numpy(self._head(loops.norm_row(x, self.norm), only_largest))[None]
+
+    def angle(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine and sine of a position, d/2 each."""
+        config = self.config
+        longest = max(config.max_seq_len, position + 1)
+        tables = rope_table(config.head_dim, longest, config.rope_theta, scaling=config.rope_scaling)
+        return tuple(table[position].numpy() for table in tables)
+
+    def _head(self, x: np.ndarray, only_largest: bool) -> np.ndarray:
+        """x: D -> v"""
+        if only_largest and self.head.rows.dtype != np.int8:  # 8 bits are read as they are
+            if self.screen is None:
+                self.screen = _screen(self.head)
+            logits = self.screen.logits(x)
+            if logits is not None:
+                return logits
+        logits = np.empty(len(self.head.scale), np.float32)
+        loops.matvec(self.head, x, logits)
+        return logits
+
+
+class BestThreads:
+    """With how many threads a token is decoded soonest: all of PyTorch's, or one where others keep the processor busy.
+
+    Threads that meet many times in a token wait for the one that another process has just displaced. What is computed
+    does not depend on their number. The other number is tried for `TRY` tokens, again after `FIRST`, and after twice as
+    many whenever nothing has changed, up to `LAST`.
+    """
+
+    TRY, FIRST, LAST = 3, 48, 384
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.clock = clock
+        self.most = 0
+        self._restart(1)
+
+    def _restart(self, most: int) -> None:
+        self.most, self.present, self.tokens, self.pause = most, most, 0, self.FIRST
+        self.before = most
+        self.seconds: dict[int, list[float]] = {most: [], 1: []}
+
+    @contextmanager
+    def timed(self) -> Iterator[int]:
+        """The number of threads for one more token, whose time is noted."""
+        most = torch.get_num_threads()
+        if most != self.most:
+            self._restart(most)
+        start = self.clock()
+        yield self.present
+        if most > 1:
+            self._note(self.clock() - start)
+
+    def _note(self, seconds: float) -> None:
+        of_present = self.seconds[self.present]
+        of_present.append(seconds)
+        del of_present[: -self.TRY]
+        self.tokens += 1
+        other = 1 if self.present == self.most else self.most
+        if self.tokens == self.TRY:  # from the one number to the other, for a try
+            self.before, self.present, self.seconds[other] = self.present, other, []
+        elif self.tokens == 2 * self.TRY:
+            self.present = min(self.seconds, key=lambda number: sorted(self.seconds[number])[self.TRY // 2])
+            self.pause = min(2 * self.pause, self.LAST) if self.present == self.before else self.FIRST
+        elif self.tokens >= self.pause:
+            self.tokens = 0
+
+
+def use_threads(threads: int) -> None:
+    """So many for the loops, and for PyTorch as many as it has."""
+    of_pytorch = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    # numba's first threads come from OpenMP, where it then sets the number for all who use it; PyTorch is one of them
+    if torch.get_num_threads() != of_pytorch:
+        torch.set_num_threads(of_pytorch)
+
+
+def _matrix(linear: nn.Linear) -> Matrix:
+    weight = linear.weight.detach()
+    if isinstance(linear, Int8Linear):
+        in_8_bits, scale = linear.eight_bits()
+        return Matrix(in_8_bits.numpy(), scale.numpy())
+    rows = weight.bfloat16().view(torch.uint16) if isinstance(linear, (Bf16Linear, RoundedLinear)) else weight
+    return Matrix(rows.numpy(), np.ones(linear.out_features, np.float32))
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.detach().numpy(), float(norm.eps))
+
+
+def _screen(head: Matrix) -> ScreenedHead:
+    weight = torch.from_numpy(head.rows)
+    return ScreenedHead(weight.view(torch.bfloat16).float() if weight.dtype == torch.uint16 else weight, head.rows)
+
+
+def _layer_weights(layer: LlamaLayer) -> LayerWeights:
+    attention, feed_forward = layer.attention, layer.feed_forward
+    heads = (attention.compute_query, attention.compute_key, attention.compute_value, attention.compute_output)
+    gates = (feed_forward.w1, feed_forward.w2, feed_forward.w3)
+    w1, w2, w3 = map(_matrix, gates)
+    return LayerWeights(_norm(layer.attention_norm), *map(_matrix, heads), _norm(layer.ffn_norm), w1, w2, w3)
+
+
+# ------------------------------------------------------------------------------------------- what they are compared on
+
+
+LONGEST = 4096  # positions of a model that is compared: its keys and values must be made
+
+
+class Pair(NamedTuple):
+    """A model of the page, and the engine of one that has the same numbers."""
+
+    page: Llama
+    engine: DecodeEngine
+
+
+def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Sides:
+    """The page and the loops: a rotation, a layer, and the next token, also of a model as deep as `config` says.
+
+    kernel: of the linear layers, so that the loops for its number format are compared; the page computes with float32
+    numbers on that format's grid.
+    """
+    small = {"dim": 32, "n_heads": 4, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0, "attention": "causal"}
+    grouped = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 2, "max_seq_len": 8, "n_layers": 2})
+    long = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 4, "max_seq_len": min(config.max_seq_len, LONGEST)})
+    pairs = {"grouped": make_pair(grouped, kernel), "long": make_pair(long, kernel)}
+    parts = {"a rotation": _rotation, "a layer": _layer, "the next token": _next_tokens, "no cache": _uncached}
+
+    def ask(is_page: bool) -> Callable[..., list[torch.Tensor]]:
+        def run(part: str, which: str, *settings: Any) -> list[torch.Tensor]:
+            with torch.no_grad():
+                return parts[part](pairs[which], is_page, *settings)
+
+        return run
+
+    return Sides(ask(True), ask(False), list(_cases(long.max_seq_len)))
+
+
+def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> Pair:
+    page = Llama(config).eval().requires_grad_(False)
+    page.output.weight = nn.Parameter(page.output.weight.clone(), requires_grad=False)  # embeddings are not rounded
+    for parameter in page.parameters():
+        nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
+    if kernel is not nn.Linear:
+        replace(page, {part: kernel.from_linear(part) for part in page.modules() if type(part) is nn.Linear})
+    for linear in page.modules():
+        if isinstance(linear, nn.Linear):
+            linear.weight.copy_(_numbers(_matrix(linear)))  # and what is on the grid stays where it is
+    engine = DecodeEngine(page)
+    replace(page, {part: part.without_kernel() for part in page.modules() if isinstance(part, KernelLinear)})
+    return Pair(page, engine)
+
+
+def _numbers(matrix: Matrix) -> torch.Tensor:
+    rows = torch.from_numpy(matrix.rows)
+    numbers = rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
+    return numbers.float() * torch.from_numpy(matrix.scale)[:, None]
+
+
+def _cases(max_seq_len: int) -> Iterator[Case]:
+    yield Case("rope.rotate", ("a rotation", "long"))
+    yield Case("LlamaLayer", ("a layer", "grouped"))
+    # which model, how many tokens before, how many of them padding, only the likeliest?
+    yield Case("the next token", ("the next token", "long", 4, 0, False))
+    yield Case("the next token of grouped queries", ("the next token", "grouped", 3, 0, False))
+    yield Case("the likeliest token", ("the next token", "grouped", 2, 0, True))
+    yield Case("the next token of a padded text", ("the next token", "grouped", 4, 2, False))
+    yield Case("the next token of a text that outgrows the model", ("the next token", "grouped", 7, 0, False))
+    yield Case("the next token of a padded text that outgrows it", ("the next token", "grouped", 7, 3, False))
+    yield Case("the next token, everything computed anew", ("no cache", "grouped", 5))
+    if max_seq_len > 16:
+        yield Case("the last token of a long text", ("the next token", "long", max_seq_len - 2, 0, False))
+
+
+def _rotation(pair: Pair, is_page: bool) -> list[torch.Tensor]:
+    config, position = pair.page.config, pair.page.config.max_seq_len - 1
+    x = torch.randn(1, 1, config.n_heads, config.head_dim)  # b s h d
+    angle = pair.engine.angle(position)
+    if is_page:
+        starts = position, torch.tensor([position])
+        settings = config.head_dim, config.max_seq_len, config.rope_theta
+        return [rotate(x, *settings, start, config.rope_scaling).flatten() for start in starts]
+    row = x.flatten().numpy()
+    loops.rotate_row(row, *angle)
+    return [torch.from_numpy(row)] * 2
+
+
+def _layer(pair: Pair, is_page: bool) -> list[torch.Tensor]:
+    """A layer at the last of four positions, beside a cache, what is kept there, and at all four without one."""
+    config, layer = pair.page.config, pair.page.layers[0]
+    x = torch.randn(1, 4, config.dim)
+    cache = _filled_cache(pair.page, torch.tensor([[1, 7, 4]]))
+    if is_page:
+        return [layer(x[:, 3:], cache.extend(1))[0], cache.keys[0], cache.values[0], layer(x)[0]]
+    last, empty = x[0, 3:].clone(), torch.zeros(2, *cache.shape[2:])
+    _layer_steps(pair, last, 3, cache.keys[0, 0], cache.values[0, 0])
+    _layer_steps(pair, x[0], 0, *empty)
+    return [last, cache.keys[0], cache.values[0], x[0]]
+
+
+def _layer_steps(pair: Pair, x: torch.Tensor, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """The first layer in compiled loops, one position after another, in place. x: s D; keys, values: g t d"""
+    for position, row in enumerate(x.numpy(), start):
+        seen = (0, position + 1)
+        angle = pair.engine.angle(position)
+        loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), seen)
+
+
+def _next_tokens(pair: Pair, is_page: bool, length: int, pad: int, only_largest: bool) -> list[torch.Tensor]:
+    """Logits of two more tokens of a text of `length` tokens, `pad` of which are padding, and their keys."""
+    page, limit = pair.page, pair.page.config.max_seq_len
+    idx = torch.randint(0, page.config.vocab_size, (1, length + 2))
+    cache = _filled_cache(page, idx[:, :length], pad)
+    answers = []
+    for end in (length + 1, length + 2):
+        if is_page or end > limit:  # where the window slides, the page computes for everybody
+            logits = page.next_logits(idx[:, :end], cache)
+        else:
+            logits = pair.engine.next_logits(idx[:, end - 1 : end], cache, only_largest)
+        answers += [logits.max(-1).values, logits.argmax(-1)] if only_largest else [logits]
+    return [*answers, cache.keys[:, :, :, length : length + 2]]
+
+
+def _uncached(pair: Pair, is_page: bool, length: int) -> list[torch.Tensor]:
+    """The logits after a text, twice: the page has two ways to compute them."""
+    page, idx = pair.page, torch.randint(0, pair.page.config.vocab_size, (1, length))
+    if is_page:
+        return [page.next_logits(idx, None), page.output(page.hidden_state_at(idx, torch.tensor([length - 1])))]
+    return [pair.engine.next_logits(idx[:, -1:], _filled_cache(page, idx[:, :-1]))] * 2
+
+
+def _filled_cache(model: Llama, tokens: torch.Tensor, pad: int = 0) -> KVCache:
+    """What a text has left behind, read by the page; of a long text something drawn. tokens: 1 s"""
+    config, length = model.config, tokens.shape[1]
+    cache = KVCache(model, 1, config.max_seq_len, torch.tensor([pad]) if pad else None)
+    if length > 16:
+        cache.keys, cache.values = torch.randn(2, *cache.shape)
+        cache.length = length
+    else:
+        model.hidden_states(tokens, cache)
+    return cache
+
+
+def warm_up(kernel: type[nn.Linear]) -> None:
+    """Run every loop once, for one number format: loads it, or compiles it."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        pair = make_pair(LlamaConfig.from_preset("tiny", attention="causal"), kernel)
+        for only_largest in (False, True):
+            cache = _filled_cache(pair.page, torch.tensor([[1, 2]]))
+            pair.engine.next_logits(torch.tensor([[1]]), cache, only_largest)
+        _rotation(pair, is_page=False)
