@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -37,7 +38,6 @@ SOURCES = sorted(
     if not path.relative_to(ROOT).parts[0].startswith(".") and path.name != "assignment.py"
 )
 PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "tests"]
-BY_CHECKPOINTS = {path.stem for path in (ROOT / "checkpoints").glob("*.py")}  # which import one another by these names
 
 
 def folder_of(path: Path) -> str:
@@ -56,9 +56,9 @@ FILES = {name_of(path): path for path in PRODUCT} | {
 }
 
 
-def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def modules_of(node: ast.Import | ast.ImportFrom) -> set[str]:
@@ -69,9 +69,11 @@ def modules_of(node: ast.Import | ast.ImportFrom) -> set[str]:
     return {name if name in FILES else node.module for name in full}
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """All modules that a file imports, inside of functions or not."""
-    return set().union(*map(modules_of, import_nodes(path)))
+    nodes = (node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return frozenset().union(*map(modules_of, nodes))
 
 
 def top_names(path: Path) -> set[str]:
@@ -135,7 +137,7 @@ def test_nothing_imports_the_driver(path: Path):
 def test_convert_imports_other_libraries_inside_of_functions(path: Path):
     foreign = top_names(path) - set(sys.stdlib_module_names) - MODEL_HALF - {"convert", "engine"}
     assert foreign <= CORE_LIBRARIES | OPTIONAL_LIBRARIES["convert"]
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             assert not OPTIONAL_LIBRARIES["convert"] & {name.partition(".")[0] for name in modules_of(node)}
 
@@ -198,13 +200,13 @@ PRINT = {"finetuning", "generation", "reports", "programs", "runs", "flags"}  # 
     ids=ids,
 )
 def test_only_programs_print(path: Path):
-    calls = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
     assert not any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_no_star_imports_no_globals_no_module_level_statements(path: Path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     for node in ast.walk(tree):
         assert not isinstance(node, ast.Global)
         assert not (isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names))
@@ -220,7 +222,7 @@ READ = [path for path in PRODUCT if folder_of(path) not in ("benchmarks", "check
 
 @pytest.mark.parametrize("path", READ, ids=ids)
 def test_functions_fit_on_a_screen(path: Path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno - node.lineno < 45, f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
 
