@@ -234,6 +234,14 @@ def test_a_nucleus_ends_where_it_holds_what_is_asked():
     assert (frequencies(torch.zeros(1, 4), top_p=0.5) > 0).tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("temperature", [-0.1, float("inf"), float("nan")])
+def test_a_temperature_that_cannot_be_is_refused(temperature: float):
+    with pytest.raises(ValueError, match="temperature=.* must be at least 0 and finite"):
+        sample_next(LOGITS, temperature)
+    with pytest.raises(ValueError, match="temperature"):
+        random_llama().generate(torch.tensor([[1, 5]]), 2, temperature)
+
+
 def test_temperature_zero_is_argmax_and_draws_no_random_number():
     state = torch.get_rng_state()
     assert sample_next(LOGITS, temperature=0.0).tolist() == [[0]]
