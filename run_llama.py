@@ -14,7 +14,6 @@ after the arguments have been checked, so that `--help` and every argument error
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from argparse import Namespace
@@ -173,15 +172,17 @@ def main() -> None:
 
 def start() -> int:
     """Run `main`; where the folder engine/ is absent, say so in one line. Returns the exit status."""
-    if importlib.util.find_spec("engine") is None:
+    try:
+        from engine.programs import run_main
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "engine":
+            raise
         print(
             "error: run_llama.py needs the folder engine/ of this package beside it; without it the model's modules "
             "run with the course's own run_llama.py",
             file=sys.stderr,
         )
         return 2
-    from engine.programs import run_main
-
     return run_main(main)
 
 

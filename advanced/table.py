@@ -40,9 +40,9 @@ class MethodEntry:
     summary: what it changes, after its name in a sentence. conflicts: by method, why not. paper: where it is published.
     cost: of a step beside a plain one, in words. options: the commands that take it. is_head: it says what is
     predicted, in the place of the base's classifier (`create_head`), and is no `Method`. attention: the only
-    kind that it is for, see `WHY`. families: the kinds of models that it is for (see `families`). holds_out: it chooses
-    something by a score, for which part of the training data is held out. refuses: of its settings and those of all
-    methods by name, why they make no sense together, or nothing.
+    kind that it is for, see `WHY`. families: the kinds of models that it is for (see `engine.families`). holds_out: it
+    chooses something by a score, for which part of the training data is held out. refuses: of its settings and those of
+    all methods by name, why they make no sense together, or nothing.
     """
 
     module: str

@@ -1,4 +1,4 @@
-"""BERT as one of the kinds of models that `runs` fine-tunes (see `families`)."""
+"""BERT as one of the kinds of models that `engine.runs` fine-tunes (see `engine.families`)."""
 
 from __future__ import annotations
 

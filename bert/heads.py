@@ -121,7 +121,7 @@ class BertForSequenceClassification(nn.Module):
     An encoder without a pooler gets a layer with ReLU in its place, as DistilBERT's classifier has it.
     """
 
-    family = "bert"  # see `families`
+    family = "bert"  # see `engine.families`
     prompt_suffix = None
 
     def __init__(self, encoder: Bert, n_classes: int):

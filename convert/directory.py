@@ -26,7 +26,7 @@ WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read, as one file
 INDEX = ".index.json"  # after either name: which of several files holds which tensor
 TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
-FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `families`
+FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `engine.families`
 MOST_SETTINGS = 2**23  # bytes of a JSON file: a damaged one must not fill the memory
 
 State = dict[str, "torch.Tensor"]
@@ -171,7 +171,7 @@ def files_of_bert(folder: Path) -> list[str]:
 
 
 def family_of(folder: Path) -> str:
-    """The kind of a directory's model, as `families` calls it. Raises `UserError` for others."""
+    """The kind of a directory's model, as `engine.families` calls it. Raises `UserError` for others."""
     kind = read_settings(folder / CONFIG).get("model_type", "bert")  # the oldest files do not say it
     if kind not in FAMILIES:
         file, known = folder / CONFIG, some(list(FAMILIES))

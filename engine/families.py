@@ -199,7 +199,7 @@ def model_settings(
 def advanced_folder() -> Any:
     advanced = import_folder("advanced")
     if advanced is None:
-        raise UserError("methods need the folder advanced/ of this package beside its modules")
+        raise UserError("methods need the folder advanced/ of this package beside run_llama.py")
     return advanced
 
 

@@ -5,8 +5,6 @@ Shapes: b batch, n sentences, c classes.
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,12 +84,3 @@ def worst_errors(sentences: Sequence[str], result: WithProbabilities) -> list[di
         if label != prediction
     ]
     return sorted(wrong, key=lambda error: error["gold_probability"])[:WORST]
-
-
-def pack(predictions: Sequence[int]) -> str:
-    """Predicted classes as text, a third as long as a digit for each; a run has thousands of them."""
-    return base64.b64encode(zlib.compress(bytes(predictions), 9)).decode()
-
-
-def unpack(text: str) -> list[int]:
-    return list(zlib.decompress(base64.b64decode(text)))

@@ -225,7 +225,7 @@ def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> s
 
 
 def import_folder(name: str) -> ModuleType | None:
-    """A folder of this package that stands beside the root modules; None where it is not here."""
+    """A folder of this package that stands beside run_llama.py; None where it is not here."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -238,7 +238,7 @@ def import_part(name: str, wanted_for: str) -> ModuleType:
     """A module of such a folder, as `convert.directory`. Raises `UserError` that names what it is wanted for."""
     folder = name.partition(".")[0]
     if import_folder(folder) is None:
-        raise UserError(f"{wanted_for} needs the folder {folder}/ of this package beside its modules")
+        raise UserError(f"{wanted_for} needs the folder {folder}/ of this package beside run_llama.py")
     return importlib.import_module(name)
 
 

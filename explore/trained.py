@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.data import create_data, read_label_names
+from engine.data import create_data, read_label_names, unpack
 from engine.metrics import Record
 from utils import UserError, find_asset, read_text
 
@@ -94,7 +94,7 @@ def page_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _judged(result: Mapping[str, Any], split: str) -> dict[str, Any]:
-    from engine.outcome import confusion, unpack
+    from engine.outcome import confusion
 
     judged = {"split": split, **{key: result[split][key] for key in ("accuracy", "macro_f1")}}
     data = read_split(result["data"], split)
@@ -124,8 +124,6 @@ def names_of(data: str) -> list[str] | None:
 
 def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The sentences of dev that most runs got wrong; results have no probabilities to order errors by."""
-    from engine.outcome import unpack
-
     found: list[dict[str, Any]] = []
     for data in dict.fromkeys(result["data"] for result in results):
         split, names = read_split(data, "dev"), names_of(data)

@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 import sys
 import time
 from argparse import Namespace
 
 from config import PRECISIONS, LlamaConfig
-from engine.programs import ArgumentParser, import_folder, run_main
+from engine.programs import ArgumentParser, import_folder, import_part, run_main
 from utils import UserError
 
 
@@ -57,7 +56,7 @@ def print_bert(devices: list[str]) -> None:
 
     if import_folder("bert") is None:
         return
-    one_layer = importlib.import_module("bert.kernels").one_layer
+    one_layer = import_part("bert.kernels", "the table of a BERT").one_layer
     for device in devices:
         for choice in accelerate(nn.Sequential(one_layer()), "fp32", torch.device(device)):
             print(f"{device:5} bert  {choice.part:16} {choice.kernel:20} {choice.reason}")

@@ -484,6 +484,16 @@ def test_without_the_engine_every_call_is_one_line(course_folder: Path, run: Cal
     assert done.stdout == "" and sorted(course_folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize("remains", ["engine/__pycache__", "engine/__init__.py"])
+def test_remains_of_the_engine_are_no_engine(course_folder: Path, run: Callable, remains: str):
+    for name in LISTED:
+        shutil.copy(ROOT / f"{name}.py", course_folder)
+    (course_folder / "engine").mkdir()
+    (course_folder / remains).write_text("") if remains.endswith(".py") else (course_folder / remains).mkdir()
+    done = run(course_folder / "run_llama.py", "--help", cwd=course_folder)
+    check_one_error(done.returncode, done.stderr, "needs the folder engine/")
+
+
 def test_the_listed_modules_and_the_engine_run_the_three_commands(course_folder: Path, run: Callable):
     for name in LISTED:
         shutil.copy(ROOT / f"{name}.py", course_folder)

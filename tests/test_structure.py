@@ -128,6 +128,12 @@ def test_no_file_imports_one_that_imports_it():
         pytest.fail(" imports ".join(error.args[1][::-1]))
 
 
+def test_the_graders_serve_nobody_else():
+    """But for what made the table of parts, and the data set's label names."""
+    importers = {ids(path) for path in PRODUCT if "grading" in top_names(path) and folder_of(path) != "grading"}
+    assert importers == {*(f"{name}.py" for name in GRADERS), "checkpoints/build.py", "checkpoints/parts.py"}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_nothing_imports_the_driver(path: Path):
     assert "run_llama" not in imports(path)
@@ -190,13 +196,13 @@ def test_modules_are_as_long_as_the_page_says():
         assert longer.get(ids(path), str(length)) == str(length), f"{ids(path)} has {length} lines"
 
 
-PRINT = {"finetuning", "generation", "reports", "programs", "runs", "flags"}  # the last two of engine/text
+PRINT = {"finetuning", "generation", "reports", "programs", "text/runs", "text/flags"}
 
 
 @pytest.mark.parametrize(
     "path",
     [ROOT / f"{name}.py" for name in sorted(MODEL_HALF - {"utils"})]
-    + [path for path in PRODUCT if folder_of(path) == "engine" and path.stem not in PRINT],
+    + [path for path in PRODUCT if folder_of(path) == "engine" and name_of(path)[7:].replace(".", "/") not in PRINT],
     ids=ids,
 )
 def test_only_programs_print(path: Path):
@@ -239,6 +245,17 @@ def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not list(tmp_path.iterdir())
+
+
+PROGRAMS = ("advanced.experiments", "advanced.pretrain", "bert.pretrain", "bert.run", "convert")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_answers_help_without_pytorch(program: str):
+    code = f"import runpy, sys; sys.argv[1:] = ['--help']\ntry: runpy.run_module({program!r}, run_name='__main__')\n"
+    code += "except SystemExit as end: assert end.code in (0, None)\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
 
 
 def test_what_the_readmes_import_is_there():

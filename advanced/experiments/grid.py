@@ -9,7 +9,7 @@ A table is a JSON file:
 Every row is run with every seed, on every data set and size. Where a row has `tune`, each combination of those values
 is run first with the seeds of `tune_seeds`, without a look at dev or test; the one that does best on the data held
 out of train is taken. A single combination is only run so where `--tune` asks for it, to be compared with other rows.
-A key of `tune` is a setting of `plan.Plan`, or an argument of the row's methods. A row's `source` is a line that
+A key of `tune` is a setting of `engine.plan.Plan`, or an argument of the row's methods. A row's `source` is a line that
 `--render` shows. A table whose `seeds` are an empty list is all choice: nothing in it ever looks at dev or test.
 """
 
@@ -67,7 +67,7 @@ class Model:
 
     @property
     def family(self) -> str:
-        """The kind of the model (see `families`)."""
+        """The kind of the model (see `engine.families`)."""
         return _kind_of(self.checkpoint) if Path(self.checkpoint).is_dir() else "llama"
 
     @property

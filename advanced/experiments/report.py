@@ -25,9 +25,8 @@ from advanced.experiments.render import (
     sources_of,
 )
 from advanced.experiments.results import FEWEST_SEEDS, Difference, compare
-from engine.data import has_gold_labels, read_label_names
+from engine.data import has_gold_labels, read_label_names, unpack
 from engine.flags import OUTPUT_WORDS
-from engine.outcome import unpack
 from utils import UserError, atomic_write, some, warn
 
 MOST_ROWS = 7  # of a table, so that the report keeps to three pages

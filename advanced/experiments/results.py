@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.outcome import unpack
+from engine.data import unpack
 from utils import UserError, read_text, warn
 
 FEWEST_SEEDS = 3  # that an interval over seeds is made of

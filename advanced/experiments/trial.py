@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from advanced import choose
 from advanced.experiments.grid import Model, Trial, path_of
-from engine.data import create_data, divide, has_gold_labels, read_label_names
+from engine.data import create_data, divide, has_gold_labels, pack, read_label_names
 from engine.lineage import checksum, files_of
-from engine.outcome import pack
 from engine.programs import peak_memory
 from utils import warn
 
