@@ -60,7 +60,8 @@ def create_zip(
             file.write(payload)
         report.notes.append(f"wrote {printable(out)} ({len(payload) / MB:.2f} MB)")
     else:
-        report.notes.append(f"{printable(out)} was not written")
+        earlier = "; the one that lies there is an earlier one" if out.exists() else ""
+        report.notes.append(f"{printable(out)} was not written{earlier}")
     return report
 
 

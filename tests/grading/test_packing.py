@@ -126,3 +126,9 @@ def test_a_zip_of_what_was_added_checks_and_packs_to_the_same(create, check, fol
     (tmp_path / "unpacked" / "alice").rename(folder)
     create()
     assert Path("alice.zip").read_bytes() == payload
+
+
+def test_a_zip_of_an_earlier_time_is_not_taken_for_the_new_one(create, folder):
+    assert not any("earlier" in note for note in create().notes)
+    (folder / "rope.py").unlink()
+    assert create().notes[-1].endswith(".zip was not written; the one that lies there is an earlier one")
