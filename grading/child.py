@@ -125,6 +125,8 @@ class Child:
             return f"exit(){place} ends the process (exit status {0 if error.code is None else error.code!r:.40})"
         if isinstance(error, ModuleNotFoundError) and error.name:
             file = os.path.basename(self.frame(error)[0])
+            if file and error.name.startswith("grading."):
+                return f"{file} imports {error.name:.100}, which belongs to the scripts that judge it"
             if file and not os.path.exists(os.path.join(self.folder, f"{error.name}.py")):
                 return f"{file} imports {error.name:.100}, which is not installed for this Python; {ALLOWED}"
         try:

@@ -190,7 +190,7 @@ HOSTILE = {
         "rope.py",
         "from grading.rotation import rotate_both\n"
         + CALL.format("return rotate_both(*arguments[:2], *arguments[4:] or (1e4,))"),
-        "rope.py imports grading.rotation, which",
+        "rope.py imports grading.rotation, which belongs to the scripts that judge it",
     ),
     "AdamW: exit at import": Hostile("optimizer.py", "exit()\n", "exit() in optimizer.py line"),
     "AdamW: os._exit(0) at exit": Hostile(
