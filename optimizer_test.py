@@ -4,10 +4,13 @@ Where it is wrong, its numbers are compared with those that the usual mistakes g
 `--code DIR` says whose optimizer.py is judged; it runs in a process of its own (docs/grading.md).
 """
 
+import os
 import sys
 
-if __name__ == "__main__":  # beside this script may lie a student's random.py, which must not be taken for Python's
-    sys.path.append(sys.path.pop(0))
+if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be taken for Python's own or for grading/
+    home, added = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    late = {home, *map(os.path.realpath, added)}
+    sys.path[:] = sorted([home, *sys.path], key=lambda path: os.path.realpath(path) in late)
 
 from grading.asking import add_flags, student_of  # noqa: E402
 from grading.programs import ArgumentParser, run_main  # noqa: E402

@@ -14,10 +14,13 @@ For scripts: `check_zip` and `create_zip` return a `Report`; `assert_zip`, and t
 `main`, raise `FormatError`, an `AssertionError`, on a wrong format.
 """
 
+import os
 import sys
 
-if __name__ == "__main__":  # a student's files may bear any name, random.py too: they come last
-    sys.path.append(sys.path.pop(0))
+if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be taken for Python's own or for grading/
+    home, added = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    late = {home, *map(os.path.realpath, added)}
+    sys.path[:] = sorted([home, *sys.path], key=lambda path: os.path.realpath(path) in late)
 
 import argparse
 import contextlib

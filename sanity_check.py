@@ -9,16 +9,19 @@ stories42M.pt and compares them with what independently finished public reposito
 `--code DIR` says whose files are judged; they run in a process of their own (docs/grading.md).
 """
 
+import os
 import sys
 
-if __name__ == "__main__":  # beside this script may lie a student's random.py, which must not be taken for Python's
-    sys.path.append(sys.path.pop(0))
+if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be taken for Python's own or for grading/
+    home, added = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    late = {home, *map(os.path.realpath, added)}
+    sys.path[:] = sorted([home, *sys.path], key=lambda path: os.path.realpath(path) in late)
 
 from argparse import Namespace  # noqa: E402
 
 from grading.asking import Student, add_flags, student_of  # noqa: E402
-from grading.editions import ATTENTION_KINDS, DEFAULT_EDITION, EDITIONS  # noqa: E402
-from grading.programs import ArgumentParser, Default, run_main  # noqa: E402
+from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS  # noqa: E402
+from grading.programs import ArgumentParser, Default, UserError, run_main  # noqa: E402
 
 COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
 
@@ -40,25 +43,49 @@ def get_args() -> Namespace:
     return parser.parse_args()
 
 
-def check(student: Student, args: Namespace) -> bool:
-    """Make the checks that the flags ask for and print their lines. Returns whether all is right."""
-    from grading import parts, published, reference  # here, as they import PyTorch
+def refuse_what_is_not_known(args: Namespace) -> None:
+    """Raise `UserError` where the edition has another norm than the numbers that the flags ask for."""
+    norm = EDITIONS[args.edition].norm
+    if norm != BUNDLED_NORM and (args.parts or args.published):
+        known, has = NORMS[BUNDLED_NORM], NORMS[norm]
+        raise UserError(f"--parts and --published know {known} alone, and {args.edition} has {has}")
 
-    if EDITIONS[args.edition].norm != reference.BUNDLED_NORM:
+
+def check_published(student: Student, args: Namespace) -> bool:
+    """Run the student's driver; the student's modules themselves are asked nothing."""
+    from grading import published
+
+    return published.check_published(student.folder, args, published.PUBLISHED_TEXTS, published.PUBLISHED_LABELS)
+
+
+def check(student: Student, args: Namespace) -> bool:
+    """Make the checks that the flags ask for and print their lines. Returns whether all is right.
+
+    What is expected is read before the student's code is first asked: it may write to the files that hold it.
+    """
+    from grading import parts, reference  # here, as they import PyTorch
+
+    if EDITIONS[args.edition].norm != BUNDLED_NORM:
         return reference.check_another_norm(student, args)
-    if args.published:
-        return published.check_published(student.folder, args, published.PUBLISHED_TEXTS, published.PUBLISHED_LABELS)
-    passed = reference.check_sanity(student, args)
-    return parts.check_parts(student, args.attention, args.parts, passed) and passed
+    expected, given = parts.stored_numbers(), reference.find_given(args, student.folder)
+    passed = reference.check_sanity(student, args, given)
+    return parts.check_parts(student, expected, args.attention, args.parts, passed) and passed
+
+
+def check_to_the_end(student: Student, args: Namespace) -> bool:
+    """As `check`, and whether the student's process then ends as it should."""
+    with student:  # its process imports PyTorch while this one does
+        passed = check(student, args)
+        if passed and (trouble := student.end()):
+            print(trouble)
+            return False
+    return passed
 
 
 def main() -> int:
     args = get_args()
-    with student_of(args) as student:  # its process imports PyTorch while this one does
-        passed, trouble = check(student, args), ""
-        if passed and (trouble := student.end()):
-            print(trouble)
-        passed = passed and not trouble
+    refuse_what_is_not_known(args)
+    passed = (check_published if args.published else check_to_the_end)(student_of(args), args)
     print("Your Llama implementation is correct!" if passed else "Sanity check FAILED: see the lines above.")
     return 0 if passed else 1
 

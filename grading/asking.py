@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grading import wire
-from grading.process import Process
+from grading.process import SPOILT, Process
 from grading.programs import ROOT, UserError
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LONGEST_TROUBLE = 200  # characters
 TIME_LIMIT = 120.0  # seconds for one part
 START_LIMIT = 300.0  # seconds for Python and PyTorch in the student's process: a slow disk is not the student's fault
+MOST_IMPORTS = 1000  # that one question may cause
+MOST_LOST, LONGEST_NAME = 10, 100  # imports under way in a lost process that are remembered; characters of a name
 VERDICT = re.compile(r"\b(passed|correct)\s*!", re.IGNORECASE)
 
 
@@ -107,8 +109,8 @@ class Student:
         if isinstance(answer, Answer):
             return answer
         doing = "while it was imported" if importing else "while it was called"
-        lost = Answer(trouble=f"{[question.module, *importing][-1]}.py {answer} {doing}", is_lost=True)
-        self.lost_imports |= dict.fromkeys(importing, lost)
+        lost = Answer(trouble=f"{shown([question.module, *importing][-1])}.py {answer} {doing}", is_lost=True)
+        self.lost_imports |= dict.fromkeys(importing[-MOST_LOST:], lost)
         self._drop()
         return lost
 
@@ -146,6 +148,7 @@ class Student:
         """Wait until the process has imported PyTorch. Returns what is in the way, or "".
 
         A student's file may have the name of a module that PyTorch imports; it then has no more time than any part.
+        Raises `UserError` where the process ends before any of the student's files is imported.
         """
         deadline, name = time.monotonic() + START_LIMIT, ""
         try:
@@ -155,8 +158,11 @@ class Student:
         except TimeoutError:
             return f"PyTorch cannot be imported in this folder: {name or 'its import'} takes too long"
         if message is None:
-            cause = f"{name}.py" if name else "the process"
-            return f"PyTorch cannot be imported in this folder: {cause} {self.process.how_it_ended()}"
+            how = self.process.how_it_ended()
+            if not name:
+                how, said = how.replace(" the process", ""), shown(self.process.last_line())
+                raise UserError(f"the process that is to run the code {how}{f': {said}' if said else ''}")
+            return f"PyTorch cannot be imported in this folder: {name}.py {how}"
         return shown(str(message[0]["ready"]))
 
     def listen(self, token: str, deadline: float, importing: list[str]) -> Answer | str:
@@ -164,27 +170,33 @@ class Student:
 
         importing: is kept up to date with the modules whose import has begun and not ended. Raises `TimeoutError`.
         """
-        while True:
+        for _ in range(2 * MOST_IMPORTS):
             message = self.process.receive(deadline)
             if message is None:
                 return self.process.how_it_ended()
             header, data = message
             if header.get("token") != token:
-                return "closed the pipe of its answers, or wrote to it"
+                return SPOILT
             if isinstance(header.get("importing"), str):
-                importing.append(header["importing"])
+                importing.append(header["importing"][:LONGEST_NAME])
             elif "imported" in header:
                 del importing[-1:]
-            elif header.get("blocked") in self.lost_imports:
-                return self.lost_imports[header["blocked"]]
-            elif "trouble" in header:
-                return Answer(trouble=shown(str(header["trouble"])), is_written=header.get("is_written") is not False)
             else:
-                try:
-                    tensors = wire.unpack(header, data)
-                except wire.Malformed:
-                    return "closed the pipe of its answers, or wrote to it"
-                return Answer(tuple(one.double() for one in tensors.values()), names=tuple(tensors))
+                return self._answer(header, data)
+        return f"imported modules more than {MOST_IMPORTS:,} times"
+
+    def _answer(self, header: dict, data: bytes) -> Answer | str:
+        """What a message says that is an answer; in words, how the process was lost where it is none."""
+        blocked = header.get("blocked")
+        if isinstance(blocked, str) and blocked in self.lost_imports:
+            return self.lost_imports[blocked]
+        if "trouble" in header:
+            return Answer(trouble=shown(str(header["trouble"])), is_written=header.get("is_written") is not False)
+        try:
+            tensors = wire.unpack(header, data)
+        except wire.Malformed:
+            return SPOILT
+        return Answer(tuple(one.double() for one in tensors.values()), names=tuple(tensors))
 
     def end(self) -> str:
         """Let the process end as any program does. Returns what is wrong with how it ends, or ""."""

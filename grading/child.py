@@ -1,7 +1,8 @@
 """The process in which a student's code runs: it gets questions on one pipe and writes answers to another.
 
 `grading.asking` starts it. What a student's code prints goes to standard error and to nowhere else. No expected value
-and no verdict is in this process, so nothing that a student's code does to it can make a wrong answer right.
+and no verdict is in this process, and the modules that compute them cannot be imported here. So nothing that a
+student's code does to this process makes a wrong answer right. It can still read any file, those of `grading/` too.
 """
 
 from __future__ import annotations
@@ -90,10 +91,12 @@ class Child:
 
             if os.path.dirname(os.path.realpath(torch.__file__)) == self.folder:
                 return "PyTorch cannot be imported: torch.py hides it; rename that file"
+            import grading
             from grading import questions
         except BaseException as error:
             return f"PyTorch cannot be imported in this folder: {self.trouble(error)}{self.hidden_module(error)}"
         self.questions = questions
+        grading.__path__ = []  # no student's code imports from here what is right
         return ""
 
     def hidden_module(self, error: BaseException) -> str:
@@ -122,6 +125,8 @@ class Child:
             return f"exit(){place} ends the process (exit status {0 if error.code is None else error.code!r:.40})"
         if isinstance(error, ModuleNotFoundError) and error.name:
             file = os.path.basename(self.frame(error)[0])
+            if file and error.name.startswith("grading."):
+                return f"{file} imports {error.name:.100}, which belongs to the scripts that judge it"
             if file and not os.path.exists(os.path.join(self.folder, f"{error.name}.py")):
                 return f"{file} imports {error.name:.100}, which is not installed for this Python; {ALLOWED}"
         try:
@@ -168,8 +173,8 @@ def end_with_the_script() -> None:
 
 
 def main() -> None:
-    """`sys.argv`: where the folder grading/ lies, and the student's folder."""
-    home, folder = sys.argv[1:]
+    """`sys.argv`: where the folder grading/ lies, the student's folder, and others with libraries."""
+    home, folder = sys.argv[1:3]
     questions, answers, process = os.dup(0), os.dup(1), os.getpid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -87,4 +87,5 @@ EDITIONS = {
     ),
     "cmu2026": Edition("layer", "causal", size_limit=15.0, references=REFERENCES_2026),
 }
+BUNDLED_NORM = "rms"  # of the bundled model and the parts' numbers, and of what public repositories share
 DEFAULT_EDITION = "ucsc"

@@ -26,7 +26,7 @@ from grading.archive import FormatError
 from grading.editions import EDITIONS, LABEL_NAMES
 from grading.programs import ROOT
 
-OPTIONAL_FOLDERS = ("advanced", "bert", "convert", "explore", "fast", "parallel")
+OPTIONAL_FOLDERS = ("advanced", "bert", "convert", "explore", "fast")
 CODE_FOLDERS = ("engine", "grading", *OPTIONAL_FOLDERS)
 READ_BY_CODE = (".py", ".json", ".html", ".css", ".js")
 RESULTS = "results"  # a folder of finished experiments

@@ -15,7 +15,7 @@ from grading import mistakes, rotation, small_model
 from grading.asking import Answer, Question, Student
 from grading.compare import Tensors, alike
 from grading.editions import ATTENTION_KINDS
-from grading.programs import UserError, find_asset, read_text
+from grading.programs import UserError, find_own, read_text
 from grading.small_model import (
     DIM,
     HIDDEN,
@@ -228,7 +228,7 @@ def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True) -> list[Part
 
 def stored_numbers() -> dict[str, Tensors] | None:
     """What every part should answer, or None where the file is not here."""
-    path = find_asset(PARTS)
+    path = find_own(PARTS)
     if path is None:
         return None
     try:
@@ -285,9 +285,17 @@ def explanation(student: Student, part: Part, actual: Tensors, expected: Tensors
     return f"off by up to {error:.1e}, and no usual mistake gives these numbers"
 
 
-def check_parts(student: Student, attention: str | None, is_asked_for: bool, whole_is_right: bool) -> bool:
-    """Whether every part is right. Prints a line for each, unless the whole is right and nobody asked for them."""
-    expected = stored_numbers()
+def check_parts(
+    student: Student,
+    expected: dict[str, Tensors] | None,
+    attention: str | None,
+    is_asked_for: bool,
+    whole_is_right: bool,
+) -> bool:
+    """Whether every part is right. Prints a line for each, unless the whole is right and nobody asked for them.
+
+    expected: `stored_numbers()`, read before the student's code was first asked, as that can write to any file.
+    """
     if expected is None:
         if is_asked_for:
             raise UserError(f"--parts needs {PARTS}, which is not here")

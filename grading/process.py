@@ -17,7 +17,18 @@ from grading.programs import ROOT
 
 LOOK = 0.1  # seconds between two looks whether the process still lives
 LAST_WORDS = 1.0  # seconds for an answer on its way, once the process has ended
-START = "import sys; sys.path = [*filter(None, sys.path), sys.argv[1]]; from grading.child import main; main()"
+SPOILT = "closed the pipe of its answers, or wrote to it"
+LONGEST_OUTPUT = 2000  # bytes that are kept of what the process prints
+START = (
+    "import sys; sys.path = [*filter(None, sys.path), sys.argv[1], *sys.argv[3:]]; "
+    "from grading.child import main; main()"
+)
+
+
+def libraries(folder: Path) -> list[str]:
+    """The folders that PYTHONPATH adds, without the student's: nothing there may stand in for grading/ or a library."""
+    added = (os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
+    return [path for path in added if folder not in (Path(path), *Path(path).parents)]
 
 
 class Process:
@@ -25,19 +36,22 @@ class Process:
 
     def __init__(self, folder: Path, scratch: str):
         flags = ["-B"] * sys.dont_write_bytecode
+        inherited = {name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         self.process = subprocess.Popen(
-            [sys.executable, *flags, "-c", START, str(ROOT), str(folder)],
+            [sys.executable, *flags, "-c", START, str(ROOT), str(folder), *libraries(folder)],
             cwd=folder,
-            env={**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
+            env={**inherited, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # no terminal, and a process group that can be ended as a whole
         )
-        self.messages: queue.Queue = queue.Queue(maxsize=64)
-        for target in (self._read_messages, self._drop_output):
-            threading.Thread(target=target, daemon=True).start()
+        self.messages: queue.Queue = queue.Queue(maxsize=4)
+        self.output = b""
+        self.drain = threading.Thread(target=self._drop_output, daemon=True)
+        for thread in (threading.Thread(target=self._read_messages, daemon=True), self.drain):
+            thread.start()
 
     def _read_messages(self) -> None:
         """Put every message into the queue, and None at the end of the pipe, or at what is no message."""
@@ -50,10 +64,15 @@ class Process:
             self.messages.put(message)
 
     def _drop_output(self) -> None:
-        """Read what the student's code prints, so that it never waits, and forget it: it must not look like ours."""
+        """Read what the process prints, so that it never waits, and keep the end of it: it must not look like ours."""
         with contextlib.suppress(OSError, ValueError):
-            while os.read(self.process.stderr.fileno(), 1 << 16):
-                pass
+            while printed := os.read(self.process.stderr.fileno(), 1 << 16):
+                self.output = (self.output + printed)[-LONGEST_OUTPUT:]
+
+    def last_line(self) -> str:
+        """The last line that an ended process has printed, as it is, or ""."""
+        self.drain.join(LAST_WORDS)
+        return self.output.decode(errors="replace").rstrip().rpartition("\n")[2]
 
     def send(self, message: bytes) -> None:
         """Write in a thread: a process that does not read must not stop the script."""
@@ -68,15 +87,14 @@ class Process:
 
         A copy of the process may hold the pipe open after its end, so the process is looked at as well.
         """
-        while True:
+        while (left := deadline - time.monotonic()) > 0:  # also of a process that never stops sending
             has_ended = self.process.poll() is not None
             try:
-                return self.messages.get(timeout=LAST_WORDS if has_ended else LOOK)
+                return self.messages.get(timeout=min(LAST_WORDS if has_ended else LOOK, left))
             except queue.Empty:
                 if has_ended:
                     return None
-            if time.monotonic() >= deadline:
-                raise TimeoutError
+        raise TimeoutError
 
     def how_it_ended(self) -> str:
         """In words, after `receive` has given None: an exit status, a signal, or a spoilt pipe."""
@@ -84,7 +102,7 @@ class Process:
             self.process.wait(LAST_WORDS)
         status = self.process.returncode
         if status is None or status == wire.CLOSED:
-            return "closed the pipe of its answers, or wrote to it"
+            return SPOILT
         if status >= 0:
             return f"ended the process (exit status {status})"
         name = signal.Signals(-status).name if -status in {*signal.Signals} else "unknown"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import re
 import stat
@@ -66,13 +67,11 @@ def decimal_number(text: str) -> float:
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a program's `main` and return its exit status.
 
-    A `UserError` or a file-system error becomes one line on standard error and status 2, an interrupt one line and
-    status 130. Anything else is a defect of the program and keeps its traceback. A reader that goes away (`| head -1`)
-    changes neither the verdict nor the status.
+    A `UserError`, a file-system error, a memory that is too small and an absent package become one line on standard
+    error and status 2, an interrupt one line and status 130. Anything else is a defect of the program and keeps its
+    traceback. Where nobody reads what is printed (`| head -1`, `>&-`), neither the verdict nor the status changes.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a text may hold letters that the terminal cannot show
-            stream.reconfigure(errors="backslashreplace")
+    keep_standard_streams()
     status = 2
     try:
         result = main() or 0
@@ -82,12 +81,67 @@ def run_main(main: Callable[[], int | None]) -> int:
         message = str(error)
     except KeyboardInterrupt:
         message, status = "interrupted", INTERRUPTED
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "numpy"):
+            raise
+        message = f"the package {error.name} is not installed for this Python; bash setup.sh installs it"
+    except MemoryError:
+        message = "the memory is used up; end other programs and run again"
     except OSError as error:
         where = error.filename or "a file or standard output"
         hint = "; free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         message = f"cannot read or write {where}: {error.strerror or error}{hint}"
+        drop_stuck_output()
     print(f"error: {one_line(message)}", file=sys.stderr)
     return status
+
+
+class PatientStream(io.TextIOWrapper):
+    """A standard stream whose reader may go away; what is written then goes nowhere."""
+
+    def write(self, text: str) -> int:
+        with self._unheard():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._unheard():
+            super().flush()
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            send_nowhere(self.fileno())
+
+
+def keep_standard_streams() -> None:
+    """Make standard output and error writable for as long as the program runs, whoever listens."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed one would be the next file that is opened
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name) or open(number, "w", encoding="utf-8", closefd=False)
+        if type(stream) is io.TextIOWrapper:  # not a test's
+            how = dict(line_buffering=stream.line_buffering, write_through=stream.write_through)
+            how |= dict(encoding=stream.encoding, errors="backslashreplace")  # for what the terminal cannot show
+            stream = PatientStream(stream.detach(), **how)
+        setattr(sys, name, stream)
+
+
+def drop_stuck_output() -> None:
+    """Send what standard output cannot take nowhere, or Python fails on it once more at exit (status 120)."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        send_nowhere(sys.stdout.fileno())
+
+
+def send_nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def warn(message: str) -> None:
@@ -123,6 +177,25 @@ def some(names: Iterable[str], most: int = MAX_NAMES) -> str:
 def few(names: Iterable[str], most: int = 5) -> str:
     """The first names of a collection, in the order of the alphabet, and how many more there are."""
     return some(sorted(names), most)
+
+
+def find_own(name: str) -> Path | None:
+    """Where a file lies that comes with the scripts: beside them alone, as a student may have one of that name."""
+    path = ROOT / name
+    is_here = ROOT == Path.cwd().resolve()
+    return (Path(name) if is_here else path) if path.is_file() else None
+
+
+def find_course_file(name: str, judged: Path) -> Path | None:
+    """Where a file of the course lies: as the user named it; a default one beside the scripts, else here.
+
+    The judged folder, and what lies in it, does not count as the current one, unless the scripts lie there as well.
+    """
+    if not isinstance(name, Default):
+        return find_asset(name)
+    here = Path.cwd().resolve()
+    is_students = judged != ROOT and judged in (here, *here.parents)
+    return find_own(name) or (Path(name) if Path(name).is_file() and not is_students else None)
 
 
 def find_asset(name: str | os.PathLike) -> Path | None:

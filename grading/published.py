@@ -16,7 +16,7 @@ from pathlib import Path
 
 from grading.asking import shown
 from grading.lines import create_data
-from grading.programs import UserError, find_asset
+from grading.programs import UserError, find_asset, find_course_file
 
 DRIVER_LIMIT = 4 * 3600.0  # seconds for one run of run_llama.py: a slow processor takes some minutes for SST
 
@@ -67,7 +67,7 @@ def check_published(
     code: Path, args: Namespace, texts: dict[str, str], labels: dict[str, tuple[PublishedLabels, ...]]
 ) -> bool:
     """Run the driver in the folder `code` as a student would, from a scratch folder; print a table with verdicts."""
-    checkpoint = find_asset(args.pretrained_model_path)
+    checkpoint = find_course_file(args.pretrained_model_path, code.resolve())
     if checkpoint is None:
         raise UserError(f"--published needs {args.pretrained_model_path}, which is not here; run setup.sh to fetch it")
     gold = {name: find_asset(f"{args.data_dir}/{name}.txt") for name in labels}

@@ -14,13 +14,12 @@ import torch
 from grading import small_model
 from grading.asking import Answer, Question, Student
 from grading.compare import alike
-from grading.editions import ATTENTION_KINDS, EDITIONS, NORMS
+from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
 from grading.parts import kinds_to_check, small_config, takes_attention
-from grading.programs import Default, UserError, find_asset
+from grading.programs import Default, UserError, find_course_file, find_own
 
 ATOL, RTOL = 1e-5, 1e-3
 BUNDLED_CHECKPOINT, BUNDLED_REFERENCE = "checkpoints/minllama1M.pt", "checkpoints/minllama1M-reference.pt"
-BUNDLED_NORM = "rms"  # of these, of the parts' numbers, and of what public repositories share
 # the two sequences behind the course's sanity_check.data (github.com/neubig/minllama-assignment, commit 2951cdd)
 COURSE_TOKENS = ((101, 7592, 2088, 102, 0, 0, 0, 0), (101, 7592, 15756, 2897, 2005, 17953, 2361, 102))
 
@@ -66,12 +65,13 @@ def course_reference(path: Path, attention: str) -> Reference:
         logits = hidden_states = None
     if not isinstance(logits, torch.Tensor) or not isinstance(hidden_states, torch.Tensor):
         raise UserError(f"{path} does not hold the tensors 'logits' and 'hidden_states'")
-    return Reference(torch.tensor(COURSE_TOKENS), logits, hidden_states, attention)
+    return Reference(torch.tensor(COURSE_TOKENS), logits.clone(), hidden_states.clone(), attention)
 
 
 def bundled_references(path: Path) -> list[Reference]:
     data = load_tensors(path)
-    return [Reference(data["tokens"], **data[kind], attention=kind) for kind in ATTENTION_KINDS]
+    copies = {kind: {name: tensor.clone() for name, tensor in data[kind].items()} for kind in ATTENTION_KINDS}
+    return [Reference(data["tokens"].clone(), **copies[kind], attention=kind) for kind in ATTENTION_KINDS]
 
 
 def checkpoint_shape(path: Path) -> tuple[int, int]:
@@ -162,30 +162,52 @@ def check_model(student: Student, checkpoint: Path, references: list[Reference],
     return passed
 
 
-def check_sanity(student: Student, args: Namespace) -> bool:
-    """The course's reference if both of its files are here, the bundled one if not; says which."""
+@dataclass
+class Given:
+    """A checkpoint and what it should compute, in memory: the student's code can write to any file once it runs."""
+
+    checkpoint: Path
+    references: list[Reference]
+    said: str
+    is_bundled: bool = False
+
+
+def find_given(args: Namespace, judged: Path) -> Given | None:
+    """The course's files if both are here, the bundled ones if not; None where `--parts` can do without a checkpoint.
+
+    judged: the student's folder, whose files do not count. Raises `UserError` where nothing can be checked.
+    """
     edition = EDITIONS[args.edition]
-    checkpoint, reference = find_asset(args.pretrained_model_path), find_asset(args.data)
+    wanted = {name: find_course_file(name, judged) for name in (args.pretrained_model_path, args.data)}
+    checkpoint, reference = wanted[args.pretrained_model_path], wanted[args.data]
     if checkpoint and reference:
-        print(f"Checking against the course's reference tensors ({reference}).")
-        references = [course_reference(reference, args.attention or edition.attention)]
-        return check_model(student, checkpoint, references, args.device)
-    wanted = {args.pretrained_model_path: checkpoint, args.data: reference}
+        said = f"Checking against the course's reference tensors ({reference})."
+        return Given(checkpoint, [course_reference(reference, args.attention or edition.attention)], said)
     missing = ", ".join(name for name, found in wanted.items() if not found)
     if not (isinstance(args.pretrained_model_path, Default) and isinstance(args.data, Default)):
         raise UserError(f"{missing} does not exist; a checkpoint that you name is checked against the course's tensors")
     if edition.norm != BUNDLED_NORM:
         raise UserError(f"{missing} does not exist; {args.edition} needs it, as no bundled tensors are of that edition")
-    checkpoint, reference = find_asset(BUNDLED_CHECKPOINT), find_asset(BUNDLED_REFERENCE)
+    checkpoint, reference = find_own(BUNDLED_CHECKPOINT), find_own(BUNDLED_REFERENCE)
     if args.parts and not (checkpoint and reference):
         print(f"note: no checkpoint is here ({missing}), so the whole model was not checked", file=sys.stderr)
-        return True
+        return None
     if not checkpoint or not reference:
         raise UserError(f"not here: {missing}, nor the bundled checkpoint; setup.sh fetches the course's files")
-    print(f"Not here: {missing}. So checking the bundled checkpoint against Hugging Face transformers' numbers.")
-    kinds = kinds_to_check(student, args.attention)
-    references = [reference for reference in bundled_references(reference) if reference.attention in kinds]
-    return check_model(student, checkpoint, references, args.device)
+    said = f"Not here: {missing}. So checking the bundled checkpoint against Hugging Face transformers' numbers."
+    return Given(checkpoint, bundled_references(reference), said, is_bundled=True)
+
+
+def check_sanity(student: Student, args: Namespace, given: Given | None) -> bool:
+    """Whether the student computes what is given; says what that is."""
+    if given is None:
+        return True
+    print(given.said)
+    references = given.references
+    if given.is_bundled:
+        kinds = kinds_to_check(student, args.attention)
+        references = [reference for reference in references if reference.attention in kinds]
+    return check_model(student, given.checkpoint, references, args.device)
 
 
 def norm_kind(student: Student) -> str | None:
@@ -201,12 +223,11 @@ def norm_kind(student: Student) -> str | None:
 
 def check_another_norm(student: Student, args: Namespace) -> bool:
     """Of an edition with another norm than the bundled model's, the course's tensors alone can be checked."""
+    given = find_given(args, student.folder)
     norm, found = EDITIONS[args.edition].norm, norm_kind(student)
     name = NORMS[norm]
-    if args.parts or args.published:
-        raise UserError(f"--parts and --published know {NORMS[BUNDLED_NORM]} alone, and {args.edition} has {name}")
     if found not in (None, norm):
         print(f"{args.edition} has {name}, and llama.py computes {NORMS[found]}: its numbers cannot be the same.")
         return False
     print(f"note: neither the parts nor classifier.py are checked for {name}", file=sys.stderr)
-    return check_sanity(student, args)
+    return check_sanity(student, args, given)

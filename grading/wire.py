@@ -109,6 +109,6 @@ def _checked(row: object) -> tuple[str, str, list[int]]:
     sizes_are_right = isinstance(shape, list) and all(type(size) is int and 0 <= size <= MAX_NUMBERS for size in shape)
     if not (isinstance(name, str) and isinstance(dtype, str) and dtype in ITEM_BYTES and sizes_are_right):
         raise Malformed("a tensor with a strange name, dtype or shape")
-    if len(shape) > 16 or math.prod(shape) > MAX_NUMBERS:
+    if len(shape) > 16 or math.prod(max(1, size) for size in shape) > MAX_NUMBERS:
         raise Malformed("a tensor that is too large")
     return name, dtype, shape

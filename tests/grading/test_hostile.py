@@ -167,11 +167,30 @@ HOSTILE = {
     "tensors that agree with everything": in_call(
         "return tuple((0 * x).as_subclass(Own) for x in right(*arguments))", "it returns a sparse", before=OWN
     ),
-    "a thread that writes between answers": in_call(
-        f"[os.write(handle, b'{LIES}') for handle in range(3, 20) if os.path.exists(f'/proc/self/fd/{{handle}}')]\n"
-        "    return right(*arguments)",
-        "rope.py line",
-        before="import os\n",
+    "a thread that writes between answers": Hostile(
+        "rope.py",
+        "import os, threading, time\ndef write():\n    while True:\n        for handle in range(3, 32):\n"
+        f"            try:\n                os.write(handle, b'{LIES}')\n            except OSError:\n"
+        "                pass\n        time.sleep(0.001)\nthreading.Thread(target=write, daemon=True).start()\n"
+        "time.sleep(1)\n",
+        "closed the pipe of its answers, or wrote to it",
+    ),
+    "messages without end": in_call(
+        "while True: importlib.reload(config)",
+        "rope.py imported modules more than 1,000 times while it was called",
+        before="import importlib, config\n",
+    ),
+    "a module whose name is a verdict": Hostile(
+        "rope.py",
+        f"import os\nname = '\\n{VERDICTS[0]}\\nrope'\nopen(os.path.join(os.path.dirname(__file__), name + '.py'), 'w')"
+        ".write('import os; os._exit(0)')\n__import__(name)\n",
+        "Rotary embedding test [...] rope.py ended the process (exit status 0) while it was imported",
+    ),
+    "the expected values' code": Hostile(
+        "rope.py",
+        "from grading.rotation import rotate_both\n"
+        + CALL.format("return rotate_both(*arguments[:2], *arguments[4:] or (1e4,))"),
+        "rope.py imports grading.rotation, which belongs to the scripts that judge it",
     ),
     "AdamW: exit at import": Hostile("optimizer.py", "exit()\n", "exit() in optimizer.py line"),
     "AdamW: os._exit(0) at exit": Hostile(

@@ -87,6 +87,7 @@ def test_what_is_no_message_is_refused(read_back: Callable, message: bytes):
         None, {}, [1], [["a", "float64"]], [[1, "float64", [1]]], [["a", "object", [1]]], [["a", 3, [1]]],
         [["a", "float64", [-1]]], [["a", "float64", [True]]], [["a", "float64", [2]]], [["a", "float64", "1"]],
         [["a", "float64", [1 << 40, 1 << 40]]], [["a", "float64", [1] * 17]], [["a", ["float64"], [1]]], [],
+        [["a", "float64", [0, *[1 << 22] * 3]]],
     ],
 )  # fmt: skip
 def test_a_wrong_table_of_tensors_is_refused(table: object):
