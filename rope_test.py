@@ -12,8 +12,14 @@ if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be
     late = {home, *map(os.path.realpath, added)}
     sys.path[:] = sorted([home, *sys.path], key=lambda path: os.path.realpath(path) in late)
 
-from grading.asking import add_flags, student_of  # noqa: E402
-from grading.programs import ArgumentParser, run_main  # noqa: E402
+try:
+    from grading.asking import add_flags, student_of
+    from grading.programs import ArgumentParser, run_main
+except ModuleNotFoundError as error:
+    if __name__ != "__main__" or (error.name or "").partition(".")[0] != "grading":
+        raise
+    print("error: the folder grading/ must lie beside rope_test.py, whole; copy it there", file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> int:

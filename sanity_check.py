@@ -19,9 +19,15 @@ if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be
 
 from argparse import Namespace  # noqa: E402
 
-from grading.asking import Student, add_flags, student_of  # noqa: E402
-from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS  # noqa: E402
-from grading.programs import ArgumentParser, Default, UserError, run_main  # noqa: E402
+try:
+    from grading.asking import Student, add_flags, student_of
+    from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS
+    from grading.programs import ArgumentParser, Default, UserError, run_main
+except ModuleNotFoundError as error:
+    if __name__ != "__main__" or (error.name or "").partition(".")[0] != "grading":
+        raise
+    print("error: the folder grading/ must lie beside sanity_check.py, whole; copy it there", file=sys.stderr)
+    sys.exit(2)
 
 COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
 

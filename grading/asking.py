@@ -7,6 +7,7 @@ compares them with stays here. This module imports no PyTorch, so that both proc
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import secrets
 import tempfile
@@ -81,6 +82,8 @@ class Student:
         """Start the process; it imports PyTorch while the script does the same."""
         self.scratch = tempfile.TemporaryDirectory(prefix="minllama-", ignore_cleanup_errors=True)
         self.process = Process(self.folder, self.scratch.name)
+        # PyTorch imports NumPy from C code that would swallow an interrupt, and go on
+        importlib.import_module("numpy")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -246,6 +249,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def student_of(args: argparse.Namespace) -> Student:
     """The student that the flags name. Raises `UserError` where there is no such folder, or no time."""
+    if getattr(args, "code", None) == "":  # the current folder would be judged, of which nobody has thought
+        raise UserError("--code is empty; name the folder of the code, . for the current one")
     folder = Path(getattr(args, "code", ROOT)).resolve()
     if not folder.is_dir():
         raise UserError(f"--code {folder} is not a folder")

@@ -19,10 +19,10 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
 from grading import wire
+from grading.imports import INSTALLED
 
 HIDDEN = sys.stdlib_module_names | {"torch", "numpy"}
 LONGEST_TROUBLE = 2000  # characters; the script cuts further
-ALLOWED = "the course allows only what its setup.sh installs"
 
 
 class Blocked(BaseException):
@@ -118,6 +118,13 @@ class Child:
         except BaseException as error:
             self.send({"trouble": self.trouble(error)})
 
+    @staticmethod
+    def remedy(name: str) -> str:
+        """What to do about a library that is absent."""
+        if name.partition(".")[0] not in INSTALLED:
+            return "the course allows only what its setup.sh installs"
+        return f"it is one of those that the course's setup.sh installs: pip install {name.replace('_', '-')}"
+
     def trouble(self, error: BaseException) -> str:
         """One line about an exception: its name, where in the student's files, its message."""
         place = self.place(error)
@@ -128,7 +135,8 @@ class Child:
             if file and error.name.startswith("grading."):
                 return f"{file} imports {error.name:.100}, which belongs to the scripts that judge it"
             if file and not os.path.exists(os.path.join(self.folder, f"{error.name}.py")):
-                return f"{file} imports {error.name:.100}, which is not installed for this Python; {ALLOWED}"
+                name = f"{error.name:.100}"
+                return f"{file} imports {name}, which is not installed for this Python; {self.remedy(name)}"
         try:
             message = f": {error}".rstrip(": ")
         except BaseException:  # a student's exception may have a `__str__` of its own

@@ -209,7 +209,8 @@ PART_ORDER = (
     "zero-shot classifier",
     "embedding classifier",
 )
-WHOLES = ("embedding and head", "zero-shot classifier", "embedding classifier")  # asked in any case
+# asked in any case; the model itself may rotate in another way than by `apply_rotary_emb`
+WHOLES = ("rotary embedding", "embedding and head", "zero-shot classifier", "embedding classifier")
 
 
 def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True) -> list[Part]:

@@ -193,7 +193,8 @@ def find_given(args: Namespace, judged: Path) -> Given | None:
         print(f"note: no checkpoint is here ({missing}), so the whole model was not checked", file=sys.stderr)
         return None
     if not checkpoint or not reference:
-        raise UserError(f"not here: {missing}, nor the bundled checkpoint; setup.sh fetches the course's files")
+        hint = "setup.sh fetches the course's files, and --parts needs none"
+        raise UserError(f"not here: {missing}, nor the bundled checkpoint; {hint}")
     said = f"Not here: {missing}. So checking the bundled checkpoint against Hugging Face transformers' numbers."
     return Given(checkpoint, bundled_references(reference), said, is_bundled=True)
 

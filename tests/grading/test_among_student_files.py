@@ -11,6 +11,8 @@ import pytest
 from conftest import ROOT
 from judging import check_failed, copy_student
 
+from grading.child import Child
+
 HAND_OUTS = {  # the beginning of what the course's own files hold under the same names
     "utils.py": "CONFIG_NAME = 'config.json'\ndef get_parameter_dtype(parameter):\n    return parameter.dtype\n",
     "config.py": "class PretrainedConfig:\n    pass\nclass LlamaConfig(PretrainedConfig):\n"
@@ -79,3 +81,33 @@ def test_a_file_with_the_name_of_a_library_does_not_reach_the_script(tmp_path: P
     else:
         assert done.stdout.count("passed!") == 1 and done.stdout.count(": ok") == 6
     assert done.returncode == 1 or name not in HIDE
+
+
+@pytest.mark.parametrize("script", ["rope_test.py", "optimizer_test.py", "sanity_check.py", "prepare_submit.py"])
+def test_without_its_folder_a_script_says_one_sentence(tmp_path: Path, script: str):
+    (tmp_path / "there").mkdir()
+    shutil.copy(ROOT / script, tmp_path / "there")
+    done = run_there(tmp_path / "there", script, "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: the folder grading/ must lie beside {script}, whole; copy it there\n"
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [
+        ("importlib_metadata_of_nobody", "the course allows only what its setup.sh installs"),
+        ("tokenizers", "it is one of those that the course's setup.sh installs: pip install tokenizers"),
+        ("charset_normalizer", "pip install charset-normalizer"),
+    ],
+)
+def test_a_library_that_is_absent_is_one_of_the_course_or_not(library: str, remedy: str):
+    assert Child.remedy(library).endswith(remedy)
+
+
+def test_a_broken_rotation_is_seen_although_the_model_does_not_use_it(tmp_path: Path):
+    """`llama.py` turns queries and keys one by one; `apply_rotary_emb` is what the student writes."""
+    student = copy_student(tmp_path / "student")
+    with (student / "rope.py").open("a") as file:
+        file.write("\n\ndef apply_rotary_emb(query, key, *others, **named):\n    return query, key\n")
+    done = run_there(ROOT, "sanity_check.py", "--code", student)
+    check_failed(done.returncode, done.stdout, done.stderr, "nothing is rotated")

@@ -19,6 +19,7 @@ from conftest import ROOT, random_llama, save_checkpoint
 from error_helpers import check_one_error
 from local_student import LocalStudent
 
+import classifier  # noqa: F401 (it keeps llama.py's own `load_pretrained`, which a test replaces)
 import llama
 import optimizer
 import optimizer_test
@@ -342,6 +343,7 @@ def test_parts_need_no_checkpoint(monkeypatch, capsys):
         (["--time_limit", "nan"], "--time_limit nan"),
         (["--time_limit", "inf"], "--time_limit inf"),
         (["--code", "absent"], "absent is not a folder"),
+        (["--code", ""], "--code is empty"),
     ],
 )
 def test_flags_that_cannot_be_are_one_line(monkeypatch, capsys, script: ModuleType, flags: list[str], words: str):
