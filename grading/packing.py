@@ -24,7 +24,7 @@ from grading.programs import UserError, atomic_write, check_writable, few, print
 from grading.rules import EDITIONS, Report, Rules
 from grading.submission import check_bytes
 
-MAX_TOLD = 40  # names in a note
+MAX_TOLD = 100  # names in a note
 OWN_PARTS = "this package's tests, pages, builders, results and data sets, and what editors leave behind,"
 # What editors leave in a folder in which one works.
 SCRATCH = any_of("*~ .*.sw? *.orig *.rej *.bak *.tmp *.egg-info .idea .vscode")
