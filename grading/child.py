@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
 from grading import wire
-from grading.imports import INSTALLED
+from grading.libraries import INSTALLED
 
 HIDDEN = sys.stdlib_module_names | {"torch", "numpy"}
 LONGEST_TROUBLE = 2000  # characters; the script cuts further

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from grading.archive import MB, FormatError
 from grading.editions import Edition
-from grading.imports import ALLOWED, Import, imports_of
+from grading.imports import Import, imports_of
+from grading.libraries import ALLOWED
 from grading.package import CODE_FOLDERS, MAPPINGS, OPTIONAL_FOLDERS, PARTS, REQUIREMENTS, Files, Package
 from grading.programs import few, printable
 from grading.rules import Report

@@ -187,15 +187,15 @@ def find_own(name: str) -> Path | None:
 
 
 def find_course_file(name: str, judged: Path) -> Path | None:
-    """Where a file of the course lies: as the user named it; a default one beside the scripts, else here.
+    """Where a file of the course lies: as the user named it; a default one here, else beside the scripts.
 
-    The judged folder, and what lies in it, does not count as the current one, unless the scripts lie there as well.
+    The judged folder, and what lies in it, does not count as "here", unless the scripts lie there as well.
     """
     if not isinstance(name, Default):
         return find_asset(name)
     here = Path.cwd().resolve()
     is_students = judged != ROOT and judged in (here, *here.parents)
-    return find_own(name) or (Path(name) if Path(name).is_file() and not is_students else None)
+    return Path(name) if Path(name).is_file() and not is_students else find_own(name)
 
 
 def find_asset(name: str | os.PathLike) -> Path | None:

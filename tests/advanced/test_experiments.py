@@ -38,8 +38,7 @@ from advanced.experiments.results import (
 )
 from advanced.experiments.schema import SETTINGS
 from config import PRESETS, LlamaConfig
-from engine.data import create_data
-from engine.outcome import pack, unpack
+from engine.data import create_data, pack, unpack
 from engine.plan import Place
 from llama import Llama
 from utils import UserError, sha256_of

@@ -26,10 +26,9 @@ from advanced.experiments.render import render
 from advanced.experiments.report import _how
 from advanced.experiments.results import paired_bootstrap, read_results
 from engine import runs
-from engine.data import create_data
+from engine.data import create_data, pack
 from engine.locks import NameLock
 from engine.methods import EpochResult
-from engine.outcome import pack
 from engine.plan import Place
 from fast.linear import Int8Linear, RoundedLinear
 from tokenizer import Tokenizer

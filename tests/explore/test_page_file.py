@@ -214,7 +214,7 @@ def test_a_run_beside_a_model_takes_nothing_from_its_data(
 
 
 def test_results_of_a_grid(films: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from engine.outcome import pack
+    from engine.data import pack
 
     monkeypatch.setattr("explore.trained.find_asset", lambda name: films["label_names" if "mapping" in name else "dev"])
     result = {"row": "plain", "data": "films", "shots": 4, "method": "", "arguments": [], "epoch": 1}
@@ -241,7 +241,7 @@ def test_results_of_a_grid(films: dict[str, Path], tmp_path: Path, monkeypatch: 
 
 def test_the_hardest_sentences_of_a_grid_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Three classes, four sentences, three runs; and a run of other data than are here has its scores alone."""
-    from engine.outcome import pack
+    from engine.data import pack
 
     (tmp_path / "dev.txt").write_text("".join(f"{label} ||| text {label}{n}\n" for n, label in enumerate((0, 1, 2, 2))))
     (tmp_path / "names.json").write_text('["poor", "fair", "fine"]')
