@@ -4,7 +4,7 @@
 import pytest
 from submissions import entries_of, only_problem
 
-from grading import imports, needs
+from grading import imports, libraries, needs
 
 pytest_plugins = ["submission_fixtures"]
 
@@ -162,4 +162,4 @@ def test_names_of_hostile_scripts_are_bounded_and_copies_read_once(check_files, 
 def test_a_module_that_the_standard_library_has_is_no_part_of_the_package(check_files, package):
     (package / "random.py").write_text("")
     assert check_files({"llama.py": "import random"}).problems == []
-    assert "random" in imports.ALLOWED and needs.MAX_CODE >= needs.MAX_MODULE
+    assert "random" in libraries.ALLOWED and needs.MAX_CODE >= needs.MAX_MODULE
