@@ -61,8 +61,8 @@ class LlamaPreTrainedModel(nn.Module):
 # --------------------------------------------------------------------------------------- one pass, and what came before
 
 
-class View(NamedTuple):
-    """Where the positions of one pass stand, and what they may see: made once, and the same for every layer.
+class AttentionContext(NamedTuple):
+    """Positions and attention mask of one forward pass: made once, and the same for every layer.
 
     start: where the first one stands in its text, a number for all rows or one for each (b).
     mask: bool, of a shape that broadcasts to b h s t, True where a query may see a key; None where it may see all.
@@ -75,11 +75,11 @@ class View(NamedTuple):
     cache: KVCache | None = None
 
     @classmethod
-    def of_text(cls, length: int, is_causal: bool, device: torch.device) -> View:
+    def of_text(cls, length: int, is_causal: bool, device: torch.device) -> AttentionContext:
         """Of a whole text, from its beginning."""
         return cls(mask=causal_mask(length, length, device) if is_causal else None)
 
-    def queried_at(self, at: torch.Tensor) -> View:
+    def queried_at(self, at: torch.Tensor) -> AttentionContext:
         """The same, where position `at` (b) of each row alone is a query, and all are seen as before."""
         mask = self.mask
         if mask is not None and mask.shape[-2] > 1:  # else it is the same for all queries
@@ -116,7 +116,7 @@ class KVCache:
         self.device = next(model.parameters()).device
         self.length = 0
 
-    def extend(self, new: int) -> View:
+    def extend(self, new: int) -> AttentionContext:
         """Make room for `new` positions; returns what the pass that computes them is told.
 
         Raises `RuntimeError` where they are too many.
@@ -131,7 +131,7 @@ class KVCache:
         elif new > 1:
             mask = causal_mask(new, length, self.device)  # s t
         self.length = length
-        return View(start, mask, cache=self)
+        return AttentionContext(start, mask, cache=self)
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""

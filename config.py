@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
-from utils import shown, some
+from utils import join_names, short_repr
 
 Config = TypeVar("Config", bound="Checks")
 
@@ -37,17 +37,17 @@ class Checks:
     def _require_int(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-            raise ValueError(f"{name}={shown(value)} must be a whole number of at least {least}, and below 2^31")
+            raise ValueError(f"{name}={short_repr(value)} must be a whole number of at least {least}, and below 2^31")
 
     def _require_number(self, name: str, fits: Callable[[float], bool], wanted: str) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits(value):
-            raise ValueError(f"{name}={shown(value)} must be a number {wanted}")
+            raise ValueError(f"{name}={short_repr(value)} must be a number {wanted}")
 
     def _require_choice(self, name: str, choices: Iterable[str]) -> None:
         value = getattr(self, name)
         if value not in tuple(choices):
-            raise ValueError(f"{name}={shown(value)} must be one of {', '.join(choices)}")
+            raise ValueError(f"{name}={short_repr(value)} must be one of {', '.join(choices)}")
 
     def _require_fraction(self, name: str) -> None:
         self._require_number(name, lambda p: 0.0 <= p < 1.0, "from 0 to below 1")
@@ -64,7 +64,7 @@ class Checks:
     def from_preset(cls: type[Config], name: str, **changes) -> Config:
         """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""
         if name not in cls.presets:
-            raise ValueError(f"no preset {shown(name)}; there are {', '.join(cls.presets)}")
+            raise ValueError(f"no preset {short_repr(name)}; there are {', '.join(cls.presets)}")
         return cls(**{**cls.presets[name], **changes})
 
 
@@ -118,7 +118,7 @@ class LlamaConfig(Checks):
             raise ValueError(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
         self._require_choice("attention", ATTENTION_KINDS)
         if not isinstance(self.tied, bool):
-            raise ValueError(f"tied={shown(self.tied)} must be True or False")
+            raise ValueError(f"tied={short_repr(self.tied)} must be True or False")
         self._require_scaling()
 
     def _require_scaling(self) -> None:
@@ -129,9 +129,13 @@ class LlamaConfig(Checks):
         are_possible = all(type(number) in (int, float) and 0.0 < number < 1e6 for number in numbers)
         if not names or len(numbers) != len(names) or not are_possible:
             known = " or ".join(f"{kind} with {', '.join(names)}" for kind, names in ROPE_SCALINGS.items())
-            raise ValueError(f"rope_scaling={shown(self.rope_scaling)} must be {known}, numbers above 0 and below 1e6")
+            raise ValueError(
+                f"rope_scaling={short_repr(self.rope_scaling)} must be {known}, numbers above 0 and below 1e6"
+            )
         if kind == "llama3" and not numbers[1] < numbers[2]:
-            raise ValueError(f"rope_scaling={shown(self.rope_scaling)}: low_freq_factor must be below high_freq_factor")
+            raise ValueError(
+                f"rope_scaling={short_repr(self.rope_scaling)}: low_freq_factor must be below high_freq_factor"
+            )
         object.__setattr__(self, "rope_scaling", (kind, *map(float, numbers)))
 
     @property
@@ -159,7 +163,7 @@ class LlamaConfig(Checks):
         known = {field.name for field in fields(cls)}
         unknown = [str(key) for key in model_args if key not in known]
         if unknown:
-            raise ValueError(f"model_args has unknown keys: {some(unknown)}")
+            raise ValueError(f"model_args has unknown keys: {join_names(unknown)}")
         return cls(**{**model_args, **changes})
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from base_llama import KVCache, LlamaPreTrainedModel, View, causal_mask
+from base_llama import AttentionContext, KVCache, LlamaPreTrainedModel, causal_mask
 from config import LlamaConfig, swiglu_hidden_dim
 from rope import rotate
 from utils import UserError
@@ -81,18 +81,18 @@ class Attention(nn.Module):
         weights = self.attn_dropout(scores.float().softmax(dim=-1).type_as(query))  # b h s t
         return weights @ value  # b h s d
 
-    def forward(self, x: torch.Tensor, view: View | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
         """x: b s D -> b s D, or b 1 D where one position of each row is a query. x alone is a whole text."""
-        if view is None:
-            view = View.of_text(x.shape[1], self.is_causal, x.device)
-        query = self._heads(self.compute_query(view.queries(x)), self.n_heads, view.query_start)  # b h s d
-        key = self._heads(self.compute_key(x), self.n_kv_heads, view.start)  # b g s d
+        if context is None:
+            context = AttentionContext.of_text(x.shape[1], self.is_causal, x.device)
+        query = self._heads(self.compute_query(context.queries(x)), self.n_heads, context.query_start)  # b h s d
+        key = self._heads(self.compute_key(x), self.n_kv_heads, context.start)  # b g s d
         value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # b g s d
-        if view.cache is not None:
-            key, value = view.cache.store(self.layer_id, key, value)  # b g t d
+        if context.cache is not None:
+            key, value = context.cache.store(self.layer_id, key, value)  # b g t d
         if self.n_rep > 1:  # each key/value head serves n_rep query heads
             key, value = (x.repeat_interleave(self.n_rep, dim=1) for x in (key, value))  # b h t d
-        seen = () if view.mask is None else (view.mask,)  # without a mask the assignment's three arguments are enough
+        seen = () if context.mask is None else (context.mask,)  # without a mask, the assignment's three arguments
         output = self.compute_query_key_value_scores(query, key, value, *seen)  # b h s d
         output = output.transpose(1, 2).flatten(-2)  # b s D
         return self.resid_dropout(self.compute_output(output))
@@ -131,10 +131,10 @@ class LlamaLayer(nn.Module):
         self.attention_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
         self.ffn_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
 
-    def forward(self, x: torch.Tensor, view: View | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
         """x: b s D -> b s D, or b 1 D where one position of each row is a query. x alone is a whole text."""
-        residual = x if view is None else view.queries(x)
-        h = residual + self.attention(self.attention_norm(x), view)
+        residual = x if context is None else context.queries(x)
+        h = residual + self.attention(self.attention_norm(x), context)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
@@ -158,26 +158,27 @@ class Llama(LlamaPreTrainedModel):
         tokens = tokens.masked_fill(tokens == -1, 0)  # padding, where a vocabulary has no piece for it
         return self.dropout(self.tok_embeddings(tokens))
 
-    def encode(self, h: torch.Tensor, view: View | None = None, at: torch.Tensor | None = None) -> torch.Tensor:
+    def encode(
+        self, h: torch.Tensor, context: AttentionContext | None = None, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The layers and the final norm. h: b s D -> b s D, or b 1 D: the position `at` (b) of each row alone.
 
-        Without a view, h is of whole texts. The last layer's other positions matter to the one that is asked for
-        through their keys and values alone, so nothing else of them is computed.
+        Without a context, h is of whole texts. Of other positions the last layer computes keys and values alone.
         """
-        if view is None:
-            view = View.of_text(h.shape[1], self.config.is_causal, h.device)
+        if context is None:
+            context = AttentionContext.of_text(h.shape[1], self.config.is_causal, h.device)
         *earlier, last = self.layers
         for layer in earlier:
-            h = layer(h, view)
-        h = last(h, view if at is None else view.queried_at(at))
+            h = layer(h, context)
+        h = last(h, context if at is None else context.queried_at(at))
         return self.norm(h)
 
     def hidden_states(
         self, tokens: torch.Tensor, cache: KVCache | None = None, at: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The normalised output of the last layer. tokens: b s -> b s D, or b 1 D: see `encode`."""
-        view = None if cache is None else cache.extend(tokens.shape[1])
-        return self.encode(self.embed(tokens), view, at)
+        context = None if cache is None else cache.extend(tokens.shape[1])
+        return self.encode(self.embed(tokens), context, at)
 
     def hidden_state_at(self, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """`hidden_states` at one position of each row. tokens: b s, at: b -> b D"""

@@ -32,7 +32,7 @@ try:
     from grading.archive import FormatError
     from grading.editions import ADVANCED
     from grading.packing import create_zip
-    from grading.programs import ArgumentParser, UserError, decimal_number, printable, run_main
+    from grading.programs import GradingError, GradingParser, decimal_number, printable, run_main
     from grading.rules import EDITIONS, Report, Rules
     from grading.submission import assert_zip, check_zip
 except ModuleNotFoundError as error:
@@ -67,7 +67,7 @@ def megabytes(text: str) -> float:
 
 
 def get_args() -> argparse.Namespace:
-    parser = ArgumentParser(
+    parser = GradingParser(
         description="Create the zip that is handed in from a folder, or check one. Nothing is unpacked or executed.",
         epilog="Exit status: 0 fine; 1 checked and wrong, one line for each problem; 2 it could not be checked.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
@@ -89,13 +89,13 @@ def get_args() -> argparse.Namespace:
 
 
 def command_line() -> int:
-    """Run the command; the status is 0 or 1. Raises `UserError` and `OSError` for `run_main`."""
+    """Run the command; the status is 0 or 1. Raises `GradingError` and `OSError` for `run_main`."""
     args = get_args()
     rules = {name.name: getattr(args, name.name) for name in fields(Rules)}
     if Path(args.path).is_dir():
         report = create_zip(args.path, args.id, args.out, args.force, **rules)
     elif args.out or args.force:
-        raise UserError("--out and --force are for packing a folder; to check a zip leave them out")
+        raise GradingError("--out and --force are for packing a folder; to check a zip leave them out")
     else:
         report = check_zip(args.path, args.id, **rules)
     print(report)

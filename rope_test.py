@@ -14,7 +14,7 @@ if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be
 
 try:
     from grading.asking import add_flags, student_of
-    from grading.programs import ArgumentParser, run_main
+    from grading.programs import GradingParser, run_main
 except ModuleNotFoundError as error:
     if __name__ != "__main__" or (error.name or "").partition(".")[0] != "grading":
         raise
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 
 def main() -> int:
-    parser = ArgumentParser(description="Check apply_rotary_emb in rope.py against closed forms and published values.")
+    parser = GradingParser(description="Check apply_rotary_emb in rope.py against closed forms and published values.")
     add_flags(parser)
     with student_of(parser.parse_args()) as student:  # its process imports PyTorch while this one does
         from grading.rotation import check_rotation

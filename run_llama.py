@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 from utils import UserError, atomic_write, choose_device, read_text, seed_everything
 
 if TYPE_CHECKING:
-    from engine.plan import Place
-    from engine.processes import World
+    from engine.plan import ComputeSettings
+    from engine.processes import Distributed
 
 # ------------------------------------------------------------------------------------------------------ prompt
 
 
-def prompt(args: Namespace, place: Place, world: World) -> None:
+def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
     from engine.reports import encode, load_llama, naming_the_flag, predict_and_report, read_data
     from engine.runs import assemble_zero_shot
@@ -38,19 +38,19 @@ def prompt(args: Namespace, place: Place, world: World) -> None:
     splits, label_names = read_data(args)
     llama, tokenizer = load_llama(args)
     texts = [example.sentence for example in splits.pop("train", ())]
-    where = dict(question=args.question, precision=args.precision, place=place, world=world)
+    where = dict(question=args.question, precision=args.precision, compute=compute, distributed=distributed)
     with naming_the_flag():
         model = assemble_zero_shot(llama, tokenizer, label_names, args.methods, texts=texts, **where)
     if remark := getattr(model, "remark", ""):
         print(remark)
     datasets = encode(args, splits, tokenizer, model)
-    predict_and_report(args, model, datasets, label_names, place.device, world)
+    predict_and_report(args, model, datasets, label_names, compute.device, distributed)
 
 
 # ----------------------------------------------------------------------------------------- predict, perplexity
 
 
-def predict(args: Namespace, place: Place) -> None:
+def predict(args: Namespace, compute: ComputeSettings) -> None:
     """Classify sentences, one a line, as many as come, with what a fine-tuning has saved."""
     from engine.programs import Default
     from engine.reports import line_of, standard_output, warn_of_long_sentences
@@ -61,7 +61,7 @@ def predict(args: Namespace, place: Place) -> None:
 
     model, saved = load_classifier(args.model)
     precision = saved.precision if isinstance(args.precision, Default) and args.kernels == "auto" else args.precision
-    compute_fast(model, precision, place)
+    compute_fast(model, precision, compute)
     predictions = predicted(model, saved, shown_before_waiting(read_sentences(args.input, args.columns)))
     with ExitStack() as written:
         file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
@@ -76,7 +76,7 @@ def predict(args: Namespace, place: Place) -> None:
         print(f"wrote {count} predictions to {args.output}")
 
 
-def perplexity(args: Namespace, place: Place) -> None:
+def perplexity(args: Namespace, compute: ComputeSettings) -> None:
     """How well the language model predicts a text."""
     from engine import saved
     from engine.reports import load_llama
@@ -88,7 +88,7 @@ def perplexity(args: Namespace, place: Place) -> None:
     llama, tokenizer = load_llama(args)
     if not llama.config.is_causal:
         raise UserError("a bidirectional model sees the tokens that it would predict; add --attention causal")
-    compute_fast(llama, args.precision, place, trains=False)
+    compute_fast(llama, args.precision, compute, trains=False)
     result = saved.perplexity(llama, tokenizer, text, args.batch_size)
     print(f"{result.tokens} tokens in {args.input}")
     print(f"nats a token :: {result.nats_per_token:.4f}, bits a byte :: {result.bits_per_byte:.4f}")
@@ -99,14 +99,14 @@ def perplexity(args: Namespace, place: Place) -> None:
 
 
 @contextmanager
-def join_world(args: Namespace) -> Iterator[World]:
+def join_world(args: Namespace) -> Iterator[Distributed]:
     """The processes of this run: this one alone, or those that torchrun started."""
     from engine.arguments import is_one_of_several
 
     if not is_one_of_several():
-        from engine.processes import ALONE
+        from engine.processes import SINGLE_PROCESS
 
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     from engine import torchrun
 
@@ -158,16 +158,16 @@ def main() -> None:
         announce(args)
     from engine.finetuning import finetune
     from engine.generation import continue_each, continue_prompt
-    from engine.plan import Place
+    from engine.plan import ComputeSettings
 
-    with join_world(args) as world:
+    with join_world(args) as distributed:
         seed_everything(args.seed)
-        place = Place(choose_device(args.device, args.use_gpu), args.kernels, args.shard)
+        compute = ComputeSettings(choose_device(args.device, args.use_gpu), args.kernels, args.shard)
         if args.option in ("prompt", "finetune", "lora"):
-            {"prompt": prompt, "finetune": finetune, "lora": finetune}[args.option](args, place, world)
+            {"prompt": prompt, "finetune": finetune, "lora": finetune}[args.option](args, compute, distributed)
         else:
             continued = continue_prompt if args.prompt_file is None else continue_each
-            {"generate": continued, "predict": predict, "perplexity": perplexity}[args.option](args, place)
+            {"generate": continued, "predict": predict, "perplexity": perplexity}[args.option](args, compute)
 
 
 def start() -> int:

@@ -22,7 +22,7 @@ from argparse import Namespace  # noqa: E402
 try:
     from grading.asking import Student, add_flags, student_of
     from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS
-    from grading.programs import ArgumentParser, Default, UserError, run_main
+    from grading.programs import DefaultText, GradingError, GradingParser, run_main
 except ModuleNotFoundError as error:
     if __name__ != "__main__" or (error.name or "").partition(".")[0] != "grading":
         raise
@@ -33,9 +33,11 @@ COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
 
 
 def get_args() -> Namespace:
-    parser = ArgumentParser(description="Check llama.py and classifier.py against numbers that others computed.")
-    parser.add_argument("--pretrained-model-path", default=Default(COURSE_CHECKPOINT), help="the checkpoint to check")
-    parser.add_argument("--data", default=Default(COURSE_REFERENCE), help="the course's reference tensors")
+    parser = GradingParser(description="Check llama.py and classifier.py against numbers that others computed.")
+    parser.add_argument(
+        "--pretrained-model-path", default=DefaultText(COURSE_CHECKPOINT), help="the checkpoint to check"
+    )
+    parser.add_argument("--data", default=DefaultText(COURSE_REFERENCE), help="the course's reference tensors")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
     parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="whose reference tensors")
     parser.add_argument(
@@ -50,11 +52,11 @@ def get_args() -> Namespace:
 
 
 def refuse_what_is_not_known(args: Namespace) -> None:
-    """Raise `UserError` where the edition has another norm than the numbers that the flags ask for."""
+    """Raise `GradingError` where the edition has another norm than the numbers that the flags ask for."""
     norm = EDITIONS[args.edition].norm
     if norm != BUNDLED_NORM and (args.parts or args.published):
         known, has = NORMS[BUNDLED_NORM], NORMS[norm]
-        raise UserError(f"--parts and --published know {known} alone, and {args.edition} has {has}")
+        raise GradingError(f"--parts and --published know {known} alone, and {args.edition} has {has}")
 
 
 def check_published(student: Student, args: Namespace) -> bool:

@@ -69,7 +69,7 @@ def shorten(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """`repr` of a value from a file, of bounded length and cost: lists can nest, and numbers can be huge."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
@@ -89,7 +89,7 @@ def printable(value: object, most: int = 100) -> str:
     return text if text.isprintable() else shorten(ascii(text), most)
 
 
-def some(names: Iterable[str], most: int = MAX_NAMES) -> str:
+def join_names(names: Iterable[str], most: int = MAX_NAMES) -> str:
     """The first names of a list, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from advanced.table import METHODS, WHY, Argument, MethodEntry
 from engine.plan import ChosenMethod
 from engine.programs import NeedsCausal
-from utils import UserError, shown, some
+from utils import UserError, join_names, short_repr
 
 if TYPE_CHECKING:
     from engine.methods import Method
@@ -101,11 +101,11 @@ def _parse_assignment(assignment: str, chosen: list[str]) -> tuple[str, str, str
     if not separator or not key:
         raise UserError(f"{assignment}: an argument of a method is key=value, or method.key=value")
     if dot and prefix not in chosen:
-        raise UserError(f"{assignment}: {prefix!r} is none of the methods {some(chosen)}")
+        raise UserError(f"{assignment}: {prefix!r} is none of the methods {join_names(chosen)}")
     fitting = [name for name in ([prefix] if dot else chosen) if key in METHODS[name].arguments]
     if not fitting:
         known = [f"{name}.{each}" for name in chosen for each in METHODS[name].arguments]
-        raise UserError(f"{assignment}: no argument of that name; there are {some(known)}")
+        raise UserError(f"{assignment}: no argument of that name; there are {join_names(known)}")
     if len(fitting) > 1:
         raise UserError(f"{assignment}: {' and '.join(fitting)} have an argument {key}; write {fitting[0]}.{key}=...")
     return fitting[0], key, text
@@ -150,9 +150,11 @@ def create_head(
 def _class_of(name: str, settings: Mapping[str, Any], is_head: bool) -> Any:
     entry = METHODS.get(name)
     if entry is None or entry.is_head != is_head:
-        raise UserError(f"there is no {'head' if is_head else 'method'} {shown(name)} here; there are {some(METHODS)}")
+        raise UserError(
+            f"there is no {'head' if is_head else 'method'} {short_repr(name)} here; there are {join_names(METHODS)}"
+        )
     for key, value in settings.items():
         argument = entry.arguments.get(key)
         if argument is None or type(value) is not type(argument.default) or not argument.fits(value):
-            raise UserError(f"the method {name} has no setting {shown(key)}={shown(value)}")
+            raise UserError(f"the method {name} has no setting {short_repr(key)}={short_repr(value)}")
     return getattr(importlib.import_module(entry.module), entry.class_name)

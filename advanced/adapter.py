@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.added import State, set_apart, view_among
+from advanced.added import State, context_among, split_state
 from engine.methods import Method, pretrained_of
 
 
@@ -76,9 +76,11 @@ class Adapter(Method):
         """inputs: x, b s D, and perhaps a view; output: h, b s D or b 1 D -> the same"""
         x = output
         if self.form == "parallel":
-            view = view_among(inputs, named)  # the last layer's attention gives the positions alone that are asked for
-            x = inputs[0] if view is None else view.queries(inputs[0])
+            context = context_among(
+                inputs, named
+            )  # the last layer's attention gives the positions alone that are asked for
+            x = inputs[0] if context is None else context.queries(inputs[0])
         return output + sublayer.adapter(x).to(output.dtype)
 
     def export(self, state: State) -> tuple[State, State]:
-        return set_apart(state, ".adapter.")
+        return split_state(state, ".adapter.")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from advanced.added import State, set_apart
+from advanced.added import State, split_state
 from advanced.table import MATRICES
 from engine.methods import Method
 
@@ -45,4 +45,4 @@ class BitFit(Method):
         return output + layer.bitfit_bias.to(output.dtype)
 
     def export(self, state: State) -> tuple[State, State]:
-        return set_apart(state, ".bitfit_bias")
+        return split_state(state, ".bitfit_bias")

@@ -42,7 +42,7 @@ class EMA(Method):
         follow(self.average, step.model, min(self.decay, 1 - 1 / (self.steps + 1)))
 
     @contextmanager
-    def judged(self, model: nn.Module) -> Iterator[None]:
+    def evaluation_weights(self, model: nn.Module) -> Iterator[None]:
         self._exchange(model)
         try:
             yield

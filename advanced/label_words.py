@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.reading import Heard, Listening, is_within
-from base_llama import View, causal_mask, sequence_lengths
+from base_llama import AttentionContext, causal_mask, sequence_lengths
 from classifier import Reader, read_last
 from llama import Llama
 from tokenizer import Tokenizer
@@ -76,12 +76,12 @@ class LabelWords(nn.Module):
         token_ids: b s -> b v each
         """
         llama, lengths, texts = self.llama, sequence_lengths(token_ids, self.pad_id), Listening()  # lengths: b
-        view = View.of_text(token_ids.shape[1], True, token_ids.device)._replace(cache=texts)
-        states = llama.encode(llama.embed(token_ids), view, lengths - 1)  # b 1 D
+        context = AttentionContext.of_text(token_ids.shape[1], True, token_ids.device)._replace(cache=texts)
+        states = llama.encode(llama.embed(token_ids), context, lengths - 1)  # b 1 D
         after = {(): self.log_probabilities(states[:, 0])}
         if prefixes:
-            view = view_behind(texts, lengths, prefixes)
-            behind = llama.encode(self.embed_behind(prefixes, lengths), view)  # b*m k D
+            context = context_behind(texts, lengths, prefixes)
+            behind = llama.encode(self.embed_behind(prefixes, lengths), context)  # b*m k D
             behind = behind.unflatten(0, (len(lengths), len(prefixes)))  # b m k D
             for number, ids in enumerate(prefixes):
                 after |= {ids[:t]: self.log_probabilities(behind[:, number, t - 1]) for t in range(1, len(ids) + 1)}
@@ -135,14 +135,14 @@ def is_longer(other: Ids, one: Ids) -> bool:
     return len(other) > len(one) and other[: len(one)] == one
 
 
-def view_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[Ids]) -> View:
+def context_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[Ids]) -> AttentionContext:
     """Of rows that stand behind the real tokens of texts, those of the first text first. lengths: b"""
     m, k, s = len(prefixes), max(map(len, prefixes)), texts.heard[0][0].shape[2]
     lengths = lengths.repeat_interleave(m)  # b*m
     is_text = is_within(lengths, s)  # b*m s
     own = causal_mask(k, k, lengths.device).expand(len(lengths), 1, k, k)
     mask = torch.cat((is_text[:, None, None].expand(-1, 1, k, s), own), dim=-1)  # b*m 1 k s+k
-    return View(start=lengths, mask=mask, cache=Heard(texts, m))
+    return AttentionContext(start=lengths, mask=mask, cache=Heard(texts, m))
 
 
 def append(token_ids: torch.Tensor, ids: Ids, pad_id: int) -> torch.Tensor:

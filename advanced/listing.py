@@ -15,11 +15,11 @@ from advanced import create, reason_between
 from advanced.added import trainable_parameters
 from advanced.table import METHODS, MethodEntry
 from config import LlamaConfig
-from engine.families import LLAMAS, model_settings
+from engine.families import LLAMA_FAMILY, model_settings
 from engine.methods import prepare
 from engine.weights import blueprint
 from tokenizer import Tokenizer
-from utils import UserError, some
+from utils import UserError, join_names
 
 COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
 PRETRAINING = (
@@ -59,7 +59,7 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
         if entries[name].attention is not None:
             yield f"  for {entries[name].attention} models alone"
         for reason, others in _conflicts(name).items():
-            yield f"  not with {some(others)}: {reason}"
+            yield f"  not with {join_names(others)}: {reason}"
     yield ""
     yield from PRETRAINING
 
@@ -102,6 +102,6 @@ def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names
     with torch.device("meta"):
         llama = blueprint(dataclasses.replace(config, attention=attention))
         settings = model_settings(chosen if entry.is_head else None, len(label_names))
-        model = LLAMAS.make_classifier(settings, llama, tokenizer, label_names)
+        model = LLAMA_FAMILY.make_classifier(settings, llama, tokenizer, label_names)
         prepare(model, [] if entry.is_head else [create(*chosen)])
     return trainable_parameters(model)

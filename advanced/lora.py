@@ -70,7 +70,7 @@ class LoRA(Method):
         return output + (self.scale * update).to(output.dtype)
 
     @contextmanager
-    def judged(self, model: nn.Module) -> Iterator[None]:
+    def evaluation_weights(self, model: nn.Module) -> Iterator[None]:
         frozen = {layer: layer.weight.detach().clone() for layer in self.layers(model)}
         with torch.no_grad():
             for layer in frozen:

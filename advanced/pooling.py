@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from advanced.added import State, set_apart
+from advanced.added import State, split_state
 from advanced.reading import reading_of
 from advanced.table import READ_ANYWAY
 from engine.methods import Method
@@ -45,4 +45,4 @@ class Pooling(Method):
             reading.query = nn.Parameter(torch.zeros_like(model.llama.norm.weight))  # D
 
     def export(self, state: State) -> tuple[State, State]:
-        return set_apart(state, "read.query")
+        return split_state(state, "read.query")

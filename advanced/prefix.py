@@ -10,7 +10,7 @@ which is a gate between the model and what the prefix says (He et al. 2022, arXi
 
 The prefix has no position: keys are joined after rotation, the text stays where it is, and every query sees all of the
 prefix, whatever it sees of the text. Keys and values come to attention as those of an earlier text do, through
-`View.cache`, so that kernels compute them as well.
+`AttentionContext.cache`, so that kernels compute them as well.
 
 There is no prefix that begins as the base: l = 0 needs scores of minus infinity, at which nothing would be learned. A
 random one is a bad start where examples are few (section 7.4 of the first paper), so this one begins as the keys and
@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from advanced.added import State, set_apart, view_among
+from advanced.added import State, context_among, split_state
 from advanced.reading import Listening
-from base_llama import KVCache, View
+from base_llama import AttentionContext, KVCache
 from engine.methods import Method, pretrained_of
 from llama import Llama
 
@@ -62,14 +62,14 @@ class Prefix(Method):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Let the attention find the prefix before the text. inputs: x, b s D, and perhaps a view"""
         x = inputs[0]
-        view = view_among(inputs, named) or View.of_text(x.shape[1], attention.is_causal, x.device)
-        mask = view.mask  # ... s t
+        context = context_among(inputs, named) or AttentionContext.of_text(x.shape[1], attention.is_causal, x.device)
+        mask = context.mask  # ... s t
         if mask is not None:
             mask = torch.cat((mask.new_ones(*mask.shape[:-1], self.length), mask), dim=-1)  # ... s p+t
-        return (x, view._replace(mask=mask, cache=Prefixed(attention, view.cache))), {}
+        return (x, context._replace(mask=mask, cache=Prefixed(attention, context.cache))), {}
 
     def export(self, state: State) -> tuple[State, State]:
-        return set_apart(state, ".attention.prefix_")
+        return split_state(state, ".attention.prefix_")
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Prefixed:
 def keys_and_values(llama: Llama, token_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Those of a text in every layer. token_ids: 1 p -> two of g p d for each layer"""
     listening = Listening()
-    view = View.of_text(token_ids.shape[1], llama.config.is_causal, token_ids.device)
-    llama.encode(llama.embed(token_ids), view._replace(cache=listening))
+    context = AttentionContext.of_text(token_ids.shape[1], llama.config.is_causal, token_ids.device)
+    llama.encode(llama.embed(token_ids), context._replace(cache=listening))
     # heads come out of a transpose, and what is not contiguous cannot be split over processes
     return [(key[0].contiguous(), value[0].contiguous()) for key, value in listening.heard]

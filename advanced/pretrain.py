@@ -82,12 +82,12 @@ def main() -> None:
     args = get_args()
     check_args(args)
     from advanced.pretraining import pretrain
-    from engine.plan import Place
+    from engine.plan import ComputeSettings
     from utils import choose_device, seed_everything
 
     seed_everything(args.seed)
     outputs = outputs_of(args)
-    rows = follow(args, outputs, pretrain(args, Place(choose_device(args.device)), outputs, SHAPE), line_of)
+    rows = follow(args, outputs, pretrain(args, ComputeSettings(choose_device(args.device)), outputs, SHAPE), line_of)
     made_of = origin(args.text, args.out.with_suffix(".model"), args.init)
     outputs.write_figures(args, rows, {"made_of": made_of, "weights": sha256_of(args.out)})
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])

@@ -15,7 +15,7 @@ import torch
 from config import LlamaConfig
 from engine.batches import TextWindows
 from engine.methods import EpochResult
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from engine.runs import compute_fast
 from engine.tasks import NextToken, perplexity_of
 from engine.text.flags import Outputs, Row, check_length
@@ -28,7 +28,7 @@ from tokenizer import Tokenizer
 from utils import UserError, atomic_write, sha256_of
 
 
-class Corpus(NamedTuple):
+class TextCorpus(NamedTuple):
     """A packed text to train on, and one held out. tokenizer_file: what is written beside the checkpoint."""
 
     tokenizer: Tokenizer
@@ -38,7 +38,7 @@ class Corpus(NamedTuple):
     held_out_bytes: int
 
 
-def read_corpus(args: Namespace) -> Corpus:
+def read_corpus(args: Namespace) -> TextCorpus:
     """Read the texts, hold out a part of each, and train the tokenizer on the rest if none is given."""
     train, held = read_texts(args)
     if args.tokenizer is None:
@@ -47,7 +47,7 @@ def read_corpus(args: Namespace) -> Corpus:
         model = Path(args.tokenizer).read_bytes()
     tokenizer = Tokenizer.from_bytes(model, path=args.tokenizer or "the tokenizer of these texts")
     size = sum(len(document.encode()) for document in held)
-    corpus = Corpus(tokenizer, model, pack(train, tokenizer), pack(held, tokenizer), size)
+    corpus = TextCorpus(tokenizer, model, pack(train, tokenizer), pack(held, tokenizer), size)
     print(f"{len(corpus.train)} tokens to train on, {len(corpus.held_out)} held out, {tokenizer.n_words} pieces")
     return corpus
 
@@ -69,12 +69,10 @@ def make_model(args: Namespace, tokenizer: Tokenizer, sizes: Collection[str]) ->
     return model
 
 
-def identity_with(args: Namespace, corpus: Corpus, config: LlamaConfig) -> dict[str, Any]:
+def identity_with(args: Namespace, corpus: TextCorpus, config: LlamaConfig) -> dict[str, Any]:
     tokenizer = hashlib.sha256(corpus.tokenizer_file).hexdigest()
     init = None if args.init is None else sha256_of(args.init)
-    return identity_of(
-        args, init=init, tokenizer=tokenizer, model_args=asdict(config), precision=args.precision
-    )
+    return identity_of(args, init=init, tokenizer=tokenizer, model_args=asdict(config), precision=args.precision)
 
 
 @dataclass
@@ -93,26 +91,26 @@ class SaverWithTokenizer(TextSaver):
         super().save_beside()
 
 
-def pretrain(args: Namespace, place: Place, outputs: Outputs, sizes: Collection[str]) -> Iterator[Row]:
+def pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs, sizes: Collection[str]) -> Iterator[Row]:
     """Yields a row of figures after about every `--every` steps; the model is saved whenever it is the best.
 
     outputs: what is written. sizes: the fields of the config that flags give. Raises `UserError` where another process
     uses `--out`, or a text is too short.
     """
-    yield from alone(args, outputs, lambda: _pretrain(args, place, outputs, sizes))
+    yield from alone(args, outputs, lambda: _pretrain(args, compute, outputs, sizes))
 
 
-def _pretrain(args: Namespace, place: Place, outputs: Outputs, sizes: Collection[str]) -> Iterator[Row]:
+def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs, sizes: Collection[str]) -> Iterator[Row]:
     corpus = read_corpus(args)
     torch.manual_seed(args.seed)
     model = make_model(args, corpus.tokenizer, sizes)
-    compute_fast(model, args.precision, place)
+    compute_fast(model, args.precision, compute)
     rounds = Rounds.of(args, len(corpus.train) // args.length)
     train = training_batches(corpus.train, corpus.tokenizer, args.length, args.batch_size, rounds.steps, args.seed)
     held_out = TextWindows(corpus.held_out, corpus.tokenizer.bos_id, args.length).loader(args.batch_size)
     methods = [paced(args)]
     record = {"kind": "checkpoint", "model_args": asdict(model.config)}  # the course's layout
-    saver = SaverWithTokenizer(
+    checkpointer = SaverWithTokenizer(
         outputs.model, outputs.point, record, identity_with(args, corpus, model.config), rounds.count, methods,
         tokenizer_file=corpus.tokenizer_file,
     )  # fmt: skip
@@ -120,18 +118,18 @@ def _pretrain(args: Namespace, place: Place, outputs: Outputs, sizes: Collection
     if args.init is not None:
         before = evaluate(model, held_out, task=task, desc="before")
         yield {"step": 0, "held_out": before.loss, **_in_other_units(before.loss, corpus)}
-    for result in train_in_rounds(args, model, train, held_out, saver, task, methods):
+    for result in train_in_rounds(args, model, train, held_out, checkpointer, task, methods):
         yield row_of(result, rounds.steps, corpus, args)
 
 
-def row_of(result: EpochResult, steps: int, corpus: Corpus, args: Namespace) -> Row:
+def row_of(result: EpochResult, steps: int, corpus: TextCorpus, args: Namespace) -> Row:
     tokens = steps * args.batch_size * args.length
     figures = {"step": (result.epoch + 1) * steps, "train": result.train_loss, "held_out": -result.dev_score}
     pace = {"seconds": result.seconds, "tokens_per_second": round(tokens / result.seconds)}
     return {**figures, **_in_other_units(-result.dev_score, corpus), **pace}
 
 
-def _in_other_units(loss: float, corpus: Corpus) -> dict[str, float]:
+def _in_other_units(loss: float, corpus: TextCorpus) -> dict[str, float]:
     """Of a loss in nats a token: perplexity, and bits a byte, which models of other vocabularies share."""
     bits = loss * len(corpus.held_out) / math.log(2) / corpus.held_out_bytes
     return {"perplexity": perplexity_of(loss), "bits_per_byte": bits}

@@ -31,7 +31,7 @@ from advanced.label_words import LabelWords
 from advanced.reading import reading_of
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import some
+from utils import join_names
 
 
 class PromptFinetune(LabelWords):
@@ -60,7 +60,9 @@ class PromptFinetune(LabelWords):
         if not llama.config.is_causal:
             reading_of(self).hides_padding = True
         several = [word for word, ids in zip(self.words, self.word_ids, strict=True) if len(ids) > 1]
-        self.remark = f"words of several tokens, for which the model is asked again: {some(several)}" if several else ""
+        self.remark = (
+            f"words of several tokens, for which the model is asked again: {join_names(several)}" if several else ""
+        )
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: b s -> log-probabilities b c"""

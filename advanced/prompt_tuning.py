@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from advanced.added import State, set_apart
+from advanced.added import State, split_state
 from advanced.reading import reading_of
 from engine.methods import Method
 
@@ -40,4 +40,4 @@ class PromptTuning(Method):
         reading_of(model).prompt = nn.Parameter(table[drawn].clone())  # p D
 
     def export(self, state: State) -> tuple[State, State]:
-        return set_apart(state, "read.prompt")
+        return split_state(state, "read.prompt")

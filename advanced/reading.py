@@ -4,7 +4,7 @@
     see      which positions are seen: all, or those of real tokens     (padding-mask)
     pool     what is read of the last layer: one position, or several   (pooling)
 
-A `Reading` in which nothing was changed is `classifier.read_last`.
+A `TextRepresentation` in which nothing was changed is `classifier.read_last`.
 
 Shapes: b batch   p position of the prompt   s position of the text   D model dim
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from base_llama import View, causal_mask, sequence_lengths
+from base_llama import AttentionContext, causal_mask, sequence_lengths
 from classifier import read_last
 from llama import Llama
 from utils import UserError
@@ -28,7 +28,7 @@ def is_within(lengths: torch.Tensor, size: int) -> torch.Tensor:
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
-class Reading(nn.Module):
+class TextRepresentation(nn.Module):
     """What stands in the place of a classifier's `read`.
 
     prompt: p D, vectors before the text. hides_padding: whether a bidirectional model sees real tokens alone. pool:
@@ -51,13 +51,13 @@ class Reading(nn.Module):
         is_real = is_within(lengths, token_ids.shape[1])  # b s
         h = self.embed(llama, token_ids)  # b p+s D
         before = h.shape[1] - token_ids.shape[1]
-        view = self.see(llama, is_real, before)
+        context = self.see(llama, is_real, before)
         if self.pool in ("mean", "attention"):
-            states = llama.encode(h, view)[:, before:]  # b s D
+            states = llama.encode(h, context)[:, before:]  # b s D
             return (self.weights(states, is_real)[..., None] * states).sum(dim=1)  # b D
         reads_last_real = llama.config.is_causal or self.hides_padding or self.pool == "last"
         at = before + lengths - 1 if reads_last_real else torch.full_like(lengths, h.shape[1] - 1)  # b
-        return llama.encode(h, view, at)[:, 0]  # b D
+        return llama.encode(h, context, at)[:, 0]  # b D
 
     def embed(self, llama: Llama, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: b s -> b p+s D"""
@@ -66,15 +66,15 @@ class Reading(nn.Module):
             return h
         return torch.cat((self.prompt.to(h.dtype).expand(len(h), -1, -1), h), dim=1)
 
-    def see(self, llama: Llama, is_real: torch.Tensor, before: int) -> View:
+    def see(self, llama: Llama, is_real: torch.Tensor, before: int) -> AttentionContext:
         """is_real: b s. before: how many vectors stand before the text, which are always seen."""
         if llama.config.is_causal:
             length = before + is_real.shape[1]
-            return View(mask=causal_mask(length, length, is_real.device))  # p+s p+s
+            return AttentionContext(mask=causal_mask(length, length, is_real.device))  # p+s p+s
         if not self.hides_padding:
-            return View()
+            return AttentionContext()
         is_seen = torch.cat((is_real.new_ones(len(is_real), before), is_real), dim=1)  # b p+s
-        return View(mask=is_seen[:, None, None, :])  # b 1 1 p+s: all queries see the same
+        return AttentionContext(mask=is_seen[:, None, None, :])  # b 1 1 p+s: all queries see the same
 
     def weights(self, states: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor:
         """How much each token counts: 0 for padding, 1 in all. states: b s D, is_real: b s -> b s"""
@@ -114,16 +114,16 @@ class Heard:
         return key, value
 
 
-def reading_of(model: nn.Module) -> Reading:
-    """The `Reading` of a classifier, put there by whichever method asks first.
+def reading_of(model: nn.Module) -> TextRepresentation:
+    """The `TextRepresentation` of a classifier, put there by whichever method asks first.
 
     Raises `UserError` if the classifier has no `read`, or one of its own. A classifier that has one and does not ask it
     is refused when it has computed its first outputs.
     """
-    if not isinstance(getattr(model, "read", None), Reading):
+    if not isinstance(getattr(model, "read", None), TextRepresentation):
         if getattr(model, "read", None) is not read_last:
             raise UserError("this classifier reads a text in its own way, which a method cannot change")
-        model.read = Reading()
+        model.read = TextRepresentation()
         model.register_forward_hook(_refuse_what_does_not_ask)
     return model.read
 

@@ -139,7 +139,6 @@ def of_frozen(reason: str) -> dict[str, str]:
     return dict.fromkeys(FROZEN, reason)
 
 
-
 # ------------------------------------------------------------------------------------------------- the methods
 
 PREDICTED = {

@@ -24,7 +24,7 @@ from torch import nn
 
 from engine.methods import Method, pretrained_of
 from engine.weights import blueprint
-from utils import some, warn
+from utils import join_names, warn
 
 
 class WiSEFT(Method):
@@ -65,7 +65,7 @@ class WiSEFT(Method):
         mixed = {pretrained_of(model).get_parameter(name) for name in self.before}
         trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
         kept = [name for name, each in trained if each not in mixed]
-        return f"of the training only {some(kept)} is left" if kept else "nothing is left of the training"
+        return f"of the training only {join_names(kept)} is left" if kept else "nothing is left of the training"
 
     @torch.no_grad()
     def mix(self, llama: nn.Module, after: dict[str, torch.Tensor], alpha: float) -> None:

@@ -28,7 +28,7 @@ from advanced.reading import is_within
 from base_llama import sequence_lengths
 from engine.batches import EncodingRules, LlamaDataset
 from engine.data import NO_GOLD_LABEL, Example
-from engine.processes import Batch, World
+from engine.processes import Batch, Distributed
 from engine.tasks import Classification
 from engine.training import evaluate
 from llama import Llama
@@ -136,7 +136,7 @@ class _Kept:
     def add(self, log_probs: torch.Tensor, batch: Batch) -> None:
         self.log_probs.append(log_probs)
 
-    def finish(self, world: World) -> None:
+    def finish(self, distributed: Distributed) -> None:
         """Nothing is to be added up."""
 
 

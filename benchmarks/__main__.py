@@ -1,8 +1,8 @@
 """Ratios between this package and others, measured in one run.
 
-    python -m benchmarks                      # everything; README.md here says what each line means
-    python -m benchmarks --rows decode-fp32 train-fp32 --llama2c ~/llama2.c/run --json report.json
-    python -m benchmarks --quick              # every code path on a tiny model, in seconds; its figures mean nothing
+python -m benchmarks                      # everything; README.md here says what each line means
+python -m benchmarks --rows decode-fp32 train-fp32 --llama2c ~/llama2.c/run --json report.json
+python -m benchmarks --quick              # every code path on a tiny model, in seconds; its figures mean nothing
 """
 
 from __future__ import annotations

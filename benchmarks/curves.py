@@ -77,7 +77,7 @@ def _decode_hf(model: nn.Module, token_ids: torch.Tensor) -> float:
     return clock.seconds_per_token()
 
 
-def _decode_naive(model: naive.Llama, token_ids: torch.Tensor) -> float:
+def _decode_naive(model: naive.NaiveLlama, token_ids: torch.Tensor) -> float:
     start = time.perf_counter()
     model.generate(token_ids[:, :-2], 2)
     return (time.perf_counter() - start) / 2

@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     labels: torch.Tensor
 
 
-class HFClassifier(nn.Module):
+class HFBertClassifier(nn.Module):
     """transformers' classifier, of our ids and mask, as log-probabilities."""
 
     def __init__(self, model: nn.Module):
@@ -83,7 +83,7 @@ def as_hf(model: BertForSequenceClassification, folder: Path) -> nn.Module:
     import transformers
 
     save_pretrained(folder, model)
-    return HFClassifier(transformers.BertForSequenceClassification.from_pretrained(folder)).eval()
+    return HFBertClassifier(transformers.BertForSequenceClassification.from_pretrained(folder)).eval()
 
 
 def classify(bench: Bench) -> list[Line]:

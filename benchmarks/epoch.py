@@ -18,9 +18,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 from benchmarks import naive
-from benchmarks.sentences import Sentences
+from benchmarks.sentences import MeasuredSentences
 from engine.batches import EncodingRules, LlamaDataset
-from engine.saver import Saver
+from engine.checkpointer import Checkpointer
 from engine.training import fit
 
 
@@ -40,7 +40,7 @@ class FixedBatches(Sampler[list[int]]):
         self.seconds.append(time.perf_counter() - start)
 
 
-class NotSaved(Saver):
+class NotSaved(Checkpointer):
     """Saves nothing: writing files is no part of what is compared."""
 
     def __init__(self):
@@ -114,7 +114,7 @@ class Epoch:
             self.train_loader,
             self.dev_loader,
             epochs=1,
-            saver=NotSaved(),
+            checkpointer=NotSaved(),
             progress=False,
         ):
             pass
@@ -130,9 +130,7 @@ class NaiveEpoch(Epoch):
             naive.evaluate(self.model, loader, self.device)
 
 
-def _fixed(
-    loader: DataLoader, lengths: Sequence[int], every: int, draw: random.Random
-) -> tuple[DataLoader, float]:
+def _fixed(loader: DataLoader, lengths: Sequence[int], every: int, draw: random.Random) -> tuple[DataLoader, float]:
     """A loader of a sample of `loader`'s batches, and how many there are for each that was chosen."""
     batches = list(loader.batch_sampler)
     chosen = sampled(batches, lengths, every, draw)
@@ -143,7 +141,7 @@ def _fixed(
 def our_epoch(
     model: nn.Module,
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    sentences: Sentences,
+    sentences: MeasuredSentences,
     batch_size: int,
     every: int,
     seed: int,
@@ -163,7 +161,12 @@ def our_epoch(
 
 
 def naive_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, sentences: Sentences, batch_size: int, every: int, seed: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sentences: MeasuredSentences,
+    batch_size: int,
+    every: int,
+    seed: int,
 ) -> NaiveEpoch:
     """Sentences encoded in every batch; encoded here too, outside every clock, to know their lengths."""
     train, dev = (naive.SentenceDataset(part, sentences.tokenizer) for part in (sentences.train, sentences.dev))

@@ -121,9 +121,7 @@ def train_bf16(bench: Bench) -> list[Line]:
 # ------------------------------------------------------------------------------------------------------ epochs
 
 
-def _epoch_lines(
-    bench: Bench, work: str, contenders: tuple[str, ...], epochs: dict[str, epoch.Epoch]
-) -> list[Line]:
+def _epoch_lines(bench: Bench, work: str, contenders: tuple[str, ...], epochs: dict[str, epoch.Epoch]) -> list[Line]:
     """No warm-up round, which would take as long as a measured one: a step on one batch instead."""
     for contender in epochs.values():
         batch = next(iter(contender.dev_loader))

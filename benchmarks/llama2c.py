@@ -65,9 +65,7 @@ def printed_text(ids: Sequence[int], pieces: Sequence[bytes]) -> bytes:
 class Llama2C:
     """The program with a model exported for it into `folder`."""
 
-    def __init__(
-        self, program: Path, folder: Path, state: dict[str, torch.Tensor], config: LlamaConfig, threads: int
-    ):
+    def __init__(self, program: Path, folder: Path, state: dict[str, torch.Tensor], config: LlamaConfig, threads: int):
         self.program, self.threads = program, threads
         self.model_path, self.tokenizer_path = folder / "model.bin", folder / "tokenizer.bin"
         self.pieces = make_pieces(config.vocab_size)

@@ -1,6 +1,6 @@
 """Peak memory of fine-tuning: each contender alone in a fresh process, which prints its peak in bytes.
 
-    python -m benchmarks.memory CONTENDER CHECKPOINT ROWS LENGTH THREADS     # what `peak_memory` runs
+python -m benchmarks.memory CONTENDER CHECKPOINT ROWS LENGTH THREADS     # what `peak_memory` runs
 """
 
 from __future__ import annotations

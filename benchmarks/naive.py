@@ -25,11 +25,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from config import LlamaConfig
 from engine.data import Example
-from optimizer import AdamW as PackageAdamW
+from optimizer import AdamW
 from tokenizer import Tokenizer
 
 
-class RMSNorm(nn.Module):
+class NaiveRMSNorm(nn.Module):
     def __init__(self, dim: int, eps: float):
         super().__init__()
         self.eps = eps
@@ -52,7 +52,7 @@ def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
     return rotated.reshape(x.shape)
 
 
-class Attention(nn.Module):
+class NaiveAttention(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.config = config
@@ -86,7 +86,7 @@ class Attention(nn.Module):
         return self.resid_dropout(self.compute_output(output))
 
 
-class FeedForward(nn.Module):
+class NaiveFeedForward(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.w1 = nn.Linear(config.dim, config.hidden_dim, bias=False)
@@ -99,13 +99,13 @@ class FeedForward(nn.Module):
         return self.dropout(self.w2(F.silu(self.w1(x)) * self.w3(x)))
 
 
-class LlamaLayer(nn.Module):
+class NaiveLlamaLayer(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
-        self.attention = Attention(config)
-        self.feed_forward = FeedForward(config)
-        self.attention_norm = RMSNorm(config.dim, config.layer_norm_eps)
-        self.ffn_norm = RMSNorm(config.dim, config.layer_norm_eps)
+        self.attention = NaiveAttention(config)
+        self.feed_forward = NaiveFeedForward(config)
+        self.attention_norm = NaiveRMSNorm(config.dim, config.layer_norm_eps)
+        self.ffn_norm = NaiveRMSNorm(config.dim, config.layer_norm_eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: b s D -> b s D"""
@@ -113,7 +113,7 @@ class LlamaLayer(nn.Module):
         return h + self.feed_forward(self.ffn_norm(h))
 
 
-class Llama(nn.Module):
+class NaiveLlama(nn.Module):
     """Token ids to the next token's logits and to hidden states."""
 
     def __init__(self, config: LlamaConfig):
@@ -121,8 +121,8 @@ class Llama(nn.Module):
         self.config = config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.n_layers))
-        self.norm = RMSNorm(config.dim, config.layer_norm_eps)
+        self.layers = nn.ModuleList(NaiveLlamaLayer(config) for _ in range(config.n_layers))
+        self.norm = NaiveRMSNorm(config.dim, config.layer_norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tok_embeddings.weight = self.output.weight
 
@@ -144,10 +144,10 @@ class Llama(nn.Module):
         return tokens
 
 
-class LlamaEmbeddingClassifier(nn.Module):
+class NaiveLlamaEmbeddingClassifier(nn.Module):
     """A linear head on the hidden state at the last position of the padded batch."""
 
-    def __init__(self, llama: Llama, num_labels: int, dropout: float):
+    def __init__(self, llama: NaiveLlama, num_labels: int, dropout: float):
         super().__init__()
         self.llama = llama
         self.dropout = nn.Dropout(dropout)
@@ -159,7 +159,7 @@ class LlamaEmbeddingClassifier(nn.Module):
         return F.log_softmax(self.classifier_head(self.dropout(hidden_states[:, -1])), dim=-1)
 
 
-class AdamW(PackageAdamW):
+class NaiveAdamW(AdamW):
     """AdamW as the assignment defines it, with the settings of `optimizer.AdamW`, one parameter after another."""
 
     @torch.no_grad()

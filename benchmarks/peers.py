@@ -125,8 +125,8 @@ class Peers:
         self.kernels[use] = [*self.kernels[use], ours.choice]
         return ours
 
-    def naive(self, attention: str = "causal") -> naive.Llama:
-        return self._filled(naive.Llama, attention)
+    def naive(self, attention: str = "causal") -> naive.NaiveLlama:
+        return self._filled(naive.NaiveLlama, attention)
 
     def hf(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """transformers' LlamaForCausalLM with its default attention (PyTorch's fused one)."""
@@ -146,9 +146,9 @@ class Peers:
             self._accelerate(model, precision, f"{precision}, {attention}, {use}", generates=False, trains=training)
         return model
 
-    def naive_classifier(self, attention: str = "bidirectional") -> naive.LlamaEmbeddingClassifier:
+    def naive_classifier(self, attention: str = "bidirectional") -> naive.NaiveLlamaEmbeddingClassifier:
         llama = self.naive(attention)
-        return self._with_head(lambda: naive.LlamaEmbeddingClassifier(llama, NUM_LABELS, DROPOUT))
+        return self._with_head(lambda: naive.NaiveLlamaEmbeddingClassifier(llama, NUM_LABELS, DROPOUT))
 
     def hf_classifier(self, dtype: torch.dtype = torch.float32) -> HFClassifier:
         base = self.hf().model
@@ -178,7 +178,7 @@ def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def naive_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return naive.AdamW(model.parameters(), lr=LEARNING_RATE)
+    return naive.NaiveAdamW(model.parameters(), lr=LEARNING_RATE)
 
 
 def hf_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -205,9 +205,7 @@ def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     return model(token_ids)
 
 
-def generate_with_hf(
-    model: nn.Module, prompt: torch.Tensor, new: int, streamer: object | None = None
-) -> torch.Tensor:
+def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int, streamer: object | None = None) -> torch.Tensor:
     """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)
 
     streamer: its `put` is called with the prompt and with each new token.

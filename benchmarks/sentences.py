@@ -21,7 +21,7 @@ SIZES = {"train": 8544, "dev": 1101}
 FIRST_WORD_ID = 259  # after the special ids and the bytes
 
 
-class Sentences(NamedTuple):
+class MeasuredSentences(NamedTuple):
     """train and dev examples, the tokenizer that encodes them, and where they come from."""
 
     train: Sequence[Example]
@@ -50,7 +50,7 @@ def length_at(share: float) -> int:
     return LENGTHS[-1][1]
 
 
-def random_sentences(vocab_size: int, seed: int, sizes: dict[str, int]) -> Sentences:
+def random_sentences(vocab_size: int, seed: int, sizes: dict[str, int]) -> MeasuredSentences:
     """Random ids of SST's lengths, five labels."""
     draw = random.Random(seed)
 
@@ -59,10 +59,12 @@ def random_sentences(vocab_size: int, seed: int, sizes: dict[str, int]) -> Sente
         return Example(" ".join(words), draw.randrange(5))
 
     train, dev = ([example() for _ in range(sizes[split])] for split in ("train", "dev"))
-    return Sentences(train, dev, IdTokenizer(), "random token ids with SST's lengths; tokenising them costs little")
+    return MeasuredSentences(
+        train, dev, IdTokenizer(), "random token ids with SST's lengths; tokenising them costs little"
+    )
 
 
-def load_sentences(vocab_size: int, seed: int) -> Sentences:
+def load_sentences(vocab_size: int, seed: int) -> MeasuredSentences:
     """SST with Llama's tokenizer, from $MINLLAMA_ASSETS or beside this code, if there and the vocabulary fits."""
     for folder in (os.environ.get("MINLLAMA_ASSETS"), ROOT):
         if not folder:
@@ -72,5 +74,5 @@ def load_sentences(vocab_size: int, seed: int) -> Sentences:
         if train.is_file() and dev.is_file() and tokenizer_path.is_file():
             tokenizer = Tokenizer(tokenizer_model=tokenizer_path)
             if tokenizer.n_words == vocab_size:
-                return Sentences(create_data(train), create_data(dev), tokenizer, "SST with Llama's tokenizer")
+                return MeasuredSentences(create_data(train), create_data(dev), tokenizer, "SST with Llama's tokenizer")
     return random_sentences(vocab_size, seed, SIZES)

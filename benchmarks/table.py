@@ -16,7 +16,7 @@ from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share, shares
 from benchmarks.peers import Peers
-from benchmarks.sentences import Sentences
+from benchmarks.sentences import MeasuredSentences
 from benchmarks.targets import (
     CT2_TYPES,
     FASTER,
@@ -85,7 +85,7 @@ class Bench:
     peers: Peers
     turns: Turns
     sizes: Sizes
-    sentences: Sentences
+    sentences: MeasuredSentences
     folder: Path
     threads: int
     seed: int
@@ -122,7 +122,7 @@ class Bench:
         return token_ids.to(self.device), labels.to(self.device)
 
 
-class Task(NamedTuple):
+class BenchmarkTask(NamedTuple):
     """The least work that a line takes, and the precision of its products."""
 
     passes: list[Pass]
@@ -149,7 +149,7 @@ class Line:
     lower_is_better: bool = False
     is_faster_here: bool = True  # whether this machine gains by the precision of the line
     amount: float | None = None  # what a run makes, where `unit` is a rate
-    task: Task | None = None
+    task: BenchmarkTask | None = None
     costs: dict[str, list[float]] = field(default_factory=dict)
 
     @property
@@ -205,7 +205,7 @@ def lines_of(
     unit: str = "s",
     notes: dict[str, str] | None = None,
     same: dict[str, bool] | None = None,
-    task: Task | None = None,
+    task: BenchmarkTask | None = None,
 ) -> list[Line]:
     """A line against each of `contenders`, from the costs in seconds, ours first.
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from advanced import create
-from bert.directory import DirectorySaver
+from bert.directory import DirectoryCheckpointer
 from bert.heads import BertForQuestionAnswering
 from bert.load import check_pairs, load_model, load_tokenizer
 from bert.spans import SpanData, SpanEvaluation, Spans
@@ -26,7 +26,7 @@ from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
 from convert.directory import CONFIG, SAFETENSORS, lock_of
 from engine.lineage import checksum
 from engine.methods import EpochResult
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from engine.runs import compute_fast
 from engine.text.flags import Outputs
 from engine.text.runs import alone, make_optimizer, resume
@@ -39,22 +39,22 @@ OF_RUN = ("epochs", "lr", "batch_size", "length", "stride", "seed")
 
 
 def run(args: Namespace) -> None:
-    place = Place(choose_device(args.device, args.use_gpu), args.kernels)
+    compute = ComputeSettings(choose_device(args.device, args.use_gpu), args.kernels)
     if args.train is not None:
-        train(args, place)
+        train(args, compute)
     elif args.dev is not None:
         model, tokenizer = answering_model(args)
-        report(args, judge(args, model, tokenizer, place))
+        report(args, judge(args, model, tokenizer, compute))
     else:
-        answer(args, place)
+        answer(args, compute)
 
 
-def answer(args: Namespace, place: Place) -> None:
+def answer(args: Namespace, compute: ComputeSettings) -> None:
     """One question on one paragraph."""
     model, tokenizer = answering_model(args)
     question = Question("0", args.text, args.text_b, ())
     data = SpanData([question], tokenizer, args.length, args.stride)
-    found = evaluate(model.to(place.device), data.loader(args.batch_size), task=Spans(True)).predictions["0"]
+    found = evaluate(model.to(compute.device), data.loader(args.batch_size), task=Spans(True)).predictions["0"]
     print(f"answer: {found}" if found else "the paragraph does not say it")
 
 
@@ -77,10 +77,10 @@ def _check_shape(args: Namespace, model: nn.Module) -> None:
         raise UserError(f"--length {args.length}: the model has {positions} positions")
 
 
-def judge(args: Namespace, model: nn.Module, tokenizer: WordPiece, place: Place) -> SpanEvaluation:
+def judge(args: Namespace, model: nn.Module, tokenizer: WordPiece, compute: ComputeSettings) -> SpanEvaluation:
     questions, may_be_unanswered = read_squad(args.dev)
     data = SpanData(questions, tokenizer, args.length, args.stride)
-    compute_fast(model, "fp32", place, trains=False)
+    compute_fast(model, "fp32", compute, trains=False)
     return evaluate(model, data.loader(args.batch_size), task=Spans(may_be_unanswered), desc="dev")
 
 
@@ -111,13 +111,13 @@ def outputs_of(args: Namespace) -> Outputs:
     return Outputs(out / SAFETENSORS, beside, out / SCORES, out / POINT, lock_of(out), "--model_out", inputs)
 
 
-def train(args: Namespace, place: Place) -> None:
+def train(args: Namespace, compute: ComputeSettings) -> None:
     """Fine-tune, then answer --dev with the epoch that was best on it, made anew from its files."""
     args.out = Path(args.model_out)
     outputs = outputs_of(args)
     outputs.check(args)
     try:
-        for result in alone(args, outputs, lambda: _epochs(args, outputs, place)):
+        for result in alone(args, outputs, lambda: _epochs(args, outputs, compute)):
             f1 = 100 * result.dev_score
             print(f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, dev F1 :: {f1:.2f}", flush=True)
     except Diverged as error:
@@ -126,13 +126,13 @@ def train(args: Namespace, place: Place) -> None:
         raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {outputs.what_is_kept(args)}") from None
     print(f"save the model to {args.out}")
     best, _ = load_model(args.out, BertForQuestionAnswering)
-    found = judge(args, best, load_tokenizer(args.out), place)
+    found = judge(args, best, load_tokenizer(args.out), compute)
     with atomic_write(outputs.figures) as file:
         file.write(json.dumps(found.scores._asdict(), indent=1) + "\n")
     report(args, found)
 
 
-def _epochs(args: Namespace, outputs: Outputs, place: Place) -> Iterator[EpochResult]:
+def _epochs(args: Namespace, outputs: Outputs, compute: ComputeSettings) -> Iterator[EpochResult]:
     torch.manual_seed(args.seed)
     model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
     tokenizer = load_tokenizer(args.pretrained_model_path)
@@ -141,7 +141,7 @@ def _epochs(args: Namespace, outputs: Outputs, place: Place) -> Iterator[EpochRe
     (questions, _), (asked, may_be_unanswered) = read_squad(args.train), read_squad(args.dev)
     data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, asked))
     print(f"{len(questions)} questions in {len(data)} windows to train on, {len(asked)} in {len(dev)} to be answered")
-    compute_fast(model, "fp32", place)
+    compute_fast(model, "fp32", compute)
     optimizer = make_optimizer(model, args.lr, 0.01)
     methods = [create("schedule", {"warmup": 0.1, "decay": "linear"})]
     identity = {
@@ -151,13 +151,13 @@ def _epochs(args: Namespace, outputs: Outputs, place: Place) -> Iterator[EpochRe
         "model_args": asdict(model.encoder.config),
         **{name: getattr(args, name) for name in OF_RUN},
     }
-    saver = DirectorySaver(
+    checkpointer = DirectoryCheckpointer(
         outputs.model, outputs.point, {}, identity, args.epochs, methods, flag=outputs.flag, tokenizer=tokenizer
     )
-    history = resume(args, saver, model, optimizer)
+    history = resume(args, checkpointer, model, optimizer)
     yield from history
     loaders = data.loader(args.batch_size, shuffle=True), dev.loader(args.batch_size)
-    settings = dict(methods=methods, clip=1.0, saver=saver, history=history, train_eval=False)
+    settings = dict(methods=methods, clip=1.0, checkpointer=checkpointer, history=history, train_eval=False)
     task = Spans(may_be_unanswered)
     yield from fit(model, optimizer, *loaders, task=task, epochs=args.epochs, seed=args.seed, **settings)
-    saver.resume_path.unlink(missing_ok=True)
+    checkpointer.resume_path.unlink(missing_ok=True)

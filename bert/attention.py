@@ -14,21 +14,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from bert.config import BertConfig
-from bert.model import Attention, Bert
+from bert.model import Bert, BertAttention
 from bert.unpadded import Texts, put_back, take_out
+from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods
 from fast.layers import StandIn, has_more
-from fast.proof import Case, Proof, Sides
 
 
-class FusedAttention(StandIn, Attention):
-    """`Attention` by PyTorch's fused kernel, which keeps no scores; while weights are dropped, in two products.
+class FusedBertAttention(StandIn, BertAttention):
+    """`BertAttention` by PyTorch's fused kernel, which keeps no scores; while weights are dropped, in two products.
 
     (No fused kernel for CPUs drops weights.) In the place of the mask it takes the `Texts` of an `UnpaddedBert`.
     """
 
     __slots__ = ()
-    stands_for = Attention
+    stands_for = BertAttention
 
     def compute_query_key_value_scores(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
@@ -57,9 +57,7 @@ class FusedAttention(StandIn, Attention):
         weights = (scores if mask is None else scores.add_(mask)).softmax(dim=-1)
         return self.attn_dropout(weights) @ value
 
-    def _attend_texts(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, texts: Texts
-    ) -> torch.Tensor:
+    def _attend_texts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, texts: Texts) -> torch.Tensor:
         """1 h n d each -> 1 h n d: every text sees itself alone."""
         lengths = [group.n_tokens for group in texts.groups]
         tokens = (x[0].transpose(0, 1).split(lengths) for x in (query, key, value))  # n h d each, group by group
@@ -89,12 +87,12 @@ def small_bert(**changes: Any) -> Bert:
     return bert
 
 
-def _scores(device: str) -> Sides:
+def _scores(device: str) -> Comparison:
     """The page's scores and the kernel's, with and without dropout, which both draw alike."""
     plain = {p: small_bert(attention_dropout=p).layers[0].attention for p in (0.0, 0.5)}
-    kernels = {p: FusedAttention.sharing(attention) for p, attention in plain.items()}
+    kernels = {p: FusedBertAttention.sharing(attention) for p, attention in plain.items()}
 
-    def ask(layers: dict[float, Attention]) -> Any:
+    def ask(layers: dict[float, BertAttention]) -> Any:
         def run(p: float, training: bool, *tensors: torch.Tensor) -> torch.Tensor:
             layer = layers[p].train(training)
             return layer.compute_query_key_value_scores(*(tensor.to(device) for tensor in tensors))
@@ -109,16 +107,16 @@ def _scores(device: str) -> Sides:
         cases.append(Case(f"{name}, not trained", (0.5, False, *heads, *mask)))
     heads = tuple(torch.randn(3, 2, 9, 8) for _ in range(3))  # of nothing but padding, gradients mean nothing
     cases += [Case(f"an empty text, dropout {p}", (p, True, *heads, empty[:, None, None])) for p in plain]
-    return Sides(ask(plain), ask(kernels), cases)
+    return Comparison(ask(plain), ask(kernels), cases)
 
 
 @cache
-def scores_proof(device: str) -> Proof:
+def scores_proof(device: str) -> EquivalenceCheck:
     """Of the kernels of one kind of device."""
     where = device if device in ("cuda", "mps") else "cpu"
-    return Proof(
+    return EquivalenceCheck(
         "bert's Attention.compute_query_key_value_scores",
-        ((Attention, "compute_query_key_value_scores"),),
+        ((BertAttention, "compute_query_key_value_scores"),),
         lambda: _scores(where),
         reads={"head_dim", "attn_dropout"},
     )

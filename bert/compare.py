@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.basic import words
-from bert.merges import END, Step, by_count, by_likelihood, continued, learn, read, with_end, with_space
+from bert.merges import END, MergeStep, by_count, by_likelihood, continued, learn, read, with_end, with_space
 from bert.vocabulary import train_vocabulary
 from bert.wordpiece import SPECIAL, WordPiece
 from engine.programs import ArgumentParser, run_main
@@ -69,7 +69,7 @@ def small_text() -> Iterator[str]:
 
 def steps_by_count() -> Iterator[str]:
     yield from header("step", "most frequent pair", "count", "new piece", "words that it changes")
-    done: list[Step] = []
+    done: list[MergeStep] = []
     for number, step in enumerate(learn(harbor(), with_end, by_count, STEPS), 1):
         before = {word: read(word, with_end, done) for word in HARBOR}
         done.append(step)

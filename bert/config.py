@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from config import Checks
-from utils import shown
+from utils import short_repr
 
 POSITIONS = ("learned", "sinusoidal")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")  # as `config.json` calls them; gelu_new is GELU approximated by tanh
@@ -64,7 +64,7 @@ class BertConfig(Checks):
         self._require_choice("positions", POSITIONS)
         self._require_choice("activation", ACTIVATIONS)
         if not isinstance(self.has_pooler, bool):
-            raise ValueError(f"has_pooler={shown(self.has_pooler)} must be True or False")
+            raise ValueError(f"has_pooler={short_repr(self.has_pooler)} must be True or False")
         if self.dim % self.n_heads:
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim}")
         if self.positions == "sinusoidal" and self.dim % 2:

@@ -16,7 +16,7 @@ from engine.text.runs import TextSaver
 
 
 @dataclass
-class DirectorySaver(TextSaver):
+class DirectoryCheckpointer(TextSaver):
     """Writes the model and its vocabulary; `model_path` is the file of its weights, which say which run made them."""
 
     tokenizer: WordPiece | None = None

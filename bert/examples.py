@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bert.pairs import Document, Pair, pairs_of
+from bert.pairs import Document, SegmentPair, pairs_of
 from bert.wordpiece import CONTINUED, WordPiece
 from engine.tasks import NO_TARGET
 from engine.text.windows import Passes
@@ -95,7 +95,7 @@ class PretrainingData(Dataset):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._made: tuple[int, list[Pair]] = (-1, [])
+        self._made: tuple[int, list[SegmentPair]] = (-1, [])
         least = 5 if self.has_next else 3
         if self.length < least:
             raise UserError(f"a row of {self.length} tokens has no room for text; it needs {least}")
@@ -112,7 +112,7 @@ class PretrainingData(Dataset):
     def __len__(self) -> int:
         return self.count
 
-    def pairs(self, number: int) -> list[Pair]:
+    def pairs(self, number: int) -> list[SegmentPair]:
         """Of a pass, if they are dynamic. Those of the last one that was asked for are kept."""
         if self._made[0] != number:
             drawing = Random(f"pairs {self.seed} {number}")

@@ -15,9 +15,9 @@ from bert.model import Bert
 from bert.wordpiece import WordPiece
 from engine.batches import Sentences
 from engine.data import Example
-from engine.families import Family, model_settings
+from engine.families import ModelFamily, model_settings
 from engine.plan import Plan
-from engine.weights import misfits_of
+from engine.weights import shape_errors_of
 
 
 class BertSentences(Sentences):
@@ -34,7 +34,7 @@ class BertSentences(Sentences):
         self.token_ids = [ids if len(ids) <= most else [*ids[: most - 1], tokenizer.sep_id] for ids in whole]
 
 
-class Berts(Family):
+class BertFamily(ModelFamily):
     """The models of `bert/model.py`, from Hugging Face's directories. The plan's tokenizer is the directory's."""
 
     name = "bert"
@@ -68,8 +68,8 @@ class Berts(Family):
     def config(self, model_args: dict[str, Any]) -> BertConfig:
         return BertConfig(**model_args)
 
-    def misfits(self, state: dict[str, Any], config: BertConfig) -> list[str]:
-        return misfits_of(state, config, Bert, SIZES)
+    def shape_errors(self, state: dict[str, Any], config: BertConfig) -> list[str]:
+        return shape_errors_of(state, config, Bert, SIZES)
 
     def make(self, config: BertConfig) -> nn.Module:
         return Bert(config)
@@ -80,4 +80,4 @@ class Berts(Family):
         return tokenizer
 
 
-FAMILY = Berts()
+FAMILY = BertFamily()

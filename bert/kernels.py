@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bert.attention import FusedAttention, scores_proof, small_bert
+from bert.attention import FusedBertAttention, scores_proof, small_bert
 from bert.config import BertConfig
-from bert.model import Attention, Bert, BertLayer, Embeddings, FeedForward
+from bert.model import Bert, BertAttention, BertFeedForward, BertLayer, Embeddings
 from bert.unpadded import Texts, put_back, take_out
+from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
 from fast.kernel import has_hooks, own_methods
 from fast.layers import StandIn
 from fast.linear import OneDNNLinear
-from fast.plan import Plan, plan_linears, plan_parts
-from fast.proof import Case, Proof, Sides, say
+from fast.plan import KernelPlan, plan_linears, plan_parts
 
 LEAST = 2**27  # multiplications of padding: some milliseconds, which taking the texts apart may take as well
 PADDING = 0.1  # the share of it from which it is left out
@@ -88,24 +88,24 @@ class UnpaddedBert(StandIn, Bert):
                 what = f"something hangs on {name}"
             else:
                 continue
-            say(f"padding is computed like text: {what}")
+            notice(f"padding is computed like text: {what}")
             return False
         return True
 
 
 # Of these, attention alone looks at more than one token at a time.
-PARTS = {nn.ModuleList, BertLayer, FusedAttention, FeedForward}
+PARTS = {nn.ModuleList, BertLayer, FusedBertAttention, BertFeedForward}
 PARTS |= {nn.LayerNorm, nn.Linear, OneDNNLinear, nn.Dropout, nn.GELU}
 
 
-def _encoders() -> Sides:
+def _encoders() -> Comparison:
     """The page and the kernel on the same weights; of the hidden states what stands at real tokens."""
     plain = [small_bert(), small_bert(n_segments=0, has_pooler=False, pad_id=3)]
     kernels = []
     for bert in plain:
         twin = copy.deepcopy(bert, {id(parameter): parameter for parameter in bert.parameters()})
         for layer in twin.layers:
-            layer.attention = FusedAttention.sharing(layer.attention)
+            layer.attention = FusedBertAttention.sharing(layer.attention)
         kernels.append(UnpaddedBert.from_bert(twin, least=0))
 
     def ask(berts: list[Bert]) -> Any:
@@ -127,15 +127,15 @@ def _encoders() -> Sides:
         cases.append(Case("ids alone", (which, False, padded)))
         cases.append(Case("segments and a mask", (which, True, ids, segments, is_real.long()), parameters))
         cases.append(Case("a mask with gaps", (which, True, ids, None, is_real & (ids != ids[0, 1])), parameters))
-    return Sides(ask(plain), ask(kernels), cases)
+    return Comparison(ask(plain), ask(kernels), cases)
 
 
-ENCODER = Proof("Bert", (Bert, BertLayer, Attention, FeedForward, Embeddings), _encoders)
+ENCODER = EquivalenceCheck("Bert", (Bert, BertLayer, BertAttention, BertFeedForward, Embeddings), _encoders)
 
 
 # ----------------------------------------------------------------------------------------------------- what is chosen
 
-KERNELS = {FusedAttention, UnpaddedBert}
+KERNELS = {FusedBertAttention, UnpaddedBert}
 
 
 def products(bert: Bert) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def products(bert: Bert) -> dict[str, Any]:
 
 
 def plan_kernels(
-    plan: Plan, bert: Bert, model: nn.Module, device: torch.device, linears: tuple[type, dict[str, Any]] | None
+    plan: KernelPlan, bert: Bert, model: nn.Module, device: torch.device, linears: tuple[type, dict[str, Any]] | None
 ) -> list[tuple[str, str, str]]:
     """Put kernels for a BERT inside `model` into `plan`, where its modules are the page's own.
 
@@ -158,7 +158,7 @@ def plan_kernels(
     if linears is not None:
         plan_linears(plan, bert, *linears, biases=True)
     if attention != "plain":
-        plan_parts(plan, bert, Attention, FusedAttention.sharing)
+        plan_parts(plan, bert, BertAttention, FusedBertAttention.sharing)
     if padding != "plain":
         plan_parts(plan, bert, Bert, UnpaddedBert.from_bert)
     return [("BERT's attention", attention, why_attention), ("BERT's padding", padding, why_padding)]

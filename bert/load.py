@@ -19,8 +19,8 @@ from bert.model import Bert
 from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Layout
 from bert.wordpiece import SETTINGS, THEIR_NAMES, VOCABULARY, WordPiece
 from convert.directory import CONFIG, State, read_settings, read_tensors
-from engine.weights import Unfilled, are_equal, is_finite, misfits_of, unlike
-from utils import UserError, shorten, shown, some, warn
+from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
+from utils import UserError, join_names, short_repr, shorten, warn
 
 SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
 DECODER, TOKENS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
@@ -55,14 +55,14 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     for part in sorted({_part(name) for name in own}):
         wanted, there = ({name: t for name, t in state.items() if _part(name) == part} for state in (own, stored))
         if wanted.keys() & there.keys():
-            wrong += unlike(there, wanted)
+            wrong += state_dict_errors(there, wanted)
             found |= there
         else:
             new.append(part)
     if not wrong and DECODER in found and not are_equal(found[DECODER].to(own[DECODER].dtype), own[DECODER]):
         wrong.append("the decoder of masked tokens differs from the token embeddings, to which this model ties it")
     if wrong:
-        raise UserError(f"{path} does not fit its head: {layout.in_their_words(some(wrong))}")
+        raise UserError(f"{path} does not fit its head: {layout.in_their_words(join_names(wrong))}")
     _check_finite(path, found, layout)
     model.load_state_dict(found, strict=False)
     return model.eval(), new
@@ -82,7 +82,7 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
     pad_id = settings.get("pad_token_id")
     pad_id = BertConfig.pad_id if pad_id is None else pad_id
     if pad_id != tokenizer.pad_id:
-        here = f"[PAD] is piece {tokenizer.pad_id} of {VOCABULARY}, but by {CONFIG} it is token {shown(pad_id)}"
+        here = f"[PAD] is piece {tokenizer.pad_id} of {VOCABULARY}, but by {CONFIG} it is token {short_repr(pad_id)}"
         raise UserError(f"{path}: {here}")
     return tokenizer
 
@@ -99,7 +99,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     found = {ours: said[theirs] for ours, theirs in THEIR_NAMES.items() if said.get(theirs) is not None}
     for name, value in found.items():
         if not isinstance(value, bool):
-            raise UserError(f"{beside}: {THEIR_NAMES[name]} is {shown(value)}; it must be true, false or null")
+            raise UserError(f"{beside}: {THEIR_NAMES[name]} is {short_repr(value)}; it must be true, false or null")
     return WordPiece.from_file(path, **found)
 
 
@@ -119,7 +119,7 @@ def read_config(path: str | os.PathLike) -> tuple[Layout, dict[str, Any]]:
     for layout in (BERT, DISTILBERT):
         if kind == layout.name:
             return layout, settings
-    raise UserError(f"{file} describes a model of type {shown(kind)}; bert and distilbert are known here")
+    raise UserError(f"{file} describes a model of type {short_repr(kind)}; bert and distilbert are known here")
 
 
 # ------------------------------------------------------------------------------------------- parts of loading
@@ -138,8 +138,8 @@ def _load_encoder(path: str | os.PathLike, layout: Layout, settings: dict[str, A
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     stored = {name: state.pop(name) for name in [*state] if _part(name) in HEADS}
-    if found := misfits_of(state, config, Bert, SIZES):
-        raise UserError(f"{file} does not fit its {CONFIG}: {layout.in_their_words(some(found))}")
+    if found := shape_errors_of(state, config, Bert, SIZES):
+        raise UserError(f"{file} does not fit its {CONFIG}: {layout.in_their_words(join_names(found))}")
     _check_finite(file, state, layout)
     with Unfilled():
         encoder = Bert(config)
@@ -149,7 +149,7 @@ def _load_encoder(path: str | os.PathLike, layout: Layout, settings: dict[str, A
 
 def _check_finite(path: str | os.PathLike, state: State, layout: Layout) -> None:
     if damaged := [name for name, tensor in state.items() if not is_finite(tensor)]:
-        where = layout.in_their_words(some(damaged))
+        where = layout.in_their_words(join_names(damaged))
         raise UserError(f"{path} is damaged: not all numbers are finite in {where}")
 
 
@@ -179,7 +179,7 @@ def _declared(path: str | os.PathLike, layout: Layout, settings: dict[str, Any])
     name = str(named[0]) if isinstance(named, list) and named else "nothing"
     make = getattr(heads, f"Bert{name.removeprefix(layout.prefix)}", None) if name.startswith(layout.prefix) else None
     if make is None or not name.startswith(f"{layout.prefix}For"):
-        raise UserError(f"{path} holds no head that is known here: its {CONFIG} names {shown(name)}")
+        raise UserError(f"{path} holds no head that is known here: its {CONFIG} names {short_repr(name)}")
     if make not in (heads.BertForSequenceClassification, heads.BertForTokenClassification):
         return make
     labels = settings.get("id2label")

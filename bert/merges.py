@@ -55,7 +55,7 @@ def joined(first: str, second: str) -> str:
     return first + second.removeprefix(CONTINUED)
 
 
-class Step(NamedTuple):
+class MergeStep(NamedTuple):
     """A pair that became a piece, how often the pair and its two parts were seen before that, and its score."""
 
     first: str
@@ -66,7 +66,7 @@ class Step(NamedTuple):
     score: float
 
 
-def learn(words: Iterable[str], spell: Callable[[str], Parts], score: Score, steps: int) -> Iterator[Step]:
+def learn(words: Iterable[str], spell: Callable[[str], Parts], score: Score, steps: int) -> Iterator[MergeStep]:
     """The first steps, as long as there are pairs that occur at least `LEAST` times.
 
     Of pairs with equal scores, that of the parts wins that are known the longest: at the beginning letters in the order
@@ -84,7 +84,9 @@ def learn(words: Iterable[str], spell: Callable[[str], Parts], score: Score, ste
         highest = max(scores.values())
         best = [pair for pair in scores if scores[pair] == highest]
         first, second = min(best, key=lambda pair: (known[pair[0]], known[pair[1]]))
-        step = Step(first, second, joined(first, second), pairs[first, second], (parts[first], parts[second]), highest)
+        step = MergeStep(
+            first, second, joined(first, second), pairs[first, second], (parts[first], parts[second]), highest
+        )
         yield step
         known.setdefault(step.piece, len(known))
         for word in [word for word in spelled if first in word]:
@@ -107,7 +109,7 @@ def count(word: Parts, times: int, parts: Counter[str], pairs: Counter[tuple[str
         pairs[pair] += times
 
 
-def merge(word: Parts, step: Step) -> Parts:
+def merge(word: Parts, step: MergeStep) -> Parts:
     """A word with each such pair as one part, from left to right."""
     if step.first not in word:
         return word
@@ -120,7 +122,7 @@ def merge(word: Parts, step: Step) -> Parts:
     return tuple(found)
 
 
-def read(word: str, spell: Callable[[str], Parts], steps: Sequence[Step]) -> Parts:
+def read(word: str, spell: Callable[[str], Parts], steps: Sequence[MergeStep]) -> Parts:
     """The pieces of a word, as BPE reads it: all that was learned, in that order. (WordPiece looks for the longest.)"""
     parts = spell(word)
     for step in steps:

@@ -56,7 +56,7 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(x))
 
 
-class Attention(nn.Module):
+class BertAttention(nn.Module):
     """Multi-head self-attention, bidirectional (Vaswani et al. 2017, section 3.2)."""
 
     def __init__(self, config: BertConfig):
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return self.resid_dropout(self.compute_output(output.transpose(1, 2).flatten(-2)))
 
 
-class FeedForward(nn.Module):
+class BertFeedForward(nn.Module):
     """w2(gelu(w1 x)), at each position by itself."""
 
     def __init__(self, config: BertConfig):
@@ -108,8 +108,8 @@ class BertLayer(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.attention = Attention(config)
-        self.feed_forward = FeedForward(config)
+        self.attention = BertAttention(config)
+        self.feed_forward = BertFeedForward(config)
         self.attention_norm = nn.LayerNorm(config.dim, eps=config.layer_norm_eps)
         self.ffn_norm = nn.LayerNorm(config.dim, eps=config.layer_norm_eps)
 

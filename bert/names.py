@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert.config import BertConfig
-from utils import shown
+from utils import short_repr
 
 # Names within a layer, and around the layers. Each stands for a weight and, but for embeddings, a bias.
 BERT_LAYER = {
@@ -126,7 +126,7 @@ class Layout:
         """The config that a `config.json` describes. Raises `ValueError` for what no model here computes."""
         for name, plain in PLAIN.items():
             if settings.get(name, plain) not in (plain, None):
-                raise ValueError(f"{name}={shown(settings[name])}: no model here computes that")
+                raise ValueError(f"{name}={short_repr(settings[name])}: no model here computes that")
         fields = dict(self.defaults)
         fields |= {ours: settings[theirs] for ours, theirs in self.settings.items() if theirs in settings}
         fields["positions"] = "sinusoidal" if settings.get("sinusoidal_pos_embds") else "learned"

@@ -15,7 +15,7 @@ SHORT = 0.1  # how many pairs are made shorter on purpose, as in the published c
 Document = list[list[int]]  # the token ids of each of its sentences
 
 
-class Pair(NamedTuple):
+class SegmentPair(NamedTuple):
     """Two segments, and whether the second one follows the first. Without a second one it is a text of its own."""
 
     a: list[int]
@@ -23,7 +23,7 @@ class Pair(NamedTuple):
     is_next: bool
 
 
-def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing: Random) -> list[Pair]:
+def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing: Random) -> list[SegmentPair]:
     """All documents, as pairs of at most `length` tokens, special ones included.
 
     A document is cut into stretches of whole sentences that fill a row; a stretch is divided between two sentences,
@@ -33,7 +33,7 @@ def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing
     sentences as fit (Liu et al. 2019, section 4.2, "DOC-SENTENCES"); one that is too long goes on in the next row.
     """
     if not has_next:
-        return [Pair(row, [], True) for document in documents for row in _rows_of(document, length, drawing)]
+        return [SegmentPair(row, [], True) for document in documents for row in _rows_of(document, length, drawing)]
     pairs = []
     for number, document in enumerate(documents):
         first, last = 0, len(document)
@@ -49,7 +49,7 @@ def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing
             b = document[middle:end]
             if not is_next:
                 b = _elsewhere(documents, number, room - sum(map(len, a)), drawing)
-            pairs.append(Pair(*_cut(_joined(a), _joined(b), room), is_next))
+            pairs.append(SegmentPair(*_cut(_joined(a), _joined(b), room), is_next))
             first = end if is_next else middle
     return pairs
 

@@ -136,13 +136,13 @@ def main(argv: list[str] | None = None) -> None:
     args = get_args(argv)
     check_args(args)
     from bert.pretraining import pretrain, record_of
-    from engine.plan import Place
+    from engine.plan import ComputeSettings
     from utils import choose_device, seed_everything
 
     seed_everything(args.seed)
     outputs = outputs_of(args)
-    place = Place(choose_device(args.device))
-    rows = follow(args, outputs, pretrain(args, place, outputs, SHAPE, partial(config_of, args)), line_of)
+    compute = ComputeSettings(choose_device(args.device))
+    rows = follow(args, outputs, pretrain(args, compute, outputs, SHAPE, partial(config_of, args)), line_of)
     outputs.write_figures(args, rows, record_of(args))
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
     figures = f"masked tokens :: perplexity {best['perplexity']:.2f}, acc {best['word_accuracy']:.3f}"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bert.config import BertConfig
-from bert.directory import DirectorySaver
+from bert.directory import DirectoryCheckpointer
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
 from bert.load import load_model, load_tokenizer, read_vocabulary
@@ -25,7 +25,7 @@ from bert.vocabulary import train_vocabulary
 from bert.wordpiece import VOCABULARY, WordPiece
 from engine.lineage import checksum, origin
 from engine.methods import EpochResult, Method
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from engine.runs import compute_fast
 from engine.tasks import NO_TARGET
 from engine.text.flags import Outputs, Row, check_length
@@ -36,7 +36,7 @@ from utils import UserError
 ASKED = ("no_nsp", "share", "mask", "random", "whole_words", "static")
 
 
-class Corpus(NamedTuple):
+class PretrainingCorpus(NamedTuple):
     """The token ids of documents to train on, and of those held out."""
 
     tokenizer: WordPiece
@@ -44,7 +44,7 @@ class Corpus(NamedTuple):
     held_out: list[Document]
 
 
-def read_corpus(args: Namespace) -> Corpus:
+def read_corpus(args: Namespace) -> PretrainingCorpus:
     """Read the texts, hold out a part of each, and train the vocabulary on the rest if none is given."""
     train, held = read_texts(args)
     if args.init is not None:
@@ -54,13 +54,13 @@ def read_corpus(args: Namespace) -> Corpus:
     else:
         lines = (line for document in train for line in document.split("\n"))
         tokenizer = train_vocabulary(lines, args.vocab_size, lower_case=not args.cased)
-    corpus = Corpus(tokenizer, *([*sentences_of(documents, tokenizer)] for documents in (train, held)))
+    corpus = PretrainingCorpus(tokenizer, *([*sentences_of(documents, tokenizer)] for documents in (train, held)))
     counts = [sum(map(len, (line for document in part for line in document))) for part in corpus[1:]]
     print(f"{counts[0]} tokens to train on, {counts[1]} held out, {len(tokenizer)} pieces")
     return corpus
 
 
-def data_of(args: Namespace, corpus: Corpus) -> tuple[PretrainingData, PretrainingData]:
+def data_of(args: Namespace, corpus: PretrainingCorpus) -> tuple[PretrainingData, PretrainingData]:
     """What is trained on, and what is held out, which is the same in every measurement."""
     noise = Noise(args.share, args.mask, args.random, args.whole_words)
     shape = corpus.tokenizer, args.length, noise, not args.no_nsp
@@ -166,7 +166,7 @@ def unigrams(train: Sequence[Document], held_out: PretrainingData) -> dict[str, 
 
 def pretrain(
     args: Namespace,
-    place: Place,
+    compute: ComputeSettings,
     outputs: Outputs,
     sizes: Collection[str],
     make_config: Callable[[int, int], BertConfig],
@@ -177,12 +177,12 @@ def pretrain(
     number of pieces and the id of padding. Raises `UserError` where another process uses `--out`, or a text is too
     short.
     """
-    yield from alone(args, outputs, lambda: _pretrain(args, place, outputs, sizes, make_config))
+    yield from alone(args, outputs, lambda: _pretrain(args, compute, outputs, sizes, make_config))
 
 
 def _pretrain(
     args: Namespace,
-    place: Place,
+    compute: ComputeSettings,
     outputs: Outputs,
     sizes: Collection[str],
     make_config: Callable[[int, int], BertConfig],
@@ -196,7 +196,7 @@ def _pretrain(
     train, held_out = data_of(args, corpus)
     tokens = sum(len(pair.a) + len(pair.b) for pair in train.pairs(0))
     print(f"{train.count} rows in a pass, of {tokens} tokens")
-    compute_fast(model, "fp32", place)
+    compute_fast(model, "fp32", compute)
     rounds = Rounds.of(args, train.count)
     recording = Recording()
     methods = [paced(args), recording]
@@ -207,7 +207,7 @@ def _pretrain(
         model_args=asdict(model.encoder.config),
         **{name: getattr(args, name) for name in ASKED},
     )
-    saver = DirectorySaver(
+    checkpointer = DirectoryCheckpointer(
         outputs.model, outputs.point, {}, identity, rounds.count, methods, tokenizer=corpus.tokenizer
     )
     batches = train.training_batches(args.batch_size, rounds.steps), held_out.batches(args.batch_size)
@@ -215,7 +215,7 @@ def _pretrain(
     if args.init is not None:
         first |= figures_of(evaluate(model, batches[1], task=Pretraining(), desc="before"))
     yield first
-    for result in train_in_rounds(args, model, *batches, saver, Pretraining(), methods):
+    for result in train_in_rounds(args, model, *batches, checkpointer, Pretraining(), methods):
         yield row_of(result, recording.rows[result.epoch], rounds.steps, args)
 
 

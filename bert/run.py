@@ -194,11 +194,11 @@ def main() -> None:
         answering.run(args)
         return
     from engine.finetuning import finetune
-    from engine.plan import Place
-    from engine.processes import ALONE
+    from engine.plan import ComputeSettings
+    from engine.processes import SINGLE_PROCESS
 
     print(f"args: {vars(args)}")
-    finetune(args, Place(choose_device(args.device, args.use_gpu), args.kernels), ALONE)
+    finetune(args, ComputeSettings(choose_device(args.device, args.use_gpu), args.kernels), SINGLE_PROCESS)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bert.squad import Question, Scores, scores_of
 from bert.wordpiece import Token, WordPiece
-from engine.processes import Batch, World
+from engine.processes import Batch, Distributed
 from engine.tasks import Task
 from utils import UserError
 
@@ -177,8 +177,8 @@ class SpanEvaluation:
             if (best := best_span(starts, ends, self.dataset.windows[index])) is not None:
                 self.spans[index] = torch.tensor([1.0, *best])
 
-    def finish(self, world: World) -> None:
-        self.spans = world.total(self.spans)
+    def finish(self, distributed: Distributed) -> None:
+        self.spans = distributed.total(self.spans)
 
     @property
     def predictions(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from utils import UserError, read_text, shown
+from utils import UserError, read_text, short_repr
 
 
 class Answer(NamedTuple):
@@ -52,7 +52,7 @@ def read_squad(path: str | os.PathLike) -> tuple[list[Question], bool]:
     if not questions:
         raise UserError(f"{path} has no questions")
     if repeated := [id for id, count in Counter(question.id for question in questions).items() if count > 1]:
-        raise UserError(f"{path}: two questions have the id {shown(repeated[0])}")
+        raise UserError(f"{path}: two questions have the id {short_repr(repeated[0])}")
     version = str(content.get("version", "")).lower().removeprefix("v")
     return questions, version.startswith("2") or (not version and any(not each.answers for each in questions))
 
@@ -74,7 +74,7 @@ def _questions(paragraph: Any, place: str) -> Iterator[Question]:
             spot = f"{at}.answers[{index}]"
             words, start = _get(answer, "text", str, spot), _get(answer, "answer_start", int, spot)
             if not words or context[max(0, start) : start + len(words)] != words:
-                raise UserError(f"{spot}: the paragraph has no {shown(words)} at character {start}")
+                raise UserError(f"{spot}: the paragraph has no {short_repr(words)} at character {start}")
             answers.append(Answer(words, start))
         if _get(qa, "is_impossible", bool, at, False):
             answers = []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine.processes import Batch, World
+from engine.processes import Batch, Distributed
 from engine.tasks import NO_TARGET, Task, perplexity_of
 
 
@@ -85,9 +85,9 @@ class PretrainingEvaluation:
         if outputs.next is not None:
             self.nexts.add(*judged(outputs.next, batch["next"]))
 
-    def finish(self, world: World) -> None:
+    def finish(self, distributed: Distributed) -> None:
         for tally in (self.words, self.hidden, self.nexts):
-            totals = world.total(torch.tensor([tally.nats, tally.count, tally.right], dtype=torch.float64))
+            totals = distributed.total(torch.tensor([tally.nats, tally.count, tally.right], dtype=torch.float64))
             tally.nats, tally.count, tally.right = totals[0].item(), int(totals[1]), int(totals[2])
 
 
@@ -111,7 +111,7 @@ class Pretraining(Task):
             return loss
         return loss + F.nll_loss(outputs.next.float(), batch["next"], reduction="sum") / batch_size
 
-    def faults(self, outputs: Answers) -> torch.Tensor:
+    def count_not_finite(self, outputs: Answers) -> torch.Tensor:
         return sum(part.isnan().sum() for part in outputs if part is not None)
 
     def evaluation(self, dataset: Any) -> PretrainingEvaluation:

@@ -13,7 +13,7 @@ from bert.load import check_pairs, load_model, load_pretrained, load_tokenizer
 from bert.model import Bert
 from bert.wordpiece import Encoding, WordPiece
 from engine.storage import save_tensors
-from utils import UserError, choose_device, shown
+from utils import UserError, choose_device, short_repr
 
 SHOWN_TOKENS = 40  # the rest is counted
 
@@ -24,7 +24,7 @@ def encode(args: Namespace) -> None:
     print(f"load model from {args.pretrained_model_path}")
     encoding = read(args, encoder, tokenizer)
     for id, segment in [*zip(encoding.ids, encoding.segment_ids, strict=True)][:SHOWN_TOKENS]:
-        print(f"{id:6}  {segment}  {shown(tokenizer.pieces[id])[1:-1]}")
+        print(f"{id:6}  {segment}  {short_repr(tokenizer.pieces[id])[1:-1]}")
     if (rest := len(encoding.ids) - SHOWN_TOKENS) > 0:
         print(f"and {rest} more")
     ids, segments, (hidden, pooled) = ask(args, encoder, encoding)  # 1 s, 1 s, 1 s D, 1 D
@@ -47,7 +47,7 @@ def fill_mask(args: Namespace) -> None:
         best = words[0, place].topk(min(args.top, words.shape[-1]))
         for score, id in zip(best.values.exp().tolist(), best.indices.tolist(), strict=True):
             piece = tokenizer.pieces[id] if id < len(tokenizer) else f"token {id}"
-            print(f"{score:.4f}  {shown(piece)[1:-1]}")
+            print(f"{score:.4f}  {short_repr(piece)[1:-1]}")
 
 
 def next_sentence(args: Namespace) -> None:

@@ -13,7 +13,7 @@ import torch
 TOGETHER = 512  # positions, padding included, of texts that are attended to in one call
 
 
-class Group(NamedTuple):
+class LengthGroup(NamedTuple):
     """Texts of like length, which are attended to in one call."""
 
     n_tokens: int
@@ -26,7 +26,7 @@ class Texts(NamedTuple):
     """The real tokens of a batch, one text after another, the longest first."""
 
     at: torch.Tensor  # n: where each token stands in b s
-    groups: tuple[Group, ...]
+    groups: tuple[LengthGroup, ...]
 
     @classmethod
     def of(cls, is_real: torch.Tensor) -> Texts:
@@ -41,13 +41,13 @@ class Texts(NamedTuple):
         return cls(order[text] * is_real.shape[1] + position, tuple(groups))
 
 
-def _group(lengths: list[int], device: torch.device) -> Group:
+def _group(lengths: list[int], device: torch.device) -> LengthGroup:
     """Texts of these lengths, the longest first."""
     size = len(lengths), lengths[0]
     if lengths[0] == lengths[-1]:
-        return Group(sum(lengths), size, None, None)
+        return LengthGroup(sum(lengths), size, None, None)
     is_real = torch.arange(lengths[0], device=device) < torch.tensor(lengths, device=device)[:, None]  # g t
-    return Group(sum(lengths), size, is_real.flatten().nonzero()[:, 0], is_real[:, None, None])
+    return LengthGroup(sum(lengths), size, is_real.flatten().nonzero()[:, 0], is_real[:, None, None])
 
 
 class _TakeOut(torch.autograd.Function):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.basic import Word, words
-from utils import UserError, atomic_write, read_text, shown, warn
+from utils import UserError, atomic_write, read_text, short_repr, warn
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUED = "##"
@@ -75,7 +75,7 @@ class WordPiece:
         self.max_len: int | None = None  # the most tokens that a classifier is to read, special ones not counted
         self.ids = {piece: number for number, piece in enumerate(self.pieces) if piece}
         if vain := [number for number, piece in enumerate(self.pieces) if self.ids.get(piece) != number]:
-            what = f"{shown(self.pieces[vain[0]])} stands there again" if self.pieces[vain[0]] else "it is empty"
+            what = f"{short_repr(self.pieces[vain[0]])} stands there again" if self.pieces[vain[0]] else "it is empty"
             warn(f"{path}: {len(vain)} of {len(self.pieces)} lines are never used; line {vain[0] + 1}, because {what}")
         if absent := [token for token in SPECIAL if token not in self.ids]:
             raise UserError(f"{path} is no vocabulary of a BERT: it lacks {', '.join(absent)}")
@@ -174,7 +174,7 @@ class WordPiece:
         text = ""
         for id in ids:
             if not 0 <= id < len(self.pieces):
-                raise ValueError(f"there is no token {shown(id)} in a vocabulary of {len(self.pieces)}")
+                raise ValueError(f"there is no token {short_repr(id)} in a vocabulary of {len(self.pieces)}")
             piece = self.pieces[id]
             if piece in SPECIAL:
                 continue

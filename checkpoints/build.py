@@ -29,11 +29,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler  # noqa
 from classifier import LlamaZeroShotClassifier  # noqa: E402
 from config import LlamaConfig  # noqa: E402
 from engine.batches import EncodingRules, LlamaDataset  # noqa: E402
+from engine.checkpointer import Checkpointer, OtherRun  # noqa: E402
 from engine.data import create_data, format_line  # noqa: E402
 from engine.methods import EpochResult, Method, Step  # noqa: E402
 from engine.processes import Batch  # noqa: E402
 from engine.programs import run_main  # noqa: E402
-from engine.saver import OtherRun, Saver  # noqa: E402
 from engine.storage import save_tensors  # noqa: E402
 from engine.tasks import NextToken, next_token_losses  # noqa: E402
 from engine.text.runs import make_optimizer  # noqa: E402
@@ -79,7 +79,7 @@ def check_label_names(tokenizer: Tokenizer) -> None:
             raise ValueError(f"the label name {name!r} is not a single token")
 
 
-class Corpus(Dataset):
+class BundledCorpus(Dataset):
     """Documents as one long row of token ids. An item is a window that begins with a document, as every prompt does."""
 
     def __init__(self, texts: list[str], tokenizer: Tokenizer):
@@ -96,10 +96,10 @@ class Corpus(Dataset):
         return self.ids[start : start + LENGTH + 1]
 
 
-def split_corpus(texts: list[str], tokenizer: Tokenizer) -> tuple[Corpus, Corpus]:
+def split_corpus(texts: list[str], tokenizer: Tokenizer) -> tuple[BundledCorpus, BundledCorpus]:
     """The documents to train on, and those held out."""
     cut = round(len(texts) * (1 - HELD_OUT))
-    return Corpus(texts[:cut], tokenizer), Corpus(texts[cut:], tokenizer)
+    return BundledCorpus(texts[:cut], tokenizer), BundledCorpus(texts[cut:], tokenizer)
 
 
 class Draws(Sampler[list[int]]):
@@ -108,7 +108,7 @@ class Draws(Sampler[list[int]]):
     They number the windows of both texts as `ConcatDataset` does. seeds: those of an epoch's batches.
     """
 
-    def __init__(self, corpora: Sequence[Corpus], seeds: Callable[[int], range]):
+    def __init__(self, corpora: Sequence[BundledCorpus], seeds: Callable[[int], range]):
         self.corpora, self.seeds, self.batch_size = corpora, seeds, BATCH
         self.epoch = 0
 
@@ -127,7 +127,7 @@ class Draws(Sampler[list[int]]):
             yield torch.randint(first, end, (self.batch_size,), generator=generator).tolist()
 
 
-def training_loader(corpora: Sequence[Corpus], tokenizer: Tokenizer) -> DataLoader:
+def training_loader(corpora: Sequence[BundledCorpus], tokenizer: Tokenizer) -> DataLoader:
     """A batch a step; answers weigh more from step `ANSWER_FROM` on."""
     draws = Draws(corpora, lambda epoch: range(SEED + epoch * EPOCH, SEED + (epoch + 1) * EPOCH))
 
@@ -142,7 +142,7 @@ def training_loader(corpora: Sequence[Corpus], tokenizer: Tokenizer) -> DataLoad
     return DataLoader(ConcatDataset(corpora), batch_sampler=draws, collate_fn=collate)
 
 
-def held_out_loader(corpora: Sequence[Corpus]) -> DataLoader:
+def held_out_loader(corpora: Sequence[BundledCorpus]) -> DataLoader:
     """The same windows in every epoch, of the text that it trains on."""
     draws = Draws(corpora, lambda epoch: range(HELD_OUT_BATCHES))
     return DataLoader(ConcatDataset(corpora), batch_sampler=draws, collate_fn=as_batch)
@@ -201,31 +201,33 @@ def rate_factor(step: int, total: int) -> float:
     return 0.01 + 0.495 * (1 + math.cos(math.pi * progress))
 
 
-def train(model: Llama, tokenizer: Tokenizer, corpora: Sequence[Corpus], held_out: Sequence[Corpus]) -> dict:
+def train(
+    model: Llama, tokenizer: Tokenizer, corpora: Sequence[BundledCorpus], held_out: Sequence[BundledCorpus]
+) -> dict:
     """Train from scratch or from the resume point, on the first text, then on the second.
 
     Returns the loss curve and the seconds.
     """
     optimizer, plain_loss = make_optimizer(model, LR), PlainLoss()
-    saver = Saver(
+    checkpointer = Checkpointer(
         model_path=None,
         resume_path=RESUME,
         identity={"model_args": SHAPE, "seed": SEED, "steps": STEPS, "lr": LR, "tokens": [len(c.ids) for c in corpora]},
         epochs=STEPS // EPOCH,
         methods=[plain_loss],
     )
-    history = resume(saver, model, optimizer)
+    history = resume(checkpointer, model, optimizer)
     results = fit(
         model,
         optimizer,
         training_loader(corpora, tokenizer),
         held_out_loader(held_out),
         task=HalfPrecisionProducts(),
-        methods=saver.methods,
-        epochs=saver.epochs,
+        methods=checkpointer.methods,
+        epochs=checkpointer.epochs,
         schedule=rate_factor,
         clip=CLIP,
-        saver=saver,
+        checkpointer=checkpointer,
         history=history,
         train_eval=False,
         progress=False,
@@ -236,12 +238,12 @@ def train(model: Llama, tokenizer: Tokenizer, corpora: Sequence[Corpus], held_ou
     return {"curve": [row_of(result, plain_loss) for result in history], "seconds": seconds_of(history)}
 
 
-def resume(saver: Saver, model: Llama, optimizer: AdamW) -> list[EpochResult]:
+def resume(checkpointer: Checkpointer, model: Llama, optimizer: AdamW) -> list[EpochResult]:
     """Go back to the last finished epoch, if there is one. Returns the epochs that are done."""
-    if not saver.resume_path.exists():
+    if not checkpointer.resume_path.exists():
         return []
     try:
-        return saver.load_resume_point(model, optimizer)
+        return checkpointer.load_resume_point(model, optimizer)
     except OtherRun as error:
         raise UserError(f"{error}; remove it to start anew") from None
 

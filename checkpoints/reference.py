@@ -1,6 +1,6 @@
 """What Hugging Face's independent Llama computes from the bundled checkpoint, stored as reference tensors.
 
-    python checkpoints/reference.py        # needs transformers
+python checkpoints/reference.py        # needs transformers
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ REFERENCE = HERE / "minllama1M-reference.pt"
 # The first two tokens are shared, and the first row ends in two zeros: a causal model gives positions 0 and 1 of both
 # rows the same hidden states, the bidirectional one does not.
 TOKENS = ((1, 300, 412, 975, 1203, 640, 0, 0), (1, 300, 1508, 277, 860, 1999, 523, 344))
+
 
 def to_hf(state: dict[str, torch.Tensor], config: LlamaConfig) -> LlamaForCausalLM:
     """Hugging Face's model with our weights."""

@@ -44,15 +44,15 @@ def main() -> None:
 
     from engine import families, runs, saved
     from engine.data import NO_GOLD_LABEL, Example
-    from engine.plan import Place
+    from engine.plan import ComputeSettings
 
     run = program_of(args.file)
     sentences = [sentence for sentence in read_sentences(args.input) if sentence is not None]
     model, about = saved.load_classifier(args.model)
-    place = Place(torch.device("cpu"))
-    runs.compute_fast(model, about.precision, place, trains=False)
+    compute = ComputeSettings(torch.device("cpu"))
+    runs.compute_fast(model, about.precision, compute, trains=False)
     dataset = families.encode_for(model, about.tokenizer, [Example(sentence, NO_GOLD_LABEL) for sentence in sentences])
-    loader = saved.loader_of(dataset, about.config, about.batch_size, place.device)
+    loader = saved.loader_of(dataset, about.config, about.batch_size, compute.device)
     batches = [batch["token_ids"] for batch in loader]
     with torch.inference_mode():
         ours, our_seconds = timed(model, batches)

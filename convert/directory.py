@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from engine.storage import DAMAGED, load_tensors
-from utils import UserError, atomic_write, read_text, shorten, shown, some
+from utils import UserError, atomic_write, join_names, read_text, short_repr, shorten
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +76,9 @@ def _shards(index: Path) -> list[Path]:
     names = sorted(set(placed.values()))
     ending = index.name.removesuffix(INDEX).rpartition(".")[2]
     if foreign := [name for name in names if not name.endswith(f".{ending}") or set("/\\:\0") & set(name)]:
-        raise UserError(f"{index} names {shown(foreign[0])}, which is no .{ending} file of this folder")
+        raise UserError(f"{index} names {short_repr(foreign[0])}, which is no .{ending} file of this folder")
     if absent := [name for name in names if not (index.parent / name).exists()]:
-        raise UserError(f"{index} names files that are not here: {some(absent)}")
+        raise UserError(f"{index} names files that are not here: {join_names(absent)}")
     return [index.parent / name for name in names]
 
 
@@ -174,8 +174,8 @@ def family_of(folder: Path) -> str:
     """The kind of a directory's model, as `engine.families` calls it. Raises `UserError` for others."""
     kind = read_settings(folder / CONFIG).get("model_type", "bert")  # the oldest files do not say it
     if kind not in FAMILIES:
-        file, known = folder / CONFIG, some(list(FAMILIES))
-        raise UserError(f"{file} describes a model of type {shown(kind)}; known here are {known}")
+        file, known = folder / CONFIG, join_names(list(FAMILIES))
+        raise UserError(f"{file} describes a model of type {short_repr(kind)}; known here are {known}")
     return FAMILIES[kind]
 
 

@@ -17,7 +17,7 @@ from config import ROPE_SCALINGS, LlamaConfig
 from convert import vocabulary
 from convert.directory import CONFIG, State, read_settings, read_tensors, write_model
 from convert.formats import DTYPES, require_causal, require_finite
-from utils import UserError, atomic_write, shorten, shown, some, warn
+from utils import UserError, atomic_write, join_names, short_repr, shorten, warn
 
 if TYPE_CHECKING:
     import torch
@@ -53,13 +53,13 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     or misshapen key is named.
     """
     from convert.names import interleaved_rows
-    from engine.weights import filled, misfits
+    from engine.weights import filled, shape_errors
 
     config = read_config(Path(path), attention)
     file, tensors = read_tensors(Path(path))
     state, foreign = _under_our_names(file, tensors, config.tied)
-    if found := [*misfits(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
-        raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(some(found))}")
+    if found := [*shape_errors(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
+        raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(join_names(found))}")
     for name in state:
         if heads := _heads(name, config):
             state[name] = interleaved_rows(state[name], heads)
@@ -79,7 +79,9 @@ def read_config(folder: Path, attention: str | None = None) -> LlamaConfig:
     file = folder / CONFIG
     settings = read_settings(file)
     if (kind := settings.get("model_type")) != "llama":
-        raise UserError(f"{file} describes a model of type {shown(kind)}; llama is known here, and bert to bert.run")
+        raise UserError(
+            f"{file} describes a model of type {short_repr(kind)}; llama is known here, and bert to bert.run"
+        )
     try:
         return config_of(settings, attention or "causal")
     except ValueError as error:
@@ -90,15 +92,17 @@ def config_of(settings: Mapping[str, Any], attention: str = "causal") -> LlamaCo
     """What a `config.json` describes. Raises `ValueError`."""
     for name, plain in PLAIN.items():
         if settings.get(name) is not None and settings[name] not in plain:
-            raise ValueError(f"{name}={shown(settings[name])}: no model here computes that")
+            raise ValueError(f"{name}={short_repr(settings[name])}: no model here computes that")
     if settings.get("attention_dropout"):
-        warn(f"attention_dropout={shown(settings['attention_dropout'])} is for training alone, and is left out here")
+        warn(
+            f"attention_dropout={short_repr(settings['attention_dropout'])} is for training alone, and is left out here"
+        )
     fields = {ours: settings.get(theirs, default) for ours, (theirs, default) in SETTINGS.items()}
     theta, scaling = _rope(settings)
     config = LlamaConfig(**fields, attention=attention, rope_theta=theta, rope_scaling=scaling)
     if settings.get("head_dim") not in (None, config.head_dim):
         which = f"hidden_size={config.dim} / num_attention_heads={config.n_heads}"
-        raise ValueError(f"head_dim={shown(settings['head_dim'])} is not {which}: no model here computes that")
+        raise ValueError(f"head_dim={short_repr(settings['head_dim'])} is not {which}: no model here computes that")
     return config
 
 
@@ -107,17 +111,19 @@ def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
     names = ("rope_scaling", "rope_parameters")  # transformers takes the older one alone where a file has both
     for name in names:
         if not isinstance(settings.get(name), dict | None):
-            raise ValueError(f"{name}={shown(settings[name])} must be an object")
+            raise ValueError(f"{name}={short_repr(settings[name])} must be an object")
     said = next((settings[name] for name in names if settings.get(name)), {})
     theta = said.get("rope_theta", settings.get("rope_theta", 10000.0))
     if said.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(f"partial_rotary_factor={shown(said['partial_rotary_factor'])}: no model here computes that")
+        raise ValueError(
+            f"partial_rotary_factor={short_repr(said['partial_rotary_factor'])}: no model here computes that"
+        )
     kind = said.get("rope_type", said.get("type", "default"))
     if kind == "default":
         return theta, None
     if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
         known = ", ".join(("default", *ROPE_SCALINGS))
-        raise ValueError(f"rope_scaling of the kind {shown(kind)}: no model here computes that; known are {known}")
+        raise ValueError(f"rope_scaling of the kind {short_repr(kind)}: no model here computes that; known are {known}")
     if absent := [name for name in ROPE_SCALINGS[kind] if name not in said]:
         raise ValueError(f"rope_scaling of the kind {kind} has no {', '.join(absent)}")
     return theta, (kind, *(said[name] for name in ROPE_SCALINGS[kind]))

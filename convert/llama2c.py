@@ -73,7 +73,7 @@ def _count(config: LlamaConfig, version: int) -> int:
 # ----------------------------------------------------------------------------------------------------- reading
 
 
-class Header(NamedTuple):
+class Llama2cHeader(NamedTuple):
     config: LlamaConfig
     version: int
     length: int  # bytes
@@ -113,7 +113,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     return filled(path, config, state)
 
 
-def read_header(start: bytes, attention: str) -> Header:
+def read_header(start: bytes, attention: str) -> Llama2cHeader:
     """What the first bytes of a file say. Raises `ValueError`."""
     if len(start) < SHAPE.size:
         raise ValueError(f"it has only {len(start)} bytes")
@@ -131,7 +131,7 @@ def read_header(start: bytes, attention: str) -> Header:
     fields = dict(zip(names, shape, strict=True))
     fields["vocab_size"] = abs(fields["vocab_size"])
     fixed = dict(rope_theta=THETA, layer_norm_eps=EPSILON, tied=tied, attention=attention)
-    return Header(LlamaConfig(**fields, **fixed), version, length)
+    return Llama2cHeader(LlamaConfig(**fields, **fixed), version, length)
 
 
 # ----------------------------------------------------------------------------------------------------- writing

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
-from utils import UserError, shown
+from utils import UserError, short_repr
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -62,7 +62,7 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
     if BYTE not in types:
         raise UserError(f"{path} has no pieces for single bytes, without which other programs load no vocabulary")
     if USER_DEFINED in types:
-        never_cut = shown(pieces[types.index(USER_DEFINED)])
+        never_cut = short_repr(pieces[types.index(USER_DEFINED)])
         raise UserError(f"{path} has pieces that are never cut, as {never_cut}; other programs find them otherwise")
     if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")

@@ -12,7 +12,7 @@ from engine.columns import FORMATS, Columns, has_columns
 from engine.files import check_files, check_overlaps, find_llama
 from engine.flags import HELD_OUT, INPUTS, LORA_ALPHA, LORA_RANK, LORA_TARGETS, NEEDED, TRAINING, flag_name
 from engine.programs import Default, NeedsCausal, import_folder
-from utils import UserError, some, warn
+from utils import UserError, join_names, warn
 
 
 def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None) -> None:
@@ -216,5 +216,5 @@ def _held_out(args: Namespace) -> float:
     entries = import_folder("advanced").METHODS
     choosing = [method.name for method in args.methods if entries[method.name].holds_out]
     if choosing and args.hold_out == 0:
-        warn(f"--hold_out 0: {some(choosing)} chooses on dev, whose accuracy is then too high")
+        warn(f"--hold_out 0: {join_names(choosing)} chooses on dev, whose accuracy is then too high")
     return args.hold_out if args.hold_out is not None else HELD_OUT if choosing else 0.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.data import NO_GOLD_LABEL, Example, create_data
-from utils import UserError, read_text, shown, some, whole_number
+from utils import UserError, join_names, read_text, short_repr, whole_number
 
 FORMATS = (".tsv", ".csv", ".jsonl")
 
@@ -80,7 +80,7 @@ def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Reco
             raise UserError(_lacking(path, number, "text", columns.text, row))
         text, label = row[columns.text], row.get(columns.label)
         if not isinstance(text, str) or not text.strip():
-            what = "is empty" if isinstance(text, str) else f"is no text but {shown(text)}"
+            what = "is empty" if isinstance(text, str) else f"is no text but {short_repr(text)}"
             raise UserError(f"{path} line {number}: the column {columns.text} {what}")
         label = label.strip() if isinstance(label, str) else label
         records.append(Record(number, " ".join(text.strip().splitlines()), label, row))
@@ -89,9 +89,7 @@ def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Reco
     return records
 
 
-def derive_label_names(
-    path: str | os.PathLike, known: Sequence[str], columns: Columns = USUAL
-) -> list[str] | None:
+def derive_label_names(path: str | os.PathLike, known: Sequence[str], columns: Columns = USUAL) -> list[str] | None:
     """The names of the classes, in the order of the alphabet, where labels are names, and not all of them known;
     or numbers as names, where those that are known are too few.
 
@@ -109,7 +107,8 @@ def derive_label_names(
         highest = max(numbers, default=-1)
         return [str(number) for number in range(highest + 1)] if len(known) <= highest < len(labels) else None
     if len(names) < 2 or 2 * len(names) > max(4, len(labels)) or not all(each.isprintable() and each for each in names):
-        found = f"{len(names)} different ones in {len(labels)} lines, such as {some(sorted(map(shown, names)), 3)}"
+        examples = join_names(sorted(map(short_repr, names)), 3)
+        found = f"{len(names)} different ones in {len(labels)} lines, such as {examples}"
         raise UserError(f"{path}: the column {columns.label} does not look like labels: {found}")
     return sorted(names)
 
@@ -122,8 +121,8 @@ def _label_of(value: Any, label_names: Sequence[str]) -> int:
     number = int(value) if isinstance(value, str) and _is_number(value) else value
     if type(number) is int and 0 <= number < len(label_names):
         return number
-    allowed = f"one of {some(label_names)}, nor a number from 0 to {len(label_names) - 1}"
-    raise ValueError(f"the label {shown(value)} is neither {allowed}")
+    allowed = f"one of {join_names(label_names)}, nor a number from 0 to {len(label_names) - 1}"
+    raise ValueError(f"the label {short_repr(value)} is neither {allowed}")
 
 
 def _ending(path: str | os.PathLike) -> str:
@@ -153,7 +152,7 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
             if names is None:
                 names = [name.strip() for name in row]
                 if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-                    raise UserError(f"{path} line 1: two columns are called {shown(twice[0])}")
+                    raise UserError(f"{path} line 1: two columns are called {short_repr(twice[0])}")
                 continue
             if len(row) != len(names):
                 raise UserError(f"{path} line {reader.line_num}: {len(row)} columns, where line 1 names {len(names)}")
@@ -172,10 +171,10 @@ def _json_lines(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, Any]]]
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} line {number}: not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise UserError(f"{path} line {number}: no JSON object but {shown(row)}")
+            raise UserError(f"{path} line {number}: no JSON object but {short_repr(row)}")
         yield number, row
 
 
 def _lacking(path: str | os.PathLike, number: int, kind: str, name: str, row: Mapping[str, Any]) -> str:
-    there = f"there are {some(row)}" if row else "there are none"
-    return f"{path} line {number}: nothing in a column {shown(name)}; {there}; --{kind}-column says which it is"
+    there = f"there are {join_names(row)}" if row else "there are none"
+    return f"{path} line {number}: nothing in a column {short_repr(name)}; {there}; --{kind}-column says which it is"

@@ -1,7 +1,7 @@
 """Kinds of pretrained models: how each is loaded, becomes a classifier and reads sentences.
 
-`runs` asks a `Family` where one kind differs from another. The loops, the saver, methods, reports and the driver do not
-know which it is.
+`runs` asks a `ModelFamily` where one kind differs from another. The loops, the checkpointer, methods, reports and the
+driver do not know which it is.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from engine.data import Example
 from engine.methods import Method
 from engine.plan import Plan
 from engine.programs import import_folder, import_part, tokenizer_name
-from engine.weights import load_pretrained, misfits
+from engine.weights import load_pretrained, shape_errors
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError, shown, warn
+from utils import UserError, short_repr, warn
 
 
 class OtherVocabulary(UserError):
     """A tokenizer that is not that of the model."""
 
 
-class Family:
+class ModelFamily:
     """One kind of pretrained model. `part` is what its classifiers call the model in them.
 
     Its models have a `config`, a frozen dataclass with `max_seq_len`, `attention` and `ignores_padding`. Its tokenizers
@@ -68,7 +68,7 @@ class Family:
         """Raises `ValueError` for what no model of this kind can have."""
         raise NotImplementedError
 
-    def misfits(self, state: dict[str, Any], config: Any) -> list[str]:
+    def shape_errors(self, state: dict[str, Any], config: Any) -> list[str]:
         """What keeps `state` from filling a model of this config, found without allocating one."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Family:
 HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassifier}  # and those of advanced/
 
 
-class Llamas(Family):
+class LlamaFamily(ModelFamily):
     """The models of `llama.py`."""
 
     name = "llama"
@@ -127,8 +127,8 @@ class Llamas(Family):
     def config(self, model_args: dict[str, Any]) -> LlamaConfig:
         return LlamaConfig.from_checkpoint(model_args)
 
-    def misfits(self, state: dict[str, Any], config: LlamaConfig) -> list[str]:
-        return misfits(state, config)
+    def shape_errors(self, state: dict[str, Any], config: LlamaConfig) -> list[str]:
+        return shape_errors(state, config)
 
     def make(self, config: LlamaConfig) -> Llama:
         return Llama(config)
@@ -139,7 +139,7 @@ class Llamas(Family):
         return Tokenizer.from_bytes(saved, max_len, path)
 
 
-LLAMAS = Llamas()
+LLAMA_FAMILY = LlamaFamily()
 OTHERS = ("bert",)  # folders that have a module `family`
 
 
@@ -184,9 +184,7 @@ def _json_tokenizers(path: str | os.PathLike) -> Any:
     return import_part("convert.tokenizer", f"the tokenizer of {path}").JsonTokenizer
 
 
-def model_settings(
-    head: tuple[str, Any] | None, num_labels: int, hidden_dropout_prob: float = 0.0
-) -> dict[str, Any]:
+def model_settings(head: tuple[str, Any] | None, num_labels: int, hidden_dropout_prob: float = 0.0) -> dict[str, Any]:
     """What `make_classifier` needs of a plan, or of a saved run, besides the model. head: its name and settings."""
     name, settings = head or ("linear", ())
     shape = {"num_labels": num_labels, "hidden_dropout_prob": hidden_dropout_prob}
@@ -203,18 +201,18 @@ def advanced_folder() -> Any:
     return advanced
 
 
-def family_named(name: str) -> Family:
+def family_named(name: str) -> ModelFamily:
     """Raises `UserError` where the folder of that kind is not here."""
-    if name == LLAMAS.name:
-        return LLAMAS
+    if name == LLAMA_FAMILY.name:
+        return LLAMA_FAMILY
     if name not in OTHERS or import_folder(name) is None:
-        raise UserError(f"models of the kind {shown(name)} need a folder of this package that is not here")
+        raise UserError(f"models of the kind {short_repr(name)} need a folder of this package that is not here")
     return importlib.import_module(f"{name}.family").FAMILY
 
 
-def family_of(model: nn.Module) -> Family:
+def family_of(model: nn.Module) -> ModelFamily:
     """Of a classifier, which says so where it is not one of Llamas."""
-    return family_named(getattr(model, "family", LLAMAS.name))
+    return family_named(getattr(model, "family", LLAMA_FAMILY.name))
 
 
 # -------------------------------------------------------------------------------------------------------- methods, data

@@ -20,22 +20,22 @@ from engine.reports import (
     print_model,
     read_data,
 )
-from utils import UserError, some
+from utils import UserError, join_names
 
 if TYPE_CHECKING:
+    from engine.checkpointer import Checkpointer
     from engine.methods import EpochResult
-    from engine.plan import Place, Plan
-    from engine.processes import World
+    from engine.plan import ComputeSettings, Plan
+    from engine.processes import Distributed
     from engine.runs import Run
-    from engine.saver import Saver
 
 
-def finetune(args: Namespace, place: Place, world: World) -> None:
+def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Train a head and the model below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
+    from engine.checkpointer import best_of
     from engine.methods import pretrained_of
     from engine.runs import assemble, compute_fast, fine_tune
     from engine.saved import load_classifier
-    from engine.saver import best_of
 
     splits, label_names = read_data(args)
     splits["train"], held_out = divide(splits["train"], args.seed, args.shots, args.hold_out)
@@ -44,31 +44,31 @@ def finetune(args: Namespace, place: Place, world: World) -> None:
     if held_out:
         splits["held-out"] = held_out
     with naming_the_flag():
-        run = assemble(plan_of(args, label_names), place, world)
+        run = assemble(plan_of(args, label_names), compute, distributed)
     print_model(args, pretrained_of(run.model))
     datasets = encode(args, splits, run.tokenizer, run.model)
     with ExitStack() as held:  # the lock on the run's name
-        saver = open_saver(args, run, held)
-        history = resume(args, run, saver) if args.resume else []
-        look = look_at(args, run, saver, history, held)
+        checkpointer = open_checkpointer(args, run, held)
+        history = resume(args, run, checkpointer) if args.resume else []
+        look = look_at(args, run, checkpointer, history, held)
         train, dev = datasets["train"], datasets["held-out" if held_out else "dev"]
-        epochs = fine_tune(run, train, dev, saver, history=history, watch=look and look.log)
-        run_epochs(args, epochs, history, saver)
+        epochs = fine_tune(run, train, dev, checkpointer, history=history, callback=look and look.log)
+        run_epochs(args, epochs, history, checkpointer)
         del run, epochs  # the model is made anew from what was saved
-        model, saved = load_classifier(saver.model_path, world)
-        if (saved.identity, saved.epoch) != (saver.identity, best_of(history).epoch):
-            raise UserError(f"{saver.model_path} is not what this run saved: another process has replaced it")
-        compute_fast(model, args.precision, place)
-        world.spread(model, place.device)
-        print(f"load model from {saver.model_path}")
-        judged = predict_and_report(args, model, datasets, label_names, place.device, world, look and look.task)
+        model, saved = load_classifier(checkpointer.model_path, distributed)
+        if (saved.identity, saved.epoch) != (checkpointer.identity, best_of(history).epoch):
+            raise UserError(f"{checkpointer.model_path} is not what this run saved: another process has replaced it")
+        compute_fast(model, args.precision, compute)
+        distributed.spread(model, compute.device)
+        print(f"load model from {checkpointer.model_path}")
+        judged = predict_and_report(args, model, datasets, label_names, compute.device, distributed, look and look.task)
         print_epoch_table(history, chosen_on(args))
-        for method in saver.methods:
+        for method in checkpointer.methods:
             print_figures(method.name, method.figures())
         if look is not None:
             look.finish(datasets, judged, label_names)
-        if world.is_first:
-            saver.resume_path.unlink(missing_ok=True)
+        if distributed.is_first:
+            checkpointer.resume_path.unlink(missing_ok=True)
 
 
 def chosen_on(args: Namespace) -> str:
@@ -94,47 +94,50 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
     )
 
 
-def open_saver(args: Namespace, run: Run, held: ExitStack) -> Saver:
+def open_checkpointer(args: Namespace, run: Run, held: ExitStack) -> Checkpointer:
     """Choose the files of this run, and say what will be overwritten. held: keeps the lock on their name."""
-    from engine.runs import saver_for
-    from engine.saver import choose_model_path
+    from engine.checkpointer import choose_model_path
+    from engine.runs import checkpointer_for
 
     candidates, identity = model_candidates(args, run.plan.digest), run.plan.identity()
     if args.methods:  # their name is known only now
         check_overlaps(args, files_of_model(candidates[0]))
-    path, kept = run.world.from_first(lambda: choose_model_path(candidates, identity, args.resume, held))
+    path, kept = run.distributed.from_first(lambda: choose_model_path(candidates, identity, args.resume, held))
     if kept:
         print(f"{'; '.join(kept)}; this run saves to {path}")
-    saver = saver_for(run, path, path.with_suffix(".resume"))
-    has_resume_point = run.world.from_first(saver.resume_path.exists)
+    checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"))
+    has_resume_point = run.distributed.from_first(checkpointer.resume_path.exists)
     if not (args.resume and has_resume_point):
         if has_resume_point:
-            print(f"{saver.resume_path} is the resume point of an interrupted run; the first epoch will overwrite it")
+            point = checkpointer.resume_path
+            print(f"{point} is the resume point of an interrupted run; the first epoch will overwrite it")
             print("(to go on with that run instead, stop this one now and add --resume)", flush=True)
         if path.exists():
             print(f"{path} holds an earlier model of the same training data; the first epoch will overwrite it")
-    return saver
+    return checkpointer
 
 
-def resume(args: Namespace, run: Run, saver: Saver) -> list[EpochResult]:
+def resume(args: Namespace, run: Run, checkpointer: Checkpointer) -> list[EpochResult]:
     """Go back to the last finished epoch. Returns the epochs that are done."""
-    from engine.saver import BadResumePoint, OtherRun, other_resume_points
+    from engine.checkpointer import BadResumePoint, OtherRun, other_resume_points
 
-    if not run.world.from_first(saver.resume_path.is_file):
-        print(f"there is no resume point {saver.resume_path}; starting from the beginning")
-        for path, differing in run.world.from_first(lambda: other_resume_points(f"{args.option}-*", saver.identity)):
-            print(f"{path} is of a run with another {some(map(name_of, differing))}")
+    if not run.distributed.from_first(checkpointer.resume_path.is_file):
+        print(f"there is no resume point {checkpointer.resume_path}; starting from the beginning")
+        for path, differing in run.distributed.from_first(
+            lambda: other_resume_points(f"{args.option}-*", checkpointer.identity)
+        ):
+            print(f"{path} is of a run with another {join_names(map(name_of, differing))}")
         return []
     try:
-        history = saver.load_resume_point(run.model, run.optimizer)
+        history = checkpointer.load_resume_point(run.model, run.optimizer)
     except OtherRun as error:
-        other = f"{saver.resume_path} belongs to a run with another {some(map(name_of, error.differing))}"
+        other = f"{checkpointer.resume_path} belongs to a run with another {join_names(map(name_of, error.differing))}"
         raise UserError(f"{other}; use the same arguments, or leave out --resume to start anew") from None
     except BadResumePoint as error:
         raise UserError(f"{error}, or leave out --resume to start anew") from None
-    print(f"resuming from {saver.resume_path}")
+    print(f"resuming from {checkpointer.resume_path}")
     for result in history:
-        print_epoch(result, saver.model_path, chosen_on(args))
+        print_epoch(result, checkpointer.model_path, chosen_on(args))
     return history
 
 
@@ -145,36 +148,40 @@ def name_of(entry: str) -> str:
     return entry.replace("_", " ") if entry in files else flags.get(entry, f"--{entry}")
 
 
-def look_at(args: Namespace, run: Run, saver: Saver, history: list[EpochResult], held: ExitStack) -> Any:
+def look_at(args: Namespace, run: Run, checkpointer: Checkpointer, history: list[EpochResult], held: ExitStack) -> Any:
     """What keeps figures of the run and makes a page of them; None where nobody has asked. held: closes its files."""
     if args.log_dir is None and args.html is None:
         return None
     finetuned = import_part("explore.finetuned", "--log_dir and --html")
-    look = finetuned.Look(args.log_dir, args.html, saver, run.place.device, history, run.world.is_first)
+    look = finetuned.RunReport(
+        args.log_dir, args.html, checkpointer, run.compute.device, history, run.distributed.is_first
+    )
     held.callback(look.log.close)
     return look
 
 
-def run_epochs(args: Namespace, epochs: Iterator[EpochResult], history: list[EpochResult], saver: Saver) -> None:
+def run_epochs(
+    args: Namespace, epochs: Iterator[EpochResult], history: list[EpochResult], checkpointer: Checkpointer
+) -> None:
     """Train to the end, adding to `history` and printing; what stops it earlier says what is kept."""
     from engine.training import Diverged
 
     try:
         for result in epochs:
             history.append(result)
-            print_epoch(result, saver.model_path, chosen_on(args))
+            print_epoch(result, checkpointer.model_path, chosen_on(args))
     except Diverged as error:
-        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(history, saver)}") from None
+        raise UserError(f"{error}; try a smaller --lr; {what_is_kept(history, checkpointer)}") from None
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(history, saver)}") from None
+        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {what_is_kept(history, checkpointer)}") from None
     except UserError as error:
-        raise UserError(f"{error}; {what_is_kept(history, saver)}") from None
+        raise UserError(f"{error}; {what_is_kept(history, checkpointer)}") from None
 
 
-def what_is_kept(history: list[EpochResult], saver: Saver) -> str:
+def what_is_kept(history: list[EpochResult], checkpointer: Checkpointer) -> str:
     if not history:
         return "no epoch was finished, nothing was saved"
     return (
-        f"the best of {len(history)} finished epochs stays in {saver.model_path}, "
-        f"and --resume goes on from {saver.resume_path}"
+        f"the best of {len(history)} finished epochs stays in {checkpointer.model_path}, "
+        f"and --resume goes on from {checkpointer.resume_path}"
     )

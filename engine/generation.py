@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from engine.files import sample_paths, temperature_path
 from engine.reports import load_llama, naming_the_flag, standard_output
 from engine.stream import read_sentences, shown_before_waiting
-from utils import atomic_write, shown, warn
+from utils import atomic_write, short_repr, warn
 
 if TYPE_CHECKING:
     import torch
 
-    from engine.plan import Place
+    from engine.plan import ComputeSettings
     from llama import Llama
     from tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ SAMPLING = ("top_k", "top_p", "epsilon", "min_p", "repetition_penalty")
 GATHERED = 50  # batches of prompts among which those of like length are put together
 
 
-class Decoder(NamedTuple):
+class PromptDecoder(NamedTuple):
     """What makes texts of prompts. search: what does that at temperature 0, if not `generator`."""
 
     llama: Llama
@@ -37,12 +37,12 @@ class Decoder(NamedTuple):
     settings: dict[str, Any]
 
     @classmethod
-    def of(cls, args: Namespace, place: Place, texts: int) -> Decoder:
+    def of(cls, args: Namespace, compute: ComputeSettings, texts: int) -> PromptDecoder:
         """texts: how many will be asked for one by one."""
         from engine.runs import generator_of, search_of
 
         llama, tokenizer = load_llama(args)
-        generator = generator_of(llama, args.precision, place, texts * args.max_new_tokens, args.cuda_graphs)
+        generator = generator_of(llama, args.precision, compute, texts * args.max_new_tokens, args.cuda_graphs)
         with naming_the_flag():
             search = search_of(llama, generator, args.beam, args.contrastive)
         settings = {name: getattr(args, name) for name in SAMPLING}
@@ -74,15 +74,15 @@ def generate(
     return tokenizer.decode(llama.generate(ids, max_new_tokens, temperature)[0].tolist())
 
 
-def continue_prompt(args: Namespace, place: Place) -> None:
+def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
     """Continue the prompt at temperature 0, at 1, and at another if asked, printing as it grows; write every text."""
     import torch
 
-    decoder = Decoder.of(args, place, 2 if args.num_samples == 1 else 1)  # several samples are decoded together
+    decoder = PromptDecoder.of(args, compute, 2 if args.num_samples == 1 else 1)  # several samples are decoded together
     tokenizer = decoder.tokenizer
     ids = tokenizer.encode(args.prompt, bos=True, eos=False)
     warn_of_changes(args.prompt, ids, tokenizer, decoder.llama.config.max_seq_len)
-    prompt_ids = torch.tensor([ids], device=place.device)  # 1 s
+    prompt_ids = torch.tensor([ids], device=compute.device)  # 1 s
     outputs = {0.0: [Path(args.generated_sentence_low_temp_out)], 1.0: sample_paths(args)}
     if args.temperature is not None:
         outputs[args.temperature] = [temperature_path(args)]
@@ -100,13 +100,13 @@ def continue_prompt(args: Namespace, place: Place) -> None:
             print(f"Wrote generated sentence to {path}.")
 
 
-def continue_each(args: Namespace, place: Place) -> None:
+def continue_each(args: Namespace, compute: ComputeSettings) -> None:
     """Continue every prompt of a file or of standard input: a line of JSON for each, in their order."""
-    decoder, temperature = Decoder.of(args, place, args.batch_size), args.temperature or 0.0
+    decoder, temperature = PromptDecoder.of(args, compute, args.batch_size), args.temperature or 0.0
     with ExitStack() as written:
         file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
         count = 0
-        for prompt, text in texts_of(args, decoder, temperature, place):
+        for prompt, text in texts_of(args, decoder, temperature, compute):
             said = {"prompt": prompt, "temperature": temperature, "text": text}
             file.write(f"{json.dumps(said, ensure_ascii=False)}\n")
             count += 1
@@ -116,7 +116,9 @@ def continue_each(args: Namespace, place: Place) -> None:
         print(f"wrote {count} texts to {args.output}")
 
 
-def texts_of(args: Namespace, decoder: Decoder, temperature: float, place: Place) -> Iterator[tuple[str, str]]:
+def texts_of(
+    args: Namespace, decoder: PromptDecoder, temperature: float, compute: ComputeSettings
+) -> Iterator[tuple[str, str]]:
     """Prompts and their texts, as the prompts come."""
     waiting: list[str] = []
     too_long = 0
@@ -128,7 +130,7 @@ def texts_of(args: Namespace, decoder: Decoder, temperature: float, place: Place
                 continue
         ids = [decoder.tokenizer.encode(each, bos=True, eos=False) for each in waiting]
         too_long += sum(len(each) > decoder.llama.config.max_seq_len for each in ids)
-        yield from zip(waiting, decode_all(decoder, ids, temperature, args.batch_size, place), strict=True)
+        yield from zip(waiting, decode_all(decoder, ids, temperature, args.batch_size, compute), strict=True)
         waiting = []
     if too_long:
         limit = decoder.llama.config.max_seq_len
@@ -137,14 +139,14 @@ def texts_of(args: Namespace, decoder: Decoder, temperature: float, place: Place
 
 
 def decode_all(
-    decoder: Decoder, prompts: list[list[int]], temperature: float, batch_size: int, place: Place
+    decoder: PromptDecoder, prompts: list[list[int]], temperature: float, batch_size: int, compute: ComputeSettings
 ) -> list[str]:
     """The texts for prompts of any lengths, those of one length together: nothing needs to be padded."""
     import torch
 
     texts = [""] * len(prompts)
     for batch in batches_of_one_length(prompts, batch_size):
-        idx = torch.tensor([prompts[number] for number in batch], device=place.device)  # b s
+        idx = torch.tensor([prompts[number] for number in batch], device=compute.device)  # b s
         for number, row in zip(batch, decoder.continued(idx, temperature), strict=True):
             texts[number] = decoder.tokenizer.decode(row.tolist())
     return texts
@@ -165,7 +167,7 @@ def warn_of_changes(prompt: str, ids: list[int], tokenizer: Tokenizer, limit: in
     if len(ids) > limit:
         warn(f"--prompt is {len(ids)} tokens long, of which the model sees the last {limit} (max_seq_len)")
     if tokenizer.max_len is None and (text := tokenizer.decode(ids)) != prompt:
-        warn(f"the tokenizer changes --prompt, white space for instance; the text begins {shown(text)}")
+        warn(f"the tokenizer changes --prompt, white space for instance; the text begins {short_repr(text)}")
 
 
 class TextStream:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from engine.processes import Batch, Part, device_of
+from engine.processes import Batch, LocalBatch, device_of
 from engine.tasks import Task
 
 
@@ -59,7 +59,7 @@ class Step:
 
     model: nn.Module
     task: Task
-    part: Part
+    part: LocalBatch
     batch: Batch
     outputs: torch.Tensor
     epoch: int
@@ -152,12 +152,12 @@ class Method:
     def after_step(self, step: Step) -> None:
         """After each optimizer step: moving averages, projections."""
 
-    def judged(self, model: nn.Module) -> AbstractContextManager[None]:
+    def evaluation_weights(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside it the model has the weights that are evaluated and saved; afterwards those that are trained."""
         return nullcontext()
 
     def finish(self, model: nn.Module, evaluate: Callable[[], float]) -> bool:
-        """After the last epoch, inside of `judged`: may change the weights. evaluate: their score on dev.
+        """After the last epoch, inside of `evaluation_weights`: may change the weights. evaluate: their score on dev.
 
         Returns whether what it made is to be judged as one more epoch is.
         """
@@ -180,7 +180,7 @@ class Method:
         return {}
 
     def load_state(self, state: dict[str, torch.Tensor], piece: Callable[..., torch.Tensor]) -> None:
-        """The inverse of `state`. piece(whole, like): what this process holds of a tensor (see `World.piece`).
+        """The inverse of `state`. piece(whole, like): what this process holds of a tensor (see `Distributed.piece`).
 
         Raises an error of some kind for another state.
         """

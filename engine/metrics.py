@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.methods import EpochResult
-    from engine.training import Measured
+    from engine.training import StepMeasurement
 
 FILE = "metrics.jsonl"
 Record = dict[str, Any]  # one line
@@ -51,7 +51,7 @@ def check_folder(folder: str | os.PathLike, is_resumed: bool) -> None:
 
 
 class MetricsLog:
-    """Looks on while a model is trained (see `training.Watch`), and keeps the figures; on the first process alone.
+    """A `training.TrainingCallback` that keeps the figures of steps and epochs; on the first process alone.
 
     folder: where they are kept; None keeps them here, in `records`. history: the epochs of a run that goes on, of which
     the folder has the steps. Raises `UserError` where it has those of another run.
@@ -91,26 +91,26 @@ class MetricsLog:
             done = sum(record["kind"] == "step" for record in begun)
             self.events = SummaryWriter(str(self.folder), purge_step=done)  # hides what is computed once more
 
-    def step(self, measured: Measured) -> None:
+    def step(self, measurement: StepMeasurement) -> None:
         if not self.is_first:
             return
-        rates = measured.rates
+        rates = measurement.rates
         record = {
             "kind": "step",
-            "step": measured.number,
-            "epoch": measured.epoch,
-            "loss": measured.loss,
+            "step": measurement.number,
+            "epoch": measurement.epoch,
+            "loss": measurement.loss,
             "lr": rates[0] if len(set(rates)) == 1 else rates,
-            "gradient_norm": measured.gradient_norm,
-            "rows_per_second": round(measured.rows / measured.seconds, 2),
-            "positions_per_second": round(measured.positions / measured.seconds, 1),
+            "gradient_norm": measurement.gradient_norm,
+            "rows_per_second": round(measurement.rows / measurement.seconds, 2),
+            "positions_per_second": round(measurement.positions / measurement.seconds, 1),
             "memory_mb": peak_memory(self.device),
         }
         self._keep(record)
         if self.events is not None:
             for name, chart in CHARTS.items():
                 value = record[name]
-                self.events.add_scalar(chart, max(value) if isinstance(value, list) else value, measured.number)
+                self.events.add_scalar(chart, max(value) if isinstance(value, list) else value, measurement.number)
 
     def epoch(self, result: EpochResult) -> None:
         if not self.is_first:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.data import NO_GOLD_LABEL, has_gold_labels
-from engine.processes import Batch, World
+from engine.processes import Batch, Distributed
 from engine.tasks import Classification, Evaluation
 
 WORST = 30  # errors that are kept
@@ -31,10 +31,10 @@ class WithProbabilities(Evaluation):
         for index, row in zip(batch["indices"], log_probs.float().softmax(-1).tolist(), strict=False):
             self.probabilities[index] = row
 
-    def finish(self, world: World) -> None:
+    def finish(self, distributed: Distributed) -> None:
         """Of each sentence one process has the probabilities, and the others have zeros."""
-        super().finish(world)
-        self.probabilities = world.total(torch.tensor(self.probabilities)).tolist()
+        super().finish(distributed)
+        self.probabilities = distributed.total(torch.tensor(self.probabilities)).tolist()
 
 
 class Judging(Classification):

@@ -86,7 +86,7 @@ class Plan:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 
-class Place(NamedTuple):
+class ComputeSettings(NamedTuple):
     """Where a run is computed, which changes rounding, and on another kind of device the masks of dropout.
 
     kernels: "auto" for the fastest that agree with the code, "plain" for the code as it is written. shard: split the

@@ -14,7 +14,7 @@ from torch import nn
 Batch = dict[str, Any]  # token_ids b s, and what else a task needs of it
 
 
-class Part(NamedTuple):
+class LocalBatch(NamedTuple):
     """The rows of a batch that one process computes, padded as the whole batch is: `start` to `end` of `total`."""
 
     batch: Batch
@@ -27,8 +27,8 @@ class Part(NamedTuple):
         return (self.end - self.start) / self.total
 
 
-class World:
-    """The processes that share a run. This one is alone; `torchrun.Group` is one of several.
+class Distributed:
+    """The processes that share a run. This one is alone; `torchrun.TorchDistributed` is one of several.
 
     All go through the same batches in the same order, compute their part of each, and meet in the other methods, which
     all of them must therefore call alike.
@@ -44,10 +44,10 @@ class World:
         """What to call in the place of `model`, which was spread."""
         return model
 
-    def parts(self, loader: Iterable[Batch]) -> Iterator[Part]:
+    def parts(self, loader: Iterable[Batch]) -> Iterator[LocalBatch]:
         """This process's part of every batch."""
         for batch in loader:
-            yield Part(batch, 0, len(batch["token_ids"]), len(batch["token_ids"]))
+            yield LocalBatch(batch, 0, len(batch["token_ids"]), len(batch["token_ids"]))
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of the sum of all processes' losses."""
@@ -80,7 +80,7 @@ class World:
         return whole
 
 
-ALONE = World()
+SINGLE_PROCESS = Distributed()
 
 
 def device_of(model: nn.Module) -> torch.device:

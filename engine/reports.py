@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from config import LlamaConfig
     from engine.batches import LlamaDataset
     from engine.methods import EpochResult
-    from engine.processes import World
+    from engine.processes import Distributed
     from engine.saved import Prediction
     from engine.tasks import Evaluation, Task
     from llama import Llama
@@ -163,7 +163,7 @@ def predict_and_report(
     datasets: dict[str, LlamaDataset],
     label_names: list[str],
     device: torch.device,
-    world: World,
+    distributed: Distributed,
     task: Task | None = None,
 ) -> dict[str, Evaluation]:
     """Predict dev and test, write both files, print the accuracies, then the tables.
@@ -179,8 +179,8 @@ def predict_and_report(
     for split in ("dev", "test"):
         dataset = datasets[split]
         loader = loader_of(dataset, pretrained_of(model).config, args.batch_size, device)
-        results[split] = evaluate(model, loader, task=task or CLASSIFICATION, desc=split, world=world)
-        if world.is_first:
+        results[split] = evaluate(model, loader, task=task or CLASSIFICATION, desc=split, distributed=distributed)
+        if distributed.is_first:
             write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
         print_accuracy(split, getattr(args, split), results[split])
     for split, result in results.items():
@@ -206,7 +206,7 @@ def print_epoch(result: EpochResult, model_path: Path, chosen_on: str) -> None:
 
 
 def print_epoch_table(history: list[EpochResult], chosen_on: str) -> None:
-    from engine.saver import best_of
+    from engine.checkpointer import best_of
 
     print(f"\nepoch  train loss  train acc  {chosen_on} acc  seconds")
     best = best_of(history)

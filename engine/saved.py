@@ -19,18 +19,18 @@ from torch.utils.data import DataLoader
 
 from config import PRECISIONS
 from engine.batches import Sentences, TextWindows
+from engine.checkpointer import KINDS
 from engine.data import NO_GOLD_LABEL, Example
-from engine.families import LLAMAS, create_methods, encode_for, family_named, family_of
+from engine.families import LLAMA_FAMILY, create_methods, encode_for, family_named, family_of
 from engine.methods import prepare, pretrained_of
-from engine.processes import ALONE, World
-from engine.saver import KINDS
+from engine.processes import SINGLE_PROCESS, Distributed
 from engine.storage import load_tensors, save_tensors
 from engine.tasks import NextToken, perplexity_of
 from engine.training import evaluate
 from engine.weights import is_finite
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError, some
+from utils import UserError, join_names
 
 # ----------------------------------------------------------------------------------------------------------- saved runs
 
@@ -83,12 +83,12 @@ def save_classifier(path: str | os.PathLike, model: nn.Module, record: dict[str,
     save_tensors(path, {"kind": KINDS["model"], "model": model.state_dict(), "methods": {}, **record})
 
 
-def load_classifier(path: str | os.PathLike, world: World = ALONE) -> tuple[nn.Module, SavedRun]:
+def load_classifier(path: str | os.PathLike, distributed: Distributed = SINGLE_PROCESS) -> tuple[nn.Module, SavedRun]:
     """A saved classifier: token ids b s -> log-probabilities b c, on the CPU, in evaluation mode; and what it needs.
 
     Raises `UserError` if the file is missing, damaged, or not such a file.
     """
-    saved = world.from_first(lambda: load_tensors(path))
+    saved = distributed.from_first(lambda: load_tensors(path))
     if not isinstance(saved, dict) or saved.get("kind") != KINDS["model"]:
         raise UserError(f"{path} is not a saved classifier")
     try:
@@ -102,11 +102,11 @@ def load_classifier(path: str | os.PathLike, world: World = ALONE) -> tuple[nn.M
 
 def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
     settings, state = saved["model_config"], saved["model"]
-    family = family_named(saved.get("family", LLAMAS.name))
+    family = family_named(saved.get("family", LLAMA_FAMILY.name))
     config, prefix = family.config(settings["model_args"]), f"{family.part}."
     pretrained = {str(name).removeprefix(prefix): state[name] for name in state if str(name).startswith(prefix)}
-    if found := family.misfits(pretrained, config):  # before a model of this shape is made
-        raise UserError(f"the model does not fit its model_args: {some(found)}")
+    if found := family.shape_errors(pretrained, config):  # before a model of this shape is made
+        raise UserError(f"the model does not fit its model_args: {join_names(found)}")
     tokenizer = family.tokenizer(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
     names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
     most, precision = saved["max_sentence_len"], saved["precision"]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.data import NO_GOLD_LABEL, has_gold_labels, majority_accuracy
-from engine.processes import Batch, World
+from engine.processes import Batch, Distributed
 from utils import UserError
 
 
@@ -48,8 +48,8 @@ class Evaluation:
         for index, prediction in zip(batch["indices"], log_probs.argmax(dim=-1).tolist(), strict=False):
             self.predictions[index] = prediction
 
-    def finish(self, world: World) -> None:
-        self.predictions = world.merge(self.predictions)
+    def finish(self, distributed: Distributed) -> None:
+        self.predictions = distributed.merge(self.predictions)
 
 
 @dataclass
@@ -73,8 +73,8 @@ class LanguageEvaluation:
         self.nats += next_token_losses(logits, batch["targets"]).cpu().double().sum().item()  # MPS has no float64
         self.tokens += int((batch["targets"] != NO_TARGET).sum())
 
-    def finish(self, world: World) -> None:
-        both = world.total(torch.tensor([self.nats, self.tokens], dtype=torch.float64))
+    def finish(self, distributed: Distributed) -> None:
+        both = distributed.total(torch.tensor([self.nats, self.tokens], dtype=torch.float64))
         self.nats, self.tokens = both[0].item(), int(both[1])
 
 
@@ -92,7 +92,7 @@ class Task:
     def check(self, outputs: torch.Tensor) -> None:
         """Raise `UserError` if the outputs cannot be what the loss is of. Asked once an epoch."""
 
-    def faults(self, outputs: Any) -> torch.Tensor:
+    def count_not_finite(self, outputs: Any) -> torch.Tensor:
         """How many of the outputs are not numbers."""
         return outputs.isnan().sum()
 

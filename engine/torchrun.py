@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from engine.processes import Batch, Part, World
+from engine.processes import Batch, Distributed, LocalBatch
 from engine.tasks import NO_TARGET
 from llama import LlamaLayer
 from utils import UserError
@@ -42,7 +42,7 @@ class LostProcess(UserError):
 
 
 @contextmanager
-def join(device: torch.device, *, shard: bool = False) -> Iterator[Group]:
+def join(device: torch.device, *, shard: bool = False) -> Iterator[TorchDistributed]:
     """Meet the other processes that torchrun has started; all but the first are silent until the block ends.
 
     Raises `UserError` if the environment is not one that torchrun makes, there are more processes than GPUs, or the
@@ -58,7 +58,7 @@ def join(device: torch.device, *, shard: bool = False) -> Iterator[Group]:
             stack.enter_context(redirect_stderr(nowhere))
         try:
             _find_the_others(device)
-            yield Group(device, shard)
+            yield TorchDistributed(device, shard)
         except BaseException as error:
             is_users = isinstance(error, (UserError, OSError, KeyboardInterrupt))
             atexit.register(_leave_at_once, 2 if is_users else 1)
@@ -139,8 +139,8 @@ def _meeting() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------- the group
 
 
-class Group(World):
-    """This process as one of several. See `World` for the methods.
+class TorchDistributed(Distributed):
+    """This process as one of several. See `Distributed` for the methods.
 
     device: where it computes. shard: split models over the processes instead of copying them.
     """
@@ -185,12 +185,12 @@ class Group(World):
 
         return call
 
-    def parts(self, loader: Iterable[Batch]) -> Iterator[Part]:
+    def parts(self, loader: Iterable[Batch]) -> Iterator[LocalBatch]:
         for batch in loader:
             total = len(batch["token_ids"])
             start, end = total * self.rank // self.size, total * (self.rank + 1) // self.size
             self.rows.start, self.rows.end, self.rows.total = start, end, total
-            yield Part(_rows_of(batch, start, end), start, end, total)
+            yield LocalBatch(_rows_of(batch, start, end), start, end, total)
 
     def backward(self, loss: torch.Tensor) -> None:
         with _meeting():

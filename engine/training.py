@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from engine.methods import EpochResult, Method, RandomState, Step
-from engine.processes import ALONE, Part, World, device_of, on_device
+from engine.processes import SINGLE_PROCESS, Distributed, LocalBatch, device_of, on_device
 from engine.tasks import CLASSIFICATION, Task
 from utils import UserError
 
@@ -38,24 +38,24 @@ def evaluate(
     task: Task = CLASSIFICATION,
     desc: str = "eval",
     progress: bool = True,
-    world: World = ALONE,
+    distributed: Distributed = SINGLE_PROCESS,
 ) -> Any:
     """What `task` makes of every batch of `loader` with dropout off. Leaves the model in evaluation mode.
 
     Raises `Diverged` where the outputs are not numbers.
     """
     model.eval()
-    network, device = world.network(model), device_of(model)
+    network, device = distributed.network(model), device_of(model)
     result = task.evaluation(loader.dataset)
     with _progress_bar(loader, desc, progress) as bar:
-        for part in world.parts(loader):
+        for part in distributed.parts(loader):
             batch = on_device(part.batch, device)
             outputs = task.forward(network, batch)
-            if world.total(task.faults(outputs)) > 0:
+            if distributed.total(task.count_not_finite(outputs)) > 0:
                 raise Diverged(f"{desc}: the predictions are not finite; training diverged, or the model is wrong")
             result.add(outputs, batch)
             bar.update(part.total)
-    result.finish(world)
+    result.finish(distributed)
     return result
 
 
@@ -68,7 +68,7 @@ def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-class Measured(NamedTuple):
+class StepMeasurement(NamedTuple):
     """What was measured of one step of training.
 
     number: of the step in the whole run, from 0. loss: of the whole batch, with the methods' penalties. rates: the
@@ -86,10 +86,10 @@ class Measured(NamedTuple):
     seconds: float
 
 
-class Watch:
+class TrainingCallback:
     """Who looks on while a model is trained, and changes nothing. On several processes all are told alike."""
 
-    def step(self, measured: Measured) -> None:
+    def step(self, measurement: StepMeasurement) -> None:
         """After each optimizer step."""
 
     def epoch(self, result: EpochResult) -> None:
@@ -109,25 +109,37 @@ def fit(
     schedule: Callable[[int, int], float] | None = None,
     clip: float | None = None,
     stop: Callable[[list[EpochResult]], bool] | None = None,
-    saver: Any,
+    checkpointer: Any,
     history: Iterable[EpochResult] = (),
     train_eval: bool = True,
     progress: bool = True,
-    world: World = ALONE,
-    watch: Watch | None = None,
+    distributed: Distributed = SINGLE_PROCESS,
+    callback: TrainingCallback | None = None,
 ) -> Iterator[EpochResult]:
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-    model: prepared by the methods and spread over the world. seed: of what methods draw by `Step.generator`. saver: a
-    `saver.Saver`, or what stands in its place. schedule: of (step, total steps), the factor of the learning rates then.
+    model: prepared by the methods and spread over the processes. seed: of what methods draw by `Step.generator`.
+    checkpointer: saves models and resume points. schedule: of (step, total), the factor of the learning rates.
     clip: the largest norm of all gradients together. stop: of the results so far, whether to train no further. history:
     the epochs that a resumed run has done. train_eval: measure the score on the training data as the reference does.
-    watch: told of steps and epochs; without one, steps are not measured. A loader whose batch sampler has `set_epoch`
+    callback: told of steps and epochs; without one, steps are not measured. A loader whose batch sampler has `set_epoch`
     is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier epochs saved stays.
     """
     for method in methods:
         task = method.task(task, train)
-    run = _Run(model, optimizer, train if train_eval else None, dev, task, methods, saver, progress, world, seed, watch)
+    run = _Run(
+        model,
+        optimizer,
+        train if train_eval else None,
+        dev,
+        task,
+        methods,
+        checkpointer,
+        progress,
+        distributed,
+        seed,
+        callback,
+    )
     run.history = list(history)
     pace = _Pace([*filter(None, [schedule]), *(method.rate for method in methods)], clip, epochs * len(train))
     stops = [*filter(None, [stop]), *(method.stop for method in methods)]
@@ -185,11 +197,11 @@ class _Run:
     dev: DataLoader
     task: Task
     methods: Sequence[Method]
-    saver: Any
+    checkpointer: Any
     progress: bool
-    world: World
+    distributed: Distributed
     seed: int
-    watch: Watch | None = None
+    callback: TrainingCallback | None = None
     history: list[EpochResult] = field(default_factory=list)
 
     def train_epoch(self, loader: DataLoader, epoch: int, pace: _Pace) -> float:
@@ -200,42 +212,42 @@ class _Run:
         self.model.train()
         total, clock = 0.0, time.perf_counter()
         with _progress_bar(loader, f"train {epoch}", self.progress) as bar:
-            for index, part in enumerate(self.world.parts(loader)):
+            for index, part in enumerate(self.distributed.parts(loader)):
                 step = self._forward(part, epoch, epoch * len(loader) + index, pace)
                 if index == 0:
                     self.task.check(step.outputs)
                 loss = self.task.loss(step.outputs, step.batch, loader.batch_sampler.batch_size)
                 for method in self.methods:
                     loss = loss + part.share * method.penalty(step)
-                value = self.world.total(loss.detach()).item()
+                value = self.distributed.total(loss.detach()).item()
                 if not math.isfinite(value):
                     raise Diverged(f"epoch {epoch}, batch {index + 1}: the loss is {value}, training stops")
-                self.world.backward(loss)
-                norm = math.nan if self.watch is None else _gradient_norm(self.optimizer)
+                self.distributed.backward(loss)
+                norm = math.nan if self.callback is None else _gradient_norm(self.optimizer)
                 pace.step(self.optimizer, step.number)
                 for method in self.methods:
                     method.after_step(step)
-                if self.watch is not None:
+                if self.callback is not None:
                     size, now = (part.total, part.total * part.batch["token_ids"].shape[1]), time.perf_counter()
                     rates = pace.rates(self.optimizer, step.number)
-                    self.watch.step(Measured(step.number, epoch, value, rates, norm, *size, now - clock))
+                    self.callback.step(StepMeasurement(step.number, epoch, value, rates, norm, *size, now - clock))
                     clock = now
                 total += value
                 bar.set_postfix(loss=f"{total / (index + 1):.3f}", refresh=False)
                 bar.update(part.total)
         return total / len(loader)
 
-    def _forward(self, part: Part, epoch: int, number: int, pace: _Pace) -> Step:
+    def _forward(self, part: LocalBatch, epoch: int, number: int, pace: _Pace) -> Step:
         self.optimizer.zero_grad()
         device = device_of(self.model)
         before = RandomState(device) if self.methods else None
-        batch, network = on_device(part.batch, device), self.world.network(self.model)
+        batch, network = on_device(part.batch, device), self.distributed.network(self.model)
         outputs = self.task.forward(network, batch)
         return Step(self.model, self.task, part, batch, outputs, epoch, number, pace.total, network, before, self.seed)
 
     def judge(self, train_loss: float, start: float) -> EpochResult:
         """Evaluate the weights that the methods judge, save them if they are the best so far, and the resume point."""
-        with self._judged():
+        with self._evaluation_weights():
             train_score = math.nan
             if self.train_eval is not None:
                 train_score = self._score(self.train_eval, f"train acc {len(self.history)}")
@@ -245,22 +257,22 @@ class _Run:
     def finish(self) -> EpochResult | None:
         """The same for what the methods make of the judged weights after the last epoch, if they make anything."""
         start, result = time.perf_counter(), None
-        with self._judged():
+        with self._evaluation_weights():
             if any([method.finish(self.model, self.dev_score) for method in self.methods]):
                 result = self._judge(self.history[-1].train_loss, math.nan, start, is_finish=True)
         return None if result is None else self._finished(result)
 
     def _finished(self, result: EpochResult) -> EpochResult:
-        self.saver.save_resume_point(self.model, self.optimizer, self.history)
-        if self.watch is not None:
-            self.watch.epoch(result)
+        self.checkpointer.save_resume_point(self.model, self.optimizer, self.history)
+        if self.callback is not None:
+            self.callback.epoch(result)
         return result
 
     @contextmanager
-    def _judged(self) -> Iterator[None]:
+    def _evaluation_weights(self) -> Iterator[None]:
         with ExitStack() as stack:
             for method in reversed(self.methods):  # averages of parameters, before these are merged into others
-                stack.enter_context(method.judged(self.model))
+                stack.enter_context(method.evaluation_weights(self.model))
             yield
 
     def _judge(self, train_loss: float, train_score: float, start: float, is_finish: bool = False) -> EpochResult:
@@ -270,7 +282,7 @@ class _Run:
         seconds = time.perf_counter() - start
         history.append(EpochResult(number, train_loss, train_score, dev_score, seconds, improved, is_finish))
         if improved:
-            self.saver.save_model(self.model, history[-1])
+            self.checkpointer.save_model(self.model, history[-1])
         return history[-1]
 
     def dev_score(self) -> float:
@@ -278,5 +290,5 @@ class _Run:
         return self._score(self.dev, "dev acc")
 
     def _score(self, loader: DataLoader, desc: str) -> float:
-        shared = dict(progress=self.progress, world=self.world)
+        shared = dict(progress=self.progress, distributed=self.distributed)
         return evaluate(self.model, loader, task=self.task, desc=desc, **shared).score

@@ -14,7 +14,7 @@ from config import Checks, LlamaConfig
 from engine.programs import import_part
 from engine.storage import load_tensors
 from llama import Llama, own_name
-from utils import UserError, shorten, some
+from utils import UserError, join_names, shorten
 
 Model = TypeVar("Model", bound=nn.Module)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit ones mean nothing without their scales
@@ -47,8 +47,8 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
         state = canonical_state(checkpoint["model"], config.tied)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    if found := misfits(state, config):
-        raise UserError(f"{path} does not fit its model_args: {some(found)}")
+    if found := shape_errors(state, config):
+        raise UserError(f"{path} does not fit its model_args: {join_names(found)}")
     return filled(path, config, state)
 
 
@@ -59,14 +59,14 @@ def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.
     model = Llama(config)
     model.load_state_dict(state)
     if damaged := [name for name, tensor in model.named_parameters() if not is_finite(tensor)]:
-        raise UserError(f"{path} is damaged: not all numbers are finite in {some(damaged)}")
+        raise UserError(f"{path} is damaged: not all numbers are finite in {join_names(damaged)}")
     return model.eval()
 
 
 def _methods_of(checkpoint: dict) -> str:
     """Which methods must be there to open a saved classifier, in words."""
     methods = checkpoint.get("methods")
-    return f" with {some(map(str, methods))}" if isinstance(methods, dict) and methods else ""
+    return f" with {join_names(map(str, methods))}" if isinstance(methods, dict) and methods else ""
 
 
 def canonical_state(state: dict, tied: bool = True) -> dict:
@@ -105,15 +105,15 @@ class Unfilled(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def misfits(state: dict, config: LlamaConfig) -> list[str]:
+def shape_errors(state: dict, config: LlamaConfig) -> list[str]:
     """What keeps `state` from filling a Llama of this config, found without allocating one."""
-    found = misfits_of(state, config, Llama)
+    found = shape_errors_of(state, config, Llama)
     if config.tied and not found and not are_equal(state["tok_embeddings.weight"], state["output.weight"]):
         found.append("tok_embeddings.weight and output.weight differ, but this model ties them")
     return found
 
 
-def misfits_of(
+def shape_errors_of(
     state: dict,
     config: Checks,
     make: Callable[[Any], nn.Module],
@@ -123,29 +123,29 @@ def misfits_of(
 
     sizes: fields of the config of which each is a side of some matrix.
     """
-    most = max((tensor.numel() for tensor in state.values() if not _fault(tensor)), default=0)
+    most = max((tensor.numel() for tensor in state.values() if not _tensor_error(tensor)), default=0)
     if too_much := _asks_for_too_much(config, len(state), most, sizes):
-        return [*faults(state), too_much]
-    return unlike(state, blueprint(config, make).state_dict())
+        return [*tensor_errors(state), too_much]
+    return state_dict_errors(state, blueprint(config, make).state_dict())
 
 
-def unlike(state: dict, expected: dict[str, torch.Tensor]) -> list[str]:
+def state_dict_errors(state: dict, expected: dict[str, torch.Tensor]) -> list[str]:
     """What is wrong with each value, then which are missing, unexpected or of another shape than the expected one."""
-    found = faults(state)
+    found = tensor_errors(state)
     found += [f"missing {name}" for name in expected if name not in state]
     found += [f"unexpected {name}" for name in state if name not in expected]
     for name, tensor in state.items():
-        if name in expected and not _fault(tensor) and tensor.shape != expected[name].shape:
+        if name in expected and not _tensor_error(tensor) and tensor.shape != expected[name].shape:
             found.append(f"{name} is {list(tensor.shape)}, not {list(expected[name].shape)}")
     return found
 
 
-def faults(state: dict) -> list[str]:
+def tensor_errors(state: dict) -> list[str]:
     """The values that are no weights, with the reason."""
-    return [f"{name} {fault}" for name, tensor in state.items() if (fault := _fault(tensor))]
+    return [f"{name} {fault}" for name, tensor in state.items() if (fault := _tensor_error(tensor))]
 
 
-def _fault(tensor: Any) -> str | None:
+def _tensor_error(tensor: Any) -> str | None:
     """What keeps a value from being a weight, whatever its shape."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
         return "is not a floating-point tensor of 16 bits or more"

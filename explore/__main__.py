@@ -24,7 +24,7 @@ from engine.stream import read_sentences
 from utils import UserError, find_asset
 
 if TYPE_CHECKING:
-    from explore.subject import Subject, Text
+    from explore.inspected import InspectedModel, InspectedText
 
 TEXT = "A warm little film about a baker and her stubborn goat."
 COUNT = 6
@@ -95,31 +95,31 @@ def both(judged: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:
     return run | {"runs": [*(judged["runs"] if judged else ()), *run["runs"]]}
 
 
-def texts_of(args: Namespace, subject: Subject) -> tuple[list[Text], dict[str, Any]]:
+def texts_of(args: Namespace, inspected: InspectedModel) -> tuple[list[InspectedText], dict[str, Any]]:
     """What is shown in full; of a classifier and labelled data also how it did on all of them."""
     from engine.data import NO_GOLD_LABEL, create_data, has_gold_labels
-    from explore.subject import Text, examples_of
+    from explore.inspected import InspectedText, examples_of
 
     if args.data is None:
-        return [Text(text) for text in args.text or [TEXT]], {}
-    if subject.classifier is None or not is_labelled(args.data):
+        return [InspectedText(text) for text in args.text or [TEXT]], {}
+    if inspected.classifier is None or not is_labelled(args.data):
         sentences = [sentence for sentence in read_sentences(args.data) if sentence is not None]
-        return [Text(sentence) for sentence in sentences[: args.count]], {}
+        return [InspectedText(sentence) for sentence in sentences[: args.count]], {}
     from engine.families import encode_for
     from engine.outcome import Judging, outcome_of
     from engine.saved import loader_of
     from engine.training import evaluate
 
-    examples = create_data(args.data, len(subject.label_names), is_test=True)
-    dataset = encode_for(subject.classifier, subject.tokenizer, examples)
-    device = next(subject.llama.parameters()).device
-    loader = loader_of(dataset, subject.llama.config, subject.about.batch_size, device)
-    result = evaluate(subject.classifier, loader, task=Judging())
+    examples = create_data(args.data, len(inspected.label_names), is_test=True)
+    dataset = encode_for(inspected.classifier, inspected.tokenizer, examples)
+    device = next(inspected.llama.parameters()).device
+    loader = loader_of(dataset, inspected.llama.config, inspected.about.batch_size, device)
+    result = evaluate(inspected.classifier, loader, task=Judging())
     sentences = [example.sentence for example in examples]
     name = Path(args.data).name
-    outcome = outcome_of(name, sentences, result, subject.label_names)
+    outcome = outcome_of(name, sentences, result, inspected.label_names)
     if not has_gold_labels(result.labels):
-        return [Text(sentence) for sentence in sentences[: args.count]], {}
+        return [InspectedText(sentence) for sentence in sentences[: args.count]], {}
     labels = [None if label == NO_GOLD_LABEL else label for label in result.labels]
     run = {"name": name, "settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "epochs": []}
     run["judged"] = [outcome]
@@ -145,11 +145,11 @@ def main() -> None:
     if is_run(args.model):
         content = page_of_run(args.model)
     else:
-        from explore.subject import Subject, page_of_subject
+        from explore.inspected import InspectedModel, page_of_model
 
-        subject = Subject.open(args.model, args.tokenizer, args.attention)
-        texts, content = texts_of(args, subject)
-        content |= page_of_subject(subject, texts)
+        inspected = InspectedModel.open(args.model, args.tokenizer, args.attention)
+        texts, content = texts_of(args, inspected)
+        content |= page_of_model(inspected, texts)
         if args.run is not None:
             content["run"] = both(content.get("run"), page_of_run(args.run)["run"])
     write_page(args.out, content)

@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     import torch
 
     from engine.batches import Sentences
+    from engine.checkpointer import Checkpointer
     from engine.methods import EpochResult
-    from engine.saver import Saver
 
 EXAMPLES = 4  # sentences of dev that the page shows in full: half of them the worst errors
 
 
-class Look:
+class RunReport:
     """What keeps the figures of a run, and makes a page of them."""
 
     def __init__(
         self,
         log_dir: str | None,
         html: str | None,
-        saver: Saver,
+        checkpointer: Checkpointer,
         device: torch.device,
         history: Sequence[EpochResult],
         is_first: bool,
     ):
-        self.html, self.saver, self.is_first = html, saver, is_first
+        self.html, self.checkpointer, self.is_first = html, checkpointer, is_first
         self.task = Judging()
-        self.log = MetricsLog(log_dir, saver.identity, device, history, is_first)
+        self.log = MetricsLog(log_dir, checkpointer.identity, device, history, is_first)
         if log_dir is not None and is_first:
             what = "and TensorBoard's events" if has_tensorboard() else "alone: tensorboard is not installed"
             print(f"figures of the steps go to {self.log.folder / FILE} {what}")
@@ -50,14 +50,16 @@ class Look:
             self._write_page(datasets["dev"], judged["dev"])
 
     def _write_page(self, dev: Sentences, result: WithProbabilities) -> None:
-        from engine.families import LLAMAS
+        from engine.families import LLAMA_FAMILY
+        from explore.inspected import InspectedModel, examples_of, page_of_model
         from explore.page import write_page
-        from explore.subject import Subject, examples_of, page_of_subject
         from explore.trained import page_of_log
 
-        content: dict[str, Any] = page_of_log(self.log.all_records(), str(self.saver.model_path))
-        if self.saver.record["family"] == LLAMAS.name:  # of other kinds of models the page has the run alone
-            subject = Subject.open(str(self.saver.model_path))
-            content |= page_of_subject(subject, examples_of(dev.sentences, dev.labels, result, EXAMPLES))
+        content: dict[str, Any] = page_of_log(self.log.all_records(), str(self.checkpointer.model_path))
+        if (
+            self.checkpointer.record["family"] == LLAMA_FAMILY.name
+        ):  # of other kinds of models the page has the run alone
+            inspected = InspectedModel.open(str(self.checkpointer.model_path))
+            content |= page_of_model(inspected, examples_of(dev.sentences, dev.labels, result, EXAMPLES))
         write_page(self.html, content)
         print(f"wrote {self.html}")

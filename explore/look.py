@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from base_llama import View, causal_mask
+from base_llama import AttentionContext, causal_mask
 from config import ATTENTION_KINDS, LlamaConfig
 from llama import Attention, Llama
 from rope import apply_rotary_emb
@@ -31,7 +31,7 @@ from utils import UserError
 
 
 @dataclass
-class Reading:
+class ForwardRecord:
     """What passed through a model while it read one text.
 
     attention: L of h s t. states: L + 1 of s D, the residual stream before the first layer and after each. queries:
@@ -44,7 +44,7 @@ class Reading:
     logits: torch.Tensor | None = None
 
 
-def read(llama: Llama, ids: Sequence[int], attention: str) -> Reading | None:
+def read(llama: Llama, ids: Sequence[int], attention: str) -> ForwardRecord | None:
     """Read a text under one semantics, whichever the model was made for.
 
     None where the model's attention takes no mask, so that it can only be read as it was made. Raises `UserError` where
@@ -60,7 +60,7 @@ def read(llama: Llama, ids: Sequence[int], attention: str) -> Reading | None:
         else:
             seen = causal_mask(len(ids), len(ids), tokens.device)  # s t
             mask = seen if attention == "causal" else torch.ones_like(seen)
-            logits = llama.output(llama.encode(llama.embed(tokens), View(mask=mask)))
+            logits = llama.output(llama.encode(llama.embed(tokens), AttentionContext(mask=mask)))
         reading.logits = logits[0]
     if any(weights.shape[1:] != (len(ids), len(ids)) for weights in reading.attention):
         raise UserError("a method of this model adds positions to a text, which the page cannot show")
@@ -73,9 +73,9 @@ def takes_mask(attention: Attention) -> bool:
 
 
 @contextmanager
-def recorded(llama: Llama) -> Iterator[Reading]:
+def recorded(llama: Llama) -> Iterator[ForwardRecord]:
     """Inside it, what passes through the model is kept; afterwards it is as it was."""
-    reading = Reading()
+    reading = ForwardRecord()
     with ExitStack() as undone:
 
         def keep_state(_: nn.Module, __: Any, output: torch.Tensor) -> None:
@@ -92,7 +92,7 @@ def recorded(llama: Llama) -> Iterator[Reading]:
 
 
 @contextmanager
-def _recorded(attention: Attention, reading: Reading) -> Iterator[None]:
+def _recorded(attention: Attention, reading: ForwardRecord) -> Iterator[None]:
     """One layer's weights and queries."""
     compute, own = attention.compute_query_key_value_scores, vars(attention).copy()
     before: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ def _recorded(attention: Attention, reading: Reading) -> Iterator[None]:
             del attention.compute_query_key_value_scores
 
 
-def readings(llama: Llama, ids: Sequence[int]) -> dict[str, Reading | None]:
+def readings(llama: Llama, ids: Sequence[int]) -> dict[str, ForwardRecord | None]:
     """Under both semantics, by name; None where that is not possible."""
     return {attention: read(llama, ids, attention) for attention in ATTENTION_KINDS}
 
@@ -151,7 +151,7 @@ def lens(logits: torch.Tensor, ids: Sequence[int], candidates: int) -> Lens:
 
 
 @torch.inference_mode()
-def lenses(llama: Llama, reading: Reading, ids: Sequence[int], candidates: int) -> list[Lens]:
+def lenses(llama: Llama, reading: ForwardRecord, ids: Sequence[int], candidates: int) -> list[Lens]:
     """After each layer, and first before any; the last one is what the model says."""
     early = [lens(llama.output(llama.norm(state)), ids, candidates) for state in reading.states[:-1]]
     return [*early, lens(reading.logits, ids, candidates)]

@@ -20,7 +20,7 @@ LARGEST = 5_000_000  # bytes
 
 
 def write_page(path: str, content: Mapping[str, Any]) -> None:
-    """Whole or not at all. content: plain values, see `subject` and `trained`. Raises `UserError` for too many."""
+    """Whole or not at all. content: plain values, see `inspected` and `trained`. Raises `UserError` for too many."""
     page = render(content).encode()
     if len(page) > LARGEST:
         size, most = (f"{each / 1e6:.1f} MB" for each in (len(page), LARGEST))

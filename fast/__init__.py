@@ -9,12 +9,12 @@ slower.
 import importlib
 from typing import Any
 
-MODULES = {"Choice": "apply", "accelerate": "apply", "decoder": "decode", "is_little": "little"}
+MODULES = {"Choice": "apply", "accelerate": "apply", "decoder": "decode", "is_small_job": "small_job"}
 __all__ = sorted(MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """What the package offers, imported when it is asked for: `is_little` may say that nothing else is needed."""
+    """What the package offers, imported when it is asked for: `is_small_job` may say that nothing else is needed."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"fast.{MODULES[name]}"), name)

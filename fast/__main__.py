@@ -1,7 +1,7 @@
 """What computes a model on this machine, and why; and compiling what can be compiled ahead.
 
-    python -m fast                       # a table: precision, part, kernel, reason
-    python -m fast --compile             # the loops that generate text in float32; or name fp32, bf16, int8
+python -m fast                       # a table: precision, part, kernel, reason
+python -m fast --compile             # the loops that generate text in float32; or name fp32, bf16, int8
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from base_llama import causal_mask
 from config import PRECISIONS
 from fast import linear
 from fast.attention import MANY, FusedAttention, attention_by_products, scores_proof
+from fast.equivalence import notice
 from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear, has_onednn
 from fast.measure import fastest
 from fast.memory import keep_freed_memory
-from fast.plan import KERNELS, Plan, carry_out, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
-from fast.proof import say
+from fast.plan import KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
 from llama import Attention, FeedForward, Llama, RMSNorm
 
 BY_PRODUCTS = "fused, short texts in two products"  # those that are classified in bfloat16
@@ -78,8 +78,8 @@ def accelerate(
     Kernels are modules in the places of the model's own, with which they share all but their settings (`fast.kernel`);
     an earlier call's are taken away first. Parameters stay the same ones under the same names, with the same float32
     values in fp32 and bf16; int8 rounds them for good and is for inference. A layer that something else has replaced
-    stays as it is, and no kernel computes what the page, as it stands in this process, does not (`fast.proof`). On a
-    CPU, freed memory is kept for what follows (`fast.memory`).
+    stays as it is, and no kernel computes what llama.py, as it stands in this process, does not (`fast.equivalence`).
+    On a CPU, freed memory is kept for what follows (`fast.memory`).
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
@@ -90,14 +90,14 @@ def accelerate(
     purpose = dict(keeps_copies=keeps_copies, generates=generates)
     others = _others(model)
     take_away_kernels(model, KERNELS.union(*(planner.KERNELS for _, planner in others)))
-    plan: Plan = {}
+    plan: KernelPlan = {}
     llamas = [module for module in model.modules() if isinstance(module, Llama)]
     choices = _plan_llamas(plan, llamas, device, precision, trains, **purpose) if llamas or not others else []
     for module, planner in _others(model):  # as they are without kernels
         choices += _plan_other(plan, module, planner, model, device, trains, **purpose)
         if precision != "fp32":
-            say(f"a {type(module).__name__} is computed in fp32, whatever the precision")
-    carry_out(plan, model)
+            notice(f"a {type(module).__name__} is computed in fp32, whatever the precision")
+    apply_plan(plan, model)
     return choices
 
 
@@ -108,7 +108,7 @@ def _others(model: nn.Module) -> list[tuple[nn.Module, ModuleType]]:
 
 
 def _plan_other(
-    plan: Plan,
+    plan: KernelPlan,
     module: nn.Module,
     planner: ModuleType,
     model: nn.Module,
@@ -124,7 +124,7 @@ def _plan_other(
 
 
 def _plan_llamas(
-    plan: Plan, llamas: list[Llama], device: torch.device, precision: str, trains: bool, **purpose: bool
+    plan: KernelPlan, llamas: list[Llama], device: torch.device, precision: str, trains: bool, **purpose: bool
 ) -> list[Choice]:
     """The modules of every Llama are given the kernels that are chosen."""
     linear = choose_linear(precision, device, trains=trains, **purpose)
@@ -209,7 +209,7 @@ def _choose_bf16(part: str) -> Choice:
     way, why = _bf16()
     if way == "bfloat16 products":
         return Choice(part, "bf16", f"summed in float32; {why}")
-    say("bf16 is not faster than fp32 on this processor; its numbers are rounded and multiplied in float32")
+    notice("bf16 is not faster than fp32 on this processor; its numbers are rounded and multiplied in float32")
     return Choice(part, "rounded to bf16", f"multiplied in float32; {why}")
 
 
@@ -217,7 +217,7 @@ def _choose_int8(part: str, generates: bool) -> Choice:
     if generates:
         return Choice(part, "int8", "rounded weights; what meets them is not rounded where text is generated")
     if not linear.has_integer_products():
-        say("int8 is not faster than fp32 for batches on this processor; its integers are multiplied in float32")
+        notice("int8 is not faster than fp32 for batches on this processor; its integers are multiplied in float32")
         return Choice(part, "int8", "integers multiplied in float32: this CPU has no exact integer products")
     return Choice(part, "int8", "products of integers")
 

@@ -20,10 +20,10 @@ from torch import nn
 
 from base_llama import causal_mask
 from config import LlamaConfig
+from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods, replace
 from fast.layers import StandIn, has_more
 from fast.linear import readable
-from fast.proof import Case, Proof, Sides
 from llama import Attention
 
 LONG = 1100  # positions: more than most models have
@@ -135,7 +135,7 @@ def is_lower_triangle(mask: torch.Tensor) -> bool:
     return known[1]
 
 
-def _sides(device: str) -> Sides:
+def _sides(device: str) -> Comparison:
     """The page's scores and PyTorch's, with the masks that the three commands have."""
     config = LlamaConfig.from_preset("tiny", dim=16, n_heads=2, n_kv_heads=2)
     kinds = ("bidirectional", "causal")
@@ -152,7 +152,7 @@ def _sides(device: str) -> Sides:
 
         return run
 
-    return Sides(ask(lambda layer, _: layer), ask(FusedAttention.from_attention), list(_cases()))
+    return Comparison(ask(lambda layer, _: layer), ask(FusedAttention.from_attention), list(_cases()))
 
 
 def _cases() -> Iterator[Case]:
@@ -178,10 +178,10 @@ def _cases() -> Iterator[Case]:
 
 
 @cache
-def scores_proof(device: str) -> Proof:
+def scores_proof(device: str) -> EquivalenceCheck:
     """Of the kernel of one kind of device: every kind has its own."""
     where = device if device in ("cuda", "mps") else "cpu"
-    return Proof(
+    return EquivalenceCheck(
         "Attention.compute_query_key_value_scores",
         ((Attention, "compute_query_key_value_scores"),),
         lambda: _sides(where),

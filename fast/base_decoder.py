@@ -16,10 +16,10 @@ from config import LlamaConfig
 from engine.weights import blueprint
 from fast.apply import Choice
 from fast.attention import FusedAttention
+from fast.equivalence import notice
 from fast.kernel import has_hooks, own_methods
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear
-from fast.proof import say
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 PART = "decoding"
@@ -41,7 +41,7 @@ def why_not_asked(llama: Llama) -> str | None:
     ):
         reason = "text is generated as it is written: generate takes no next_logits"
     if reason is not None:
-        say(reason)
+        notice(reason)
     return reason
 
 

@@ -22,8 +22,8 @@ from fast.apply import Choice
 from fast.attention import scores_proof
 from fast.base_decoder import PART, PASSES, Decoder, kinds_of, stranger_in, why_not_asked
 from fast.compiled import LOAD_SECONDS, NotReady
+from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
 from fast.layers import FEED_FORWARD, RMS_NORM
-from fast.proof import Case, Proof, Sides, say
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _why_no_loops_for(llama: Llama, precision: str, tokens: int | None) -> str |
         return "a bidirectional model computes everything anew for every token"
     if (other := compiled.format_of(llama)) != precision:
         reason = f"the model computes in {other}, not in {precision}"
-        say(f"text is generated as the model is written, without compiled loops: {reason}")
+        notice(f"text is generated as the model is written, without compiled loops: {reason}")
         return reason
     if not is_readable(llama):
         return "the loops read float32 weights without biases on a CPU"
@@ -138,18 +138,20 @@ def _agrees(llama: Llama, precision: str) -> bool:
     """Whether a model is what the page makes, and the loops compute what the page says. Raises `NotReady`."""
     stranger = stranger_in(llama)
     if stranger is not None:
-        say(f"text is generated as the model is written, without compiled loops: {stranger}")
+        notice(f"text is generated as the model is written, without compiled loops: {stranger}")
         return False
     proof = _proof(tuple(vars(llama.config).items()), precision)
     return all(each.holds() for each in (RMS_NORM, FEED_FORWARD, scores_proof("cpu"), proof))
 
 
 @lru_cache(maxsize=16)
-def _proof(config: tuple[tuple[str, Any], ...], precision: str) -> Proof:
+def _proof(config: tuple[tuple[str, Any], ...], precision: str) -> EquivalenceCheck:
     """That the loops for one number format agree with a model of this shape."""
     engine, kernel = compiled.load(precision), compiled.FORMATS[precision]
     sides = partial(engine.sides, LlamaConfig(**dict(config)), kernel)
-    return Proof("Llama", PAGE, sides, but=((KVCache, "take"),))  # whose texts the loops are handed like any other
+    return EquivalenceCheck(
+        "Llama", PAGE, sides, but=((KVCache, "take"),)
+    )  # whose texts the loops are handed like any other
 
 
 def is_readable(llama: Llama) -> bool:
@@ -159,7 +161,7 @@ def is_readable(llama: Llama) -> bool:
     )
 
 
-def _sides_of_largest() -> Sides:
+def _sides_of_largest() -> Comparison:
     """Texts from logits that are all true, and from logits of which, at temperature 0, the largest alone is."""
     model = Llama(LlamaConfig.from_preset("tiny", attention="causal"))
 
@@ -185,8 +187,10 @@ def _sides_of_largest() -> Sides:
     idx, padded = torch.randint(0, 30, (2, 4)), {"pad": torch.tensor([2, 0])}
     cases = [Case("temperature 0", (idx, 0.0, {})), Case("temperature 0, ended", (idx, 0.0, {"stop_ids": [3, 5, 8]}))]
     cases += [Case("texts after padding", (idx, 0.0, padded)), Case("rows exchanged", (idx, 0.0, {"choose": swap}))]
-    return Sides(ask(True), ask(False), [*cases, Case("temperature 1", (idx, 1.0, {}))])
+    return Comparison(ask(True), ask(False), [*cases, Case("temperature 1", (idx, 1.0, {}))])
 
 
 # Of what `generate` does with logits, all but computing them.
-LARGEST = Proof("the likeliest token", ((Llama, "generate"),), _sides_of_largest, but=((Llama, "next_logits"), KVCache))
+LARGEST = EquivalenceCheck(
+    "the likeliest token", ((Llama, "generate"),), _sides_of_largest, but=((Llama, "next_logits"), KVCache)
+)

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from base_llama import KVCache, View
+from base_llama import AttentionContext, KVCache
 from config import LlamaConfig
 from fast.apply import Choice
 from fast.base_decoder import PASSES, Decoder, kinds_of, stranger_in, why_not_asked
+from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.linear import KernelLinear
-from fast.proof import Case, Proof, Sides
 from llama import Attention, Llama
 
 MIN_STEPS = 32  # tokens: recording for fewer is not worth it, an estimate: it costs four steps and the graph's making
@@ -88,11 +88,13 @@ class FixedCache(KVCache):
         self.pad = torch.zeros(shape[1], dtype=torch.int64, device=device)  # b
         self.places = torch.arange(shape[3], device=device)  # t
 
-    def extend(self, new: int) -> View:
+    def extend(self, new: int) -> AttentionContext:
         """The position is set from outside, so that a step can be repeated; `new` is 1."""
         first = torch.minimum(self.pad, self.position)  # b: padding sees itself, or its softmax would be NaN
         is_hidden = (self.places > self.position) | (self.places < first[:, None])  # b t
-        return View(self.position - first, is_hidden.logical_not()[:, None, None], cache=self)  # mask: b 1 1 t
+        return AttentionContext(
+            self.position - first, is_hidden.logical_not()[:, None, None], cache=self
+        )  # mask: b 1 1 t
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put one layer's new key and value, each b g 1 d, in their place; returns those of all places, b g t d."""
@@ -155,7 +157,7 @@ def is_recordable(llama: Llama) -> bool:
     return is_known and STEPS.holds()
 
 
-def _sides() -> Sides:
+def _sides() -> Comparison:
     """Next-token logits of a text beside a `KVCache` and beside a `FixedCache`."""
     model = Llama(LlamaConfig.from_preset("tiny", attention="causal", max_seq_len=8)).eval().requires_grad_(False)
     for parameter in model.parameters():
@@ -166,7 +168,7 @@ def _sides() -> Sides:
 
     tokens, pad = torch.randint(0, 300, (2, 10)), torch.tensor([2, 0])
     cases = [Case("texts together", (tokens, 5, None)), Case("padded texts", (tokens, 5, pad))]
-    return Sides(ask(True), ask(False), cases)
+    return Comparison(ask(True), ask(False), cases)
 
 
 @torch.no_grad()
@@ -189,7 +191,7 @@ def _next_logits(model: Llama, is_page: bool, tokens: torch.Tensor, length: int,
     return [*answers, *whole, model.layers[0](model.embed(tokens))]  # what else there is on the page
 
 
-STEPS = Proof(
+STEPS = EquivalenceCheck(
     "KVCache",
     (KVCache, (Attention, "forward"), *((Llama, name) for name in PASSES)),
     _sides,

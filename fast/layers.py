@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
 from fast.kernel import Kernel, own_methods
 from fast.linear import readable
-from fast.proof import Case, Proof, Sides, say
 from llama import FeedForward, RMSNorm
 
 
@@ -26,11 +26,11 @@ class StandIn(Kernel):
 
     __slots__ = ()
 
-    def stands_in(self, proof: Proof) -> bool:
+    def stands_in(self, proof: EquivalenceCheck) -> bool:
         """Whether the kernel may compute for this module now."""
         own = own_methods(self)
         if own:
-            say(f"{proof.name} is computed as it is written: one has its own {', '.join(sorted(own))}")
+            notice(f"{proof.name} is computed as it is written: one has its own {', '.join(sorted(own))}")
         return not own and proof.holds()
 
 
@@ -141,7 +141,7 @@ class _SwiGLU(torch.autograd.Function):
         return grad_a, grad_b
 
 
-def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Sides:
+def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Comparison:
     """A module of the page and its kernel on the same weights, trained and not, for small and large numbers."""
     for parameter in plain.parameters():
         nn.init.normal_(parameter)
@@ -161,20 +161,20 @@ def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Sides:
         cases.append(Case(name, (x, False)))
         if scale >= 1.0 and shape[0] < 81:
             cases.append(Case(f"{name}, trained", (x.clone().requires_grad_(), True), parameters))
-    return Sides(ask(plain), ask(kernel), cases)
+    return Comparison(ask(plain), ask(kernel), cases)
 
 
-def _norms() -> Sides:
+def _norms() -> Comparison:
     norm = RMSNorm(8, 1e-6)
     return _sides_of(norm, FusedRMSNorm.from_norm(norm), 8)
 
 
-def _feed_forwards() -> Sides:
+def _feed_forwards() -> Comparison:
     feed_forward = FeedForward(8, 12, 4, 0.5)
     return _sides_of(feed_forward, FusedFeedForward.from_feed_forward(feed_forward), 8)
 
 
-RMS_NORM = Proof("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})
-FEED_FORWARD = Proof(
+RMS_NORM = EquivalenceCheck("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})
+FEED_FORWARD = EquivalenceCheck(
     "FeedForward", (FeedForward,), _feed_forwards, reads={"w1", "w2", "w3", "dropout", "training"}
 )

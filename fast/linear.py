@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fast.equivalence import Case, Comparison, difference
 from fast.kernel import Kernel
-from fast.proof import Case, Sides, difference
 
 SMALL = 2**20  # multiplications: some 20 microseconds
 PACKED_FOR = 64  # rows; the layout that oneDNN picks for this many is within 2 % of the best one for 8 to 4000
@@ -38,10 +38,10 @@ def why_no_onednn(dtype: torch.dtype = torch.float32) -> str | None:
         product = F.linear(x.float(), weight.float())
         return *(product.to(dtype),) * 3, (product + bias.float()).to(dtype)
 
-    def sides() -> Sides:
+    def sides() -> Comparison:
         weight, bias = torch.randn(40, 24).to(dtype), torch.randn(40).to(dtype)
         cases = [Case(f"{rows} rows", (torch.randn(rows, 24).to(dtype), weight, bias)) for rows in (1, 3, 65)]
-        return Sides(plain, onednn, cases)
+        return Comparison(plain, onednn, cases)
 
     return difference(sides, tolerance=2e-2 if dtype == torch.bfloat16 else 1e-5)
 
@@ -115,9 +115,7 @@ class KernelLinear(Kernel, nn.Linear):
             self._copy, self._copied = make(weight), (state, weight)
         return self._copy
 
-    def product_of_copy(
-        self, x: torch.Tensor, packs: bool, make: Callable, make_packed: Callable
-    ) -> torch.Tensor:
+    def product_of_copy(self, x: torch.Tensor, packs: bool, make: Callable, make_packed: Callable) -> torch.Tensor:
         """x W^T in float32, with a copy of the weight, or a packed one where it `packs`. ... i -> ... o"""
         if packs and x.dtype == torch.float32 and not is_small(x, self.weight):
             return onednn_linear(x, self.copy_of_weight(make_packed))

@@ -22,11 +22,11 @@ from torch import nn
 from base_llama import KVCache
 from config import LlamaConfig
 from fast import loops
+from fast.equivalence import Case, Comparison
 from fast.head import ScreenedHead
 from fast.kernel import replace
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear
 from fast.loops import LayerWeights, Matrix, Norm
-from fast.proof import Case, Sides
 from llama import Llama, LlamaLayer, RMSNorm
 from rope import rope_table, rotate
 
@@ -171,14 +171,14 @@ def _layer_weights(layer: LlamaLayer) -> LayerWeights:
 LONGEST = 4096  # positions of a model that is compared: its keys and values must be made
 
 
-class Pair(NamedTuple):
+class EnginePair(NamedTuple):
     """A model of the page, and the engine of one that has the same numbers."""
 
     page: Llama
     engine: DecodeEngine
 
 
-def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Sides:
+def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Comparison:
     """The page and the loops: a rotation, a layer, and the next token, also of a model as deep as `config` says.
 
     kernel: of the linear layers, so that the loops for its number format are compared; the page computes with float32
@@ -197,10 +197,10 @@ def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Sides:
 
         return run
 
-    return Sides(ask(True), ask(False), list(_cases(long.max_seq_len)))
+    return Comparison(ask(True), ask(False), list(_cases(long.max_seq_len)))
 
 
-def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> Pair:
+def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> EnginePair:
     page = Llama(config).eval().requires_grad_(False)
     page.output.weight = nn.Parameter(page.output.weight.clone(), requires_grad=False)  # embeddings are not rounded
     for parameter in page.parameters():
@@ -212,7 +212,7 @@ def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> Pair:
             linear.weight.copy_(_numbers(_matrix(linear)))  # and what is on the grid stays where it is
     engine = DecodeEngine(page)
     replace(page, {part: part.without_kernel() for part in page.modules() if isinstance(part, KernelLinear)})
-    return Pair(page, engine)
+    return EnginePair(page, engine)
 
 
 def _numbers(matrix: Matrix) -> torch.Tensor:
@@ -236,7 +236,7 @@ def _cases(max_seq_len: int) -> Iterator[Case]:
         yield Case("the last token of a long text", ("the next token", "long", max_seq_len - 2, 0, False))
 
 
-def _rotation(pair: Pair, is_page: bool) -> list[torch.Tensor]:
+def _rotation(pair: EnginePair, is_page: bool) -> list[torch.Tensor]:
     config, position = pair.page.config, pair.page.config.max_seq_len - 1
     x = torch.randn(1, 1, config.n_heads, config.head_dim)  # b s h d
     angle = pair.engine.angle(position)
@@ -249,7 +249,7 @@ def _rotation(pair: Pair, is_page: bool) -> list[torch.Tensor]:
     return [torch.from_numpy(row)] * 2
 
 
-def _layer(pair: Pair, is_page: bool) -> list[torch.Tensor]:
+def _layer(pair: EnginePair, is_page: bool) -> list[torch.Tensor]:
     """A layer at the last of four positions, beside a cache, what is kept there, and at all four without one."""
     config, layer = pair.page.config, pair.page.layers[0]
     x = torch.randn(1, 4, config.dim)
@@ -262,7 +262,7 @@ def _layer(pair: Pair, is_page: bool) -> list[torch.Tensor]:
     return [last, cache.keys[0], cache.values[0], x[0]]
 
 
-def _layer_steps(pair: Pair, x: torch.Tensor, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+def _layer_steps(pair: EnginePair, x: torch.Tensor, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
     """The first layer in compiled loops, one position after another, in place. x: s D; keys, values: g t d"""
     for position, row in enumerate(x.numpy(), start):
         seen = (0, position + 1)
@@ -270,7 +270,7 @@ def _layer_steps(pair: Pair, x: torch.Tensor, start: int, keys: torch.Tensor, va
         loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), seen)
 
 
-def _next_tokens(pair: Pair, is_page: bool, length: int, pad: int, only_largest: bool) -> list[torch.Tensor]:
+def _next_tokens(pair: EnginePair, is_page: bool, length: int, pad: int, only_largest: bool) -> list[torch.Tensor]:
     """Logits of two more tokens of a text of `length` tokens, `pad` of which are padding, and their keys."""
     page, limit = pair.page, pair.page.config.max_seq_len
     idx = torch.randint(0, page.config.vocab_size, (1, length + 2))
@@ -285,7 +285,7 @@ def _next_tokens(pair: Pair, is_page: bool, length: int, pad: int, only_largest:
     return [*answers, cache.keys[:, :, :, length : length + 2]]
 
 
-def _uncached(pair: Pair, is_page: bool, length: int) -> list[torch.Tensor]:
+def _uncached(pair: EnginePair, is_page: bool, length: int) -> list[torch.Tensor]:
     """The logits after a text, twice: the page has two ways to compute them."""
     page, idx = pair.page, torch.randint(0, pair.page.config.vocab_size, (1, length))
     if is_page:

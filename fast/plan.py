@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fast.attention import FusedAttention
+from fast.equivalence import notice
 from fast.kernel import own_methods, replace
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
-from fast.proof import say
 from llama import Attention, FeedForward, Llama, LlamaLayer
 
 KERNELS = {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, FusedRMSNorm, FusedFeedForward, FusedAttention}
@@ -32,7 +32,7 @@ class Planned(NamedTuple):
     settings: dict[str, Any]
 
 
-Plan = dict[nn.Module, Planned]
+KernelPlan = dict[nn.Module, Planned]
 
 
 def take_away_kernels(model: nn.Module, kinds: Set[type]) -> None:
@@ -41,7 +41,7 @@ def take_away_kernels(model: nn.Module, kinds: Set[type]) -> None:
 
 
 def plan_linears(
-    plan: Plan, model: nn.Module, kind: type[KernelLinear], formats: dict[str, Any], *, biases: bool = False
+    plan: KernelPlan, model: nn.Module, kind: type[KernelLinear], formats: dict[str, Any], *, biases: bool = False
 ) -> None:
     """One kind of kernel for every linear layer that is computed as PyTorch's own. biases: also for those with one."""
     linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
@@ -56,16 +56,16 @@ def is_plain_linear(linear: nn.Module, biases: bool = False) -> bool:
     return type(linear) is nn.Linear and (biases or linear.bias is None) and not own_methods(linear)
 
 
-def plan_parts(plan: Plan, model: nn.Module, kind: type[nn.Module], make: Any, **settings: Any) -> None:
+def plan_parts(plan: KernelPlan, model: nn.Module, kind: type[nn.Module], make: Any, **settings: Any) -> None:
     """A kernel for every module of exactly the page's class; a subclass of somebody's own stays what it is."""
     for part in model.modules():
         if type(part) is kind:
             plan[part] = Planned(make, dict(settings))
         elif isinstance(part, kind):
-            say(f"{type(part).__name__} is computed as it is written: it is not {kind.__name__} itself")
+            notice(f"{type(part).__name__} is computed as it is written: it is not {kind.__name__} itself")
 
 
-def carry_out(plan: Plan, model: nn.Module) -> None:
+def apply_plan(plan: KernelPlan, model: nn.Module) -> None:
     """Make the kernels and put them in their places. Those of 8 bits round their weights, for good."""
     kernels = {part: make(part, **settings) for part, (make, settings) in plan.items()}
     for kernel in kernels.values():
@@ -77,7 +77,7 @@ def carry_out(plan: Plan, model: nn.Module) -> None:
 # ---------------------------------------------------------------------------------------------------------- bfloat16
 
 
-def pass_on_bf16(plan: Plan, llama: Llama, device: torch.device, *, generates: bool) -> None:
+def pass_on_bf16(plan: KernelPlan, llama: Llama, device: torch.device, *, generates: bool) -> None:
     """What is bfloat16 between two layers: nothing that a layer in float32 reads, on a CPU no more than products need.
 
     On a CPU it is float32 again before rotation and attention, but where texts are only classified, whose attention in
@@ -88,7 +88,7 @@ def pass_on_bf16(plan: Plan, llama: Llama, device: torch.device, *, generates: b
             _pass_on_in_layer(plan, layer, device, generates)
 
 
-def _pass_on_in_layer(plan: Plan, layer: LlamaLayer, device: torch.device, generates: bool) -> None:
+def _pass_on_in_layer(plan: KernelPlan, layer: LlamaLayer, device: torch.device, generates: bool) -> None:
     attention, feed_forward = layer._modules.get("attention"), layer._modules.get("feed_forward")
     heads = [attention._modules[name] for name in HEADS] if _is_usual(attention, Attention, HEADS) else []
     gates = [feed_forward._modules[name] for name in GATES] if _is_usual(feed_forward, FeedForward, GATES) else []
@@ -107,7 +107,7 @@ def _pass_on_in_layer(plan: Plan, layer: LlamaLayer, device: torch.device, gener
             _give_bf16(plan, [last], device, generates)
 
 
-def _give_bf16(plan: Plan, linears: Iterable[nn.Module], device: torch.device, generates: bool) -> None:
+def _give_bf16(plan: KernelPlan, linears: Iterable[nn.Module], device: torch.device, generates: bool) -> None:
     """What goes to attention or the residual stream, which read either format."""
     for linear in linears:
         if device.type != "cpu":
@@ -116,7 +116,7 @@ def _give_bf16(plan: Plan, linears: Iterable[nn.Module], device: torch.device, g
             plan[linear].settings["read_dtype"] = torch.bfloat16
 
 
-def _all_in_bf16(plan: Plan, linears: Iterable[nn.Module]) -> bool:
+def _all_in_bf16(plan: KernelPlan, linears: Iterable[nn.Module]) -> bool:
     """Whether all of these will read and give bfloat16, and nobody else reads or changes that."""
     return all(
         linear in plan and plan[linear].make == Bf16Linear.from_linear and not _is_watched(linear) for linear in linears

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from grading import questions
-from grading.asking import Answer, Question, Student
+from grading.asking import ChildAnswer, ChildQuestion, Student
 from grading.compare import alike
 
 # The weights of the assignment's 1,000-step run, as its optimizer_test.npy publishes them
@@ -35,11 +35,11 @@ def toy_problem() -> dict[str, torch.Tensor]:
     return {"weight": layer.weight.detach(), "inputs": torch.tensor(inputs, dtype=torch.float32)}
 
 
-def ask_training(**settings: float) -> Question:
-    return Question("train", "optimizer", {"lr": 1e-3, **settings}, toy_problem())
+def ask_training(**settings: float) -> ChildQuestion:
+    return ChildQuestion("train", "optimizer", {"lr": 1e-3, **settings}, toy_problem())
 
 
-def report(what: str, answer: Answer, expected: torch.Tensor) -> bool:
+def report(what: str, answer: ChildAnswer, expected: torch.Tensor) -> bool:
     """Print the largest error and whether it is within the tolerance."""
     if answer.trouble:
         print(f"{what}: {answer.line}: WRONG")
@@ -196,7 +196,7 @@ MISTAKES: dict[str, Callable[..., torch.Tensor]] = {
 def check_few_steps(student: Student) -> tuple[bool, str]:
     """Whether a few steps are right, where eps matters. If not, prints the errors and returns the mistake that fits."""
     tensors = {"weights": FIRST_WEIGHTS, "gradients": gradients()}
-    asked = student.ask_all(Question("few_steps", "optimizer", settings, tensors) for settings in CASES.values())
+    asked = student.ask_all(ChildQuestion("few_steps", "optimizer", settings, tensors) for settings in CASES.values())
     answers = dict(zip(CASES, asked, strict=True))
     expected = {what: adamw(**settings) for what, settings in CASES.items()}
     if all(alike(answers[what].tensors, (expected[what],)) for what in CASES):
@@ -209,17 +209,17 @@ def check_few_steps(student: Student) -> tuple[bool, str]:
     return False, ""
 
 
-class Run(NamedTuple):
+class AdamWRun(NamedTuple):
     """Which of the three checks are right, the answer to the last run of the toy problem, and the mistake that fits."""
 
     published: bool
     pytorch: bool
     few: bool
-    answer: Answer
+    answer: ChildAnswer
     mistake: str
 
 
-def run_checks(student: Student) -> tuple[Run, bool]:
+def run_checks(student: Student) -> tuple[AdamWRun, bool]:
     """Make the three checks and print their lines. The second: whether the course's own script would accept it."""
     with_decay = ask_training(weight_decay=1e-4, correct_bias=True)
     # eps is added before the bias correction here and after it in PyTorch: it must be tiny for the two to agree
@@ -235,10 +235,10 @@ def run_checks(student: Student) -> tuple[Run, bool]:
     pytorch = report(f"{STEPS} steps against torch.optim.AdamW without weight decay", ours_without, theirs)
     trouble = ours_without.line
     few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student)
-    return Run(published, pytorch, few, ours_without, mistake), accepted == [True]
+    return AdamWRun(published, pytorch, few, ours_without, mistake), accepted == [True]
 
 
-def diagnosis(run: Run) -> str:
+def diagnosis(run: AdamWRun) -> str:
     """The mistake, or where to look."""
     if "ZeroDivisionError" in run.answer.trouble:
         return f"is the step counted from 0, where 1 - beta^t is 0? {run.answer.trouble}"

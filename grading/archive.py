@@ -36,7 +36,7 @@ MAX_VERSION = 45  # zip64's; more is for other ciphers and compression methods
 NO_ZIP = "not a zip archive, or a truncated one"
 
 
-class Header(NamedTuple):
+class ZipHeader(NamedTuple):
     """What an archive says of an entry; it does so twice, in its directory and in front of the entry's data."""
 
     name: bytes
@@ -55,8 +55,8 @@ class Entry(NamedTuple):
     """A file or folder of an archive."""
 
     name: str
-    central: Header
-    local: Header | None  # None where there is none
+    central: ZipHeader
+    local: ZipHeader | None  # None where there is none
     attributes: int
 
     @property
@@ -118,7 +118,7 @@ def _read_end(payload: bytes, end: int) -> tuple[int, list[int]]:
     return start, wide
 
 
-def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> Header | None:
+def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> ZipHeader | None:
     """The header of an entry, which must lie before `stop`; None where there is none.
 
     Raises `FormatError` for a name that no disk holds, before anything is made of it.
@@ -145,7 +145,7 @@ def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> Header |
     if numbers is None:
         return None
     size, packed, offset = [*numbers, 0][:3]
-    return Header(name, version & 0xFF, flags, method, checksum, packed, size, offset, paths, end)
+    return ZipHeader(name, version & 0xFF, flags, method, checksum, packed, size, offset, paths, end)
 
 
 def _extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:

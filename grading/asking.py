@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grading import wire
 from grading.process import SPOILT, Process
-from grading.programs import ROOT, UserError
+from grading.programs import ROOT, GradingError
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ MOST_LOST, LONGEST_NAME = 10, 100  # imports under way in a lost process that ar
 VERDICT = re.compile(r"\b(passed|correct)\s*!", re.IGNORECASE)
 
 
-class Question(NamedTuple):
+class ChildQuestion(NamedTuple):
     """A function of `grading.questions`, the student's module that it is about, and its arguments.
 
     settings: plain values. tensors: tensors, or dictionaries of tensors, by argument.
@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChildAnswer:
     """The tensors that a student's code returned; or the trouble, in one line, that kept it from doing so.
 
     is_lost: the process ended or had to be ended.
@@ -72,9 +72,9 @@ class Student:
 
     folder: Path
     time_limit: float = TIME_LIMIT
-    lost_imports: dict[str, Answer] = field(default_factory=dict)
+    lost_imports: dict[str, ChildAnswer] = field(default_factory=dict)
     process: Process | None = None
-    no_start: Answer | None = None  # why no process can be started
+    no_start: ChildAnswer | None = None  # why no process can be started
     is_ready: bool = False
     last_module: str = ""
 
@@ -95,7 +95,7 @@ class Student:
             self.process.kill()
         self.process, self.is_ready = None, False
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: ChildQuestion) -> ChildAnswer:
         """What the student's code returns, as float64 tensors, or the trouble with it."""
         if question.module in self.lost_imports:
             return self.lost_imports[question.module]
@@ -109,41 +109,41 @@ class Student:
             answer = self.listen(header["token"], time.monotonic() + self.time_limit, importing)
         except TimeoutError:
             answer = f"did not end within {self.time_limit:g} s"
-        if isinstance(answer, Answer):
+        if isinstance(answer, ChildAnswer):
             return answer
         doing = "while it was imported" if importing else "while it was called"
-        lost = Answer(trouble=f"{shown([question.module, *importing][-1])}.py {answer} {doing}", is_lost=True)
+        lost = ChildAnswer(trouble=f"{short_repr([question.module, *importing][-1])}.py {answer} {doing}", is_lost=True)
         self.lost_imports |= dict.fromkeys(importing[-MOST_LOST:], lost)
         self._drop()
         return lost
 
-    def ask_all(self, questions: Iterable[Question]) -> list[Answer]:
+    def ask_all(self, questions: Iterable[ChildQuestion]) -> list[ChildAnswer]:
         """The answers to several questions. After one that lost the process, all others get the same answer."""
-        answers: list[Answer] = []
+        answers: list[ChildAnswer] = []
         for question in questions:
             is_lost = bool(answers) and answers[-1].is_lost
             answers.append(answers[-1] if is_lost else self.ask(question))
         return answers
 
-    def header(self, question: Question) -> dict:
+    def header(self, question: ChildQuestion) -> dict:
         """A new token: an answer to another question, or one that is written in advance, does not count."""
         named = {"question": question.name, "settings": question.settings}
         return {"token": secrets.token_hex(16), "blocked": [*self.lost_imports], **named}
 
-    def _make_ready(self, module: str) -> Answer | None:
+    def _make_ready(self, module: str) -> ChildAnswer | None:
         """Start a process where none is running, and wait until it can be asked. Returns what is in the way."""
         if self.process is None:
             self.process = Process(self.folder, self.scratch.name)
         elif self.is_ready and self.process.process.poll() is not None:
             ended = f"{self.last_module}.py {self.process.how_it_ended()} after it was called"
             self._drop()
-            return Answer(trouble=ended, is_lost=True)
+            return ChildAnswer(trouble=ended, is_lost=True)
         if self.is_ready:
             return None
         trouble = self._wait_for_start()
         if trouble:
             self._drop()
-            self.no_start = Answer(trouble=trouble, is_lost=True)
+            self.no_start = ChildAnswer(trouble=trouble, is_lost=True)
         self.is_ready = not trouble
         return self.no_start
 
@@ -151,24 +151,24 @@ class Student:
         """Wait until the process has imported PyTorch. Returns what is in the way, or "".
 
         A student's file may have the name of a module that PyTorch imports; it then has no more time than any part.
-        Raises `UserError` where the process ends before any of the student's files is imported.
+        Raises `GradingError` where the process ends before any of the student's files is imported.
         """
         deadline, name = time.monotonic() + START_LIMIT, ""
         try:
             while (message := self.process.receive(deadline)) is not None and "ready" not in message[0]:
-                name = shown(str(message[0].get("importing") or name))
+                name = short_repr(str(message[0].get("importing") or name))
                 deadline = min(deadline, time.monotonic() + self.time_limit)
         except TimeoutError:
             return f"PyTorch cannot be imported in this folder: {name or 'its import'} takes too long"
         if message is None:
             how = self.process.how_it_ended()
             if not name:
-                how, said = how.replace(" the process", ""), shown(self.process.last_line())
-                raise UserError(f"the process that is to run the code {how}{f': {said}' if said else ''}")
+                how, said = how.replace(" the process", ""), short_repr(self.process.last_line())
+                raise GradingError(f"the process that is to run the code {how}{f': {said}' if said else ''}")
             return f"PyTorch cannot be imported in this folder: {name}.py {how}"
-        return shown(str(message[0]["ready"]))
+        return short_repr(str(message[0]["ready"]))
 
-    def listen(self, token: str, deadline: float, importing: list[str]) -> Answer | str:
+    def listen(self, token: str, deadline: float, importing: list[str]) -> ChildAnswer | str:
         """The answer to the question with this token; in words, how the process was lost instead.
 
         importing: is kept up to date with the modules whose import has begun and not ended. Raises `TimeoutError`.
@@ -188,18 +188,20 @@ class Student:
                 return self._answer(header, data)
         return f"imported modules more than {MOST_IMPORTS:,} times"
 
-    def _answer(self, header: dict, data: bytes) -> Answer | str:
+    def _answer(self, header: dict, data: bytes) -> ChildAnswer | str:
         """What a message says that is an answer; in words, how the process was lost where it is none."""
         blocked = header.get("blocked")
         if isinstance(blocked, str) and blocked in self.lost_imports:
             return self.lost_imports[blocked]
         if "trouble" in header:
-            return Answer(trouble=shown(str(header["trouble"])), is_written=header.get("is_written") is not False)
+            return ChildAnswer(
+                trouble=short_repr(str(header["trouble"])), is_written=header.get("is_written") is not False
+            )
         try:
             tensors = wire.unpack(header, data)
         except wire.Malformed:
             return SPOILT
-        return Answer(tuple(one.double() for one in tensors.values()), names=tuple(tensors))
+        return ChildAnswer(tuple(one.double() for one in tensors.values()), names=tuple(tensors))
 
     def end(self) -> str:
         """Let the process end as any program does. Returns what is wrong with how it ends, or ""."""
@@ -221,7 +223,7 @@ class Student:
         return ""
 
 
-def shown(text: str) -> str:
+def short_repr(text: str) -> str:
     """Text of the student's process on one line of bounded length, without what could be taken for a verdict."""
     text = VERDICT.sub("[...]", " ".join(text.split()))
     text = text if len(text) <= LONGEST_TROUBLE else f"{text[: LONGEST_TROUBLE - 3]}..."
@@ -248,12 +250,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def student_of(args: argparse.Namespace) -> Student:
-    """The student that the flags name. Raises `UserError` where there is no such folder, or no time."""
+    """The student that the flags name. Raises `GradingError` where there is no such folder, or no time."""
     if getattr(args, "code", None) == "":  # the current folder would be judged, of which nobody has thought
-        raise UserError("--code is empty; name the folder of the code, . for the current one")
+        raise GradingError("--code is empty; name the folder of the code, . for the current one")
     folder = Path(getattr(args, "code", ROOT)).resolve()
     if not folder.is_dir():
-        raise UserError(f"--code {folder} is not a folder")
+        raise GradingError(f"--code {folder} is not a folder")
     if not 0 < args.time_limit < float("inf"):
-        raise UserError(f"--time_limit {args.time_limit:g}: give a number of seconds above 0")
+        raise GradingError(f"--time_limit {args.time_limit:g}: give a number of seconds above 0")
     return Student(folder, args.time_limit)

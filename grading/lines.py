@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from grading.programs import UserError, read_text, whole_number
+from grading.programs import GradingError, read_text, whole_number
 
 SEPARATOR = " ||| "
 NO_GOLD_LABEL = -1
@@ -20,14 +20,14 @@ NO_GOLD_LABEL = -1
 # ------------------------------------------------------------------------------------------------- data lines
 
 
-class Example(NamedTuple):
+class LabelledLine(NamedTuple):
     """One line of a data file, or of an output file, where the label is a prediction."""
 
     sentence: str
     label: int
 
 
-def parse_line(line: str) -> Example:
+def parse_line(line: str) -> LabelledLine:
     """What a line `LABEL ||| sentence` says; white space around the two is dropped. Raises `ValueError`: what is wrong.
 
     The first separator counts: a sentence may hold another.
@@ -39,7 +39,7 @@ def parse_line(line: str) -> Example:
     if not sentence:
         raise ValueError("the sentence is empty")
     try:
-        return Example(sentence, whole_number(label.strip()))
+        return LabelledLine(sentence, whole_number(label.strip()))
     except ValueError:
         raise ValueError(f"the label {label[:40]!r} is not a whole number") from None
 
@@ -49,17 +49,17 @@ def format_line(label: int, sentence: str) -> str:
     return f"{label}{SEPARATOR}{sentence}"
 
 
-def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[Example]:
+def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[LabelledLine]:
     """The examples of a data file, one `LABEL ||| sentence` a line, UTF-8.
 
     num_labels: labels must lie in 0 ... num_labels - 1; None accepts every label from 0 up. A test file without gold
-    labels may have -1 on every line. Raises `UserError`, naming file and line, for anything else.
+    labels may have -1 on every line. Raises `GradingError`, naming file and line, for anything else.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
     if not lines:
-        raise UserError(f"{path} holds no data; expected lines of the form 'LABEL{SEPARATOR}sentence'")
+        raise GradingError(f"{path} holds no data; expected lines of the form 'LABEL{SEPARATOR}sentence'")
     is_unlabelled = is_test and all(line.partition(SEPARATOR)[0].strip() == str(NO_GOLD_LABEL) for line in lines)
     lowest = NO_GOLD_LABEL if is_unlabelled else 0
     examples = []
@@ -67,10 +67,10 @@ def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_te
         try:
             example = parse_line(line)
         except ValueError as error:
-            raise UserError(f"{path} line {number}: {error}") from None
+            raise GradingError(f"{path} line {number}: {error}") from None
         if example.label < lowest or (num_labels is not None and example.label >= num_labels):
             allowed = "0 or more" if num_labels is None else f"from 0 to {num_labels - 1}, as the label mapping says"
-            raise UserError(f"{path} line {number}: the label {example.label} is not {allowed}")
+            raise GradingError(f"{path} line {number}: the label {example.label} is not {allowed}")
         examples.append(example)
     return examples
 
@@ -79,17 +79,17 @@ def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_te
 
 
 def read_label_names(path: str | os.PathLike) -> list[str]:
-    """The label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
+    """The label mapping. Raises `GradingError` unless it is a JSON list of at least two distinct, non-empty strings."""
     text = read_text(path)
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+        raise GradingError(f"{path} is not JSON: {error}") from None
     is_list = isinstance(names, list) and all(
         isinstance(name, str) and name.strip() and name.isprintable() for name in names
     )
     if not is_list or len(names) < 2 or len(set(names)) < len(names):
-        raise UserError(f'{path} must be a JSON list of two or more distinct names, such as ["bad", "good"]')
+        raise GradingError(f'{path} must be a JSON list of two or more distinct names, such as ["bad", "good"]')
     return names
 
 

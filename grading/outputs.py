@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from grading.editions import LABEL_NAMES, OUTPUT_KINDS
-from grading.lines import Example, create_data, has_gold_labels, majority_accuracy, parse_line, prompt_suffix
+from grading.lines import LabelledLine, create_data, has_gold_labels, majority_accuracy, parse_line, prompt_suffix
 from grading.programs import find_asset
 from grading.rules import Report, Rules, Score
 
@@ -34,14 +34,14 @@ def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
         _check_output(name, *match.groups(), text.removesuffix("\n").split("\n"), rules, report)
 
 
-def _read_line(line: str) -> Example | None:
+def _read_line(line: str) -> LabelledLine | None:
     """What a line of an output file says, or None: what is no such line is a student's mistake, which is counted."""
     with contextlib.suppress(ValueError):
         return parse_line(line)
     return None
 
 
-def read_data(path: Path) -> list[Example]:
+def read_data(path: Path) -> list[LabelledLine]:
     """A data file of the caller's. Its labels may be withheld in every split; sentences are compared all the same."""
     return create_data(path, is_test=True)
 
@@ -79,7 +79,7 @@ def _check_output(
         report.scores[name] = _score(rows, data)
 
 
-def _are_of_films(rows: list[Example | None], split: str) -> bool:
+def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
     """Whether they are outputs on the data set that comes with this package, whatever their file is called."""
     path = find_asset(Path("data", f"films-{split}.txt"))
     pairs = list(zip(rows, read_data(path), strict=False)) if path else []
@@ -94,7 +94,7 @@ def _flag(messages: list[str], name: str, what: str, bad: list[bool]) -> None:
 
 
 def _compare(
-    name: str, kind: str, rows: list[Example | None], data: list[Example], prompt: str, report: Report
+    name: str, kind: str, rows: list[LabelledLine | None], data: list[LabelledLine], prompt: str, report: Report
 ) -> None:
     """Compare sentences. Prompts may differ, so they earn a warning, and for advanced methods nothing at all."""
     same = {"advanced": str.__contains__, "prompting": str.startswith}.get(kind, str.__eq__)
@@ -109,7 +109,7 @@ def _compare(
         _flag(report.warnings, name, "another prompt than the course's after the sentence", other)
 
 
-def _score(rows: list[Example], data: list[Example]) -> Score:
+def _score(rows: list[LabelledLine], data: list[LabelledLine]) -> Score:
     """Accuracy, and that of always answering the most frequent class; neither without gold labels."""
     labels = [gold.label for gold in data]
     if not has_gold_labels(labels):

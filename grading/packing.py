@@ -20,7 +20,7 @@ from grading.entries import name_fault
 from grading.names import CLUTTER, FOREIGN, any_of
 from grading.needs import find_needs, outermost
 from grading.package import Package, files_of, is_carried
-from grading.programs import UserError, atomic_write, check_writable, few, printable
+from grading.programs import GradingError, atomic_write, check_writable, few, printable
 from grading.rules import EDITIONS, Report, Rules
 from grading.submission import check_bytes
 
@@ -41,10 +41,10 @@ def create_zip(
     student_id = checked.clean_id(student_id)
     out = Path(out or f"{student_id}.zip")
     if out.suffix != ".zip":  # another name inside `folder` would be packed into the next zip
-        raise UserError(f"--out {printable(out)}: the name must end in .zip")
+        raise GradingError(f"--out {printable(out)}: the name must end in .zip")
     check_writable(out, "--out")
     if not Path(folder).is_dir():
-        raise UserError(f"{printable(folder)} is not a folder")
+        raise GradingError(f"{printable(folder)} is not a folder")
     files, notes = _choose(Path(folder), EDITIONS[checked.edition], Package())
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if len(files) > MAX_ENTRIES or sum(sizes.values()) > checked.max_unpacked_bytes:

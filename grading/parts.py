@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from grading import mistakes, rotation, small_model
-from grading.asking import Answer, Question, Student
+from grading.asking import ChildAnswer, ChildQuestion, Student
 from grading.compare import Tensors, alike
 from grading.editions import ATTENTION_KINDS
-from grading.programs import UserError, find_own, read_text
+from grading.programs import GradingError, find_own, read_text
 from grading.small_model import (
     DIM,
     HIDDEN,
@@ -36,7 +36,7 @@ PARTS = "checkpoints/parts.json"  # what checkpoints/parts.py had others compute
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedPart:
     """One thing that a student writes: how it is asked, and what usual mistakes would answer.
 
     needs: the parts that it calls, so that it cannot be right while they are wrong.
@@ -45,17 +45,17 @@ class Part:
 
     name: str
     where: str
-    question: Question
+    question: ChildQuestion
     mistakes: dict[str, Callable[[], torch.Tensor | Tensors]]
     needs: tuple[str, ...] = ()
-    read: Callable[[Answer], Answer] = lambda answer: answer
+    read: Callable[[ChildAnswer], ChildAnswer] = lambda answer: answer
 
 
 @dataclass(frozen=True)
 class Finding:
     """What became of a part: "ok", "WRONG", "not written yet" or "not judged", and a sentence on it."""
 
-    part: Part
+    part: CheckedPart
     verdict: str
     sentence: str = ""
 
@@ -69,7 +69,7 @@ def takes_attention(student: Student) -> bool:
 
     False where it cannot be asked, which the questions that call it will say.
     """
-    return not student.ask(Question("names_attention", "llama")).trouble
+    return not student.ask(ChildQuestion("names_attention", "llama")).trouble
 
 
 def kinds_to_check(student: Student, wanted: str | None) -> tuple[str, ...]:
@@ -83,33 +83,33 @@ def small_config(kind: str) -> dict[str, Any]:
     return {**SHAPE, "attention": kind}
 
 
-def ask_module(name: str, weights: dict, *arguments: float) -> Question:
+def ask_module(name: str, weights: dict, *arguments: float) -> ChildQuestion:
     """Of a part of llama.py that is made from numbers alone."""
     tensors = {"weights": weights, "x": small_model.states()}
-    return Question("norm_or_feed_forward", "llama", {"name": name, "arguments": arguments}, tensors)
+    return ChildQuestion("norm_or_feed_forward", "llama", {"name": name, "arguments": arguments}, tensors)
 
 
-def plain_parts() -> Iterator[Part]:
+def plain_parts() -> Iterator[CheckedPart]:
     """What is the same for both kinds of attention."""
     x, (query, key) = small_model.states().double(), small_model.rotary_inputs()
     norm_weights = below(small_weights(), "norm.")
     norm_weight = norm_weights["weight"].double()
-    yield Part(IMPORT, "llama.py", Question("import_module", "llama", {"module": "llama"}), {})
-    yield Part(
+    yield CheckedPart(IMPORT, "llama.py", ChildQuestion("import_module", "llama", {"module": "llama"}), {})
+    yield CheckedPart(
         "RMSNorm",
         "class RMSNorm in llama.py",
         ask_module("RMSNorm", norm_weights, DIM, NORM_EPS),
         {said: partial(wrong, x, norm_weight, NORM_EPS) for said, wrong in mistakes.NORM_MISTAKES.items()},
         (IMPORT,),
     )
-    yield Part(
+    yield CheckedPart(
         "rotary embedding",
         "apply_rotary_emb in rope.py",
         rotation.ask_rotation(query, key, SHAPE["max_seq_len"]),
         {said: partial(wrong, query, key, THETA) for said, wrong in rotation.MISTAKES.items()},
     )
     weights = below(small_weights(), "layers.0.feed_forward.")
-    yield Part(
+    yield CheckedPart(
         "feed-forward",
         "class FeedForward in llama.py",
         ask_module("FeedForward", weights, DIM, HIDDEN, SHAPE["multiple_of"], 0.0),
@@ -118,59 +118,59 @@ def plain_parts() -> Iterator[Part]:
     )
 
 
-def attention_parts(kind: str) -> Iterator[Part]:
+def attention_parts(kind: str) -> Iterator[CheckedPart]:
     """What depends on the kind of attention, in one layer."""
     causal, x, config = kind == "causal", small_model.states(), {"config": small_config(kind)}
     heads = dict(zip(("query", "key", "value"), small_model.score_inputs(), strict=True))
     weights = below(small_weights(), "layers.0.")
     of_attention, doubled = below(weights, "attention."), in_double(weights)
-    yield Part(
+    yield CheckedPart(
         f"scores and softmax, {kind}",
         "Attention.compute_query_key_value_scores in llama.py",
-        Question("scores", "llama", config, heads),
+        ChildQuestion("scores", "llama", config, heads),
         with_mistakes(small_model.attend, mistakes.ATTEND_MISTAKES, *in_double(heads).values(), causal),
         (IMPORT,),
     )
-    yield Part(
+    yield CheckedPart(
         f"grouped queries, {kind}",
         "Attention.forward in llama.py",
-        Question("attention", "llama", config, {"weights": of_attention, "x": x}),
+        ChildQuestion("attention", "llama", config, {"weights": of_attention, "x": x}),
         with_mistakes(small_model.attention, mistakes.ATTENTION_MISTAKES, x.double(), in_double(of_attention), causal),
         ("rotary embedding", f"scores and softmax, {kind}"),
     )
-    yield Part(
+    yield CheckedPart(
         f"layer, {kind}",
         "LlamaLayer.forward in llama.py",
-        Question("layer", "llama", config, {"weights": weights, "x": x}),
+        ChildQuestion("layer", "llama", config, {"weights": weights, "x": x}),
         with_mistakes(small_model.layer, mistakes.LAYER_MISTAKES, x.double(), doubled, causal),
         ("RMSNorm", "feed-forward", f"grouped queries, {kind}"),
     )
 
 
-def model_parts(kind: str) -> Iterator[Part]:
+def model_parts(kind: str) -> Iterator[CheckedPart]:
     """The language model of one kind of attention, and loading it."""
     config = {"config": small_config(kind)}
-    yield Part(
+    yield CheckedPart(
         f"embedding and head, {kind}",
         "Llama.forward in llama.py",
-        Question("llama", "llama", config, {"weights": small_weights(), "tokens": TOKENS}),
+        ChildQuestion("llama", "llama", config, {"weights": small_weights(), "tokens": TOKENS}),
         with_mistakes(small_model.llama, mistakes.LLAMA_MISTAKES, TOKENS, kind == "causal"),
         ("RMSNorm", f"layer, {kind}"),
     )
-    question = Question("loading", "llama", config, {"weights": small_weights()})
-    yield Part(f"loading, {kind}", "load_pretrained in llama.py", question, {}, (IMPORT,), loaded_weights)
+    question = ChildQuestion("loading", "llama", config, {"weights": small_weights()})
+    yield CheckedPart(f"loading, {kind}", "load_pretrained in llama.py", question, {}, (IMPORT,), loaded_weights)
 
 
-def loaded_weights(answer: Answer) -> Answer:
+def loaded_weights(answer: ChildAnswer) -> ChildAnswer:
     """No numbers where the weights after loading are those of the checkpoint, else the first that is not."""
     loaded = dict(zip(answer.names, answer.tensors, strict=True))
     for name, tensor in () if answer.trouble else small_weights().items():
         if name not in loaded or not torch.equal(loaded[name], tensor.double()):
-            return Answer(trouble=f"{name} is not what the checkpoint holds")
-    return Answer() if not answer.trouble else answer
+            return ChildAnswer(trouble=f"{name} is not what the checkpoint holds")
+    return ChildAnswer() if not answer.trouble else answer
 
 
-def classifier_parts(kind: str) -> list[Part]:
+def classifier_parts(kind: str) -> list[CheckedPart]:
     causal, needs = kind == "causal", (f"embedding and head, {kind}", f"loading, {kind}")
     settings = {"num_labels": len(LABELS), "hidden_dropout_prob": NEARLY_ALL, "option": "finetune", "pad_id": PAD}
     given = {"config": small_config(kind), "settings": settings}
@@ -178,17 +178,17 @@ def classifier_parts(kind: str) -> list[Part]:
     inputs = {"weights": small_weights(), "tokens": PADDED}
     head = {"head": small_model.head_weights()}
     return [
-        Part(
+        CheckedPart(
             f"zero-shot classifier, {kind}",
             "class LlamaZeroShotClassifier in classifier.py",
-            Question("zero_shot", "classifier", {**given, "labels": labels}, inputs),
+            ChildQuestion("zero_shot", "classifier", {**given, "labels": labels}, inputs),
             with_mistakes(small_model.zero_shot, mistakes.ZERO_SHOT_MISTAKES, causal),
             needs,
         ),
-        Part(
+        CheckedPart(
             f"embedding classifier, {kind}",
             "class LlamaEmbeddingClassifier in classifier.py",
-            Question("embedding", "classifier", given, {**inputs, **head}),
+            ChildQuestion("embedding", "classifier", given, {**inputs, **head}),
             with_mistakes(small_model.embedding, mistakes.EMBEDDING_MISTAKES, causal),
             needs,
         ),
@@ -213,7 +213,7 @@ PART_ORDER = (
 WHOLES = ("rotary embedding", "embedding and head", "zero-shot classifier", "embedding classifier")
 
 
-def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True) -> list[Part]:
+def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True) -> list[CheckedPart]:
     """Every part, in the order in which one writes them.
 
     has_classifiers: False leaves out the classifiers of a causal model. How an edition with one causal kind reads a
@@ -235,10 +235,10 @@ def stored_numbers() -> dict[str, Tensors] | None:
     try:
         return {name: tuple(map(torch.tensor, numbers)) for name, numbers in json.loads(read_text(path)).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({error}); get it again") from None
+        raise GradingError(f"{path} is damaged ({error}); get it again") from None
 
 
-def judge(student: Student, parts: list[Part], expected: dict[str, Tensors]) -> list[Finding]:
+def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensors]) -> list[Finding]:
     """What becomes of every part. One that fails is not judged where a part that it needs is wrong or missing."""
     findings: list[Finding] = []
     to_mend: dict[str, list[str]] = {}  # why a part is not right: itself, or parts that it needs
@@ -247,7 +247,7 @@ def judge(student: Student, parts: list[Part], expected: dict[str, Tensors]) -> 
     for part in parts:
         needed = [*dict.fromkeys(cause for need in part.needs for cause in to_mend.get(need, ()))]
         if needed and lost & {*part.needs}:
-            answer = Answer(trouble="not asked", is_lost=True)
+            answer = ChildAnswer(trouble="not asked", is_lost=True)
         else:
             answer = part.read(student.ask(part.question))
         if answer.is_lost:
@@ -269,7 +269,7 @@ def judge(student: Student, parts: list[Part], expected: dict[str, Tensors]) -> 
     return findings
 
 
-def explanation(student: Student, part: Part, actual: Tensors, expected: Tensors) -> str:
+def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: Tensors) -> str:
     """The usual mistake that gives these numbers, or how far off they are."""
     for sentence, mistake in part.mistakes.items():
         wrong = mistake()
@@ -299,7 +299,7 @@ def check_parts(
     """
     if expected is None:
         if is_asked_for:
-            raise UserError(f"--parts needs {PARTS}, which is not here")
+            raise GradingError(f"--parts needs {PARTS}, which is not here")
         print(f"note: {PARTS} is not here, so neither the parts nor classifier.py were checked", file=sys.stderr)
         return True
     kinds = kinds_to_check(student, attention)

@@ -23,15 +23,15 @@ MAX_WORD, MAX_MESSAGE, MAX_NAMES = 400, 2000, 10
 INTERRUPTED = 130  # 128 and the signal's number, as a shell says
 
 
-class UserError(ValueError):
+class GradingError(ValueError):
     """A mistake that the user can mend. The message is one line: what is wrong, where, and what to do."""
 
 
-class Default(str):
+class DefaultText(str):
     """A flag's default value, told apart from the same text that a user typed."""
 
 
-class ArgumentParser(argparse.ArgumentParser):
+class GradingParser(argparse.ArgumentParser):
     """An `argparse` parser whose errors are one line instead of the usage text and a line; no abbreviated flags."""
 
     def __init__(self, **kwargs):
@@ -47,7 +47,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see --help)")
+        raise GradingError(f"{message} (see --help)")
 
 
 def whole_number(text: str) -> int:
@@ -67,7 +67,7 @@ def decimal_number(text: str) -> float:
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a program's `main` and return its exit status.
 
-    A `UserError`, a file-system error, a memory that is too small and an absent package become one line on standard
+    A `GradingError`, a file-system error, a memory that is too small and an absent package become one line on standard
     error and status 2, an interrupt one line and status 130. Anything else is a defect of the program and keeps its
     traceback. Where nobody reads what is printed (`| head -1`, `>&-`), neither the verdict nor the status changes.
     """
@@ -77,7 +77,7 @@ def run_main(main: Callable[[], int | None]) -> int:
         result = main() or 0
         sys.stdout.flush()  # here, where a full disk is still an error like any other
         return result
-    except UserError as error:
+    except GradingError as error:
         message = str(error)
     except KeyboardInterrupt:
         message, status = "interrupted", INTERRUPTED
@@ -167,7 +167,7 @@ def printable(value: object, most: int = 100) -> str:
     return text if text.isprintable() else shorten(ascii(text), most)
 
 
-def some(names: Iterable[str], most: int = MAX_NAMES) -> str:
+def join_names(names: Iterable[str], most: int = MAX_NAMES) -> str:
     """The first names of a list, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -176,7 +176,7 @@ def some(names: Iterable[str], most: int = MAX_NAMES) -> str:
 
 def few(names: Iterable[str], most: int = 5) -> str:
     """The first names of a collection, in the order of the alphabet, and how many more there are."""
-    return some(sorted(names), most)
+    return join_names(sorted(names), most)
 
 
 def find_own(name: str) -> Path | None:
@@ -191,7 +191,7 @@ def find_course_file(name: str, judged: Path) -> Path | None:
 
     The judged folder, and what lies in it, does not count as "here", unless the scripts lie there as well.
     """
-    if not isinstance(name, Default):
+    if not isinstance(name, DefaultText):
         return find_asset(name)
     here = Path.cwd().resolve()
     is_students = judged != ROOT and judged in (here, *here.parents)
@@ -209,19 +209,19 @@ def find_asset(name: str | os.PathLike) -> Path | None:
 def read_text(path: str | os.PathLike) -> str:
     """The text of a UTF-8 file, line ends turned into `\\n`; a byte-order mark is dropped.
 
-    Raises `UserError` where the file is missing, unreadable or not UTF-8 (naming the first bad line).
+    Raises `GradingError` where the file is missing, unreadable or not UTF-8 (naming the first bad line).
     """
     try:
         raw = Path(path).read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
+        raise GradingError(f"{path} does not exist") from None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise GradingError(f"cannot read {path}: {error.strerror}") from None
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} line {line}: not UTF-8 text; save the file as UTF-8") from None
+        raise GradingError(f"{path} line {line}: not UTF-8 text; save the file as UTF-8") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -250,19 +250,19 @@ def atomic_write(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 
 def check_writable(path: str | os.PathLike, flag: str) -> None:
-    """Raise `UserError` naming `flag` unless `path` can be created or replaced."""
+    """Raise `GradingError` naming `flag` unless `path` can be created or replaced."""
     path = Path(path)
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = stat.S_IFREG
     except OSError as error:
-        raise UserError(f"{flag} {path}: {error.strerror}") from None
+        raise GradingError(f"{flag} {path}: {error.strerror}") from None
     if stat.S_ISDIR(mode):
-        raise UserError(f"{flag} {path} is a folder; give a file name")
+        raise GradingError(f"{flag} {path} is a folder; give a file name")
     if not stat.S_ISREG(mode):
-        raise UserError(f"{flag} {path} is a device or pipe, which writing would replace; give a file name")
+        raise GradingError(f"{flag} {path} is a device or pipe, which writing would replace; give a file name")
     if not path.parent.is_dir():
-        raise UserError(f"{flag} {path}: the folder {path.parent} does not exist; create it first")
+        raise GradingError(f"{flag} {path}: the folder {path.parent} does not exist; create it first")
     if not os.access(path.parent, os.W_OK):
-        raise UserError(f"{flag} {path}: the folder {path.parent} is not writable")
+        raise GradingError(f"{flag} {path}: the folder {path.parent} is not writable")

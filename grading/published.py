@@ -14,9 +14,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from grading.asking import shown
+from grading.asking import short_repr
 from grading.lines import create_data
-from grading.programs import UserError, find_asset, find_course_file
+from grading.programs import GradingError, find_asset, find_course_file
 
 DRIVER_LIMIT = 4 * 3600.0  # seconds for one run of run_llama.py: a slow processor takes some minutes for SST
 
@@ -69,10 +69,12 @@ def check_published(
     """Run the driver in the folder `code` as a student would, from a scratch folder; print a table with verdicts."""
     checkpoint = find_course_file(args.pretrained_model_path, code.resolve())
     if checkpoint is None:
-        raise UserError(f"--published needs {args.pretrained_model_path}, which is not here; run setup.sh to fetch it")
+        raise GradingError(
+            f"--published needs {args.pretrained_model_path}, which is not here; run setup.sh to fetch it"
+        )
     gold = {name: find_asset(f"{args.data_dir}/{name}.txt") for name in labels}
     if None in gold.values():
-        raise UserError(f"--published needs the course's data in {args.data_dir}/; run setup.sh to fetch it")
+        raise GradingError(f"--published needs the course's data in {args.data_dir}/; run setup.sh to fetch it")
     flags = ["--pretrained-model-path", str(checkpoint.resolve())]
     if args.tokenizer:
         flags += ["--tokenizer", str(Path(args.tokenizer).resolve())]
@@ -108,7 +110,7 @@ def _zero_shot_flags(dataset: str, data_dir: Path) -> list[str]:
 
 
 def run_driver(code: Path, flags: list[str], folder: str, limit: float = DRIVER_LIMIT) -> None:
-    """Run run_llama.py of the folder `code` in `folder`. Raises `UserError` with its last line if it fails.
+    """Run run_llama.py of the folder `code` in `folder`. Raises `GradingError` with its last line if it fails.
 
     limit: seconds until it and all its processes are ended.
     """
@@ -126,7 +128,7 @@ def run_driver(code: Path, flags: list[str], folder: str, limit: float = DRIVER_
         try:
             status = driver.wait(limit)
         except subprocess.TimeoutExpired:
-            raise UserError(f"run_llama.py {' '.join(flags[:2])} did not end within {limit:g} s") from None
+            raise GradingError(f"run_llama.py {' '.join(flags[:2])} did not end within {limit:g} s") from None
         finally:
             with contextlib.suppress(OSError, AttributeError):
                 os.killpg(driver.pid, signal.SIGKILL)
@@ -134,14 +136,14 @@ def run_driver(code: Path, flags: list[str], folder: str, limit: float = DRIVER_
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - 10_000))
         last_line = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
     if status != 0:
-        raise UserError(f"run_llama.py failed (status {status}): {shown(last_line)}")
+        raise GradingError(f"run_llama.py failed (status {status}): {short_repr(last_line)}")
 
 
 def read_output(folder: str, name: str) -> bytes:
-    """A file that the driver should have written. Raises `UserError` where it has not."""
+    """A file that the driver should have written. Raises `GradingError` where it has not."""
     path = Path(folder) / name
     if not path.is_file():
-        raise UserError(f"run_llama.py ended without an error, but it has not written {name}")
+        raise GradingError(f"run_llama.py ended without an error, but it has not written {name}")
     return path.read_bytes()
 
 

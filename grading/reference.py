@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from grading import small_model
-from grading.asking import Answer, Question, Student
+from grading.asking import ChildAnswer, ChildQuestion, Student
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
 from grading.parts import kinds_to_check, small_config, takes_attention
-from grading.programs import Default, UserError, find_course_file, find_own
+from grading.programs import DefaultText, GradingError, find_course_file, find_own
 
 ATOL, RTOL = 1e-5, 1e-3
 BUNDLED_CHECKPOINT, BUNDLED_REFERENCE = "checkpoints/minllama1M.pt", "checkpoints/minllama1M-reference.pt"
@@ -37,7 +37,7 @@ class Reference:
 def load_tensors(path: str | os.PathLike) -> object:
     """What `torch.save` wrote to a file: tensors and plain Python values, nothing else.
 
-    Raises `UserError` where the file is missing, damaged (checksums are verified) or holds anything else.
+    Raises `GradingError` where the file is missing, damaged (checksums are verified) or holds anything else.
     """
     try:
         is_zip = zipfile.is_zipfile(path)
@@ -48,13 +48,13 @@ def load_tensors(path: str | os.PathLike) -> object:
                     raise ValueError("a checksum is wrong")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise GradingError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # whatever the unpickler meets in a damaged or foreign file
         if "weights_only" in str(error) and is_zip:
             reason = "it holds Python objects other than tensors and plain values, which are never unpickled here"
         else:
             reason = "it is not a PyTorch checkpoint, or it is truncated or damaged"
-        raise UserError(f"cannot load {path}: {reason}") from None
+        raise GradingError(f"cannot load {path}: {reason}") from None
 
 
 def course_reference(path: Path, attention: str) -> Reference:
@@ -64,7 +64,7 @@ def course_reference(path: Path, attention: str) -> Reference:
     except (TypeError, KeyError, IndexError):
         logits = hidden_states = None
     if not isinstance(logits, torch.Tensor) or not isinstance(hidden_states, torch.Tensor):
-        raise UserError(f"{path} does not hold the tensors 'logits' and 'hidden_states'")
+        raise GradingError(f"{path} does not hold the tensors 'logits' and 'hidden_states'")
     return Reference(torch.tensor(COURSE_TOKENS), logits.clone(), hidden_states.clone(), attention)
 
 
@@ -75,47 +75,47 @@ def bundled_references(path: Path) -> list[Reference]:
 
 
 def checkpoint_shape(path: Path) -> tuple[int, int]:
-    """Vocabulary and width of a checkpoint. Raises `UserError` where it is none."""
+    """Vocabulary and width of a checkpoint. Raises `GradingError` where it is none."""
     content = load_tensors(path)
     weights = content.get("model") if isinstance(content, dict) else None
     for name in ("tok_embeddings.weight", "_orig_mod.tok_embeddings.weight"):
         table = weights.get(name) if isinstance(weights, dict) else None
         if isinstance(table, torch.Tensor) and table.dim() == 2:
             return table.shape[0], table.shape[1]
-    raise UserError(f"cannot load {path}: it is not a checkpoint of a Llama, as it has no tok_embeddings.weight")
+    raise GradingError(f"cannot load {path}: it is not a checkpoint of a Llama, as it has no tok_embeddings.weight")
 
 
 def choose_device(name: str) -> str:
-    """The device that `--device` asks for. Raises `UserError` where PyTorch sees no such device."""
+    """The device that `--device` asks for. Raises `GradingError` where PyTorch sees no such device."""
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     name = next(device for device in present if present[device]) if name == "auto" else name
     if not present[name]:
-        raise UserError(f"--device {name}: PyTorch sees no such device; use --device auto or cpu")
+        raise GradingError(f"--device {name}: PyTorch sees no such device; use --device auto or cpu")
     return name
 
 
 def check_shapes(checkpoint: Path, references: list[Reference]) -> None:
-    """Raise `UserError` if checkpoint and references do not belong together."""
+    """Raise `GradingError` if checkpoint and references do not belong together."""
     size, dim = checkpoint_shape(checkpoint)
     for reference in references:
         if reference.tokens.max() >= size:
-            raise UserError(f"{checkpoint} has a vocabulary of {size}, too small for the reference's token ids")
+            raise GradingError(f"{checkpoint} has a vocabulary of {size}, too small for the reference's token ids")
         shape = (*reference.tokens.shape, dim)
         if reference.hidden_states.shape != shape or reference.logits.shape != (shape[0], 1, size):
             shapes = f"{list(reference.hidden_states.shape)} and {list(reference.logits.shape)}"
-            raise UserError(f"the reference's tensors are {shapes}, which is not the shape of {checkpoint}")
+            raise GradingError(f"the reference's tensors are {shapes}, which is not the shape of {checkpoint}")
 
 
-def compute(student: Student, checkpoint: Path, reference: Reference, attention: str, device: str) -> Answer:
+def compute(student: Student, checkpoint: Path, reference: Reference, attention: str, device: str) -> ChildAnswer:
     """The student's hidden states and logits."""
     settings = {"path": str(checkpoint.resolve()), "attention": attention, "device": device}
-    answer = student.ask(Question("model", "llama", settings, {"tokens": reference.tokens}))
+    answer = student.ask(ChildQuestion("model", "llama", settings, {"tokens": reference.tokens}))
     if not answer.trouble and len(answer.tensors) != 2:
-        return Answer(trouble=f"it returns {len(answer.tensors)} tensors, not logits and hidden states")
+        return ChildAnswer(trouble=f"it returns {len(answer.tensors)} tensors, not logits and hidden states")
     return answer
 
 
-def agrees(answer: Answer, reference: Reference, verbose: bool = True) -> bool:
+def agrees(answer: ChildAnswer, reference: Reference, verbose: bool = True) -> bool:
     """Whether the student computed the reference within atol + rtol * |reference|; prints the largest errors."""
     if answer.trouble:
         if verbose:
@@ -175,7 +175,7 @@ class Given:
 def find_given(args: Namespace, judged: Path) -> Given | None:
     """The course's files if both are here, the bundled ones if not; None where `--parts` can do without a checkpoint.
 
-    judged: the student's folder, whose files do not count. Raises `UserError` where nothing can be checked.
+    judged: the student's folder, whose files do not count. Raises `GradingError` where nothing can be checked.
     """
     edition = EDITIONS[args.edition]
     wanted = {name: find_course_file(name, judged) for name in (args.pretrained_model_path, args.data)}
@@ -184,17 +184,21 @@ def find_given(args: Namespace, judged: Path) -> Given | None:
         said = f"Checking against the course's reference tensors ({reference})."
         return Given(checkpoint, [course_reference(reference, args.attention or edition.attention)], said)
     missing = ", ".join(name for name, found in wanted.items() if not found)
-    if not (isinstance(args.pretrained_model_path, Default) and isinstance(args.data, Default)):
-        raise UserError(f"{missing} does not exist; a checkpoint that you name is checked against the course's tensors")
+    if not (isinstance(args.pretrained_model_path, DefaultText) and isinstance(args.data, DefaultText)):
+        raise GradingError(
+            f"{missing} does not exist; a checkpoint that you name is checked against the course's tensors"
+        )
     if edition.norm != BUNDLED_NORM:
-        raise UserError(f"{missing} does not exist; {args.edition} needs it, as no bundled tensors are of that edition")
+        raise GradingError(
+            f"{missing} does not exist; {args.edition} needs it, as no bundled tensors are of that edition"
+        )
     checkpoint, reference = find_own(BUNDLED_CHECKPOINT), find_own(BUNDLED_REFERENCE)
     if args.parts and not (checkpoint and reference):
         print(f"note: no checkpoint is here ({missing}), so the whole model was not checked", file=sys.stderr)
         return None
     if not checkpoint or not reference:
         hint = "setup.sh fetches the course's files, and --parts needs none"
-        raise UserError(f"not here: {missing}, nor the bundled checkpoint; {hint}")
+        raise GradingError(f"not here: {missing}, nor the bundled checkpoint; {hint}")
     said = f"Not here: {missing}. So checking the bundled checkpoint against Hugging Face transformers' numbers."
     return Given(checkpoint, bundled_references(reference), said, is_bundled=True)
 
@@ -215,7 +219,7 @@ def norm_kind(student: Student) -> str | None:
     """How the student's layers normalise; None where they cannot be asked. LayerNorm does not see what is added."""
     x = small_model.states()
     settings = {"config": small_config("bidirectional")}
-    answer = student.ask(Question("layer_norm_of", "llama", settings, {"x": x, "shifted": x + 1}))
+    answer = student.ask(ChildQuestion("layer_norm_of", "llama", settings, {"x": x, "shifted": x + 1}))
     if answer.trouble or len(answer.tensors) != 2:
         return None
     plain, shifted = answer.tensors

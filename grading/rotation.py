@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from grading.asking import Answer, Question, Student
+from grading.asking import ChildAnswer, ChildQuestion, Student
 from grading.compare import Tensors, alike
 
 # ---------------------------------------------------------------------------------------- the rotation by hand
@@ -137,7 +137,7 @@ HINT = "are neighbouring numbers paired, and does pair i turn by theta^(-2i/d)?"
 
 
 @dataclass(frozen=True)
-class Case:
+class RotationCase:
     """A query and a key, what they should become, and what the lines about it begin with."""
 
     what: str
@@ -148,36 +148,36 @@ class Case:
     expected: Tensors
 
     @property
-    def question(self) -> Question:
+    def question(self) -> ChildQuestion:
         theta = {} if self.theta == DEFAULT_THETA else {"theta": self.theta}
         return ask_rotation(self.query, self.key, self.max_seq_len, **theta)
 
 
-def ask_rotation(query: torch.Tensor, key: torch.Tensor, max_seq_len: int, **theta: float) -> Question:
+def ask_rotation(query: torch.Tensor, key: torch.Tensor, max_seq_len: int, **theta: float) -> ChildQuestion:
     """query: b s h d, key: b s g d. Without theta the student's default is asked for."""
     settings = {"head_dim": query.shape[-1], "max_seq_len": max_seq_len, **theta}
-    return Question("rotate", "rope", settings, {"query": query, "key": key})
+    return ChildQuestion("rotate", "rope", settings, {"query": query, "key": key})
 
 
-def published_case() -> Case:
+def published_case() -> RotationCase:
     query, key = 2 * torch.ones(1, 2, 2, 4), 3 * torch.ones(1, 2, 2, 4)
     at_one = torch.tensor((PUBLISHED_QUERY, PUBLISHED_KEY))[:, None].expand(2, 2, 4)
     expected = (torch.stack((x[0, 0], turned))[None] for x, turned in zip((query, key), at_one, strict=True))  # 1 2 2 4
-    return Case("published values, {name}", query, key, 20, 10000.0, tuple(expected))
+    return RotationCase("published values, {name}", query, key, 20, 10000.0, tuple(expected))
 
 
-def closed_form_cases() -> list[Case]:
+def closed_form_cases() -> list[RotationCase]:
     generator = torch.Generator().manual_seed(0)
     cases = []
     for batch, length, heads, kv_heads, head_dim, theta in ((2, 7, 4, 2, 8, 10000.0), (1, 33, 3, 3, 6, 500.0)):
         query = torch.randn(batch, length, heads, head_dim, generator=generator)
         key = torch.randn(batch, length, kv_heads, head_dim, generator=generator)
         what = f"closed form, {{name}} {{shape}}, theta {theta:g}"
-        cases.append(Case(what, query, key, 64, theta, rotate_both(query, key, theta)))
+        cases.append(RotationCase(what, query, key, 64, theta, rotate_both(query, key, theta)))
     return cases
 
 
-def report(case: Case, answer: Answer) -> bool:
+def report(case: RotationCase, answer: ChildAnswer) -> bool:
     """Print the largest error of query and key, and whether it is within the tolerance."""
     if answer.trouble or len(answer.tensors) != 2:
         what = case.what.format(name="query and key", shape=list(case.query.shape))
@@ -196,7 +196,7 @@ def report(case: Case, answer: Answer) -> bool:
     return all(verdicts)
 
 
-def diagnosis(cases: list[Case], answers: list[Answer]) -> str:
+def diagnosis(cases: list[RotationCase], answers: list[ChildAnswer]) -> str:
     """The mistake that gives the student's numbers in every case, or where to look."""
     for answer in answers:
         if answer.trouble:

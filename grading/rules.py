@@ -14,7 +14,7 @@ from grading.editions import DEFAULT_EDITION
 from grading.editions import EDITIONS as ALL_EDITIONS
 from grading.entries import name_fault
 from grading.lines import read_label_names
-from grading.programs import UserError, find_asset, printable
+from grading.programs import GradingError, find_asset, printable
 
 EDITIONS = {name: edition for name, edition in ALL_EDITIONS.items() if edition.required}  # whose files are known
 MAX_ID = 100  # letters
@@ -78,9 +78,9 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.edition not in EDITIONS:
-            raise UserError(f"no edition {printable(repr(self.edition))}; there are {', '.join(EDITIONS)}")
+            raise GradingError(f"no edition {printable(repr(self.edition))}; there are {', '.join(EDITIONS)}")
         if self.data_dir is not None and not Path(self.data_dir).is_dir():
-            raise UserError(f"the data folder {printable(self.data_dir)} does not exist")
+            raise GradingError(f"the data folder {printable(self.data_dir)} does not exist")
         if self.size_limit is None:
             object.__setattr__(self, "size_limit", EDITIONS[self.edition].size_limit)
 
@@ -96,16 +96,18 @@ class Rules:
         return f"the zip is {size / MB:.2f} MB; the limit is {self.size_limit:g} MB"
 
     def clean_id(self, student_id: str) -> str:
-        """The ID without spaces around it. Raises `UserError` for one that the pattern, or a folder name, rules out."""
+        """The ID without spaces around it. Raises `GradingError` where the pattern, or a folder name, rules it out."""
         student_id = student_id.strip()
         try:
             fits = re.fullmatch(self.id_pattern, student_id, re.ASCII) and len(student_id) <= MAX_ID
         except (re.error, OverflowError, RecursionError) as error:
-            raise UserError(f"the ID pattern {printable(self.id_pattern)} is no regular expression: {error}") from None
+            raise GradingError(
+                f"the ID pattern {printable(self.id_pattern)} is no regular expression: {error}"
+            ) from None
         # A top name with a leading underscore would be ignored by the check, as the course does for __MACOSX.
         if not fits or "/" in student_id or student_id.startswith("_") or name_fault(student_id):
             wanted = f"at most {MAX_ID} letters, pattern {printable(self.id_pattern)}"
-            raise UserError(f"{printable(repr(student_id))} is not a valid ID ({wanted})")
+            raise GradingError(f"{printable(repr(student_id))} is not a valid ID ({wanted})")
         return student_id
 
     def find(self, name: str) -> Path | None:
@@ -117,6 +119,6 @@ class Rules:
         return path if path.is_file() else None
 
     def label_names(self, dataset: str) -> Sequence[str]:
-        """The names in the data set's mapping file, or the published ones. Raises `UserError` on a broken mapping."""
+        """The names in the data set's mapping file, or the published ones. Raises `GradingError` if it is broken."""
         path = self.find(f"{dataset}-label-mapping.json")
         return EDITIONS[self.edition].label_names[dataset] if path is None else read_label_names(path)

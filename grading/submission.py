@@ -14,12 +14,12 @@ from grading.needs import check_needs
 from grading.outputs import OUTPUT, check_text
 from grading.package import Files, Package
 from grading.pdf import content_warnings, reports_among
-from grading.programs import UserError, printable
+from grading.programs import GradingError, printable
 from grading.rules import EDITIONS, Report, Rules
 
 
 def check_bytes(payload: bytes, student_id: str, rules: Rules) -> Report:
-    """Check a zip that lies in memory, whatever its size. Raises `UserError` for broken data files of the caller's."""
+    """Check a zip that lies in memory, whatever its size. Raises `GradingError` for the caller's broken data files."""
     report, edition = Report(student_id), EDITIONS[rules.edition]
     try:
         archive = read_archive(payload)
@@ -65,13 +65,13 @@ def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, rep
 def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
     """Check a zip; keywords are the fields of `Rules`. Nothing is written.
 
-    A file that is no sound zip is a problem in the report. Raises `UserError` when `path` is no file, on a bad ID or
+    A file that is no sound zip is a problem in the report. Raises `GradingError` when `path` is no file, on a bad ID or
     rule, and for broken data files of the caller's; `OSError` when the file cannot be read.
     """
     checked = Rules(**rules)
     student_id = checked.clean_id(student_id)
     if not Path(path).is_file():
-        raise UserError(f"{printable(path)} does not exist, or is neither a folder nor a plain file")
+        raise GradingError(f"{printable(path)} does not exist, or is neither a folder nor a plain file")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > checked.max_bytes:

@@ -28,7 +28,7 @@ import fast.attention
 import fast.base_decoder
 import fast.decode
 import fast.linear
-import fast.little
+import fast.small_job
 from advanced.decoding import BeamSearch, ContrastiveSearch
 from base_llama import KVCache
 from classifier import LlamaEmbeddingClassifier
@@ -273,7 +273,7 @@ def test_few_tokens_of_a_small_model_are_not_worth_choosing(
 
 
 def test_little_is_told_without_loading_kernels():
-    code = "import sys, fast.little; sys.exit('fast.apply' in sys.modules)"
+    code = "import sys, fast.small_job; sys.exit('fast.apply' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'accelerator'"):
         _ = fast.accelerator
@@ -1149,7 +1149,7 @@ def test_generate_writes_the_same_text_whatever_computes_it(
     numba, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drive: Callable, tiny_checkpoint: Path
 ):
     flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--prompt", "A film"]
-    monkeypatch.setattr(fast.little, "LITTLE", 0)  # or no kernels would be chosen for so small a model
+    monkeypatch.setattr(fast.small_job, "LITTLE", 0)  # or no kernels would be chosen for so small a model
     monkeypatch.setattr(fast.decode, "LOAD_SECONDS", 0.0)
     texts = []
     for kernels in ("auto", "plain"):

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from classifier import LlamaEmbeddingClassifier
+from engine.checkpointer import Checkpointer, identity_of
 from engine.data import create_data, read_label_names
 from engine.methods import EpochResult
 from engine.saved import load_classifier, record_of
-from engine.saver import Saver, identity_of
 from engine.storage import save_tensors
 from engine.weights import load_pretrained
 from llama import Llama
@@ -359,12 +359,12 @@ def classifier_and_optimizer() -> tuple[LlamaEmbeddingClassifier, AdamW]:
     return model, AdamW(model.parameters(), lr=0.001)
 
 
-def saver_at(folder: Path, tokenizer_model: Path | None = None) -> Saver:
+def saver_at(folder: Path, tokenizer_model: Path | None = None) -> Checkpointer:
     record = {}
     if tokenizer_model is not None:
         tokenizer = Tokenizer(tokenizer_model=tokenizer_model)
         record = record_of(classifier_and_optimizer()[0], tokenizer, ["bad", "good"], 8)
-    return Saver(folder / "saved.pt", folder / "model.pt", record, {"seed": 1})
+    return Checkpointer(folder / "saved.pt", folder / "model.pt", record, {"seed": 1})
 
 
 def resume(path: Path, model: LlamaEmbeddingClassifier, optimizer: AdamW) -> list[EpochResult]:
@@ -379,9 +379,9 @@ def saved_run(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) ->
     model(torch.tensor([[1, 5, 6]])).sum().backward()
     optimizer.step()
     result = EpochResult(0, 0.7, 0.5, 0.5, 1.0, True)
-    saver = saver_at(folder, tiny_tokenizer)
-    saver.save_model(model, result)
-    saver.save_resume_point(model, optimizer, [result])
+    checkpointer = saver_at(folder, tiny_tokenizer)
+    checkpointer.save_model(model, result)
+    checkpointer.save_resume_point(model, optimizer, [result])
     return folder
 
 

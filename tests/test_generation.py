@@ -137,8 +137,10 @@ def test_prompts_come_from_a_column_too(drive: Callable, tiny_checkpoint: Path, 
 def test_beam_search_decodes_each_prompt(drive: Callable, tiny_checkpoint: Path, prompts: Path):
     flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 5]
     greedy = drive(*flags, "--prompt_file", prompts)
-    assert drive(*flags, "--prompt_file", prompts, "--beam", 1) == greedy != drive(
-        *flags, "--prompt_file", prompts, "--beam", 4
+    assert (
+        drive(*flags, "--prompt_file", prompts, "--beam", 1)
+        == greedy
+        != drive(*flags, "--prompt_file", prompts, "--beam", 4)
     )
     sampled = ["--prompt_file", prompts, "--temperature", 0.7]  # where nothing is searched for
     assert drive(*flags, *sampled, "--beam", 4) == drive(*flags, *sampled)
@@ -187,9 +189,7 @@ def test_what_does_not_go_together_is_refused(drive: Callable, flags: list, word
     assert words in str(raised.value)
 
 
-def test_an_empty_line_is_named_and_nothing_is_written(
-    drive: Callable, tiny_checkpoint: Path, tmp_path: Path
-):
+def test_an_empty_line_is_named_and_nothing_is_written(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
     (path := tmp_path / "p.txt").write_text("So\n\nThe end\n", encoding="utf-8")
     with pytest.raises(UserError, match="p.txt line 2: the sentence is empty"):
         drive("--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--output", tmp_path / "o")

@@ -295,9 +295,7 @@ def test_generation_crops_to_max_seq_len():
 def test_one_seed_gives_one_text_and_a_generator_leaves_the_global_state_alone():
     model = random_llama()
     state = torch.get_rng_state()
-    one, two, other = (
-        model.generate(TOKENS, 20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
-    )
+    one, two, other = (model.generate(TOKENS, 20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
     assert torch.equal(one, two) and not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -31,7 +31,7 @@ import optimizer
 import tokenizer
 import utils
 from advanced import decoding
-from engine import batches, columns, data, processes, programs, sampling, saved, saver, stream, training, weights
+from engine import batches, checkpointer, columns, data, processes, programs, sampling, saved, stream, training, weights
 from engine import torchrun as engine_torchrun
 from engine.columns import Columns
 from engine.storage import load_tensors
@@ -137,13 +137,13 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--epochs": ("finetune", [2], "fit.epochs", [2]),
     "--lr": ("finetune", [0.25], "AdamW.lr", [0.25]),
     "--hidden_dropout_prob": ("finetune", [0.125], lambda seen: seen["fit.model"][0].dropout.p, 0.125),
-    "--model_out": ("finetune", ["best.pt"], lambda seen: seen["fit.saver"][0].model_path.name, "best.pt"),
+    "--model_out": ("finetune", ["best.pt"], lambda seen: seen["fit.checkpointer"][0].model_path.name, "best.pt"),
     "--no_train_eval": ("finetune", [], "fit.train_eval", [False]),
     "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
     "--shots": ("finetune", [4], sizes, [8, 10]),
     "--hold_out": ("finetune", [0.25], sizes, [18, 6]),
-    "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["fit.watch"][0]).__name__, "MetricsLog"),
-    "--html": ("finetune", ["run.html"], lambda seen: type(seen["fit.watch"][0]).__name__, "MetricsLog"),
+    "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["fit.callback"][0]).__name__, "MetricsLog"),
+    "--html": ("finetune", ["run.html"], lambda seen: type(seen["fit.callback"][0]).__name__, "MetricsLog"),
     "--lora_rank": ("lora", [2], lora("rank"), 2),
     "--lora_alpha": ("lora", [3], lora("alpha"), 3.0),
     "--model": ("predict", ["other-saved.pt"], name_of("load_classifier.path"), "other-saved.pt"),
@@ -153,7 +153,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
 }  # fmt: skip
 
 
-class Alone(processes.World):
+class Alone(processes.Distributed):
     """A group of one process."""
 
     def require_alike(self, facts: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for search in (decoding.BeamSearch, decoding.ContrastiveSearch):
         note(search, "__init__")
     note(sampling.Sampling, "__init__")
-    note(saver.Saver, "load_resume_point", lambda *args: [])
+    note(checkpointer.Checkpointer, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))
     note(fast.apply, "accelerate", lambda *args, **purpose: [])
     note(fast.decode, "decoder", lambda model, *args, **purpose: model)
@@ -297,8 +297,8 @@ def test_a_seed_makes_the_samples_reproducible(drive: Callable, tiny_checkpoint:
 
 
 def test_a_module_that_fast_lacks_is_no_absent_folder(drive: Callable, tiny_checkpoint: Path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fast.little", None)
-    with pytest.raises(ModuleNotFoundError, match="fast.little"):
+    monkeypatch.setitem(sys.modules, "fast.small_job", None)
+    with pytest.raises(ModuleNotFoundError, match="fast.small_job"):
         drive("--pretrained-model-path", tiny_checkpoint, "--max_new_tokens", 1)
 
 

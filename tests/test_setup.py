@@ -205,9 +205,7 @@ def recording_pip(folder):
     path = folder / ".venv" / "bin" / "python"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *"pip install"*) echo "pip $*"; exit 0 ;; esac\n'
-        f"exec '{sys.executable}' \"$@\"\n"
+        f'#!/bin/sh\ncase "$*" in *"pip install"*) echo "pip $*"; exit 0 ;; esac\nexec \'{sys.executable}\' "$@"\n'
     )
     path.chmod(0o755)
 

@@ -142,8 +142,8 @@ def test_what_a_message_quotes_is_short_and_does_nothing_to_a_terminal():
     for text in ("\x1b[31m", "a\nb", "\ud800", "\0" * 10**6, "x" * 10**6, "\u202e" * 200):
         assert utils.printable(text).isprintable() and len(utils.printable(text)) <= 100
     names = ["b", "\x1b[2J", *"cdefghijklmn"]
-    assert utils.some(names) == "b, '\\x1b[2J', c, d, e, f, g, h, i, j and 4 more"
-    assert utils.some(iter(names), 1) == "b and 13 more" and utils.some([]) == ""
+    assert utils.join_names(names) == "b, '\\x1b[2J', c, d, e, f, g, h, i, j and 4 more"
+    assert utils.join_names(iter(names), 1) == "b and 13 more" and utils.join_names([]) == ""
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int64", "bool", "complex64"])

@@ -71,7 +71,7 @@ class Workload(NamedTuple):
         return examples[: self.batch_size * self.steps]
 
 
-class Subject(NamedTuple):
+class MeasuredMethod(NamedTuple):
     """What is measured: a model, and the methods that it is trained with, joined by a comma."""
 
     model: Model
@@ -88,24 +88,24 @@ class Nowhere:
         """Not."""
 
 
-def assemble(work: Workload, subject: Subject) -> Run:
+def assemble(work: Workload, measured_method: MeasuredMethod) -> Run:
     import torch
 
     from advanced.experiments.trial import checkpoint_of
-    from engine.plan import InputFile, Place, Plan
+    from engine.plan import ComputeSettings, InputFile, Plan
     from engine.runs import assemble
     from utils import seed_everything
 
     seed_everything(0)
-    model, file = subject.model, InputFile.of(path_of(work.data, "train"))
+    model, file = measured_method.model, InputFile.of(path_of(work.data, "train"))
     plan = Plan(
         family=model.family, checkpoint=checkpoint_of(model), tokenizer=InputFile.of(model.tokenizer),
         train=file, dev=file, epochs=1, batch_size=work.batch_size, train_eval=False, lr=1e-4,
         label_names=tuple(read_label_names(path_of(work.data, "label_names"))),
         attention=work.attention if model.family == "llama" else None,
-        methods=choose(subject.methods, family=model.family) if subject.methods else (),
+        methods=choose(measured_method.methods, family=model.family) if measured_method.methods else (),
     )  # fmt: skip
-    return assemble(plan, Place(torch.device("cpu")))
+    return assemble(plan, ComputeSettings(torch.device("cpu")))
 
 
 def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:
@@ -132,7 +132,7 @@ def seconds_of_classification(run: Run, examples: list[Example]) -> float:
     return time.perf_counter() - start
 
 
-class Ratio(NamedTuple):
+class CostRatio(NamedTuple):
     """Of times, theirs to the plain one's: the median over the rounds, the least, the most; and what is trained."""
 
     middle: float
@@ -145,26 +145,26 @@ class Ratio(NamedTuple):
 
 
 def measure_time(
-    work: Workload, subject: Subject, turn: Callable[[Run, list[Example]], float] = seconds_of_a_turn
-) -> Ratio:
+    work: Workload, measured_method: MeasuredMethod, turn: Callable[[Run, list[Example]], float] = seconds_of_a_turn
+) -> CostRatio:
     """turn: does something once, and says how long it took. The first round is not counted."""
     from advanced.added import trainable_parameters
 
-    examples, both = work.sentences(), [assemble(work, each) for each in (Subject(work.model), subject)]
+    examples, both = work.sentences(), [assemble(work, each) for each in (MeasuredMethod(work.model), measured_method)]
     turns: list[list[float]] = [[], []]
     for number in range(work.rounds + 1):
         for which in (0, 1) if number % 2 else (1, 0):
             turns[which].append(turn(both[which], examples))
     ratios = sorted(theirs / plain for plain, theirs in zip(*(each[1:] for each in turns), strict=True))
-    return Ratio(median(ratios), ratios[0], ratios[-1], trainable_parameters(both[1].model))
+    return CostRatio(median(ratios), ratios[0], ratios[-1], trainable_parameters(both[1].model))
 
 
-def measure_memory(work: Workload, subject: Subject) -> int:
+def measure_memory(work: Workload, measured_method: MeasuredMethod) -> int:
     import torch
 
     from engine.programs import peak_memory
 
-    seconds_of_a_turn(assemble(work, subject), work.sentences())
+    seconds_of_a_turn(assemble(work, measured_method), work.sentences())
     return peak_memory(torch.device("cpu"))
 
 
@@ -176,23 +176,26 @@ def apart(function: Any, *arguments: Any) -> Any:
 
 def table_of_methods(work: Workload, methods: list[str]) -> list[str]:
     """What is done once, after the last epoch (the mixtures of wise-ft), is no part of a step."""
-    plain = apart(measure_memory, work, Subject(work.model))
+    plain = apart(measure_memory, work, MeasuredMethod(work.model))
     lines = ["| method | trained | time of a step / plain | peak memory / plain |", "|---|---|---|---|"]
     for names in methods:
         entry = METHODS[names.partition(",")[0]]
-        found = apart(measure_time, work, Subject(work.model, names))
-        memory = apart(measure_memory, work, Subject(work.model, names)) / plain
+        found = apart(measure_time, work, MeasuredMethod(work.model, names))
+        memory = apart(measure_memory, work, MeasuredMethod(work.model, names)) / plain
         lines.append(f"| {names} | {found.trained:,} | {found} | {memory:.2f} |")
         print(f"{lines[-1]}  expected: {entry.cost}", flush=True)
     return lines
 
 
 def table_of_models(work: Workload, others: list[Model]) -> list[str]:
-    first, turns = apart(measure_memory, work, Subject(work.model)), (seconds_of_a_turn, seconds_of_classification)
+    first, turns = (
+        apart(measure_memory, work, MeasuredMethod(work.model)),
+        (seconds_of_a_turn, seconds_of_classification),
+    )
     lines = ["| model | trained | time of a step | time of classification | peak memory |", "|---|---|---|---|---|"]
     for model in (work.model, *others):
-        step, classification = (apart(measure_time, work, Subject(model), turn) for turn in turns)
-        memory = apart(measure_memory, work, Subject(model)) / first
+        step, classification = (apart(measure_time, work, MeasuredMethod(model), turn) for turn in turns)
+        memory = apart(measure_memory, work, MeasuredMethod(model)) / first
         lines.append(f"| {model.name} | {step.trained:,} | {step} | {classification} | {memory:.2f} |")
         print(lines[-1], flush=True)
     return [*lines, "", f"Each as a multiple of {work.model.name}'s."]

@@ -29,7 +29,7 @@ from advanced.experiments.schema import check_table
 from engine.data import read_label_names
 from engine.lineage import checksum, identity_of
 from engine.programs import import_part, tokenizer_name
-from utils import UserError, find_asset, read_text, some, warn
+from utils import UserError, find_asset, join_names, read_text, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -256,7 +256,7 @@ class Table:
                     raise UserError(f"row {row.name}: precision int8 rounds the weights, which cannot be trained then")
                 chooses = [name for name in row.methods if METHODS[name].holds_out]
                 if row.option == "finetune" and (row.tune or chooses) and not settings["hold_out"]:
-                    who = some(chooses or ["its tune"])
+                    who = join_names(chooses or ["its tune"])
                     raise UserError(f"row {row.name}: with hold_out 0 {who} would choose on dev")
 
     def without_unknown(self, model: Model) -> Table:
@@ -275,7 +275,7 @@ class Table:
         if rows and len(rows) == len(self.rows):
             raise UserError(f"{model.beside(rows[0].checkpoint).checkpoint} does not exist")
         for checkpoint in dict.fromkeys(model.beside(row.checkpoint).checkpoint for row in rows):
-            names = some([row.name for row in rows if model.beside(row.checkpoint).checkpoint == checkpoint])
+            names = join_names([row.name for row in rows if model.beside(row.checkpoint).checkpoint == checkpoint])
             warn(f"left out: {names}, starting from {checkpoint}, which is not here")
         return replace(self, rows=tuple(row for row in self.rows if row not in rows))
 
@@ -308,9 +308,7 @@ class Table:
         """A value for each of `PLAN_SETTINGS`: what the row says, else the data set, else the table."""
         return PLAN_SETTINGS | self.settings | self.data[data] | row.settings
 
-    def trial(
-        self, row: Row, data: str, shots: int | None, seed: int, phase: str, chosen: Mapping[str, Any]
-    ) -> Trial:
+    def trial(self, row: Row, data: str, shots: int | None, seed: int, phase: str, chosen: Mapping[str, Any]) -> Trial:
         """chosen: values for the keys of the row's `tune`."""
         plan = {key: value for key, value in chosen.items() if key in PLAN_SETTINGS}
         settings = self.settings_of(row, data) | plan
@@ -352,9 +350,7 @@ class Table:
         seeds = self.seeds if row.seeds is None else row.seeds
         return [self.trial(row, data, shots, seed, "final", choices[0]) for seed in seeds]
 
-    def ready(
-        self, model: Model, done: Mapping[str, Mapping[str, Any]], only_tune: bool = False
-    ) -> list[Trial]:
+    def ready(self, model: Model, done: Mapping[str, Mapping[str, Any]], only_tune: bool = False) -> list[Trial]:
         """The runs that can be started now, in the order in which to start them: seed by seed, so that a grid which is
         stopped has something of every row. only_tune: those alone that do not look at dev and test."""
         waiting: list[Trial] = []

@@ -27,7 +27,7 @@ from advanced.experiments.render import (
 from advanced.experiments.results import FEWEST_SEEDS, Difference, compare
 from engine.data import has_gold_labels, read_label_names, unpack
 from engine.flags import OUTPUT_WORDS
-from utils import UserError, atomic_write, some, warn
+from utils import UserError, atomic_write, join_names, warn
 
 MOST_ROWS = 7  # of a table, so that the report keeps to three pages
 WIDTH = 84  # of a line of a command
@@ -60,7 +60,9 @@ def text_of(table: Table, model: Model, done: Results, command: Sequence[str]) -
     panels = panels_of(table, model, done)
     panels = [panel for panel in panels if any(cell.row.name != table.baseline for cell in panel.cells)]
     if not panels:
-        raise UserError(f"none of these rows has a final run: {some(row.name for row in table.rows)}; run them first")
+        raise UserError(
+            f"none of these rows has a final run: {join_names(row.name for row in table.rows)}; run them first"
+        )
     for panel in panels:
         lines, gold = render_cells(panel.cells, panel.baseline, panel.data, table.baseline), _gold_labels(panel)
         parts += [f"## Results: {panel.title}", "", *lines]

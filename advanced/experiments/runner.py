@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from advanced.experiments.grid import Model, Trial
 from advanced.experiments.results import append_result, read_results, results_beside
-from advanced.experiments.trial import clear, commit_of_code, compute, end_with_parent, named
+from advanced.experiments.trial import clear, commit_of_code, compute_trial, end_with_parent, named
 from engine.locks import NameLock
 from utils import UserError, warn
 
@@ -76,7 +76,7 @@ class Runner:
         for trial, lock in self.free():
             print(f"{_now()} start: {describe(trial)}", flush=True)
             pool = ProcessPoolExecutor(1, mp_context=self.context, initializer=end_with_parent)
-            future = pool.submit(compute, trial, self.model, self.work, self.device, self.threads, self.commit)
+            future = pool.submit(compute_trial, trial, self.model, self.work, self.device, self.threads, self.commit)
             self.running[future] = Running(trial, lock, pool)
 
     def finish(self, future: Future) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from config import PRECISIONS
-from utils import UserError, shown
+from utils import UserError, short_repr
 
 
 class Wanted(NamedTuple):
@@ -89,7 +89,7 @@ def check_table(content: Any) -> None:
             raise UserError(f"data: {name} must be an object")
         _check(settings, SETTINGS, f"data, {name}: ")
     for number, row in enumerate(content["rows"], start=1):
-        _check_row(row, f"row {shown(row['name']) if isinstance(row.get('name'), str) else number}: ", content)
+        _check_row(row, f"row {short_repr(row['name']) if isinstance(row.get('name'), str) else number}: ", content)
 
 
 def _check_row(row: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> None:
@@ -118,6 +118,6 @@ def _check_row(row: Mapping[str, Any], place: str, content: Mapping[str, Any]) -
 def _check(values: Mapping[str, Any], wanted: Mapping[str, Wanted], place: str) -> None:
     for name, value in values.items():
         if name not in wanted:
-            raise UserError(f"{place}there is no {shown(name)} here; there are {', '.join(wanted)}")
+            raise UserError(f"{place}there is no {short_repr(name)} here; there are {', '.join(wanted)}")
         if not wanted[name].fits(value):
-            raise UserError(f"{place}{name} must be {wanted[name].words}, not {shown(value)}")
+            raise UserError(f"{place}{name} must be {wanted[name].words}, not {short_repr(value)}")

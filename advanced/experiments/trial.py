@@ -25,11 +25,11 @@ from utils import warn
 if TYPE_CHECKING:
     from torch import nn
 
+    from engine.checkpointer import Checkpointer
     from engine.data import Example
     from engine.methods import EpochResult
-    from engine.plan import InputFile, Place, Plan
+    from engine.plan import ComputeSettings, InputFile, Plan
     from engine.runs import Run
-    from engine.saver import Saver
     from engine.tasks import Evaluation
     from tokenizer import Tokenizer
 
@@ -37,26 +37,28 @@ HERE = Path(__file__).resolve().parent
 SAMPLE = 1000  # training sentences that a zero-shot method is chosen on
 
 
-def compute(trial: Trial, model: Model, work: Path, device: str, threads: int, commit: str | None) -> dict[str, Any]:
+def compute_trial(
+    trial: Trial, model: Model, work: Path, device: str, threads: int, commit: str | None
+) -> dict[str, Any]:
     """The run, and where and with which code it was done. commit: as it was when this code was read."""
     import torch
 
-    from engine.plan import Place
+    from engine.plan import ComputeSettings
     from utils import choose_device
 
     torch.set_num_threads(threads)
-    figures = run_trial(trial, model, work, Place(choose_device(device)))
+    figures = run_trial(trial, model, work, ComputeSettings(choose_device(device)))
     return {**figures, "threads": threads, "commit": commit, "date": str(date.today()), "machine": machine()}
 
 
 def end_with_parent() -> None:
     """Let this process end when the one that started it has been killed; nobody else would wait for it."""
 
-    def watch() -> None:
+    def wait() -> None:
         parent_process().join()
         os._exit(1)
 
-    Thread(target=watch, daemon=True).start()
+    Thread(target=wait, daemon=True).start()
 
 
 def machine() -> str:
@@ -73,7 +75,7 @@ def commit_of_code() -> str | None:
     return commit + "-dirty" * is_changed if commit else None
 
 
-def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:
+def run_trial(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
     """model: of the whole table. work: folder of the weights while it runs; a run that was stopped there goes on.
 
     The weights stay until the figures are kept, see `clear`.
@@ -81,7 +83,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
     start = time.perf_counter()
     key, model = trial.key(model), trial.model(model)
     run = {"finetune": _fine_tune, "prompt": _ask}[trial.option]
-    figures = run(trial, model, work / key, place)
+    figures = run(trial, model, work / key, compute)
     return {
         "key": key,
         "family": model.family,
@@ -91,7 +93,7 @@ def run_trial(trial: Trial, model: Model, work: Path, place: Place) -> dict[str,
         "settings": dict(trial.settings),
         **figures,
         "wall_seconds": round(time.perf_counter() - start, 1),
-        "peak_mb": peak_memory(place.device),
+        "peak_mb": peak_memory(compute.device),
     }
 
 
@@ -102,25 +104,25 @@ def named(trial: Trial, model: Model) -> dict[str, Any]:
     return {"model": model.name, **own, "arguments": list(trial.arguments)}
 
 
-def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:
+def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
     from advanced.added import trainable_parameters
+    from engine.checkpointer import best_of
     from engine.families import encode_for
-    from engine.runs import assemble, compute_fast, fine_tune, saver_for
+    from engine.runs import assemble, checkpointer_for, compute_fast, fine_tune
     from engine.saved import load_classifier
-    from engine.saver import best_of
     from utils import seed_everything
 
     plan, names = _plan(trial, model)
     seed_everything(plan.seed)
-    run = assemble(plan, place)
+    run = assemble(plan, compute)
     train, held_out = divide(create_data(plan.train.path, len(names)), plan.seed, plan.shots, plan.hold_out)
     path = work.with_suffix(".pt")
-    saver = saver_for(run, path, path.with_suffix(".resume"))
-    history = _epochs_done(saver, run)
+    checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"))
+    history = _epochs_done(checkpointer, run)
     chosen_on = held_out or create_data(plan.dev.path)
     datasets = [encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
     trainable = trainable_parameters(run.model)
-    history += fine_tune(run, *datasets, saver, history=history, progress=False)
+    history += fine_tune(run, *datasets, checkpointer, history=history, progress=False)
     best = best_of(history)
     figures = {
         "selection": best.dev_score,
@@ -136,8 +138,8 @@ def _fine_tune(trial: Trial, model: Model, work: Path, place: Place) -> dict[str
     del run
     if trial.phase == "final":
         saved, _ = load_classifier(path)
-        compute_fast(saved, plan.precision, place, trains=False)
-        figures |= _judge(saved, tokenizer, trial, place)
+        compute_fast(saved, plan.precision, compute, trains=False)
+        figures |= _judge(saved, tokenizer, trial, compute)
     return figures
 
 
@@ -147,20 +149,20 @@ def clear(trial: Trial, model: Model, work: Path) -> None:
         (work / trial.key(model)).with_suffix(suffix).unlink(missing_ok=True)
 
 
-def _epochs_done(saver: Saver, run: Run) -> list[EpochResult]:
+def _epochs_done(checkpointer: Checkpointer, run: Run) -> list[EpochResult]:
     """The epochs that are done, with the run put where it was; none where the files are of other code's run."""
-    if not saver.resume_path.is_file():
+    if not checkpointer.resume_path.is_file():
         return []
-    from engine.saver import OtherRun
+    from engine.checkpointer import OtherRun
 
     try:
-        return saver.load_resume_point(run.model, run.optimizer)
+        return checkpointer.load_resume_point(run.model, run.optimizer)
     except OtherRun as error:
         warn(f"{error}; this one starts anew")
         return []
 
 
-def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]:
+def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
     """Zero-shot; where something is to be chosen, on a sample of the training data."""
     from engine.families import load_llama
     from engine.runs import assemble_zero_shot
@@ -172,12 +174,12 @@ def _ask(trial: Trial, model: Model, work: Path, place: Place) -> dict[str, Any]
     train = create_data(path_of(trial.data, "train"), len(names))
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
     texts = [example.sentence for example in train]
-    how = dict(texts=texts, precision=settings["precision"], place=place)
+    how = dict(texts=texts, precision=settings["precision"], compute=compute)
     asked = assemble_zero_shot(llama, tokenizer, names, methods, **how)
     sample = random.Random(trial.seed).sample(train, min(SAMPLE, len(train)))
     if trial.phase == "tune":
-        return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, place))["macro_f1"]}
-    return _judge(asked, tokenizer, trial, place)
+        return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, compute))["macro_f1"]}
+    return _judge(asked, tokenizer, trial, compute)
 
 
 def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
@@ -210,19 +212,19 @@ def checkpoint_of(model: Model) -> InputFile:
     return InputFile.of(model.checkpoint, files_of(model.checkpoint) if Path(model.checkpoint).is_dir() else ())
 
 
-def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, place: Place) -> dict[str, Any]:
+def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, compute: ComputeSettings) -> dict[str, Any]:
     """Dev and, where it has gold labels, test: looked at once, when all is chosen."""
     figures = {}
     for split in ("dev", "test"):
         examples = create_data(path_of(trial.data, split), is_test=split == "test")
         if has_gold_labels([example.label for example in examples]):
-            result = _evaluate(model, tokenizer, examples, trial, place)
+            result = _evaluate(model, tokenizer, examples, trial, compute)
             figures[split] = {**_scores(result), "predictions": pack(result.predictions)}
     return figures
 
 
 def _evaluate(
-    model: nn.Module, tokenizer: Tokenizer, examples: list[Example], trial: Trial, place: Place
+    model: nn.Module, tokenizer: Tokenizer, examples: list[Example], trial: Trial, compute: ComputeSettings
 ) -> Evaluation:
     from engine.families import encode_for
     from engine.methods import pretrained_of
@@ -230,7 +232,7 @@ def _evaluate(
     from engine.training import evaluate
 
     dataset = encode_for(model, tokenizer, examples)
-    loader = loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], place.device)
+    loader = loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], compute.device)
     return evaluate(model, loader, progress=False)
 
 

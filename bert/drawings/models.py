@@ -13,7 +13,7 @@ from torch import nn
 import bert.model
 import llama
 from bert.config import BertConfig
-from bert.drawings.probe import Reading, order_of, reading_of, who_sees_whom
+from bert.drawings.probe import ProbeResult, order_of, reading_of, who_sees_whom
 from bert.heads import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 from bert.spans import windows_of
 from bert.squad import Answer, Question
@@ -100,7 +100,7 @@ def _draw_set_up(drawing: Drawing, y: float, set_up: SetUp, tokenizer: WordPiece
             drawing.box(x, y + 134, width, CELL, answer)
 
 
-def head_of(model: nn.Module, reading: Reading) -> list[str]:
+def head_of(model: nn.Module, reading: ProbeResult) -> list[str]:
     """The parts that stand on the encoder, in the order in which they were made."""
     own = [name for name, _ in model.named_children() if name != "encoder"]
     return ["pooler", *own] if reading.is_pooled else own
@@ -150,14 +150,14 @@ def both() -> tuple[Beside, Beside]:
             "BERT",
             bert.model.BertLayer(ours).eval(),
             ours.dim,
-            bert.model.FeedForward,
+            bert.model.BertFeedForward,
             f"positions: {ours.positions}, added to the tokens",
         ),
         Beside(
             "Llama",
             llama.LlamaLayer(0, theirs).eval(),
             theirs.dim,
-            llama.FeedForward,
+            llama.BertFeedForward,
             "positions: RoPE of queries and keys",
         ),
     )

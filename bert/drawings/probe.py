@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 
-class Reading(NamedTuple):
+class ProbeResult(NamedTuple):
     """What a model with a head makes of a text: its outputs, of which tokens it read the last hidden states, and
     whether it read the first one through the pooler."""
 
@@ -21,7 +21,7 @@ class Reading(NamedTuple):
     is_pooled: bool
 
 
-def reading_of(model: nn.Module, input_ids: list[int], segment_ids: list[int]) -> Reading:
+def reading_of(model: nn.Module, input_ids: list[int], segment_ids: list[int]) -> ProbeResult:
     """model: of `heads.py`, in evaluation mode."""
     states: list[torch.Tensor] = []
 
@@ -35,7 +35,7 @@ def reading_of(model: nn.Module, input_ids: list[int], segment_ids: list[int]) -
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     sum(map(_mixed, outputs)).backward()
     pooler = model.encoder.pooler
-    return Reading(outputs, _depends(states[0].grad[0]), pooler is not None and pooler.weight.grad is not None)
+    return ProbeResult(outputs, _depends(states[0].grad[0]), pooler is not None and pooler.weight.grad is not None)
 
 
 def who_sees_whom(layer: Callable[[torch.Tensor], torch.Tensor], length: int, dim: int) -> list[list[bool]]:

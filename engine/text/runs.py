@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from engine.checkpointer import Checkpointer, OtherRun
 from engine.families import create_methods
 from engine.locks import NameLock
 from engine.methods import EpochResult, Method
 from engine.processes import device_of
 from engine.programs import check_new
-from engine.saver import OtherRun, Saver
 from engine.tasks import Task
 from engine.text.flags import Outputs
 from engine.text.windows import hold_out, read_documents
@@ -76,7 +76,7 @@ def paced(args: Namespace) -> Method:
 
 
 @dataclass
-class TextSaver(Saver):
+class TextSaver(Checkpointer):
     """What lies beside the model is written with the first one: nothing is there while nothing has been learned.
 
     Raises `UserError` where somebody else has made one of the files since the run began.
@@ -116,30 +116,32 @@ def train_in_rounds(
     model: nn.Module,
     train: DataLoader,
     held_out: DataLoader,
-    saver: TextSaver,
+    checkpointer: TextSaver,
     task: Task,
     methods: Sequence[Method],
 ) -> Iterator[EpochResult]:
     """What each round brings; those of a run that is gone on with come first. The score is minus the held-out loss."""
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
-    history = resume(args, saver, model, optimizer)
+    history = resume(args, checkpointer, model, optimizer)
     yield from history
-    settings = dict(methods=methods, clip=args.clip, saver=saver, history=history, train_eval=False, progress=False)
-    with watched(args, saver, model, history) as watch:
-        settings |= dict(epochs=saver.epochs, seed=args.seed, watch=watch)
+    settings = dict(
+        methods=methods, clip=args.clip, checkpointer=checkpointer, history=history, train_eval=False, progress=False
+    )
+    with watched(args, checkpointer, model, history) as callback:
+        settings |= dict(epochs=checkpointer.epochs, seed=args.seed, callback=callback)
         yield from fit(model, optimizer, train, held_out, task=task, **settings)
-    saver.resume_path.unlink(missing_ok=True)
+    checkpointer.resume_path.unlink(missing_ok=True)
 
 
 @contextmanager
-def watched(args: Namespace, saver: Saver, model: nn.Module, history: list[EpochResult]) -> Iterator[Any]:
+def watched(args: Namespace, checkpointer: Checkpointer, model: nn.Module, history: list[EpochResult]) -> Iterator[Any]:
     """What keeps the figures of the steps, where --log_dir asks for them; else None."""
     if args.log_dir is None:
         yield None
         return
     from engine.metrics import MetricsLog
 
-    log = MetricsLog(args.log_dir, saver.identity, device_of(model), history)
+    log = MetricsLog(args.log_dir, checkpointer.identity, device_of(model), history)
     try:
         yield log
     finally:
@@ -147,18 +149,18 @@ def watched(args: Namespace, saver: Saver, model: nn.Module, history: list[Epoch
 
 
 def resume(
-    args: Namespace, saver: TextSaver, model: nn.Module, optimizer: torch.optim.Optimizer
+    args: Namespace, checkpointer: TextSaver, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[EpochResult]:
     """Go back to the last measurement, if one is there and is asked for. Returns the rounds that are done."""
     if not args.resume:
         return []
-    if not saver.resume_path.is_file():
-        print(f"there is no resume point {saver.resume_path}; starting from the beginning")
+    if not checkpointer.resume_path.is_file():
+        print(f"there is no resume point {checkpointer.resume_path}; starting from the beginning")
         return []
     try:
-        history = saver.load_resume_point(model, optimizer)
+        history = checkpointer.load_resume_point(model, optimizer)
     except OtherRun as error:
-        raise UserError(f"{error}; use the same arguments, or name another {saver.flag}") from None
-    print(f"resuming from {saver.resume_path}")
-    saver.save_beside()
+        raise UserError(f"{error}; use the same arguments, or name another {checkpointer.flag}") from None
+    print(f"resuming from {checkpointer.resume_path}")
+    checkpointer.save_beside()
     return history

@@ -9,7 +9,7 @@ from test_methods import LABELS, TOKENS
 from torch import nn
 
 from engine.methods import Method, RandomState, Step, prepare
-from engine.processes import Part
+from engine.processes import LocalBatch
 from engine.tasks import CLASSIFICATION, Task
 
 
@@ -31,7 +31,7 @@ def step_of(
 ) -> Step:
     """rows: those of this process."""
     batch = {"token_ids": tokens[rows], "labels": labels[rows]}
-    part, before = Part(batch, rows.start, rows.stop, len(tokens)), RandomState(torch.device("cpu"))
+    part, before = LocalBatch(batch, rows.start, rows.stop, len(tokens)), RandomState(torch.device("cpu"))
     outputs = task.forward(model, batch)
     return Step(model, task, part, batch, outputs, 0, number, total, model, before, seed=3)
 

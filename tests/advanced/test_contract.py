@@ -16,13 +16,13 @@ from torch import nn
 from advanced import METHODS, choose
 from engine import families, runs
 from engine import saved as saved_runs
+from engine.checkpointer import Checkpointer, best_of
 from engine.data import Example, create_data, divide
 from engine.methods import EpochResult
-from engine.plan import InputFile, Place, Plan
-from engine.saver import Saver, best_of
+from engine.plan import ComputeSettings, InputFile, Plan
 from utils import UserError
 
-PLAIN = Place(torch.device("cpu"), kernels="plain")
+PLAIN = ComputeSettings(torch.device("cpu"), kernels="plain")
 TRAINED = [name for name, entry in METHODS.items() if "finetune" in entry.options]
 ARGUMENTS = {  # where the defaults are for larger models or longer runs
     "adapter": ["width=4"],
@@ -70,25 +70,27 @@ class Laboratory:
         torch.manual_seed(plan.seed)
         return runs.assemble(plan, PLAIN)
 
-    def saver(self, run: runs.Run) -> Saver:
+    def checkpointer(self, run: runs.Run) -> Checkpointer:
         path = self.folder / f"{run.plan.digest[:12]}.pt"
-        return runs.saver_for(run, path, path.with_suffix(".resume"))
+        return runs.checkpointer_for(run, path, path.with_suffix(".resume"))
 
-    def train(self, run: runs.Run, saver: Saver, history: Sequence[EpochResult] = (), epochs: int | None = None):
+    def train(
+        self, run: runs.Run, checkpointer: Checkpointer, history: Sequence[EpochResult] = (), epochs: int | None = None
+    ):
         """To the end, or so many more epochs. Returns all results."""
         plan = run.plan
         examples = create_data(plan.train.path)[1:]  # so that one class is rarer
         train, dev = divide(examples, plan.seed, plan.shots, plan.hold_out)
         chosen_on = dev or create_data(plan.dev.path)
         datasets = [families.encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
-        results = runs.fine_tune(run, *datasets, saver, history=history)
+        results = runs.fine_tune(run, *datasets, checkpointer, history=history)
         return [*history, *itertools.islice(results, epochs)]
 
     def done(self, names: str, **changes) -> Done:
         run = self.assemble(self.plan(names, **changes))
-        saver = self.saver(run)
-        history = self.train(run, saver)
-        return Done(run, history, *saved_runs.load_classifier(saver.model_path))
+        checkpointer = self.checkpointer(run)
+        history = self.train(run, checkpointer)
+        return Done(run, history, *saved_runs.load_classifier(checkpointer.model_path))
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def test_a_method_begins_as_the_base(laboratory: Laboratory, name: str, attentio
         assert not torch.allclose(outputs, outputs_of(plain.model, plain), atol=1e-4)  # else it should not say so
         return
     assert torch.equal(outputs, outputs_of(plain.model, plain))
-    with run.methods[0].judged(run.model):
+    with run.methods[0].evaluation_weights(run.model):
         assert torch.equal(outputs_of(run.model, run), outputs)
 
 
@@ -128,13 +130,13 @@ def test_a_method_begins_as_the_base(laboratory: Laboratory, name: str, attentio
 def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Laboratory, names: str, attention: str):
     skip_what_is_refused(names, attention)
     run = laboratory.assemble(laboratory.plan(names, attention=attention, epochs=1))
-    saver, seen = laboratory.saver(run), []
-    save = saver.save_model
-    saver.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
-    history = laboratory.train(run, saver)
-    model, about = saved_runs.load_classifier(saver.model_path)
+    checkpointer, seen = laboratory.checkpointer(run), []
+    save = checkpointer.save_model
+    checkpointer.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
+    history = laboratory.train(run, checkpointer)
+    model, about = saved_runs.load_classifier(checkpointer.model_path)
     torch.testing.assert_close(outputs_of(model, run), seen[-1], rtol=0, atol=1e-6)
-    assert about.epoch == best_of(history).epoch and about.identity == saver.identity
+    assert about.epoch == best_of(history).epoch and about.identity == checkpointer.identity
     plain = laboratory.done("", attention=attention, epochs=1, hold_out=run.plan.hold_out)
     if not METHODS[names.split(",")[0]].is_head:  # another head has no plain run to be compared with
         is_trained = names not in AT_THE_END
@@ -147,16 +149,16 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Labora
     undisturbed = laboratory.done(names)
     (laboratory.folder / f"{undisturbed.run.plan.digest[:12]}.resume").unlink()
     run = laboratory.assemble(laboratory.plan(names))
-    laboratory.train(run, laboratory.saver(run), epochs=1)
+    laboratory.train(run, laboratory.checkpointer(run), epochs=1)
     run = laboratory.assemble(laboratory.plan(names))
     torch.manual_seed(99)  # the resume point has the state of the generators
-    saver = laboratory.saver(run)
-    history = laboratory.train(run, saver, saver.load_resume_point(run.model, run.optimizer))
+    checkpointer = laboratory.checkpointer(run)
+    history = laboratory.train(run, checkpointer, checkpointer.load_resume_point(run.model, run.optimizer))
     figures = [[(each.train_loss, each.dev_score) for each in results] for results in (history, undisturbed.history)]
     assert figures[0] == figures[1]
     states = run.model.state_dict(), undisturbed.run.model.state_dict()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
-    saved = saved_runs.load_classifier(saver.model_path)[0]
+    saved = saved_runs.load_classifier(checkpointer.model_path)[0]
     assert torch.equal(outputs_of(saved, run), outputs_of(undisturbed.saved, run))
 
 

@@ -39,11 +39,11 @@ from advanced.experiments.results import (
 from advanced.experiments.schema import SETTINGS
 from config import PRESETS, LlamaConfig
 from engine.data import create_data, pack, unpack
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from llama import Llama
 from utils import UserError, sha256_of
 
-PLACE = Place(torch.device("cpu"), kernels="plain")
+PLACE = ComputeSettings(torch.device("cpu"), kernels="plain")
 CONTENT = {
     "title": "A trial",
     "data": {"films": {"epochs": 1, "batch_size": 4}},
@@ -213,8 +213,12 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(
         ),
         ({"rows": [{"name": "a", "method": "padding-mask"}]}, "row a: padding-mask does nothing in a causal model"),
         (
-            {"rows": [{"name": "a", "method": "smart", "tune": {"attention": ["causal", "bidirectional"]}},
-                      {"name": "b", "option": "prompt", "method": "pmi", "settings": {"attention": "bidirectional"}}]},
+            {
+                "rows": [
+                    {"name": "a", "method": "smart", "tune": {"attention": ["causal", "bidirectional"]}},
+                    {"name": "b", "option": "prompt", "method": "pmi", "settings": {"attention": "bidirectional"}},
+                ]
+            },
             "row b: pmi reads likelihoods",
         ),
     ],
@@ -398,7 +402,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
         return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "selection": 0.5}
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
-    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(runner, "compute_trial", compute)
     running = runner.Runner(lambda: table.ready(model, read_results([path])), model, path, tmp_path, "cpu", 2)
     with pytest.raises(UserError, match="2 runs failed, for example: final bad on films .4 a class., seed [12]: .*nan"):
         running.run()
@@ -431,7 +435,7 @@ def test_a_run_that_another_table_has_done_is_taken_over(
         return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "row": one.row}
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
-    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(runner, "compute_trial", compute)
     table_of(tmp_path, rows=[{**row, "name": "plain", "arguments": ["alpha=4", "rank=2"]}], shots=[4])
     command = ["experiments", str(tmp_path / "trial.json"), "--pretrained-model-path", model.checkpoint]
     path = results / f"trial-{model.name}.jsonl"
@@ -487,7 +491,7 @@ def test_a_run_that_another_table_ends_meanwhile_is_taken_over_by_one_process(
     runner.take_over(left, model, path, tmp_path)
     assert not path.exists()
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
-    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(runner, "compute_trial", compute)
     runner.Runner(left, model, path, tmp_path, "cpu", 1).run()
     done = read_results([path])
     assert ran == [1] and len(path.read_text().splitlines()) == 2
@@ -783,9 +787,7 @@ def test_rows_of_a_checkpoint_that_is_here_are_run_without_the_tables_own(
         program.main()
 
 
-def test_what_other_tables_have_done_needs_no_checkpoint(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_other_tables_have_done_needs_no_checkpoint(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):
     table, path = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4]), tmp_path / "trial-gone.jsonl"
     gone = Model(str(tmp_path / "gone.pt"), "", {"gone": model.checksums})
     (first, _) = table.ready(gone, {})
@@ -817,7 +819,7 @@ def test_several_tables_are_done_one_after_the_other(
         return {"key": one.key(model), "model": model.name, "checksums": model.checksums}
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
-    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(runner, "compute_trial", compute)
     monkeypatch.setattr(program, "HERE", tmp_path)
     three_tables(tmp_path)
     command = ["experiments", "first", "second", "third", "--pretrained-model-path", model.checkpoint]
@@ -846,7 +848,7 @@ def test_the_minutes_are_those_of_all_tables(
         return {"key": one.key(model), "model": model.name, "checksums": model.checksums}
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
-    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(runner, "compute_trial", compute)
     monkeypatch.setattr(program, "HERE", tmp_path)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     three_tables(tmp_path)
@@ -1305,9 +1307,9 @@ def test_what_a_method_costs_is_measured_beside_plain_training(model: Model, mon
 
     monkeypatch.setattr(cost, "path_of", trial.path_of)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=2)
-    found = cost.measure_time(work, cost.Subject(model, "r-drop"))
+    found = cost.measure_time(work, cost.MeasuredMethod(model, "r-drop"))
     assert 0 < found.least <= found.middle <= found.most
-    assert cost.measure_time(work, cost.Subject(model, "linear-probe")).trained == 2 * 32 + 2
+    assert cost.measure_time(work, cost.MeasuredMethod(model, "linear-probe")).trained == 2 * 32 + 2
     with pytest.raises(UserError, match="too few for 9 batches"):
         work._replace(steps=9).sentences()
 

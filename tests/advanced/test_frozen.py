@@ -24,7 +24,7 @@ from advanced.experiments.grid import Table
 from advanced.lora import LoRA
 from advanced.padding_mask import PaddingMask
 from advanced.prefix import Prefix, keys_and_values
-from base_llama import KVCache, View, causal_mask
+from base_llama import AttentionContext, KVCache, causal_mask
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
 from engine import saved
@@ -80,7 +80,7 @@ def test_an_adapter_computes_the_formula(form: str, attention: str):
     """Layer by layer from the paper's table, row by row, position by position."""
     model = prepared(Adapter(width=3, form=form, scale=2.5, places="attention+feed_forward"), attention)
     base = classifier(attention=attention)
-    view = View.of_text(5, attention == "causal", TOKENS.device)
+    context = AttentionContext.of_text(5, attention == "causal", TOKENS.device)
 
     def adapted(adapter: nn.Module, plain: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
         outputs = plain.clone()
@@ -95,7 +95,7 @@ def test_an_adapter_computes_the_formula(form: str, attention: str):
         h = base.llama.embed(TOKENS)
         for plain, mine in zip(base.llama.layers, model.llama.layers, strict=True):
             read = plain.attention_norm(h)
-            h = h + adapted(mine.attention.adapter, plain.attention(read, view), read)
+            h = h + adapted(mine.attention.adapter, plain.attention(read, context), read)
             read = plain.ffn_norm(h)
             h = h + adapted(mine.feed_forward.adapter, plain.feed_forward(read), read)
         expected = base.llama.norm(h)
@@ -127,9 +127,9 @@ def test_dropout_is_where_the_formulas_have_it():
 def test_an_adapter_finds_its_input_however_the_attention_is_called():
     model = prepared(Adapter(width=3, places="attention"))
     layer, x, at = model.llama.layers[1].attention, torch.randn(3, 5, 32), torch.tensor([4, 1, 2])
-    view = View().queried_at(at)
-    torch.testing.assert_close(layer(x, view=view), layer(x, view), atol=0, rtol=0)
-    torch.testing.assert_close(layer(x)[torch.arange(3), at], layer(x, view)[:, 0])
+    context = AttentionContext().queried_at(at)
+    torch.testing.assert_close(layer(x, context=context), layer(x, context), atol=0, rtol=0)
+    torch.testing.assert_close(layer(x)[torch.arange(3), at], layer(x, context)[:, 0])
 
 
 def test_an_adapter_begins_as_nothing_and_trains_both_projections():
@@ -154,9 +154,7 @@ def test_an_adapter_begins_as_nothing_and_trains_both_projections():
 # ------------------------------------------------------------------------------------------------------- prefixes
 
 
-def gated(
-    attention: Attention, x: torch.Tensor, sees: torch.Tensor, row: int, query: int, head: int
-) -> torch.Tensor:
+def gated(attention: Attention, x: torch.Tensor, sees: torch.Tensor, row: int, query: int, head: int) -> torch.Tensor:
     """(1 - l) Attn(q, K, V) + l Attn(q, P_k, P_v) for one query of one head. x: b s D, sees: s -> d"""
     with torch.no_grad():
         group = head // attention.n_rep
@@ -178,9 +176,9 @@ def test_a_prefix_is_a_gate_between_the_text_and_itself(kind: str):
     model = prepared(Prefix(3), "causal" if causal else "bidirectional", std=1.0)
     attention, x = model.llama.layers[0].attention, torch.randn(2, 4, 32)
     is_real = torch.tensor([[True] * 4, [True, True, False, False]]) if kind == "padded" else torch.ones(2, 4).bool()
-    view = View.of_text(4, causal, x.device)
+    context = AttentionContext.of_text(4, causal, x.device)
     if kind == "padded":
-        view = View(mask=is_real[:, None, None, :])
+        context = AttentionContext(mask=is_real[:, None, None, :])
     expected = torch.empty(2, 4, 4, 8)  # b s h d
     for row in range(2):
         for query in range(4):
@@ -189,12 +187,12 @@ def test_a_prefix_is_a_gate_between_the_text_and_itself(kind: str):
                 expected[row, query, head] = gated(attention, x, sees, row, query, head)
     with torch.no_grad():
         expected = attention.compute_output(expected.flatten(-2))
-        torch.testing.assert_close(attention(x, view), expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(attention(x, view=view), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(attention(x, context), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(attention(x, context=context), expected, atol=1e-5, rtol=1e-4)
         if kind != "padded":
             torch.testing.assert_close(attention(x), expected, atol=1e-5, rtol=1e-4)
         at = torch.tensor([3, 1])
-        one = attention(x, view.queried_at(at))[:, 0]
+        one = attention(x, context.queried_at(at))[:, 0]
         torch.testing.assert_close(one, expected[torch.arange(2), at], atol=1e-5, rtol=1e-4)
 
 
@@ -209,7 +207,7 @@ def test_a_prefix_of_words_is_these_words_before_a_causal_text():
         assert torch.equal(layer.attention.prefix_key, key) and torch.equal(layer.attention.prefix_value, value)
     with torch.no_grad():
         together = plain.hidden_states(torch.cat((words.expand(3, -1), TOKENS), dim=1))[:, 4:]
-        behind = model.encode(model.embed(TOKENS), View(start=4, mask=causal_mask(5, 5)))
+        behind = model.encode(model.embed(TOKENS), AttentionContext(start=4, mask=causal_mask(5, 5)))
     torch.testing.assert_close(behind, together, atol=1e-5, rtol=1e-4)
 
 
@@ -486,11 +484,11 @@ def test_what_several_have_made_together_is_what_is_saved(
     run = laboratory.assemble(laboratory.plan(names, epochs=1, precision=precision))
     if precision == "bf16":  # which the laboratory, that has no kernels, only notes
         accelerate(run.model, precision, generates=False)
-    saver, seen = laboratory.saver(run), []
-    save = saver.save_model
-    saver.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
-    laboratory.train(run, saver)
-    model, about = saved.load_classifier(saver.model_path)
+    checkpointer, seen = laboratory.checkpointer(run), []
+    save = checkpointer.save_model
+    checkpointer.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
+    laboratory.train(run, checkpointer)
+    model, about = saved.load_classifier(checkpointer.model_path)
     if precision == "bf16":
         accelerate(model, about.precision, generates=False)
     close = dict(atol=1e-6, rtol=0) if precision == "fp32" else dict(atol=0.05, rtol=0.02)  # a merged matrix is rounded

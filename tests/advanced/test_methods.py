@@ -31,7 +31,7 @@ from engine import arguments, runs
 from engine import flags as engine_flags
 from engine import saved as saved_runs
 from engine.methods import Method, Step, prepare
-from engine.processes import Part
+from engine.processes import LocalBatch
 from engine.storage import load_tensors
 from engine.tasks import CLASSIFICATION
 from engine.weights import load_pretrained
@@ -91,7 +91,7 @@ def train(model: nn.Module, methods: list[Method], steps: int = 3, lr: float = 0
         optimizer.zero_grad()
         outputs = model.train()(TOKENS)
         batch = {"token_ids": TOKENS, "labels": LABELS}
-        step = Step(model, CLASSIFICATION, Part(batch, 0, 3, 3), batch, outputs, 0, number, steps, model)
+        step = Step(model, CLASSIFICATION, LocalBatch(batch, 0, 3, 3), batch, outputs, 0, number, steps, model)
         (CLASSIFICATION.loss(outputs, batch, 3) + sum(method.penalty(step) for method in methods)).backward()
         optimizer.step()
         for method in methods:
@@ -108,7 +108,7 @@ def exported(model: nn.Module, methods: list[Method]) -> dict[str, torch.Tensor]
     if not methods:
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
     *others, last = methods
-    with last.judged(model):
+    with last.evaluation_weights(model):
         state = exported(model, others)
     return last.export(state)[0]
 
@@ -129,7 +129,7 @@ def test_a_method_begins_as_the_base(name: str, attention: str):
     method.prepare(model)
     method.start(model)
     assert torch.equal(model(TOKENS), expected)
-    with method.judged(model):
+    with method.evaluation_weights(model):
         assert torch.equal(model(TOKENS), expected)
 
 
@@ -152,7 +152,7 @@ class judged:
     """The methods' own contexts, the last one's first."""
 
     def __init__(self, model: nn.Module, methods: list[Method]):
-        self.contexts = [method.judged(model) for method in reversed(methods)]
+        self.contexts = [method.evaluation_weights(model) for method in reversed(methods)]
 
     def __enter__(self) -> None:
         for context in self.contexts:
@@ -250,11 +250,11 @@ def test_the_average_is_that_of_the_paper():
     model, ema = classifier(), EMA(decay=0.7)
     weights = [model.classifier_head.weight.detach().clone()]
 
-    class Watch(Method):
+    class TrainingCallback(Method):
         def after_step(self, step: Step) -> None:
             weights.append(step.model.classifier_head.weight.detach().clone())
 
-    train(model, [ema, Watch()], steps=6)
+    train(model, [ema, TrainingCallback()], steps=6)
     expected = weights[0]
     for number, weight in enumerate(weights[1:], 1):
         stays = min(0.7, 1 - 1 / (number + 1))
@@ -273,11 +273,11 @@ def test_a_steady_average_is_that_of_pytorch():
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     averaged.update_parameters(model)  # the first time it copies, as ours does
 
-    class Watch(Method):
+    class TrainingCallback(Method):
         def after_step(self, step: Step) -> None:
             averaged.update_parameters(step.model)
 
-    train(model, [ema, Watch()], steps=6)
+    train(model, [ema, TrainingCallback()], steps=6)
     for name, parameter in averaged.module.named_parameters():
         torch.testing.assert_close(exported(model, [ema])[name], parameter.detach())
 

@@ -142,12 +142,12 @@ def test_kernels_compute_the_rest(kind: type[Mixout], precision: str):
     assert cosine > (0.9999 if precision == "fp32" else 0.95)
 
 
-def test_a_resumed_run_mixes_with_what_was_pretrained(laboratory: Laboratory):  # noqa: F811
+def test_a_resumed_run_mixes_with_what_was_pretrained(laboratory: Laboratory):
     names = "mixout"
     run = laboratory.assemble(laboratory.plan(names, epochs=2))
     pretrained = run.model.get_submodule(LAYER).weight.detach().clone()
-    laboratory.train(run, laboratory.saver(run), epochs=1)
+    laboratory.train(run, laboratory.checkpointer(run), epochs=1)
     run = laboratory.assemble(laboratory.plan(names, epochs=2))
-    laboratory.saver(run).load_resume_point(run.model, run.optimizer)
+    laboratory.checkpointer(run).load_resume_point(run.model, run.optimizer)
     layer = run.model.get_submodule(LAYER)
     assert torch.equal(layer.pretrained, pretrained) and not torch.equal(layer.weight, pretrained)

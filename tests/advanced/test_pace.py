@@ -53,10 +53,10 @@ def test_a_short_run_has_a_rate_in_every_step(total: int):
     assert Schedule(0.5).rate(2, 7) == 1.0  # 3.5 steps of warm-up are 3
 
 
-def test_the_optimizer_has_the_rates_and_those_of_layers_are_multiplied(laboratory: Laboratory):  # noqa: F811
+def test_the_optimizer_has_the_rates_and_those_of_layers_are_multiplied(laboratory: Laboratory):
     seen = []
 
-    class Watch(Method):
+    class TrainingCallback(Method):
         name = "watch"
 
         def prepare(self, model: nn.Module) -> None:
@@ -69,8 +69,8 @@ def test_the_optimizer_has_the_rates_and_those_of_layers_are_multiplied(laborato
     run = laboratory.assemble(plan)
     rates, step = [], run.optimizer.step
     run.optimizer.step = lambda: (rates.append([group["lr"] for group in run.optimizer.param_groups]), step())
-    run.methods.append(Watch())
-    laboratory.train(run, laboratory.saver(run))
+    run.methods.append(TrainingCallback())
+    laboratory.train(run, laboratory.checkpointer(run))
     assert len(rates) == seen[-1][1] == seen[-1][0] + 1
     for number, of_groups in enumerate(rates):
         factor = Schedule().rate(number, len(rates))
@@ -154,9 +154,9 @@ def test_a_run_stops_after_so_many_epochs_without_a_better_one(patience: int):
         assert EarlyStopping(patience).stop(history) == (number - best >= patience)
 
 
-def test_a_run_ends_early_with_the_best_epoch(laboratory: Laboratory):  # noqa: F811
+def test_a_run_ends_early_with_the_best_epoch(laboratory: Laboratory):
     run = laboratory.assemble(laboratory.plan("early-stopping", epochs=9, lr=1e-9))  # no epoch is better
-    history = laboratory.train(run, laboratory.saver(run))
+    history = laboratory.train(run, laboratory.checkpointer(run))
     assert [result.improved for result in history] == [True, False]  # a patience of one
 
 

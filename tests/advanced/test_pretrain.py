@@ -23,7 +23,7 @@ from advanced.pretrain import SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main, outputs_of
 from advanced.pretraining import SaverWithTokenizer, pretrain
 from engine.lineage import identity_of
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from engine.tasks import NextToken
 from engine.text.runs import Rounds, make_optimizer, read_texts
 from engine.text.windows import Passes, hold_out, pack, read_documents, train_tokenizer
@@ -58,7 +58,7 @@ def rows_of(args: Namespace, most: int | None = None) -> list[dict]:
 
 
 def running(args: Namespace) -> Iterator[dict]:
-    return pretrain(args, Place(torch.device("cpu")), outputs_of(args), SIZES)
+    return pretrain(args, ComputeSettings(torch.device("cpu")), outputs_of(args), SIZES)
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -244,7 +244,7 @@ def test_a_pass_is_over_whole_windows(tmp_path: Path, text: Path, tiny_checkpoin
 def test_of_each_text_other_places_are_held_out(tmp_path: Path):
     paths = [tmp_path / "one.txt", tmp_path / "other.txt"]
     for path in paths:
-        path.write_text("\n\n".join(f"{path.stem} {place}" for place in range(50)), encoding="utf-8")
+        path.write_text("\n\n".join(f"{path.stem} {compute}" for compute in range(50)), encoding="utf-8")
     train, held = read_texts(arguments("--text", *paths, "--out", tmp_path / "new.pt", "--held_out", 0.2, "--seed", 4))
     parts = [hold_out(read_documents(path), 0.2, 4 + number) for number, path in enumerate(paths)]
     assert (train, held) == tuple(one + other for one, other in zip(*parts, strict=True))
@@ -497,10 +497,10 @@ def test_what_somebody_else_makes_meanwhile_is_not_overwritten(tmp_path: Path, t
     with pytest.raises(UserError, match="new.pt is there already"):
         rows_of(args)
     out.unlink()
-    saver = SaverWithTokenizer(out, tmp_path / "new.resume", tokenizer_file=b"ours")
+    checkpointer = SaverWithTokenizer(out, tmp_path / "new.resume", tokenizer_file=b"ours")
     out.write_bytes(b"theirs")
     with pytest.raises(UserError, match="--out: .*new.pt is there already"):
-        saver.save_model(nn.Linear(1, 1), None)
+        checkpointer.save_model(nn.Linear(1, 1), None)
     assert out.read_bytes() == b"theirs" and not model.exists()
     out.unlink()
     rows_of(args, most=1)
@@ -520,9 +520,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(
     assert files_beside(tmp_path / "new.pt") == {}
 
 
-@pytest.mark.parametrize(
-    ("after", "kept"), [(0, "nothing was saved"), (1, "the best model so far stays in .*new.pt")]
-)
+@pytest.mark.parametrize(("after", "kept"), [(0, "nothing was saved"), (1, "the best model so far stays in .*new.pt")])
 @pytest.mark.parametrize("error", [Diverged("the loss is nan"), KeyboardInterrupt("interrupted")])
 def test_a_run_that_ends_early_says_what_is_kept(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int, kept: str

@@ -29,7 +29,7 @@ from engine import runs
 from engine.data import create_data, pack
 from engine.locks import NameLock
 from engine.methods import EpochResult
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from fast.linear import Int8Linear, RoundedLinear
 from tokenizer import Tokenizer
 from utils import UserError
@@ -53,7 +53,9 @@ def test_a_checkpoint_beside_another_one_has_its_own_tokenizer_if_that_is_there(
 
 
 def test_a_row_with_a_checkpoint_of_its_own_is_another_run_and_starts_from_it(
-    tmp_path: Path, model: Model, pair: Model  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    pair: Model,
 ):
     table = table_of(tmp_path, rows=[{"name": "plain"}, {"name": "other", "checkpoint": "o.pt"}])
     plain, other = (table.final(row, "films", None, pair, {})[0] for row in table.rows)
@@ -65,7 +67,11 @@ def test_a_row_with_a_checkpoint_of_its_own_is_another_run_and_starts_from_it(
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
 def test_other_data_is_another_run(
-    tmp_path: Path, model: Model, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch, split: str  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    films: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    split: str,
 ):
     table = table_of(tmp_path)
     (one, *_) = table.tuning(table.rows[0], "films", 4)
@@ -96,7 +102,7 @@ def test_a_row_is_run_on_its_data_sets_alone(tmp_path: Path):
     assert [(row.name, data) for row, data, _ in table.cells()] == [("plain", "a"), ("plain", "b"), ("other", "b")]
 
 
-def test_what_is_tuned_is_started_first(tmp_path: Path, model: Model):  # noqa: F811
+def test_what_is_tuned_is_started_first(tmp_path: Path, model: Model):
     rows = [{"name": "fixed"}, {"name": "plain", "tune": {"lr": [0.01, 0.02]}}]
     ready = table_of(tmp_path, rows=rows, shots=[4]).ready(model, {})
     assert [each.phase for each in ready] == ["tune"] * 2 + ["final"] * 2
@@ -106,7 +112,7 @@ def test_what_is_tuned_is_started_first(tmp_path: Path, model: Model):  # noqa: 
 
 
 @pytest.fixture
-def running(tmp_path: Path, model: Model) -> runner.Runner:  # noqa: F811
+def running(tmp_path: Path, model: Model) -> runner.Runner:
     """Three runs for two workers."""
     table = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4], seeds=[1, 2, 3])
     return runner.Runner(lambda: table.ready(model, {}), model, tmp_path / "r.jsonl", tmp_path, "cpu", 2)
@@ -114,7 +120,7 @@ def running(tmp_path: Path, model: Model) -> runner.Runner:  # noqa: F811
 
 def test_after_the_time_nothing_is_started(running: runner.Runner, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
-    monkeypatch.setattr(runner, "compute", lambda *run: pytest.fail("started"))
+    monkeypatch.setattr(runner, "compute_trial", lambda *run: pytest.fail("started"))
     running.run(end=0.0)
     assert running.done == 0
 
@@ -123,7 +129,7 @@ def test_no_more_runs_are_started_than_there_are_workers(running: runner.Runner)
     assert len([*running.free()]) == 2
 
 
-def test_a_run_that_another_process_has_taken_is_left_to_it(running: runner.Runner, model: Model, tmp_path: Path):  # noqa: F811
+def test_a_run_that_another_process_has_taken_is_left_to_it(running: runner.Runner, model: Model, tmp_path: Path):
     key = running.left()[0].key(model)
     assert NameLock(tmp_path / f"{key}.lock").acquire() is None
     assert key not in [each.key(model) for each, _ in running.free()]
@@ -136,7 +142,10 @@ def test_a_run_that_another_process_has_ended_meanwhile_is_not_done_again(runnin
 
 
 def test_a_run_is_free_again_when_its_line_is_written_and_its_weights_go_then(
-    running: runner.Runner, model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path  # noqa: F811
+    running: runner.Runner,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ):
     def compute(one: Trial, *where) -> dict:
         (tmp_path / f"{one.key(model)}.pt").touch()
@@ -152,7 +161,7 @@ def test_a_run_is_free_again_when_its_line_is_written_and_its_weights_go_then(
     running.left = lambda: [one for one in left() if one.key(model) not in read_results([tmp_path / "r.jsonl"])]
     running.commit = "as it was at the start"
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Threads)
-    monkeypatch.setattr(runner, "compute", compute)
+    monkeypatch.setattr(runner, "compute_trial", compute)
     monkeypatch.setattr(NameLock, "release", release)
     running.run()
     assert len(released) == 3
@@ -160,7 +169,9 @@ def test_a_run_is_free_again_when_its_line_is_written_and_its_weights_go_then(
 
 
 def test_the_rounding_and_the_length_of_a_row_that_is_only_asked_count(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     seen: list[Any] = []
 
@@ -173,31 +184,37 @@ def test_the_rounding_and_the_length_of_a_row_that_is_only_asked_count(
     for settings in ({}, {"max_sentence_len": 3}, {"precision": "int8"}):
         table = table_of(tmp_path, rows=[{"name": "asked", "option": "prompt", "settings": settings}], shots=[None])
         one = table.final(table.rows[0], "films", None, model, {})[0]
-        trial.run_trial(one, model, tmp_path, Place(torch.device("cpu")))
+        trial.run_trial(one, model, tmp_path, ComputeSettings(torch.device("cpu")))
     (long, plain), (short, _), (_, rounded) = seen[::2]
     assert short == 3 < long and rounded and not plain
 
 
 def test_what_was_trained_is_judged_with_the_rounding_of_its_row(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     seen: list[tuple[str, bool]] = []
     compute_fast = runs.compute_fast
 
-    def watched(model: nn.Module, precision: str, place: Place, trains: bool = True) -> None:
+    def watched(model: nn.Module, precision: str, compute: ComputeSettings, trains: bool = True) -> None:
         seen.append((precision, trains))
-        compute_fast(model, precision, place, trains=trains)
+        compute_fast(model, precision, compute, trains=trains)
 
     monkeypatch.setattr(runs, "compute_fast", watched)
     table = table_of(tmp_path, rows=[{"name": "plain", "settings": {"precision": "bf16"}}], shots=[4])
     one = table.final(table.rows[0], "films", 4, model, {})[0]
-    trial.run_trial(one, model, tmp_path, Place(torch.device("cpu")))
+    trial.run_trial(one, model, tmp_path, ComputeSettings(torch.device("cpu")))
     assert [precision for precision, trains in seen if not trains] == ["bf16"]
 
 
 @pytest.mark.parametrize(("text", "threads"), [("3", 3), ("4,2", 4), (" 2 ", 2), ("", 8)])
 def test_threads_are_those_of_the_environment(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, text: str, threads: int  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    threads: int,
 ):
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
@@ -207,13 +224,13 @@ def test_threads_are_those_of_the_environment(
         runner.Runner(list, model, tmp_path / "r.jsonl", tmp_path, "cpu", 1)
 
 
-def test_workers_share_the_processors(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_workers_share_the_processors(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
     assert runner.Runner(list, model, tmp_path / "r.jsonl", tmp_path, "cpu", 2).threads == 4
 
 
-def test_a_run_is_judged_by_its_best_epoch(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_run_is_judged_by_its_best_epoch(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):
     best, last = EpochResult(0, 1.0, 1.0, 0.9, 0.0, True), EpochResult(1, 1.0, 1.0, 0.1, 0.0, False)
     monkeypatch.setattr(runs, "fine_tune", lambda *run, **how: [best, last])
     table = table_of(tmp_path)
@@ -222,7 +239,9 @@ def test_a_run_is_judged_by_its_best_epoch(tmp_path: Path, model: Model, monkeyp
 
 
 def test_zero_shot_choices_are_made_by_macro_f1_on_a_sample_of_the_seed(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     seen: list[Any] = []
     monkeypatch.setattr(trial, "SAMPLE", 5)
@@ -254,7 +273,10 @@ def test_an_interval_is_as_wide_above_as_below():
 
 
 def graded(
-    folder: Path, model: Model, labels: dict[str, list[int]], wrong: dict[str, dict[str, int]]  # noqa: F811
+    folder: Path,
+    model: Model,
+    labels: dict[str, list[int]],
+    wrong: dict[str, dict[str, int]],
 ) -> tuple[Table, dict[str, dict]]:
     """A table of two rows with three seeds, and its runs. wrong: by row and split, how many answers."""
     table = table_of(folder, rows=[{"name": "plain"}, {"name": "ema", "method": "ema"}], shots=[None], seeds=[1, 2, 3])
@@ -274,7 +296,11 @@ def graded(
 
 @pytest.mark.parametrize("gold", [[0, 1, 1, 1, 1, 1, 1, 0, 1, 1], [0] * 10])
 def test_figures_of_test_are_those_of_test(
-    tmp_path: Path, model: Model, films: dict[str, Path], gold: list[int], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    films: dict[str, Path],
+    gold: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """A split whose labels are all 0 is one without gold labels, and has no majority class."""
     (test := tmp_path / "test.txt").write_text("".join(f"{label} ||| film {i}\n" for i, label in enumerate(gold)))
@@ -300,27 +326,31 @@ def test_figures_of_test_are_those_of_test(
     assert "was made" not in said and said.rindex("--method ema") > said.index("the best accuracy on dev")
 
 
-def test_what_waits_for_a_choice_is_missing(tmp_path: Path, model: Model):  # noqa: F811
+def test_what_waits_for_a_choice_is_missing(tmp_path: Path, model: Model):
     assert "Missing: 3 runs (plain 2, asked 1)." in render(table_of(tmp_path, shots=[None]), model, {})
 
 
 def test_a_report_says_what_epochs_are_chosen_on_where_the_table_does_not(
-    model: Model, finished: tuple[Table, dict[str, dict]]  # noqa: F811
+    model: Model,
+    finished: tuple[Table, dict[str, dict]],
 ):
     """The default holds out a part of train."""
     assert "held out of the training data" in "\n".join(_how(replace(finished[0], settings={}), model))
 
 
 def test_each_point_of_a_plot_has_the_name_of_its_row_and_lies_in_its_interval(
-    model: Model, finished: tuple[Table, dict[str, dict]]  # noqa: F811
+    model: Model,
+    finished: tuple[Table, dict[str, dict]],
 ):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     (panel,) = plots.panels_of(finished[0], model, finished[1])
     figure, axis = pyplot.subplots()
     plots._accuracy(axis, panel._replace(cells=panel.cells[:2]))
     points = {line.get_ydata()[0]: line.get_xdata()[0] for line in axis.lines if line.get_marker() == "o"}
-    names = {place: label.get_text() for place, label in zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)}
-    assert {names[place]: mean for place, mean in points.items()} == pytest.approx({"plain": 0.6, "ema": 1.0})
+    names = {
+        compute: label.get_text() for compute, label in zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)
+    }
+    assert {names[compute]: mean for compute, mean in points.items()} == pytest.approx({"plain": 0.6, "ema": 1.0})
     lines = [line.get_xdata() for line in axis.lines if line.get_marker() == "None"]
     (interval,) = [ends for ends in lines if len({*ends}) > 1]
     assert min(interval) < 1.0 < max(interval) and sum(interval) / 2 == pytest.approx(1.0, abs=0.05)
@@ -336,7 +366,10 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
 
 
 def test_the_program_leaves_out_rows_whose_checkpoint_is_not_here(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ):
     table_of(tmp_path, rows=[{"name": "plain"}, {"name": "adapted", "checkpoint": "{model}-adapted.pt"}], shots=[None])
     flags = "--pretrained-model-path", model.checkpoint, "--results", tmp_path / "r.jsonl", "--list"
@@ -348,7 +381,7 @@ def test_the_program_leaves_out_rows_whose_checkpoint_is_not_here(
             run_main(monkeypatch, tmp_path / "trial.json", *flags[:4], *asked)
 
 
-def test_a_tokenizer_can_be_named(tmp_path: Path, model: Model):  # noqa: F811
+def test_a_tokenizer_can_be_named(tmp_path: Path, model: Model):
     (other := tmp_path / "other.model").write_bytes(Path(model.tokenizer).read_bytes())
     assert model_of(model.checkpoint, str(other), {}).tokenizer == str(other)
     with pytest.raises(UserError, match="--tokenizer absent.model does not exist"):
@@ -356,7 +389,10 @@ def test_a_tokenizer_can_be_named(tmp_path: Path, model: Model):  # noqa: F811
 
 
 def test_a_report_has_the_rows_that_are_named(
-    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    finished: tuple[Table, dict[str, dict]],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     lines = [json.dumps({**result, "checksums": model.checksums}) for result in finished[1].values()]
     (results := tmp_path / "r.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -367,7 +403,9 @@ def test_a_report_has_the_rows_that_are_named(
 
 
 def test_the_program_computes_where_it_is_told_to(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     made: list[tuple] = []
     monkeypatch.setattr(program, "Runner", lambda *how: made.append(how) or SimpleNamespace(run=lambda minutes: None))
@@ -379,7 +417,10 @@ def test_the_program_computes_where_it_is_told_to(
 
 
 def test_a_page_of_the_runs_that_are_done_is_written(
-    tmp_path: Path, model: Model, finished: tuple[Table, dict[str, dict]], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    finished: tuple[Table, dict[str, dict]],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     pytest.importorskip("explore.page")
     table, done = finished
@@ -393,15 +434,17 @@ def test_a_page_of_the_runs_that_are_done_is_written(
 
 
 def test_the_table_of_costs_has_a_line_for_each_method_that_trains_such_a_model(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tmp_path: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Memory beside that of a process that trains the plain model."""
     memory = {"": 200, "ema": 500, "lora,ema": 100}
 
-    def apart(function: Callable, work: cost.Workload, subject: cost.Subject) -> Any:
+    def apart(function: Callable, work: cost.Workload, subject: cost.MeasuredMethod) -> Any:
         if function is cost.measure_memory:
             return memory.get(subject.methods, 300)
-        return cost.Ratio(2.0, 1.0, 3.0, 1234)
+        return cost.CostRatio(2.0, 1.0, 3.0, 1234)
 
     monkeypatch.setattr(cost, "apart", apart)
     monkeypatch.setattr(cost, "path_of", trial.path_of)
@@ -425,13 +468,14 @@ def test_the_table_of_costs_has_a_line_for_each_method_that_trains_such_a_model(
 
 
 def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(
-    model: Model, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """The first turn of each warms up and is not counted."""
     times = {"": [1.0, 1.0, 1.0, 1.0], "ema": [9.0, 2.0, 3.0, 4.0]}
     order: list[str] = []
 
-    def assembled(work: cost.Workload, subject: cost.Subject) -> SimpleNamespace:
+    def assembled(work: cost.Workload, subject: cost.MeasuredMethod) -> SimpleNamespace:
         return SimpleNamespace(model=nn.Linear(1, 1), turn=iter(times[subject.methods]), of=subject.methods or "plain")
 
     def turn(run: SimpleNamespace, examples: list) -> float:
@@ -441,7 +485,7 @@ def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(
     monkeypatch.setattr(cost, "path_of", trial.path_of)
     monkeypatch.setattr(cost, "assemble", assembled)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=3)
-    found = cost.measure_time(work, cost.Subject(model, "ema"), turn)
+    found = cost.measure_time(work, cost.MeasuredMethod(model, "ema"), turn)
     assert found == (3.0, 2.0, 4.0, 2) and str(found) == "3.00 (2.00-4.00)"
     assert order == ["ema", "plain", "plain", "ema"] * 2  # whatever slows the machine meanwhile meets both
 

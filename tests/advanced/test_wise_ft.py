@@ -19,9 +19,9 @@ from advanced.wise_ft import WiSEFT
 from advanced.wise_ft import best_of as best_alpha_of
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from engine import saved
+from engine.checkpointer import best_of
 from engine.methods import EpochResult
 from engine.reports import print_epoch_table
-from engine.saver import best_of
 from engine.storage import load_tensors
 from engine.weights import load_pretrained
 
@@ -131,7 +131,7 @@ def test_with_an_average_of_the_weights_the_average_is_mixed_and_training_weight
     trained = {name: p.detach().clone() for name, p in model.named_parameters()}
     seen: list[torch.Tensor] = []
     name = "llama.layers.0.feed_forward.w1.weight"
-    with wise.judged(model), ema.judged(model):
+    with wise.evaluation_weights(model), ema.evaluation_weights(model):
         wise.finish(model, lambda: seen.append(model.get_parameter(name).detach().clone()) or 0.5 - abs(2 - len(seen)))
         mixed = model.get_parameter(name).detach().clone()
     for alpha, weight in zip((0.0, 0.5, 1.0), seen, strict=True):
@@ -166,26 +166,31 @@ def make_the_middle_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("names", ["wise-ft", "smart,ema,wise-ft"])
 def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch, names: str  # noqa: F811
+    laboratory: Laboratory,
+    monkeypatch: pytest.MonkeyPatch,
+    names: str,
 ):
     make_the_middle_best(monkeypatch)
     run = laboratory.assemble(laboratory.plan(names, epochs=2, lr=0.02))
-    saver, judged = laboratory.saver(run), []
-    save = saver.save_model
-    saver.save_model = lambda model, result: (save(model, result), judged.append((result, outputs_of(model, run))))
+    checkpointer, judged = laboratory.checkpointer(run), []
+    save = checkpointer.save_model
+    checkpointer.save_model = lambda model, result: (
+        save(model, result),
+        judged.append((result, outputs_of(model, run))),
+    )
     monkeypatch.setattr("engine.training._Run._score", rising_scores())
-    history = laboratory.train(run, saver)
+    history = laboratory.train(run, checkpointer)
     assert [result.is_finish for result in history] == [False, False, True] and history[-1].improved
-    model, about = saved.load_classifier(saver.model_path)
+    model, about = saved.load_classifier(checkpointer.model_path)
     assert about.epoch == 2 == best_of(history).epoch
     assert torch.equal(outputs_of(model, run), judged[-1][1])
     (method,) = [each for each in run.methods if each.name == "wise-ft"]
     assert method.figures()["alpha"] == 0.5
-    assert load_tensors(saver.model_path)["figures"] == {"wise-ft": method.figures()}
+    assert load_tensors(checkpointer.model_path)["figures"] == {"wise-ft": method.figures()}
 
     resumed = laboratory.assemble(laboratory.plan(names, epochs=2, lr=0.02))
-    saver = laboratory.saver(resumed)
-    again = laboratory.train(resumed, saver, saver.load_resume_point(resumed.model, resumed.optimizer))
+    checkpointer = laboratory.checkpointer(resumed)
+    again = laboratory.train(resumed, checkpointer, checkpointer.load_resume_point(resumed.model, resumed.optimizer))
     assert list(map(str, again)) == list(map(str, history)) and resumed.methods[-1].figures() == method.figures()
 
 

@@ -19,7 +19,7 @@ from advanced import choose, create_head
 from advanced.label_words import append, proper_prefixes
 from advanced.smart import SMART
 from advanced.zero_shot import CONTENT_FREE
-from base_llama import View
+from base_llama import AttentionContext
 from classifier import read_last
 from engine import families, runs, saved
 from engine.data import Example
@@ -40,19 +40,17 @@ def llama() -> Llama:
 
 def head(name: str, llama: Llama, tokenizer: Tokenizer, names: Sequence[str] = NAMES, **settings) -> nn.Module:
     chosen = [(each, {**dict(defaults), **settings}) for each, defaults in choose(name, option="prompt")]
-    return runs.assemble_zero_shot(llama, tokenizer, list(names), chosen, texts=SENTENCES, place=plain()).eval()
+    return runs.assemble_zero_shot(llama, tokenizer, list(names), chosen, texts=SENTENCES, compute=plain()).eval()
 
 
 def plain() -> object:
-    from engine.plan import Place
+    from engine.plan import ComputeSettings
 
-    return Place(CPU, kernels="plain")
+    return ComputeSettings(CPU, kernels="plain")
 
 
 @torch.inference_mode()
-def outputs_of(
-    model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str], batch_size: int = 64
-) -> torch.Tensor:
+def outputs_of(model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str], batch_size: int = 64) -> torch.Tensor:
     """Log-probabilities of sentences in batches. Returns n c, in the order of the sentences."""
     dataset = families.encode_for(model, tokenizer, [Example(text, 0) for text in sentences])
     outputs = torch.empty(len(sentences), model.num_labels)
@@ -72,8 +70,8 @@ def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
 def nats(llama: Llama, given: list[int], said: list[int]) -> float:
     """log P(said | given), a pass for every token."""
     total = 0.0
-    for place, token in enumerate(said):
-        logits = llama(torch.tensor([given + said[:place]]))[0][0, -1].double()
+    for compute, token in enumerate(said):
+        logits = llama(torch.tensor([given + said[:compute]]))[0][0, -1].double()
         total += logits[token].item() - math.log(sum(math.exp(each) for each in logits.tolist()))
     return total
 
@@ -189,9 +187,7 @@ def test_calibration_divides_by_what_is_answered_where_nothing_is_asked(llama: L
     torch.testing.assert_close(weighed.mean(0), torch.ones(len(NAMES)), atol=1e-5, rtol=1e-4)
 
 
-def test_one_text_without_content_becomes_uniform(
-    llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
+def test_one_text_without_content_becomes_uniform(llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("advanced.zero_shot.CONTENT_FREE", ("N/A",))
     (row,) = outputs_of(head("calibrated", llama, tokenizer), tokenizer, ["N/A"])
     torch.testing.assert_close(row.exp(), torch.full((len(NAMES),), 1 / len(NAMES)))
@@ -256,7 +252,7 @@ def test_the_premise_is_the_last_clause_of_the_question(
 def test_the_premise_is_of_the_question_that_is_asked(llama: Llama, tokenizer: Tokenizer):
     """A question that is given apart from the method, and that of a saved run, come after the head was made."""
     question = "Do you like it, {labels}? In a word: it was "
-    how = dict(question=question, place=plain())
+    how = dict(question=question, compute=plain())
     asked = runs.assemble_zero_shot(llama, tokenizer, NAMES, choose("pmi", option="prompt"), **how)
     worded = head("pmi", llama, tokenizer, template=asked.prompt_suffix)
     assert asked.premise_ids().tolist() == [ids_of(tokenizer, "In a word: it was")]
@@ -276,9 +272,7 @@ def test_the_channel_explains_every_token_of_the_sentence_and_no_padding(llama: 
     torch.testing.assert_close(other[0], normalised(scores), atol=1e-4, rtol=1e-4)
 
 
-def test_the_channel_computes_few_logits_at_a_time(
-    llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_channel_computes_few_logits_at_a_time(llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     model = head("channel", llama, tokenizer)
     whole = outputs_of(model, tokenizer, SENTENCES)
     monkeypatch.setattr("advanced.zero_shot.LOGITS_AT_ONCE", 7)
@@ -349,9 +343,11 @@ def test_the_sentence_is_cut_and_never_the_question_and_nothing_is_beyond_the_mo
     model = head(name, llama, tokenizer, names)
     longest, encode = [], Llama.encode
 
-    def watched(self: Llama, h: torch.Tensor, view: View | None = None, at: torch.Tensor | None = None) -> torch.Tensor:
-        longest.append(h.shape[1] + (0 if view is None else int(torch.as_tensor(view.start).max())))
-        return encode(self, h, view, at)
+    def watched(
+        self: Llama, h: torch.Tensor, context: AttentionContext | None = None, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        longest.append(h.shape[1] + (0 if context is None else int(torch.as_tensor(context.start).max())))
+        return encode(self, h, context, at)
 
     monkeypatch.setattr(Llama, "encode", watched)
     text = " ".join(SENTENCES)
@@ -438,9 +434,9 @@ def test_the_driver_says_that_training_sentences_are_used_and_where_there_are_no
     flags += ["--method-args", "source=train"]
     out = drive(*flags)
     assert "domain calibration: estimated from 24 unlabelled training sentences" in out
-    place = flags.index("--train")
+    compute = flags.index("--train")
     with pytest.raises(UserError, match="there are none"):
-        drive(*flags[:place], *flags[place + 2 :])
+        drive(*flags[:compute], *flags[compute + 2 :])
     with pytest.raises(UserError, match="calibrated reads likelihoods.*; add --attention causal"):
         drive(*[each for each in flags if each not in ("--attention", "causal")])
 

@@ -47,8 +47,8 @@ from utils import UserError
 CPU = torch.device("cpu")
 
 
-def naive_twin(model: Llama) -> naive.Llama:
-    twin = naive.Llama(model.config)
+def naive_twin(model: Llama) -> naive.NaiveLlama:
+    twin = naive.NaiveLlama(model.config)
     twin.load_state_dict(model.state_dict())
     return twin.eval()
 
@@ -81,7 +81,7 @@ def test_naive_text_equals_ours_also_beyond_the_window(attention: str):
 def test_naive_adamw_equals_ours(weight_decay: float, correct_bias: bool):
     settings = dict(lr=0.01, weight_decay=weight_decay, correct_bias=correct_bias)
     pairs = []
-    for kind in (naive.AdamW, AdamW):
+    for kind in (naive.NaiveAdamW, AdamW):
         torch.manual_seed(3)
         parameters = [torch.nn.Parameter(torch.randn(4, 5)), torch.nn.Parameter(torch.randn(7))]
         untouched = torch.nn.Parameter(torch.ones(2))

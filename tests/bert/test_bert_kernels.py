@@ -19,7 +19,7 @@ from torch import nn
 import bert.kernels
 import bert.unpadded
 from bert import attention, model
-from bert.attention import FusedAttention
+from bert.attention import FusedBertAttention
 from bert.config import BertConfig
 from bert.heads import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
 from bert.kernels import UnpaddedBert
@@ -27,8 +27,8 @@ from bert.load import load_model
 from bert.unpadded import Texts, put_back, take_out
 from engine import runs
 from engine.data import read_label_names
-from engine.plan import InputFile, Place, Plan
-from fast import accelerate, proof
+from engine.plan import ComputeSettings, InputFile, Plan
+from fast import accelerate, equivalence
 from fast.linear import OneDNNLinear, has_onednn
 
 LENGTHS = {  # of the texts of a batch
@@ -42,7 +42,7 @@ TOLERANCE = dict(atol=1e-5, rtol=1e-4)
 
 @pytest.fixture(autouse=True)
 def notes_anew_and_less_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    proof.say.cache_clear()  # a line is said once
+    equivalence.say.cache_clear()  # a line is said once
     monkeypatch.setattr(bert.kernels, "LEAST", 20 * 2 * (4 * 32**2 + 2 * 32 * 64))  # 20 positions of `classifier`
 
 
@@ -236,7 +236,7 @@ def test_without_padding_dropout_draws_what_the_pages_draws():
 
 def test_where_padding_is_left_out_weights_are_dropped_as_often_and_in_training_alone():
     p, lengths = 0.25, [8, 6, 6, 5]
-    kernel = FusedAttention.sharing(classifier(attention_dropout=p).encoder.layers[0].attention.train())
+    kernel = FusedBertAttention.sharing(classifier(attention_dropout=p).encoder.layers[0].attention.train())
     mask = Texts.of(texts(lengths)[2])
     n = sum(lengths)
     heads = torch.zeros(1, 2000, n, 4), torch.zeros(1, 2000, n, 4), torch.ones(1, 2000, n, 4)  # 1 h n d, equal scores
@@ -253,8 +253,8 @@ def test_where_padding_is_left_out_weights_are_dropped_as_often_and_in_training_
 
 # ------------------------------------------------------------------------------------------- nobody's edit is ignored
 
-SCORES = model.Attention.compute_query_key_value_scores
-LAYER, FEED_FORWARD, ENCODER = model.BertLayer.forward, model.FeedForward.forward, model.Bert.forward
+SCORES = model.BertAttention.compute_query_key_value_scores
+LAYER, FEED_FORWARD, ENCODER = model.BertLayer.forward, model.BertFeedForward.forward, model.Bert.forward
 
 
 def sharper(self, query, key, value, mask=None):
@@ -281,7 +281,7 @@ def doubled(self, *inputs):
     return 2 * hidden, 2 * pooled
 
 
-class Louder(model.FeedForward):
+class Louder(model.BertFeedForward):
     """Somebody's own."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -317,8 +317,8 @@ def own_activation(made: nn.Module) -> None:
 
 
 OF_THE_PAGE = {
-    "scores": (model.Attention, "compute_query_key_value_scores", sharper),
-    "dropout of scores": (model.Attention, "compute_query_key_value_scores", dropped_early),
+    "scores": (model.BertAttention, "compute_query_key_value_scores", sharper),
+    "dropout of scores": (model.BertAttention, "compute_query_key_value_scores", dropped_early),
     "a layer": (model.BertLayer, "forward", mixed),
     "the encoder": (model.Bert, "forward", doubled),
 }
@@ -360,7 +360,7 @@ def test_an_edited_page_is_computed_as_it_is_written(
     if when == "before":
         made = accelerated(plain)
     capsys.readouterr()
-    proof.say.cache_clear()
+    equivalence.say.cache_clear()
     if when == "before":  # what was found when kernels were chosen is said then
         assert next(c for c in accelerate(made) if c.part == "BERT's padding").kernel == "plain"
     assert_computes_as(made, plain, unpadded)
@@ -371,7 +371,7 @@ def test_an_edited_page_is_computed_as_it_is_written(
 def test_an_edit_that_looks_at_each_token_alone_keeps_the_kernels(monkeypatch: pytest.MonkeyPatch, unpadded: list):
     plain = classifier()
     made = accelerated(plain)
-    monkeypatch.setattr(model.FeedForward, "forward", scaled)
+    monkeypatch.setattr(model.BertFeedForward, "forward", scaled)
     unpadded.clear()
     ids = texts(LENGTHS["some padding"])[0]
     torch.testing.assert_close(made(ids), plain(ids), **TOLERANCE)
@@ -381,15 +381,15 @@ def test_an_edit_that_looks_at_each_token_alone_keeps_the_kernels(monkeypatch: p
 @pytest.mark.parametrize("factor", [1, 2])
 def test_the_comparison_with_the_page_does_not_turn_on_its_random_numbers(monkeypatch: pytest.MonkeyPatch, factor: int):
     """Of other models and texts, too, what rounding leaves is a third of what is allowed."""
-    monkeypatch.setattr(model.FeedForward, "forward", lambda self, x: factor * FEED_FORWARD(self, x))
+    monkeypatch.setattr(model.BertFeedForward, "forward", lambda self, x: factor * FEED_FORWARD(self, x))
     for seed in range(12):
         torch.manual_seed(seed)
         sides = bert.kernels.ENCODER.sides()
         for case in sides.cases:
             if case.name == "a mask with gaps" and not case.inputs[4].any(1).all():
                 continue  # gradients of a text of nothing but padding mean nothing
-            answers = [proof._answer(run, case) for run in (sides.stand_in, sides.piece)]
-            assert proof._compare(*answers, proof.TOLERANCE / 3) is None
+            answers = [equivalence._answer(run, case) for run in (sides.stand_in, sides.piece)]
+            assert equivalence._compare(*answers, equivalence.TOLERANCE / 3) is None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -438,7 +438,7 @@ def test_weights_names_and_copies_stay_what_they_are(unpadded: list):
     assert [choice.part for choice in choices] == ["linear layers", "BERT's attention", "BERT's padding"]
     assert [choice.kernel for choice in choices[1:]] == ["fused", "left out"]
     kinds = {type(part) for part in made.modules()}
-    assert {FusedAttention, UnpaddedBert} <= kinds and (OneDNNLinear in kinds) == has_onednn()
+    assert {FusedBertAttention, UnpaddedBert} <= kinds and (OneDNNLinear in kinds) == has_onednn()
     assert {name: id(p) for name, p in made.named_parameters()} == {name: key for name, (key, _) in before.items()}
     assert all(torch.equal(p, before[name][1]) for name, p in made.named_parameters())
     assert accelerate(made) == choices and {type(part) for part in made.modules()} == kinds
@@ -456,7 +456,7 @@ def test_an_encoder_by_itself_has_its_attention_fused():
     encoder = classifier().encoder
     attended, padding = accelerate(encoder)[1:]
     assert (attended.kernel, padding.kernel) == ("fused", "plain") and "by itself" in padding.reason
-    assert type(encoder.layers[0].attention) is FusedAttention
+    assert type(encoder.layers[0].attention) is FusedBertAttention
 
 
 def test_other_devices_have_fused_attention_alone():
@@ -493,9 +493,9 @@ def test_a_run_computes_with_them_unless_it_is_told_not_to(directory: Path, film
         family="bert",
         epochs=1,
     )
-    run = runs.assemble(plan, Place(torch.device("cpu"), kernels))
+    run = runs.assemble(plan, ComputeSettings(torch.device("cpu"), kernels))
     kinds = {type(part) for part in run.model.modules()}
-    mine = {FusedAttention, UnpaddedBert} | ({OneDNNLinear} if has_onednn() else set())
+    mine = {FusedBertAttention, UnpaddedBert} | ({OneDNNLinear} if has_onednn() else set())
     assert mine & kinds == (mine if kernels == "auto" else set())
 
 

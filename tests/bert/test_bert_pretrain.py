@@ -29,7 +29,7 @@ from bert.save import save_pretrained, saved_about
 from bert.tasks import Pretraining
 from bert.wordpiece import WordPiece
 from engine.lineage import RECORD, checksum, identity_of
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from engine.tasks import NO_TARGET
 from engine.text.windows import hold_out, read_documents
 from engine.training import Diverged
@@ -72,8 +72,8 @@ def rows_of(args: Namespace, most: int | None = None) -> list[dict]:
 
 
 def running(args: Namespace) -> Iterator[dict]:
-    place, outputs = Place(torch.device("cpu")), program.outputs_of(args)
-    return pretrain(args, place, outputs, program.SHAPE, partial(program.config_of, args))
+    compute, outputs = ComputeSettings(torch.device("cpu")), program.outputs_of(args)
+    return pretrain(args, compute, outputs, program.SHAPE, partial(program.config_of, args))
 
 
 def names_in(folder: Path) -> set[str]:
@@ -105,11 +105,11 @@ def test_the_figures_are_those_of_the_saved_model(flags: list, more: list):
         with torch.no_grad():
             found = hf(torch.tensor([example["token_ids"]]), token_type_ids=torch.tensor([example["segment_ids"]]))
         logits = found.logits if args.no_nsp else found.prediction_logits
-        for place, target in enumerate(example["targets"]):
+        for compute, target in enumerate(example["targets"]):
             if target != NO_TARGET:
-                scores = logits[0, place].log_softmax(-1)
+                scores = logits[0, compute].log_softmax(-1)
                 words.append((-float(scores[target]), int(scores.argmax()) == target))
-                if example["token_ids"][place] == data.tokenizer.mask_id:
+                if example["token_ids"][compute] == data.tokenizer.mask_id:
                     hidden.append(words[-1])
         if not args.no_nsp:
             scores = found.seq_relationship_logits[0].log_softmax(-1)
@@ -340,9 +340,7 @@ def _refused_but_for_masked_tokens(text: Path, tmp_path: Path, name: str, capsys
         (["--held_out", 0.01], "--held_out 0.01 is too little"),
     ],
 )
-def test_a_wrong_flag_is_one_line(
-    flags: list, tmp_path: Path, more: list, words: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_wrong_flag_is_one_line(flags: list, tmp_path: Path, more: list, words: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words) as error:
         rows_of(arguments(*flags, *more))

@@ -19,7 +19,7 @@ from bert.load import load_pretrained
 from convert import hugging_face
 from engine.families import load_llama
 from engine.lineage import checksum
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from utils import UserError
 
 TABLE = {
@@ -58,7 +58,7 @@ def test_an_encoder_and_a_decoder_stand_in_one_table(table: Path, tmp_path: Path
     found = {}
     for row in rows:
         (each,) = Table.read(table).final(row, "films", None, model, {})
-        found[row.name] = trial.run_trial(each, model, tmp_path, Place(torch.device("cpu")))
+        found[row.name] = trial.run_trial(each, model, tmp_path, ComputeSettings(torch.device("cpu")))
         assert [*tmp_path.glob("*.resume")]  # until its line is written
         trial.clear(each, model, tmp_path)
     assert [found[name]["model"] for name in ("plain", "ema", "decoder")] == ["encoder", "encoder", "tiny"]
@@ -81,7 +81,7 @@ def test_a_llama_in_a_directory_is_the_llama_of_its_file(table: Path, tmp_path: 
         model = model_of(str(tmp_path / name), None, {})
         assert model.family == "llama"
         (each,) = Table.read(table).final(Table.read(table).rows[0], "films", None, model, {})
-        found.append(trial.run_trial(each, model, tmp_path, Place(torch.device("cpu"))))
+        found.append(trial.run_trial(each, model, tmp_path, ComputeSettings(torch.device("cpu"))))
     of_file, of_folder = found
     assert of_folder["checksums"][0] == checksum(tmp_path / "folder") != of_file["checksums"][0]
     assert of_folder["train_losses"] == pytest.approx(of_file["train_losses"], abs=1e-4)

@@ -14,14 +14,14 @@ from bert.family import BertSentences
 from bert.wordpiece import WordPiece
 from engine import families, runs
 from engine import saved as saved_runs
+from engine.checkpointer import best_of
 from engine.data import Example, create_data, read_label_names
 from engine.methods import pretrained_of
-from engine.plan import InputFile, Place, Plan
-from engine.saver import best_of
+from engine.plan import ComputeSettings, InputFile, Plan
 from utils import UserError
 
 FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json")
-PLACE = Place(torch.device("cpu"))
+PLACE = ComputeSettings(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,10 @@ def train(plan: Plan, folder: Path, epochs: int | None = None) -> tuple[runs.Run
     torch.manual_seed(plan.seed)
     run = runs.assemble(plan, PLACE)
     path = folder / "best.pt"
-    saver = runs.saver_for(run, path, folder / "best.resume")
+    checkpointer = runs.checkpointer_for(run, path, folder / "best.resume")
     data = [families.encode_for(run.model, run.tokenizer, create_data(each.path)) for each in (plan.train, plan.dev)]
-    history = saver.load_resume_point(run.model, run.optimizer) if saver.resume_path.is_file() else []
-    for result in runs.fine_tune(run, *data, saver, history=history, progress=False):
+    history = checkpointer.load_resume_point(run.model, run.optimizer) if checkpointer.resume_path.is_file() else []
+    for result in runs.fine_tune(run, *data, checkpointer, history=history, progress=False):
         history.append(result)
         if len(history) == epochs:
             break

@@ -14,7 +14,7 @@ from small import batch, hf_directory, hf_model
 
 from bert.load import load_model
 from bert.tasks import Answers, Pretraining, PretrainingEvaluation
-from engine.processes import ALONE, Batch
+from engine.processes import SINGLE_PROCESS, Batch
 from engine.tasks import NO_TARGET
 from engine.training import Diverged, evaluate
 
@@ -85,7 +85,7 @@ def test_the_evaluation_counts_and_sums():
     evaluation = PretrainingEvaluation()
     for _ in range(2):
         evaluation.add(TASK.forward(answering(lambda tokens: sure, nexts), asked), asked)
-    evaluation.finish(ALONE)
+    evaluation.finish(SINGLE_PROCESS)
     assert evaluation.words.count == 2 * count and evaluation.words.accuracy == pytest.approx(1 - (count // 3) / count)
     assert evaluation.nexts.count == 8 and evaluation.nexts.accuracy == 0.75
     assert evaluation.words.loss == pytest.approx(F.cross_entropy(sure, targets).item(), rel=1e-5)
@@ -104,7 +104,7 @@ def test_what_mask_hides_is_counted_apart():
     evaluation = PretrainingEvaluation(MASK_ID)
     for _ in range(2):
         evaluation.add(TASK.forward(repeat, asked), asked)
-    evaluation.finish(ALONE)
+    evaluation.finish(SINGLE_PROCESS)
     seen = len(range(0, len(places), 3))
     assert evaluation.hidden.count == 2 * (len(places) - seen) and evaluation.words.right == 2 * seen
     assert evaluation.hidden.accuracy == 0.0 < evaluation.words.accuracy

@@ -10,7 +10,7 @@ import torch
 from bert.spans import LONGEST, SpanData, Spans, best_span, windows_of
 from bert.squad import Answer, Question
 from bert.wordpiece import SPECIAL, WordPiece
-from engine.processes import ALONE
+from engine.processes import SINGLE_PROCESS
 from utils import UserError
 
 WORDS = [f"{first}{second}" for first in string.ascii_lowercase for second in string.ascii_lowercase]
@@ -136,7 +136,7 @@ def test_the_surest_window_answers_and_cls_does_where_there_may_be_no_answer():
     for may_be_unanswered, answers in ((True, {"q": "ac ad", "r": ""}), (False, {"q": "ac ad"})):
         evaluation = Spans(may_be_unanswered).evaluation(data)
         evaluation.add(outputs_for(data, batch, logits), batch)
-        evaluation.finish(ALONE)
+        evaluation.finish(SINGLE_PROCESS)
         assert answers.items() <= evaluation.predictions.items()
         if may_be_unanswered:
             assert evaluation.scores.exact == 50.0 and evaluation.score == pytest.approx((2 / 3 + 1) / 2)
@@ -148,9 +148,9 @@ def test_the_loss_is_the_mean_of_both_cross_entropies():
     data = SpanData([question_of(10, 3), question_of(5, 1)], TOKENIZER, 40, 16)
     (batch,) = data.loader(2)
     outputs = torch.randn(2, 2, 16).log_softmax(-1)
-    expected = -sum(
-        outputs[row, side, batch[name][row]] for row in (0, 1) for side, name in enumerate(("starts", "ends"))
-    ) / 4
+    expected = (
+        -sum(outputs[row, side, batch[name][row]] for row in (0, 1) for side, name in enumerate(("starts", "ends"))) / 4
+    )
     assert torch.allclose(Spans(False).loss(outputs, batch, 2), expected)
     called = []
 

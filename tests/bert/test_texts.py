@@ -92,9 +92,7 @@ def test_next_sentences_are_those_of_transformers(call: Callable, pretrained: Pa
 
 
 @pytest.mark.parametrize(("option", "what"), [("fill-mask", "masked tokens"), ("nsp", "next sentences")])
-def test_a_model_without_the_head_does_not_answer_at_random(
-    call: Callable, tmp_path: Path, option: str, what: str
-):
+def test_a_model_without_the_head_does_not_answer_at_random(call: Callable, tmp_path: Path, option: str, what: str):
     directory = our_directory(tmp_path / "encoder")
     texts = ["--text", "a [MASK]"] + ["--text_b", "b"] * (option == "nsp")
     with pytest.raises(UserError, match=f"has no head for {what}"):

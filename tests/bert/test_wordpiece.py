@@ -69,7 +69,7 @@ def fast(path: Path, lower_case: bool) -> transformers.BertTokenizer:
 def odd_text(rng: random.Random) -> str:
     """A few letters from everywhere, most of them from where something happens to them."""
 
-    def some() -> str:
+    def join_names() -> str:
         kind = rng.random()
         if kind < 0.1:
             return rng.choice(PHRASES)
@@ -77,7 +77,7 @@ def odd_text(rng: random.Random) -> str:
             return chr(rng.choice((rng.randrange(0x20, 0xD800), rng.randrange(0xE000, 0x110000))))
         return rng.choice(rng.choice(POOLS))
 
-    return "".join(some() for _ in range(rng.randrange(24))).replace(MISSED, "")
+    return "".join(join_names() for _ in range(rng.randrange(24))).replace(MISSED, "")
 
 
 def assert_equal(ours: WordPiece, theirs: object, texts: list[str]) -> None:

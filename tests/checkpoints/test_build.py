@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from config import LlamaConfig
-from engine.saver import Saver
+from engine.checkpointer import Checkpointer
 from llama import Llama
 from optimizer import AdamW
 from tokenizer import Tokenizer
@@ -172,7 +172,7 @@ def test_an_interrupted_training_goes_on(tiny: Callable, monkeypatch: pytest.Mon
     """From the last whole epoch, with the same weights and the same curve at the end."""
     whole, log = tiny()
     build.RESUME.unlink()
-    save, saved = Saver.save_resume_point, []
+    save, saved = Checkpointer.save_resume_point, []
 
     def save_twice(*args: object) -> None:
         if len(saved) == 2:
@@ -180,10 +180,10 @@ def test_an_interrupted_training_goes_on(tiny: Callable, monkeypatch: pytest.Mon
         saved.append(save(*args))
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Saver, "save_resume_point", save_twice)
+        patch.setattr(Checkpointer, "save_resume_point", save_twice)
         tiny()
     before = []
-    monkeypatch.setattr(Saver, "save_resume_point", lambda *args: before.append(len(args[-1])) or save(*args))
+    monkeypatch.setattr(Checkpointer, "save_resume_point", lambda *args: before.append(len(args[-1])) or save(*args))
     model, resumed = tiny()
     assert before == [3, 4, 5] and resumed["curve"] == log["curve"] and resumed["seconds"] > 0.0
     assert all(torch.equal(each, model.state_dict()[name]) for name, each in whole.state_dict().items())

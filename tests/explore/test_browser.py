@@ -17,9 +17,9 @@ from pages import Trained, data_of, trained  # noqa: F401
 
 from engine.saved import load_classifier
 from explore.browser import DRAWN, Browser, browsing, find_browser
+from explore.inspected import InspectedModel, InspectedText, page_of_model
 from explore.look import read
 from explore.page import write_page
-from explore.subject import Subject, Text, page_of_subject
 from tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed, so the page is not looked at")
@@ -41,7 +41,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser, trained: Trained) -> Iterator[Browser]:  # noqa: F811
+def page(browser: Browser, trained: Trained) -> Iterator[Browser]:
     """The page of a fine-tuning; nothing may have gone wrong on it."""
     browser.open(trained.page)
     yield browser
@@ -61,14 +61,14 @@ def drawn(browser: Browser) -> None:
     browser.wait(f"byId('maps').dataset.drawn === `{DRAWN}`")
 
 
-def content_of(trained: Trained) -> dict[str, Any]:  # noqa: F811
+def content_of(trained: Trained) -> dict[str, Any]:
     return data_of(trained.page)
 
 
 # ------------------------------------------------------------------------------------------------ what is shown
 
 
-def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):  # noqa: F811
+def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
     content = content_of(trained)
     model, _ = load_classifier(trained.model)
     ids, place = content["texts"][0]["ids"], 3
@@ -93,7 +93,7 @@ def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):  # noqa:
     assert [number_in(row[2]) for row in classes] == pytest.approx([100 * p for p in expected], abs=0.06)
 
 
-def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained):  # noqa: F811
+def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained):
     """Of a causal model nothing above the diagonal; where the most of a row is, the deepest colour."""
     page.value("update({ layer: 0, head: 0 })")
     drawn(page)
@@ -113,7 +113,7 @@ def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained)
         assert all(shade == 765 for shade in row[query + 1 :]) and min(row) == row[int(weights[query].argmax())]
 
 
-def test_the_run_is_shown(page: Browser, trained: Trained):  # noqa: F811
+def test_the_run_is_shown(page: Browser, trained: Trained):
     (run,) = content_of(trained)["run"]["runs"]
     figures = page.value("[...document.querySelectorAll('#curves figcaption')].map((each) => each.textContent)")
     assert len(figures) == 7 and "Gradient norm" in figures and figures[0].startswith("Score after each epoch")
@@ -141,7 +141,7 @@ def test_the_numbers_beside_a_curve_are_inside_its_chart(page: Browser):
     assert page.value(outside) == []
 
 
-def test_clicks_change_what_they_should(page: Browser, trained: Trained):  # noqa: F811
+def test_clicks_change_what_they_should(page: Browser, trained: Trained):
     before = rows(page, "#expected .card:first-child")
     page.click('#chips [data-place="2"]')
     drawn(page)
@@ -167,7 +167,7 @@ def test_clicks_change_what_they_should(page: Browser, trained: Trained):  # noq
     assert len(rows(page, "#token-table")) == page.value("count()")
 
 
-def test_another_text_is_another_page(page: Browser, trained: Trained):  # noqa: F811
+def test_another_text_is_another_page(page: Browser, trained: Trained):
     texts = content_of(trained)["texts"]
     page.value("byId('text').value = 1, byId('text').dispatchEvent(new Event('change'))")
     drawn(page)
@@ -219,7 +219,10 @@ def test_all_that_can_be_used_has_a_name(page: Browser):
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1200, 390])
 def test_it_can_be_read_at_every_width_and_in_both_themes(
-    browser: Browser, trained: Trained, width: int, dark: bool  # noqa: F811
+    browser: Browser,
+    trained: Trained,
+    width: int,
+    dark: bool,
 ):
     browser.open(trained.page, width=width, dark=dark)
     assert browser.value("document.documentElement.scrollWidth") <= width
@@ -236,9 +239,13 @@ def test_it_can_be_read_at_every_width_and_in_both_themes(
 
 def test_texts_stay_texts(browser: Browser, tokenizer: Tokenizer, tmp_path: Path):
     """Markup in a text, in label names and titles does nothing; what is written from right to left is set so."""
-    subject = Subject(HOSTILE, random_llama(attention="causal"), tokenizer)
-    texts = [Text(HOSTILE, note=HOSTILE), Text("שלום לכל האנשים הטובים"), Text("👩‍👩‍👧 🐐 and a film")]
-    content = page_of_subject(subject, texts)
+    inspected = InspectedModel(HOSTILE, random_llama(attention="causal"), tokenizer)
+    texts = [
+        InspectedText(HOSTILE, note=HOSTILE),
+        InspectedText("שלום לכל האנשים הטובים"),
+        InspectedText("👩‍👩‍👧 🐐 and a film"),
+    ]
+    content = page_of_model(inspected, texts)
     hebrew = dict.fromkeys(content["texts"][1]["ids"][1:], "\u2581שלום")  # this vocabulary has bytes alone
     write_page(str(tmp_path / "p.html"), content)
     browser.open(tmp_path / "p.html")

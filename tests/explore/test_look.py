@@ -15,11 +15,11 @@ from conftest import random_llama
 from torch import nn
 
 import rope
-from base_llama import View
+from base_llama import AttentionContext
 from classifier import LlamaEmbeddingClassifier
 from explore.decision import decide, gradient_by_input, occluded
+from explore.inspected import InspectedModel, InspectedText, lengths, page_of_model, to_bytes
 from explore.look import lenses, match_at_distance, read, readings, turned
-from explore.subject import Subject, Text, lengths, page_of_subject, to_bytes
 from llama import Attention, Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -192,8 +192,8 @@ def test_an_early_lens_is_the_head_on_that_state(llama: Llama):
     assert torch.allclose(early.probabilities, expected.values, atol=1e-6) and torch.equal(early.ids, expected.indices)
 
 
-def view_of(llama: Llama) -> View:
-    return View.of_text(len(IDS), llama.config.is_causal, torch.device("cpu"))
+def view_of(llama: Llama) -> AttentionContext:
+    return AttentionContext.of_text(len(IDS), llama.config.is_causal, torch.device("cpu"))
 
 
 # ------------------------------------------------------------------------------------------------- the decision
@@ -279,8 +279,8 @@ def test_a_text_of_one_token_has_nothing_to_leave_out(classifier: nn.Module):
 
 
 def test_the_page_stores_what_was_read(llama: Llama, tokenizer: Tokenizer):
-    subject = Subject("tiny.pt", llama, tokenizer)
-    content = page_of_subject(subject, [Text("A thin joke"), Text("the rain")])
+    inspected = InspectedModel("tiny.pt", llama, tokenizer)
+    content = page_of_model(inspected, [InspectedText("A thin joke"), InspectedText("the rain")])
     of_layer = 32 * (32 + 2 * 16 + 32) + 3 * 32 * hidden_dim(llama) + 2 * 32
     assert content["model"]["parameters"] == 300 * 32 + 2 * of_layer + 32  # the output matrix is the embedding
     for text in content["texts"]:
@@ -309,9 +309,9 @@ def hidden_dim(llama: Llama) -> int:
 
 
 def test_several_texts_share_the_room(llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("explore.subject.ROOM", 12_000)
-    asked = [Text("slow rain " * 12), Text("a thin joke")]
-    texts = page_of_subject(Subject("tiny.pt", llama, tokenizer), asked)["texts"]
+    monkeypatch.setattr("explore.inspected.ROOM", 12_000)
+    asked = [InspectedText("slow rain " * 12), InspectedText("a thin joke")]
+    texts = page_of_model(InspectedModel("tiny.pt", llama, tokenizer), asked)["texts"]
     stored = [sum(len(each["attention"]) for each in text["semantics"].values()) for text in texts]
     assert stored[0] <= 6_000 and texts[0]["shown"] < len(texts[0]["ids"]) and texts[1]["shown"] == len(texts[1]["ids"])
 
@@ -319,19 +319,19 @@ def test_several_texts_share_the_room(llama: Llama, tokenizer: Tokenizer, monkey
 def test_a_text_beyond_the_model_s_positions_is_named(
     llama: Llama, tokenizer: Tokenizer, capsys: pytest.CaptureFixture
 ):
-    subject = Subject("tiny.pt", llama, tokenizer)
-    fits = next(text for text in ("a" * n for n in range(1, 99)) if len(subject.encode(text)) == 64)
-    page_of_subject(subject, [Text(fits)])
+    inspected = InspectedModel("tiny.pt", llama, tokenizer)
+    fits = next(text for text in ("a" * n for n in range(1, 99)) if len(inspected.encode(text)) == 64)
+    page_of_model(inspected, [InspectedText(fits)])
     assert capsys.readouterr().err == ""
-    page_of_subject(subject, [Text(f"{fits}a")])
+    page_of_model(inspected, [InspectedText(f"{fits}a")])
     assert "has 65 tokens, and the model was made for 64" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_cut_to_the_first_tokens(
     llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("explore.subject.ROOM", 6_000)
-    (text,) = page_of_subject(Subject("tiny.pt", llama, tokenizer), [Text("slow rain " * 12)])["texts"]
+    monkeypatch.setattr("explore.inspected.ROOM", 6_000)
+    (text,) = page_of_model(InspectedModel("tiny.pt", llama, tokenizer), [InspectedText("slow rain " * 12)])["texts"]
     assert 8 <= text["shown"] < len(text["ids"])
     assert len(text["semantics"]["causal"]["lens"][0]["rank"]) == len(text["ids"]) - 1
     assert sum(len(each["attention"]) for each in text["semantics"].values()) <= 6_000
@@ -344,9 +344,9 @@ def test_bytes_of_weights_are_near():
 
 
 def test_without_a_tokenizer_texts_are_ids(llama: Llama):
-    subject = Subject("tiny.pt", llama, None)
-    (text,) = page_of_subject(subject, [Text("1 270 281")])["texts"]
-    assert text["ids"] == [1, 270, 281] and subject.piece(270) == "270"
+    inspected = InspectedModel("tiny.pt", llama, None)
+    (text,) = page_of_model(inspected, [InspectedText("1 270 281")])["texts"]
+    assert text["ids"] == [1, 270, 281] and inspected.piece(270) == "270"
     for words in ("hello", "1 300", "1 -2", "1 ²", "9" * 5000):
         with pytest.raises(UserError, match="from 0 to 299"):
-            subject.encode(words)
+            inspected.encode(words)

@@ -18,17 +18,17 @@ from pages import FLAGS, Trained, trained  # noqa: F401
 from classifier import LlamaEmbeddingClassifier
 from engine import finetuning, metrics, training
 from engine.batches import LlamaDataset
+from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import EpochResult
 from engine.metrics import FILE, MetricsLog, read_records
-from engine.saver import Saver
-from engine.training import Measured, Watch, fit
+from engine.training import StepMeasurement, TrainingCallback, fit
 from explore.trained import page_of_log, thin
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError
 
-STEP = Measured(0, 0, 1.5, [2e-5], 0.5, 8, 80, 0.25)
+STEP = StepMeasurement(0, 0, 1.5, [2e-5], 0.5, 8, 80, 0.25)
 CPU = torch.device("cpu")
 
 
@@ -44,14 +44,14 @@ def steps_of(records: list[dict]) -> list[int]:
 # ----------------------------------------------------------------------------------------------- in the one loop
 
 
-class Notes(Watch):
+class Notes(TrainingCallback):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.steps: list[Measured] = []
+        self.steps: list[StepMeasurement] = []
         self.epochs: list[EpochResult] = []
 
-    def step(self, measured: Measured) -> None:
+    def step(self, measured: StepMeasurement) -> None:
         self.steps.append(measured)
 
     def epoch(self, result: EpochResult) -> None:
@@ -66,21 +66,21 @@ def train(tokenizer: Tokenizer, folder: Path, **how: object) -> tuple[dict[str, 
     examples = [Example(f"film {index} " * (1 + index % 3), index % 2) for index in range(10)]
     dataset = LlamaDataset(examples, tokenizer)
     optimizer = AdamW(model.parameters(), lr=1e-3)
-    saver = Saver(folder / "m.pt", folder / "m.resume")
+    checkpointer = Checkpointer(folder / "m.pt", folder / "m.resume")
     loaders = dataset.loader(4, shuffle=True), dataset.loader(4)
-    results = [*fit(model, optimizer, *loaders, epochs=2, saver=saver, progress=False, **how)]
+    results = [*fit(model, optimizer, *loaders, epochs=2, checkpointer=checkpointer, progress=False, **how)]
     return model.state_dict(), results
 
 
 def test_watching_changes_no_bit(tokenizer: Tokenizer, tmp_path: Path):
     plain, _ = train(tokenizer, tmp_path)
-    watched, _ = train(tokenizer, tmp_path, watch=Notes())
+    watched, _ = train(tokenizer, tmp_path, callback=Notes())
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
 
 def test_what_is_told_of_steps_and_epochs(tokenizer: Tokenizer, tmp_path: Path):
     notes = Notes()
-    _, results = train(tokenizer, tmp_path, watch=notes, schedule=lambda number, total: (number + 1) / total)
+    _, results = train(tokenizer, tmp_path, callback=notes, schedule=lambda number, total: (number + 1) / total)
     assert notes.epochs == results
     assert [(each.number, each.epoch) for each in notes.steps] == [(number, number // 3) for number in range(6)]
     assert [each.rows for each in notes.steps] == [4, 4, 2] * 2
@@ -96,7 +96,7 @@ def test_a_step_is_timed_by_itself(tokenizer: Tokenizer, tmp_path: Path, monkeyp
     clock = itertools.count()
     monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     notes = Notes()
-    train(tokenizer, tmp_path, watch=notes)
+    train(tokenizer, tmp_path, callback=notes)
     assert [each.seconds for each in notes.steps] == [1.0] * 6
 
 
@@ -113,17 +113,17 @@ def test_the_gradient_norm_is_that_before_clipping(
 
     monkeypatch.setattr(AdamW, "step", looking)
     notes, clipped = Notes(), Notes()
-    train(tokenizer, tmp_path, watch=notes)
+    train(tokenizer, tmp_path, callback=notes)
     assert [each.gradient_norm for each in notes.steps] == pytest.approx(seen, rel=1e-5)
     seen.clear()
-    train(tokenizer, tmp_path, watch=clipped, clip=0.01)
+    train(tokenizer, tmp_path, callback=clipped, clip=0.01)
     assert seen == pytest.approx([0.01] * 6, rel=1e-3) and min(each.gradient_norm for each in clipped.steps) > 0.02
 
 
 # ------------------------------------------------------------------------------------------------- the command
 
 
-def test_a_run_leaves_its_figures(trained: Trained):  # noqa: F811
+def test_a_run_leaves_its_figures(trained: Trained):
     records = read_records(trained.log)
     assert [record["kind"] for record in records] == [
         "run", *["step"] * 3, "epoch", *["step"] * 3, "epoch", "judged", "judged",
@@ -145,7 +145,10 @@ def test_a_run_leaves_its_figures(trained: Trained):  # noqa: F811
 
 
 def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
-    trained: Trained, tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    trained: Trained,
+    tmp_path: Path,
+    classify_flags: Callable,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     for name in ("explore.finetuned", "engine.metrics"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
@@ -154,12 +157,15 @@ def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
 
 
 def test_an_interrupted_run_goes_on_without_a_doubled_line(
-    tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch, trained: Trained  # noqa: F811
+    tmp_path: Path,
+    classify_flags: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    trained: Trained,
 ):
     flags = [*classify_flags("finetune"), *FLAGS, "--log_dir", "log"]
     whole = MetricsLog.step
 
-    def stopping(self: MetricsLog, measured: Measured) -> None:
+    def stopping(self: MetricsLog, measured: StepMeasurement) -> None:
         whole(self, measured)
         if measured.number == 4:
             raise KeyboardInterrupt

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine.outcome import WORST, WithProbabilities, confusion, outcome_of
-from engine.processes import World
-from explore.subject import examples_of
+from engine.processes import Distributed
+from explore.inspected import examples_of
 
 LABELS = [0, 0, 1, 2, 2, 2]
 PROBABILITIES = [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.2, 0.75, 0.05], [0.1, 0.1, 0.8]]
@@ -58,7 +58,7 @@ def test_of_several_processes_each_adds_what_it_was_asked():
         half.add(torch.tensor(PROBABILITIES[first : first + 3]).log(), {"indices": order})
         halves.append(half)
 
-    class Two(World):
+    class Two(Distributed):
         def total(self, value: torch.Tensor) -> torch.Tensor:
             return value + torch.tensor(halves[1].probabilities)
 

@@ -67,7 +67,7 @@ def explore(*flags: object) -> None:
 # -------------------------------------------------------------------------------------------------- the file
 
 
-def test_the_page_asks_nobody_for_anything(trained: Trained):  # noqa: F811
+def test_the_page_asks_nobody_for_anything(trained: Trained):
     text = trained.page.read_text("utf-8")
     outline = Outline(text)
     assert outline.attributes("src") == []
@@ -78,7 +78,7 @@ def test_the_page_asks_nobody_for_anything(trained: Trained):  # noqa: F811
     assert trained.page.stat().st_size < LARGEST <= 5_000_000
 
 
-def test_the_page_can_be_read_by_machines_that_read_aloud(trained: Trained):  # noqa: F811
+def test_the_page_can_be_read_by_machines_that_read_aloud(trained: Trained):
     outline = Outline(trained.page.read_text("utf-8"))
     ids = outline.attributes("id")
     assert len(set(ids)) == len(ids)
@@ -120,7 +120,7 @@ def test_a_page_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: py
 # ------------------------------------------------------------------------------------------ what it is made of
 
 
-def test_the_page_of_a_run_has_the_model_its_decisions_and_the_run(trained: Trained):  # noqa: F811
+def test_the_page_of_a_run_has_the_model_its_decisions_and_the_run(trained: Trained):
     content = data_of(trained.page)
     assert content["model"]["label_names"] == ["bad", "good"] and content["model"]["attention"] == "causal"
     (run,) = content["run"]["runs"]
@@ -140,7 +140,9 @@ def test_the_page_of_a_run_has_the_model_its_decisions_and_the_run(trained: Trai
 
 
 def test_data_are_judged_and_their_worst_errors_shown_first(
-    trained: Trained, films: dict[str, Path], tmp_path: Path  # noqa: F811
+    trained: Trained,
+    films: dict[str, Path],
+    tmp_path: Path,
 ):
     explore(trained.model, "--data", films["train"], "--count", 4, "--out", tmp_path / "p.html")
     content = data_of(tmp_path / "p.html")
@@ -161,7 +163,9 @@ def test_data_are_judged_and_their_worst_errors_shown_first(
 
 
 def test_data_without_gold_labels_are_shown_and_not_judged(
-    trained: Trained, films: dict[str, Path], tmp_path: Path  # noqa: F811
+    trained: Trained,
+    films: dict[str, Path],
+    tmp_path: Path,
 ):
     lines = [f"-1{line[1:]}" for line in films["test"].read_text("utf-8").splitlines()]
     (tmp_path / "blind.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -185,13 +189,13 @@ def test_a_checkpoint_without_a_tokenizer_reads_ids(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     alone = shutil.copy(tiny_checkpoint, tmp_path / "alone.pt")
-    monkeypatch.setattr("explore.subject.find_asset", lambda name: None)
+    monkeypatch.setattr("explore.inspected.find_asset", lambda name: None)
     explore(alone, "--text", "1 270 271", "--attention", "causal", "--out", tmp_path / "p.html")
     content = data_of(tmp_path / "p.html")
     assert content["texts"][0]["ids"] == [1, 270, 271] and content["model"]["attention"] == "causal"
 
 
-def test_a_log_dir_alone_and_beside_a_model(trained: Trained, tmp_path: Path):  # noqa: F811
+def test_a_log_dir_alone_and_beside_a_model(trained: Trained, tmp_path: Path):
     explore(trained.log / "metrics.jsonl", "--out", tmp_path / "a.html")
     explore(trained.model, "--run", trained.log, "--text", "a film", "--out", tmp_path / "b.html")
     alone, beside = data_of(tmp_path / "a.html"), data_of(tmp_path / "b.html")
@@ -201,7 +205,9 @@ def test_a_log_dir_alone_and_beside_a_model(trained: Trained, tmp_path: Path):  
 
 
 def test_a_run_beside_a_model_takes_nothing_from_its_data(
-    trained: Trained, films: dict[str, Path], tmp_path: Path  # noqa: F811
+    trained: Trained,
+    films: dict[str, Path],
+    tmp_path: Path,
 ):
     flags = ["--data", films["dev"], "--count", 1, "--out", tmp_path / "p.html"]
     explore(trained.model, *flags)
@@ -277,7 +283,11 @@ def test_the_hardest_sentences_of_a_grid_come_first(tmp_path: Path, monkeypatch:
     ],
 )  # fmt: skip
 def test_mistakes_end_in_one_line(
-    trained: Trained, tiny_checkpoint: Path, tmp_path: Path, flags: list[str], why: str  # noqa: F811
+    trained: Trained,
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    flags: list[str],
+    why: str,
 ):
     (tmp_path / "folder").mkdir()
     (tmp_path / "lines.jsonl").write_text('{"row": "plain"}\n')
@@ -289,13 +299,13 @@ def test_mistakes_end_in_one_line(
 
 
 @pytest.mark.parametrize(("out", "why"), [("p.txt", "must end in .html"), ("absent/p.html", "does not exist")])
-def test_a_page_is_not_written_just_anywhere(trained: Trained, tmp_path: Path, out: str, why: str):  # noqa: F811
+def test_a_page_is_not_written_just_anywhere(trained: Trained, tmp_path: Path, out: str, why: str):
     with pytest.raises(UserError, match=why):
         explore(trained.log, "--out", tmp_path / out)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written_to_is_named(trained: Trained, tmp_path: Path):  # noqa: F811
+def test_a_folder_that_cannot_be_written_to_is_named(trained: Trained, tmp_path: Path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(UserError, match="not writable"):
@@ -304,7 +314,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(trained: Trained, tmp_path:
         tmp_path.chmod(0o700)
 
 
-def test_no_input_is_written_over(trained: Trained, tiny_checkpoint: Path, tmp_path: Path):  # noqa: F811
+def test_no_input_is_written_over(trained: Trained, tiny_checkpoint: Path, tmp_path: Path):
     (data := tmp_path / "texts.html").write_text("a film\n")
     shutil.copy(tiny_checkpoint, model := tmp_path / "model.html")
     before = model.read_bytes()

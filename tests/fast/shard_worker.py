@@ -44,7 +44,7 @@ def shard(model: nn.Module) -> None:
     fully_shard(model, mesh=mesh)
 
 
-class Watch:
+class TrainingCallback:
     """Counts tensors in memory that hold as many numbers as a feed-forward weight, which no activation does."""
 
     def __init__(self, model: nn.Module):
@@ -72,16 +72,16 @@ def predict(model: nn.Module) -> list[float]:
         return model.eval()(TOKENS).flatten().tolist()
 
 
-def train(model: nn.Module, watch: Watch | None = None) -> tuple[list[float], int]:
+def train(model: nn.Module, callback: TrainingCallback | None = None) -> tuple[list[float], int]:
     """Gradients' lengths, and how many whole weights wait for the backward pass."""
     model.train()
-    note: Callable = watch.note if watch else lambda tensor: tensor
+    note: Callable = callback.note if callback else lambda tensor: tensor
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss = F.nll_loss(model(TOKENS), torch.tensor([0, 1]))
-    waiting = watch.whole(watch.saved) if watch else 0
-    if watch:
-        assert any(tensor.numel() == watch.size for tensor in watch.saved)
-        watch.saved.clear()
+    waiting = callback.whole(callback.saved) if callback else 0
+    if callback:
+        assert any(tensor.numel() == callback.size for tensor in callback.saved)
+        callback.saved.clear()
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in gradients]
@@ -95,14 +95,14 @@ def outcome(precision: str, has_products: bool) -> dict[str, object]:
     accelerate(alone, precision, generates=False)
     accelerate(model, precision, generates=False, keeps_copies=False)
     shard(model)
-    watch, gradients, waiting = Watch(model), [[], []], 0
+    callback, gradients, waiting = TrainingCallback(model), [[], []], 0
     if precision != "int8":
         gradients[0], _ = train(alone)
-        gradients[1], waiting = train(model, watch)  # before anything is predicted, as FSDP wants it
+        gradients[1], waiting = train(model, callback)  # before anything is predicted, as FSDP wants it
     numbers = [[*predict(each), *its] for each, its in zip((alone, model), gradients, strict=True)]
     del alone
     gc.collect()
-    return {"alone": numbers[0], "sharded": numbers[1], "waiting": waiting, "kept": watch.in_python()}
+    return {"alone": numbers[0], "sharded": numbers[1], "waiting": waiting, "kept": callback.in_python()}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from tqdm import tqdm
 import base_llama
 import fast.base_decoder
 import fast.decode
-import fast.little
+import fast.small_job
 import rope
 import utils
 from engine import finetuning, training
@@ -52,16 +52,16 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.sampling.Sampling.is_plain": "saves time where `chooser` would choose the same",
     "engine.sampling.Sampling.limits": "what `is_plain` looks at; the commands ask for none",
     "engine.weights.Unfilled.__torch_function__": "saves time where there are no numbers",
-    "engine.weights._fault": "an error for what is no weight",
+    "engine.weights._tensor_error": "an error for what is no weight",
     "engine.weights._asks_for_too_much": "an error for a damaged config, before it costs memory or time",
     "engine.batches.Sentences.too_long": "counts what is warned of, on standard error",
     "engine.tasks.Classification.check": "an error for outputs that are no log-probabilities",
     "engine.tasks.Evaluation.finish": "puts the predictions of several processes together",
-    "engine.processes.World.spread": "moves a model to a GPU; on a CPU it is where it computes",
+    "engine.processes.Distributed.spread": "moves a model to a GPU; on a CPU it is where it computes",
     "engine.methods.prepare": "lets methods prepare a model, of which the commands have none",
     "engine.training._Run.finish": "lets methods finish a model",
     "engine.training._progress_bar": "stands on standard error while one waits",
-    "engine.saver.Saver._check_best_model": "an error where the saved model is not this run's",
+    "engine.checkpointer.Checkpointer._check_best_model": "an error where the saved model is not this run's",
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
 # compute once, unless they are told
@@ -186,7 +186,7 @@ def _(value: GeneratorType) -> Iterator[Any]:
 
 
 @changed.register
-def _(value: base_llama.View) -> base_llama.View:
+def _(value: base_llama.AttentionContext) -> base_llama.AttentionContext:
     return value._replace(start=changed(value.start), mask=changed(value.mask))
 
 
@@ -303,7 +303,7 @@ def carried_out(run: Run, kernels: str, folder: Path) -> tuple[str, list[str]]:
         patch.setattr(sys, "argv", ["run_llama.py", *run.flags, "--kernels", kernels])
         patch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # seconds are printed
         patch.setattr(fast.decode, "LOAD_SECONDS", 0.0)  # so that the loops pay for six tokens
-        patch.setattr(fast.little, "LITTLE", 0)  # and kernels for a tiny model
+        patch.setattr(fast.small_job, "LITTLE", 0)  # and kernels for a tiny model
         patch.setattr(utils.os, "fsync", lambda _: None)  # nothing here need outlive the machine
         if run.is_interrupted:
             patch.setattr(finetuning, "print_epoch", interrupt)

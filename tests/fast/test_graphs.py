@@ -351,7 +351,7 @@ def test_a_damaged_model_is_reported_and_what_it_leaves_behind_is_overwritten(ta
 # ------------------------------------------------------------------------------------------ what can be recorded
 
 
-class Watch(TorchDispatchMode):
+class TrainingCallback(TorchDispatchMode):
     """Lists what is computed, and fails at a tensor that comes from nowhere: numbers of the CPU, copied to the GPU."""
 
     def __init__(self, known: Iterable[torch.Tensor]):
@@ -386,9 +386,9 @@ def watched_step(precision: str, device: str, position: int, rows: int = 2) -> l
         step = GraphedStep(model, cache)
         step.cache.position.fill_(position)
         held = [*model.parameters(), *step.copies, *vars(step).values(), *vars(step.cache).values()]
-        with Watch(filter(torch.is_tensor, held)) as watch:
+        with TrainingCallback(filter(torch.is_tensor, held)) as callback:
             step.replay()
-    return watch.calls
+    return callback.calls
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])

@@ -242,7 +242,7 @@ def test_bf16_is_rounded_where_its_products_are_slow_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
     monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), "it is not faster"))
-    fast.apply.say.cache_clear()
+    fast.apply.notice.cache_clear()
     model = random_llama()
     choices = accelerate(model, "bf16")
     assert choices[0].kernel == "rounded to bf16" and type(model.output) is RoundedLinear
@@ -401,7 +401,5 @@ def test_the_table_of_kernels_is_printed(run: Callable):
     for words in ("linear layers", "norms and gates", "attention", "decoding", "compiled loops:", "torch"):
         assert words in done.stdout
     assert all(precision in done.stdout for precision in ("fp32", "bf16", "int8"))
-    done = subprocess.run(
-        [sys.executable, "-m", "fast", "--compile", "fp8"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "fast", "--compile", "fp8"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -20,14 +20,14 @@ from conftest import ROOT, random_llama, slow_among
 from torch import nn
 
 import base_llama
-import fast.proof
+import fast.equivalence
 import llama
 from fast import accelerate, compiled, decoder
 from fast.attention import FusedAttention, is_lower_triangle, scores_proof
 from fast.base_decoder import OUTDATED, Decoder
 from fast.decode import LARGEST
+from fast.equivalence import CallTrace, Case, Comparison, EquivalenceCheck, difference
 from fast.layers import FEED_FORWARD, RMS_NORM
-from fast.proof import Anatomy, Case, Proof, Sides, difference
 from llama import Attention, FeedForward, Llama, RMSNorm
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
@@ -183,7 +183,7 @@ def test_what_is_edited_is_what_is_computed(tmp_path: Path, unedited: dict, edit
 
 
 OF_NORM, OF_GATE = (
-    f"def forward(self, x: torch.Tensor) -> torch.Tensor:\n        \"\"\"x: {shape}" for shape in ("... D", "b s D")
+    f'def forward(self, x: torch.Tensor) -> torch.Tensor:\n        """x: {shape}' for shape in ("... D", "b s D")
 )
 MORE_ARGUMENTS = (
     ("llama.py", "h + self.feed_forward(self.ffn_norm(h))", "h + self.feed_forward(self.ffn_norm(h, 2.0), gain=3.0)"),
@@ -262,7 +262,7 @@ def test_a_replaced_method_counts_also_after_the_kernels_were_chosen(
     unchanged, text = outputs(plain), plain.generate(TOKENS[:1], 25, temperature=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(kind, name, doubled(getattr(kind, name)))
-        fast.proof.say.cache_clear()
+        fast.equivalence.notice.cache_clear()
         check_equal(plain, ours, unchanged)
         assert kind.__name__ in capfd.readouterr().err
     assert torch.equal(ours.generate(TOKENS[:1], 25, temperature=0.0), text)  # and when it is taken back
@@ -461,11 +461,11 @@ def test_threads_see_one_verdict():
 
     made = []
 
-    def make() -> Sides:
+    def make() -> Comparison:
         made.append(1)
-        return Sides(slow, lambda x: x, [Case("a case", (torch.ones(2),))])
+        return Comparison(slow, lambda x: x, [Case("a case", (torch.ones(2),))])
 
-    proof, out = Proof("Page.method", ((Page, "method"),), make), sys.stdout
+    proof, out = EquivalenceCheck("Page.method", ((Page, "method"),), make), sys.stdout
     with ThreadPoolExecutor(4) as pool:
         assert not any(pool.map(lambda _: proof.holds(), range(12)))
     assert len(made) == 1 and sys.stdout is out
@@ -493,7 +493,7 @@ def test_a_subclass_of_the_model_generates_in_its_own_way(capfd: pytest.CaptureF
 
     model = random_llama(attention="causal")
     model.__class__ = Shifted
-    fast.proof.say.cache_clear()
+    fast.equivalence.notice.cache_clear()
     accelerate(model)
     assert decoder(model).generate(torch.tensor([[1]]), 2, temperature=0.0).tolist() == [[1, 17, 17]]
     if compiled.why_no_loops() is None:
@@ -548,8 +548,8 @@ def test_where_more_than_the_largest_logit_is_read_all_are_exact(
 # ------------------------------------------------------------------------------------------------ the proof itself
 
 
-def sides(piece: Callable, stand_in: Callable, *inputs: torch.Tensor) -> Callable[[], Sides]:
-    return lambda: Sides(piece, stand_in, [Case("a case", inputs or (torch.randn(3, 4).requires_grad_(),))])
+def sides(piece: Callable, stand_in: Callable, *inputs: torch.Tensor) -> Callable[[], Comparison]:
+    return lambda: Comparison(piece, stand_in, [Case("a case", inputs or (torch.randn(3, 4).requires_grad_(),))])
 
 
 @pytest.mark.parametrize(
@@ -578,7 +578,7 @@ def test_a_piece_that_raises_is_not_replaced():
 
     assert "it raises RuntimeError: shapes do not fit" in difference(sides(broken, lambda x: x))
 
-    def unmade() -> Sides:
+    def unmade() -> Comparison:
         raise TypeError("one argument too many")
 
     assert "one argument too many" in difference(unmade)
@@ -595,14 +595,16 @@ def test_a_line_that_no_case_reaches_is_a_difference():
     class Page:
         method = piece
 
-    lines = Anatomy((Page, "method")).lines()
+    lines = CallTrace((Page, "method")).lines()
     assert "line" in difference(sides(piece, lambda x: 2 * x), lines)
     both_cases = [Case("few", (torch.ones(2),)), Case("many", (torch.ones(101),))]
 
     def stand_in(x: torch.Tensor) -> torch.Tensor:
         return 2 * (x + 1) if len(x) > 100 else 2 * x
 
-    assert difference(lambda: Sides(piece, stand_in, both_cases), lines) is None  # an error's own line does not count
+    assert (
+        difference(lambda: Comparison(piece, stand_in, both_cases), lines) is None
+    )  # an error's own line does not count
 
 
 def test_a_proof_leaves_no_trace(capfd: pytest.CaptureFixture):
@@ -627,11 +629,11 @@ def test_a_verdict_is_kept_while_the_piece_stays_and_renewed_when_it_changes(mon
         def method(self, x: torch.Tensor) -> torch.Tensor:
             return helper(x)
 
-    def make() -> Sides:
+    def make() -> Comparison:
         made.append(1)
-        return Sides(lambda x: Page().method(x), lambda x: 2 * x, [Case("a case", (torch.ones(2),))])
+        return Comparison(lambda x: Page().method(x), lambda x: 2 * x, [Case("a case", (torch.ones(2),))])
 
-    proof = Proof("Page.method", ((Page, "method"),), make)
+    proof = EquivalenceCheck("Page.method", ((Page, "method"),), make)
     assert proof.holds() and proof.holds() and len(made) == 1
     monkeypatch.setitem(globals(), "helper", lambda x: 3 * x)
     assert not proof.holds() and not proof.holds() and len(made) == 2
@@ -644,7 +646,9 @@ def helper(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_every_function_that_a_piece_goes_through_belongs_to_it():
-    names = {link.name for link in Anatomy(llama.LlamaLayer, Attention, FeedForward, RMSNorm, base_llama.KVCache).links}
+    names = {
+        link.name for link in CallTrace(llama.LlamaLayer, Attention, FeedForward, RMSNorm, base_llama.KVCache).links
+    }
     assert {"forward", "_norm", "silu", "rsqrt", "rotate", "_rotate_pairs", "_angles", "complex"} <= names
     assert {"store", "extend", "causal_mask", "padded_causal_mask", "queries", "queried_at", "of_text", "sqrt"} <= names
     assert "compute_query_key_value_scores" in names

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from grading import questions, wire
-from grading.asking import Answer, Question, Student, flat_tensors
+from grading.asking import ChildAnswer, ChildQuestion, Student, flat_tensors
 from grading.child import Child
 
 
@@ -37,13 +37,13 @@ class LocalStudent(Student):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: ChildQuestion) -> ChildAnswer:
         self.process, header = Sent(), self.header(question)
         child = Child(str(self.folder), lambda message: self.process.messages.append(parse(message)))
         child.questions, child.token = questions, header["token"]
         child.answer(*parse(wire.pack(header, flat_tensors(question.tensors))))
         answer = self.listen(header["token"], math.inf, [])
-        assert isinstance(answer, Answer), answer
+        assert isinstance(answer, ChildAnswer), answer
         return answer
 
     def end(self) -> str:

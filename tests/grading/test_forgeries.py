@@ -18,8 +18,8 @@ from conftest import ROOT
 from judging import VERDICTS, add, check_failed, copy_student
 
 from grading import parts, process, reference
-from grading.asking import MOST_LOST, Question, Student
-from grading.programs import Default, UserError, find_course_file, find_own, run_main
+from grading.asking import MOST_LOST, ChildQuestion, Student
+from grading.programs import DefaultText, GradingError, find_course_file, find_own, run_main
 
 SCRIPTS = ("rope_test.py", "optimizer_test.py", "sanity_check.py")
 WRONG_NORM = "RMSNorm.forward = lambda self, x: x\n"
@@ -59,12 +59,12 @@ def test_where_the_scripts_look_for_files(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "judged" / "no-such.pt").touch()
     for folder, counts in (("judged", False), ("judged/inner", False), ("elsewhere", True)):
         monkeypatch.chdir(tmp_path / folder)
-        assert (find_course_file(Default("no-such.pt"), tmp_path / "judged") is not None) is counts
+        assert (find_course_file(DefaultText("no-such.pt"), tmp_path / "judged") is not None) is counts
         assert find_course_file("no-such.pt", tmp_path / "judged") == Path("no-such.pt")  # the user has named it
-        assert find_course_file(Default("no-such.pt"), ROOT) == Path("no-such.pt")
+        assert find_course_file(DefaultText("no-such.pt"), ROOT) == Path("no-such.pt")
         assert find_own("no-such.pt") is None and find_own("rope.py") == ROOT / "rope.py"
         beside = Path("rope.py") if counts else ROOT / "rope.py"
-        assert find_course_file(Default("rope.py"), tmp_path / "judged") == beside
+        assert find_course_file(DefaultText("rope.py"), tmp_path / "judged") == beside
     monkeypatch.chdir(ROOT)
     assert find_own("rope.py") == Path("rope.py")
 
@@ -77,7 +77,7 @@ def test_what_is_expected_is_read_before_the_student_is_asked(tmp_path: Path, mo
         pass
 
     class Curious(Student):
-        def ask(self, question: Question) -> None:
+        def ask(self, question: ChildQuestion) -> None:
             raise Asked
 
     read = []
@@ -164,7 +164,7 @@ def test_few_names_of_a_lost_process_are_kept(student: Path, monkeypatch: pytest
     lost = Student(student)
     lost.process = SimpleNamespace(send=len, kill=str)
     monkeypatch.setattr(Student, "listen", lambda *given: given[-1].extend(map(str, range(99))) or "x")
-    assert lost.ask(Question("rotate", "rope")).is_lost
+    assert lost.ask(ChildQuestion("rotate", "rope")).is_lost
     assert len(lost.lost_imports) == MOST_LOST and "98" in lost.lost_imports
 
 
@@ -179,8 +179,8 @@ def test_a_process_that_cannot_start_is_not_the_students_fault(
     student: Path, monkeypatch: pytest.MonkeyPatch, start: str, said: str
 ):
     monkeypatch.setattr(process, "START", start)
-    with Student(student) as asked, pytest.raises(UserError) as refused:
-        asked.ask(Question("rotate", "rope"))
+    with Student(student) as asked, pytest.raises(GradingError) as refused:
+        asked.ask(ChildQuestion("rotate", "rope"))
     assert said.replace("runs", "is to run") in str(refused.value), refused.value
 
 
@@ -227,5 +227,5 @@ def test_no_process_is_started_that_is_not_asked(monkeypatch: pytest.MonkeyPatch
     assert sanity_check.main() == 0
     for flag in ("--parts", "--published"):
         monkeypatch.setattr(sys, "argv", ["sanity_check.py", flag, "--edition", "cmu2025"])
-        with pytest.raises(UserError, match="--parts and --published know"):
+        with pytest.raises(GradingError, match="--parts and --published know"):
             sanity_check.main()

@@ -28,7 +28,7 @@ import sanity_check
 from grading import adamw, parts, published, reference, rotation
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS
-from grading.programs import UserError, run_main
+from grading.programs import GradingError, run_main
 from grading.published import PublishedLabels, label_row
 from grading.reference import Reference, check_model
 from optimizer import AdamW
@@ -215,7 +215,7 @@ def test_a_named_file_is_never_replaced_by_the_bundled_one(tmp_path: Path, run: 
 
 def test_published_wants_the_real_checkpoint(tmp_path: Path):
     args = Namespace(pretrained_model_path="absent.pt", tokenizer=None, data_dir="data")
-    with pytest.raises(UserError, match="absent.pt"):
+    with pytest.raises(GradingError, match="absent.pt"):
         published.check_published(ROOT, args, {}, {})
 
 
@@ -233,7 +233,9 @@ def test_published_labels_are_equal_close_or_different(tmp_path: Path, changed: 
 
 
 def test_published_fails_with_the_drivers_own_last_line(tmp_path: Path):
-    with pytest.raises(UserError, match=r"run_llama.py failed \(status 2\): error: --pretrained-model-path absent.pt"):
+    with pytest.raises(
+        GradingError, match=r"run_llama.py failed \(status 2\): error: --pretrained-model-path absent.pt"
+    ):
         published.run_driver(ROOT, ["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
 
 
@@ -251,7 +253,7 @@ def test_published_bounds_the_driver(monkeypatch, tmp_path: Path, driver: str, w
     (tmp_path / "model.pt").touch()
     monkeypatch.setattr(published.run_driver, "__defaults__", (1.0,))
     args = Namespace(pretrained_model_path=str(tmp_path / "model.pt"), tokenizer=None, data_dir="data")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(GradingError, match=words):
         published.check_published(tmp_path, args, {"bidirectional": "0" * 64}, {})
 
 
@@ -398,7 +400,7 @@ def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch
 def test_a_reference_of_another_model_cannot_be_checked(checkpoint: Path):
     other = reference_of("bidirectional")
     other.hidden_states = other.hidden_states[..., :-1]
-    with pytest.raises(UserError, match="which is not the shape of"):
+    with pytest.raises(GradingError, match="which is not the shape of"):
         check_model(LocalStudent(ROOT), checkpoint, [other])
 
 

@@ -1,6 +1,5 @@
 """What a submission needs to run and does not hold: modules, libraries, and files that are read."""
 
-
 import pytest
 from submissions import entries_of, only_problem
 

@@ -12,7 +12,7 @@ from submissions import LABELS, SUFFIX, change, pdf_of, write_outputs
 
 from grading.outputs import check_text
 from grading.packing import create_zip
-from grading.programs import UserError
+from grading.programs import GradingError
 from grading.rules import Report, Rules
 
 pytest_plugins = ["submission_fixtures"]
@@ -120,7 +120,7 @@ def test_the_mapping_decides_the_label_range(folder, data_dir, tmp_path):
 def test_broken_data_of_the_instructor_is_a_user_error(folder, data_dir, tmp_path, name, text):
     shutil.copytree(data_dir, tmp_path / "data")
     (tmp_path / "data" / name).write_text(text)
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(GradingError, match=name):
         create_zip(folder, "alice", data_dir=tmp_path / "data")
 
 

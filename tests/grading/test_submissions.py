@@ -14,10 +14,11 @@ from submissions import LABELS, entries_of, fill, only_problem, pack, pdf_of, wr
 
 import prepare_submit
 from grading import packing, rules
-from grading.programs import UserError
+from grading.programs import GradingError
 from prepare_submit import ADVANCED, EDITIONS, FormatError, assert_zip, check_zip, create_zip
 
 pytest_plugins = ["submission_fixtures"]
+
 
 @pytest.mark.parametrize("edition", EDITIONS)
 def test_create_then_check(tmp_path, data_dir, edition):
@@ -212,7 +213,7 @@ def test_what_does_not_belong_in_a_zip(check, folder):
 
 def test_a_zip_is_called_one(create):
     """Under another name it would be packed into the next one."""
-    with pytest.raises(UserError, match="must end in .zip"):
+    with pytest.raises(GradingError, match="must end in .zip"):
         create(out="alice.txt")
     assert not Path("alice.txt").exists()
 
@@ -295,7 +296,7 @@ def test_a_failing_disk_leaves_the_old_zip(create, monkeypatch, fails):
 def test_bad_ids(folder, bad_id):
     if bad_id.strip() and bad_id != bad_id.strip():
         return  # becomes a good one
-    with pytest.raises(UserError, match="not a valid ID") as caught:
+    with pytest.raises(GradingError, match="not a valid ID") as caught:
         create_zip(folder, bad_id)
     assert len(str(caught.value)) < 300
 
@@ -304,7 +305,7 @@ def test_the_id_pattern_can_be_set(folder, data_dir):
     assert create_zip(folder, "group-7", data_dir=data_dir, id_pattern=r"group-\d+").problems == []
     for bad_id, pattern in (("alice", r"group-\d+"), ("group-\u0663", r"group-\d+"), ("a/b", ".*"), ("..", ".*"),
                             ("__MACOSX", ".*"), ("a", "(" * 10_000)):  # fmt: skip
-        with pytest.raises(UserError):
+        with pytest.raises(GradingError):
             create_zip(folder, bad_id, id_pattern=pattern)
 
 

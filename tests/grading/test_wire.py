@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grading import wire
-from grading.asking import shown
+from grading.asking import short_repr
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -103,8 +103,10 @@ def test_a_message_that_is_too_long_is_not_sent():
 
 
 def test_text_of_the_process_is_one_short_line_without_verdicts():
-    assert shown("a\n b\t c") == "a b c"
-    assert len(shown("word " * 1000)) == 200 and shown("x" * 300).endswith("...")
-    assert shown("\x1b[2K ok") == "\\x1b[2K ok"
-    assert "passed" not in shown("Rotary embedding test passed!") and "correct" not in shown("is Correct !")
-    assert shown("4 arguments were passed to a correct function") == "4 arguments were passed to a correct function"
+    assert short_repr("a\n b\t c") == "a b c"
+    assert len(short_repr("word " * 1000)) == 200 and short_repr("x" * 300).endswith("...")
+    assert short_repr("\x1b[2K ok") == "\\x1b[2K ok"
+    assert "passed" not in short_repr("Rotary embedding test passed!") and "correct" not in short_repr("is Correct !")
+    assert (
+        short_repr("4 arguments were passed to a correct function") == "4 arguments were passed to a correct function"
+    )

@@ -18,13 +18,13 @@ from conftest import random_llama
 from advanced import choose, create
 from classifier import LlamaEmbeddingClassifier
 from engine.batches import LlamaDataset
+from engine.checkpointer import Checkpointer, load_model
 from engine.data import Example
 from engine.methods import Method, Step, prepare
-from engine.processes import ALONE, World
+from engine.processes import SINGLE_PROCESS, Distributed
 from engine.programs import run_main
-from engine.saver import Saver, load_model
 from engine.storage import load_tensors
-from engine.torchrun import Group, join
+from engine.torchrun import TorchDistributed, join
 from engine.training import evaluate, fit
 from optimizer import AdamW
 from tokenizer import Tokenizer
@@ -105,32 +105,37 @@ def methods_of(case: Case) -> list[Method]:
     return [Decay(), *(create(name, dict(settings)) for name, settings in chosen)]
 
 
-def train_case(case: Case, tokenizer: Tokenizer, folder: Path, world: World = ALONE, methods: Any = ()) -> dict:
+def train_case(
+    case: Case, tokenizer: Tokenizer, folder: Path, distributed: Distributed = SINGLE_PROCESS, methods: Any = ()
+) -> dict:
     """Two epochs and a prediction with the best model: losses, accuracies, predictions, weights, random state."""
     torch.manual_seed(4)
     settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.3, option="finetune")
     llama = random_llama(attention=case.attention, dropout=case.dropout, max_seq_len=256)
     model = LlamaEmbeddingClassifier(settings, llama=llama)
     prepare(model, methods)
-    world.spread(model, CPU)
+    distributed.spread(model, CPU)
     for method in methods:
         method.start(model)
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=case.lr, weight_decay=0.1)
     dataset, bucket = small_dataset(tokenizer), case.attention == "causal"
     loaders = [dataset.loader(case.batch_size, shuffle=shuffle, bucket=bucket) for shuffle in (True, False)]
-    saver = Saver(folder / "model.pt", folder / "model.resume", methods=methods, world=world)
-    shared = dict(progress=False, world=world)
-    results = list(fit(model, optimizer, *loaders, methods=methods, epochs=2, saver=saver, **shared))
+    checkpointer = Checkpointer(folder / "model.pt", folder / "model.resume", methods=methods, distributed=distributed)
+    shared = dict(progress=False, distributed=distributed)
+    results = list(fit(model, optimizer, *loaders, methods=methods, epochs=2, checkpointer=checkpointer, **shared))
     rng = torch.get_rng_state()
-    best = world.from_first(lambda: load_tensors(saver.model_path))["model"]
+    best = distributed.from_first(lambda: load_tensors(checkpointer.model_path))["model"]
     model = LlamaEmbeddingClassifier(settings, llama=random_llama(attention=case.attention, max_seq_len=256))
     load_model(model.requires_grad_(False), best)
-    world.spread(model, CPU)
+    distributed.spread(model, CPU)
     return {
         "figures": [(result.train_loss, result.train_score, result.dev_score) for result in results],
         "predictions": evaluate(model, loaders[1], **shared).predictions,
         "rng": rng,
-        **{name: torch.load(saver.resume_path, weights_only=True)[name] for name in ("model", "optimizer", "methods")},
+        **{
+            name: torch.load(checkpointer.resume_path, weights_only=True)[name]
+            for name in ("model", "optimizer", "methods")
+        },
         "best": best,
     }
 
@@ -139,7 +144,9 @@ def train_all(folder: Path, tokenizer: Tokenizer) -> None:
     with join(CPU) as group:
         outcomes = {}
         for case in CASES:
-            outcomes[tuple(case)] = train_case(case, tokenizer, folder, Group(CPU, case.shard), methods_of(case))
+            outcomes[tuple(case)] = train_case(
+                case, tokenizer, folder, TorchDistributed(CPU, case.shard), methods_of(case)
+            )
         if group.is_first:
             torch.save(outcomes, folder / "outcomes.pt")
 

@@ -81,9 +81,7 @@ def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path
 
 
 @pytest.mark.parametrize("shard", [["--shard"], pytest.param([], **SLOW)], ids=["sharded", "copied"])
-def test_prompt_prints_and_writes_once_what_one_process_does(
-    tmp_path: Path, classify_flags: Callable, shard: list
-):
+def test_prompt_prints_and_writes_once_what_one_process_does(tmp_path: Path, classify_flags: Callable, shard: list):
     flags, alone, together = [*classify_flags("prompt"), "--batch_size", 7], tmp_path / "alone", tmp_path / "together"
     shown = drive_in(alone, *flags)
     together.mkdir()
@@ -264,9 +262,15 @@ TWO = {"WORLD_SIZE": "2", "RANK": "0"}
     ],
 )
 def test_what_cannot_be_is_refused(
-    tmp_path: Path, drive: Callable, monkeypatch: pytest.MonkeyPatch, classify_flags: Callable, flags, world, message
+    tmp_path: Path,
+    drive: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    classify_flags: Callable,
+    flags,
+    distributed,
+    message,
 ):
-    for name, value in world.items():
+    for name, value in distributed.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
         drive(*classify_flags("prompt"), *flags)

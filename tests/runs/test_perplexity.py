@@ -13,7 +13,7 @@ from conftest import SENTENCES, drive_in, random_llama
 
 from engine import runs, saved
 from engine.batches import TextWindows
-from engine.plan import Place
+from engine.plan import ComputeSettings
 from engine.tasks import perplexity_of
 from llama import Llama
 from tokenizer import Tokenizer
@@ -108,9 +108,9 @@ def test_the_command_prints_the_figures(flags: list[str], more: list[str], drive
 def test_the_model_gets_the_kernels_of_the_flags(flags: list[str], drive: Callable, monkeypatch: pytest.MonkeyPatch):
     seen, compute_fast = [], runs.compute_fast
 
-    def noting(model: Llama, precision: str, place: Place, **purpose: bool) -> None:
-        seen.append((precision, place.kernels, purpose))
-        compute_fast(model, precision, place, **purpose)
+    def noting(model: Llama, precision: str, compute: ComputeSettings, **purpose: bool) -> None:
+        seen.append((precision, compute.kernels, purpose))
+        compute_fast(model, precision, compute, **purpose)
 
     monkeypatch.setattr(runs, "compute_fast", noting)
     drive(*flags, "--precision", "bf16")
@@ -132,9 +132,7 @@ def test_the_model_gets_the_kernels_of_the_flags(flags: list[str], drive: Callab
         ({"--output": "out.txt"}, ["--output", "perplexity"]),
     ],
 )
-def test_wrong_input_is_one_line(
-    changes: dict, words: list[str], flags: list[str], tmp_path: Path
-):
+def test_wrong_input_is_one_line(changes: dict, words: list[str], flags: list[str], tmp_path: Path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "blank.txt").write_text(" \n\t\r\n")
     (tmp_path / "latin.txt").write_bytes("fine\ncaf\u00e9\n".encode("latin-1"))

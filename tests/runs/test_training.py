@@ -13,9 +13,9 @@ from conftest import random_llama
 from advanced.ema import EMA
 from classifier import LlamaEmbeddingClassifier
 from engine.batches import EncodingRules, LlamaDataset, TextWindows
+from engine.checkpointer import Checkpointer
 from engine.data import Example
 from engine.methods import Method, Step, prepare
-from engine.saver import Saver
 from engine.storage import load_tensors, save_tensors
 from engine.tasks import Evaluation, NextToken
 from engine.training import evaluate, fit
@@ -144,9 +144,7 @@ def test_buckets_come_in_random_order_with_new_neighbours_each_epoch(tokenizer: 
 
 def test_a_causal_model_predicts_the_same_with_and_without_buckets(tokenizer: Tokenizer):
     dataset, model = varied_dataset(tokenizer, 60), new_model(attention="causal")
-    plain, bucketed = (
-        evaluate(model, dataset.loader(8, bucket=bucket), progress=False) for bucket in (False, True)
-    )
+    plain, bucketed = (evaluate(model, dataset.loader(8, bucket=bucket), progress=False) for bucket in (False, True))
     assert plain.predictions == bucketed.predictions and plain.labels == bucketed.labels == dataset.labels
     assert len(set(plain.predictions)) == 2
 
@@ -154,9 +152,9 @@ def test_a_causal_model_predicts_the_same_with_and_without_buckets(tokenizer: To
 # --------------------------------------------------------------------------------------------------- training
 
 
-def saver_in(folder: Path, **more) -> Saver:
+def saver_in(folder: Path, **more) -> Checkpointer:
     record, identity = {"model_config": {"num_labels": 2}}, {"seed": 1}
-    return Saver(folder / "model.pt", folder / "model.resume", record, identity, **more)
+    return Checkpointer(folder / "model.pt", folder / "model.resume", record, identity, **more)
 
 
 def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float = 1e-2, **more):
@@ -167,7 +165,7 @@ def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float
         method.start(model)
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     loaders = dataset.loader(8, shuffle=True), dataset.loader(8)
-    settings = dict(methods=methods, saver=saver_in(folder, methods=methods), progress=False, **more)
+    settings = dict(methods=methods, checkpointer=saver_in(folder, methods=methods), progress=False, **more)
     results = list(fit(model, optimizer, *loaders, epochs=epochs, **settings))
     return model, results
 
@@ -243,11 +241,11 @@ def test_no_epoch_at_zero_accuracy_goes_unsaved(tmp_path: Path, tokenizer: Token
     optimizer = AdamW(model.parameters(), lr=1e-9)
     loaders = dataset.loader(8), wrong.loader(1)
     saved = saver_in(tmp_path)
-    (result,) = fit(model, optimizer, *loaders, epochs=1, saver=saved, progress=False)
+    (result,) = fit(model, optimizer, *loaders, epochs=1, checkpointer=saved, progress=False)
     assert result.dev_score == 0.0 and result.improved and saved.model_path.is_file()
 
 
-class Interrupted(Saver):
+class Interrupted(Checkpointer):
     """Stops each run of an epoch right after its resume point, or right before it: the model is saved then."""
 
     stops_before = False
@@ -274,7 +272,7 @@ def test_a_run_that_is_interrupted_again_and_again_ends_as_an_undisturbed_one(tm
         if saved.resume_path.exists():
             torch.manual_seed(999)
             history = saved.load_resume_point(model, optimizer)
-        settings = dict(epochs=4, saver=saved, history=history, progress=False)
+        settings = dict(epochs=4, checkpointer=saved, history=history, progress=False)
         with pytest.raises(KeyboardInterrupt):
             next(fit(model, optimizer, *loaders, **settings))
     history = saved.load_resume_point(model, optimizer)
@@ -334,7 +332,7 @@ class Recorder(Method):
         self.calls.append("after_step")
 
     @contextmanager
-    def judged(self, model: torch.nn.Module) -> Iterator[None]:
+    def evaluation_weights(self, model: torch.nn.Module) -> Iterator[None]:
         self.calls.append("judged")
         yield
         self.calls.append("as before")
@@ -406,7 +404,7 @@ def test_the_weights_that_are_judged_are_those_that_are_saved_and_not_those_that
 ):
     class Negated(Method):
         @contextmanager
-        def judged(self, model: torch.nn.Module) -> Iterator[None]:
+        def evaluation_weights(self, model: torch.nn.Module) -> Iterator[None]:
             for sign in (-1, 1):
                 with torch.no_grad():
                     model.classifier_head.weight.mul_(-1)
@@ -512,7 +510,7 @@ def test_batches_are_told_the_epoch(tokenizer: Tokenizer, tmp_path: Path):
     dataset, model, batches = small_dataset(tokenizer), new_model(), SetEpoch([[0, 1], [2]])
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate_fn)
     optimizer = AdamW(model.parameters(), lr=1e-2)
-    list(fit(model, optimizer, loader, dataset.loader(8), epochs=3, saver=saver_in(tmp_path), progress=False))
+    list(fit(model, optimizer, loader, dataset.loader(8), epochs=3, checkpointer=saver_in(tmp_path), progress=False))
     assert batches.epochs == (0, 1, 2)
 
 
@@ -535,7 +533,9 @@ def test_next_tokens_are_a_task_like_any_other(tmp_path: Path):
     batches = Windows([[0, 1], [2, 3]])
     loader = torch.utils.data.DataLoader(windows, batch_sampler=batches, collate_fn=windows.collate_fn)
     optimizer = AdamW(model.parameters(), lr=1e-2)
-    saver = Saver(None, tmp_path / "text.resume")
-    results = list(fit(model, optimizer, loader, loader, task=NextToken(), epochs=3, saver=saver, progress=False))
+    checkpointer = Checkpointer(None, tmp_path / "text.resume")
+    results = list(
+        fit(model, optimizer, loader, loader, task=NextToken(), epochs=3, checkpointer=checkpointer, progress=False)
+    )
     assert results[0].train_loss > results[2].train_loss and results[2].dev_score > results[0].dev_score
-    assert results[0].dev_score < 0 and saver.load_resume_point(model, optimizer) == results
+    assert results[0].dev_score < 0 and checkpointer.load_resume_point(model, optimizer) == results

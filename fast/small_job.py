@@ -10,6 +10,6 @@ from torch import nn
 LITTLE = 10**9  # tokens times weights: a text that takes some tenths of a second, as choosing and proving kernels does
 
 
-def is_little(model: nn.Module, tokens: int) -> bool:
+def is_small_job(model: nn.Module, tokens: int) -> bool:
     """Whether `tokens` that are to be generated are few for a model so small."""
     return tokens * sum(parameter.numel() for parameter in model.parameters()) < LITTLE

@@ -3,7 +3,7 @@
 The root modules are there to be changed. A kernel or decoder may compute in the place of one of their functions only
 where it was seen, in this process, to give the same: results, and gradients where it trains, on small inputs that reach
 every line of the piece. `difference` compares two callables and says how they differ; it knows nothing of models or of
-how a kernel is attached. `Proof` keeps a verdict for as long as the piece stays what it was.
+how a kernel is attached. `EquivalenceCheck` keeps a verdict for as long as the piece stays what it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     parameters: tuple[torch.Tensor, ...] = ()
 
 
-class Sides(NamedTuple):
+class Comparison(NamedTuple):
     """A piece, what stands in for it, and what both are asked."""
 
     piece: Callable[..., Any]
@@ -46,7 +46,7 @@ class Sides(NamedTuple):
 
 
 def difference(
-    make: Callable[[], Sides], lines: Set[tuple[str, int]] = frozenset(), tolerance: float = TOLERANCE
+    make: Callable[[], Comparison], lines: Set[tuple[str, int]] = frozenset(), tolerance: float = TOLERANCE
 ) -> str | None:
     """How the stand-in differs from the piece, in words; None if they agree on every case.
 
@@ -183,7 +183,7 @@ class Link(NamedTuple):
         return holder.get(self.name) is self.value
 
 
-class Anatomy:
+class CallTrace:
     """All functions of the page that a piece may run, found by the names in their code."""
 
     def __init__(self, *roots: type | tuple[type, str]):
@@ -330,10 +330,10 @@ def _line_of(step: dis.Instruction) -> int | None:
 # ----------------------------------------------------------------------------------------------------------- verdicts
 
 
-class Proof:
+class EquivalenceCheck:
     """The verdict on one stand-in, made when it is first asked for and again when the piece has changed.
 
-    name: of the piece, as people find it; roots: what it is made of, see `Anatomy`; sides: see `difference`; reads:
+    name: of the piece, as people find it; roots: what it is made of, see `CallTrace`; sides: see `difference`; reads:
     what the stand-in takes of a module, where a piece that takes more may differ from module to module; None where
     whoever asks compares the modules; but: what the piece goes through and both sides leave out, as roots.
     """
@@ -342,14 +342,14 @@ class Proof:
         self,
         name: str,
         roots: tuple,
-        sides: Callable[[], Sides],
+        sides: Callable[[], Comparison],
         tolerance: float = TOLERANCE,
         reads: Set[str] | None = None,
         but: tuple = (),
     ):
         self.name, self.roots, self.sides, self.tolerance, self.reads = name, roots, sides, tolerance, reads
         self.but = but
-        self._verdict: tuple[Anatomy, str | None] | None = None
+        self._verdict: tuple[CallTrace, str | None] | None = None
         self._is_running = False
 
     def difference(self) -> str | None:
@@ -364,19 +364,19 @@ class Proof:
                 verdict = self._verdict
         return verdict[1]
 
-    def _compare_anew(self) -> tuple[Anatomy, str | None]:
+    def _compare_anew(self) -> tuple[CallTrace, str | None]:
         self._is_running = True
         try:
-            anatomy = Anatomy(*self.roots)
+            anatomy = CallTrace(*self.roots)
             more = anatomy.reads - self.reads if self.reads is not None else set()
             if more:
                 found = f"it takes {', '.join(sorted(more))} of its module, which the kernel does not know"
             else:
-                found = difference(self.sides, anatomy.lines() - Anatomy(*self.but).lines(), self.tolerance)
+                found = difference(self.sides, anatomy.lines() - CallTrace(*self.but).lines(), self.tolerance)
         finally:
             self._is_running = False
         if found is not None:
-            say(f"{self.name} is computed as it is written, without its kernel: {found}")
+            notice(f"{self.name} is computed as it is written, without its kernel: {found}")
         return anatomy, found
 
     def holds(self) -> bool:
@@ -384,7 +384,7 @@ class Proof:
 
 
 @cache
-def say(message: str) -> None:
+def notice(message: str) -> None:
     """One line on standard error, the same one only once; of several processes the first speaks."""
     if os.environ.get("RANK", "0") == "0":
         print(f"note: {message}", file=sys.stderr)

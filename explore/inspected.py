@@ -19,7 +19,7 @@ from engine.outcome import WithProbabilities
 from engine.programs import tokenizer_name
 from engine.saved import SavedRun, load_classifier
 from explore.decision import Decision, decide, probabilities
-from explore.look import Lens, Reading, lenses, match_at_distance, readings, turned
+from explore.look import ForwardRecord, Lens, lenses, match_at_distance, readings, turned
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError, find_asset, shorten, warn
@@ -32,7 +32,7 @@ MOST = 1024  # tokens of a text that is read
 
 
 @dataclass
-class Subject:
+class InspectedModel:
     """A Llama, and what is needed to read texts with it.
 
     classifier: token ids -> log-probabilities over `label_names`; None where the model only continues texts. tokenizer:
@@ -47,7 +47,7 @@ class Subject:
     about: SavedRun | None = None
 
     @classmethod
-    def open(cls, path: str, tokenizer: str | None = None, attention: str | None = None) -> Subject:
+    def open(cls, path: str, tokenizer: str | None = None, attention: str | None = None) -> InspectedModel:
         """A checkpoint or Hugging Face directory; or a classifier with its own tokenizer. Raises `UserError`."""
         if is_classifier(path):
             if tokenizer or attention:
@@ -64,7 +64,7 @@ class Subject:
         return cls(Path(path).name, *load_llama(path, found, attention))
 
     @classmethod
-    def _of_classifier(cls, path: str) -> Subject:
+    def _of_classifier(cls, path: str) -> InspectedModel:
         model, about = load_classifier(path)
         llama = pretrained_of(model)
         if not isinstance(llama, Llama):
@@ -111,7 +111,7 @@ def is_classifier(path: str) -> bool:
 # ------------------------------------------------------------------------------------------------------- texts
 
 
-class Text(NamedTuple):
+class InspectedText(NamedTuple):
     """What is looked at. gold: its label, if that is known. note: why it is shown."""
 
     text: str
@@ -121,48 +121,48 @@ class Text(NamedTuple):
 
 def examples_of(
     sentences: Sequence[str], labels: Sequence[int], result: WithProbabilities, count: int
-) -> list[Text]:
+) -> list[InspectedText]:
     """Some sentences that a classifier was asked for: first its worst errors, then others from the beginning."""
     from engine.outcome import worst_errors
 
     worst = [error["index"] for error in worst_errors(sentences, result)[: count // 2]]
     others = [index for index in range(len(sentences)) if index not in worst][: count - len(worst)]
     notes = {**dict.fromkeys(worst, "among the worst errors"), **dict.fromkeys(others, "")}
-    return [Text(sentences[index], labels[index], note) for index, note in notes.items()]
+    return [InspectedText(sentences[index], labels[index], note) for index, note in notes.items()]
 
 
-def page_of_subject(subject: Subject, texts: Sequence[Text]) -> dict[str, Any]:
+def page_of_model(inspected: InspectedModel, texts: Sequence[InspectedText]) -> dict[str, Any]:
     """Plain values for the page. Raises `UserError` for a text that cannot be read."""
     pieces: dict[int, str] = {}
-    shown = [page_of_text(subject, text, ROOM // len(texts), pieces) for text in texts]
-    return {"model": subject.facts(), "texts": shown, "pieces": pieces, "rope": page_of_rope(subject.llama)}
+    shown = [page_of_text(inspected, text, ROOM // len(texts), pieces) for text in texts]
+    return {"model": inspected.facts(), "texts": shown, "pieces": pieces, "rope": page_of_rope(inspected.llama)}
 
 
-def page_of_text(subject: Subject, text: Text, room: int, pieces: dict[int, str]) -> dict[str, Any]:
+def page_of_text(inspected: InspectedModel, text: InspectedText, room: int, pieces: dict[int, str]) -> dict[str, Any]:
     """room: bytes that its attention may take. pieces: of all ids on the page; those of this text are added."""
-    ids = subject.encode(text.text)
+    ids = inspected.encode(text.text)
     if len(ids) < 2:
         raise UserError("a text needs at least one token beside the one that begins it")
-    if len(ids) > (limit := subject.llama.config.max_seq_len):
+    if len(ids) > (limit := inspected.llama.config.max_seq_len):
         warn(f"the text {shorten(text.text, 40)!r} has {len(ids)} tokens, and the model was made for {limit}")
     if len(ids) > MOST:
         raise UserError(f"the text {shorten(text.text, 40)!r} has {len(ids)} tokens; the page takes {MOST} at most")
-    read = readings(subject.llama, ids)
-    semantics = {name: each and page_of_reading(subject.llama, each, ids) for name, each in read.items()}
+    read = readings(inspected.llama, ids)
+    semantics = {name: each and page_of_reading(inspected.llama, each, ids) for name, each in read.items()}
     shown = fit_attention(read, semantics, room)
     named = {*ids}.union(*(layer["ids"] for each in semantics.values() if each for layer in each["lens"]))
-    pieces |= {id: subject.piece(id) for id in named}
-    own = read[subject.llama.config.attention]
+    pieces |= {id: inspected.piece(id) for id in named}
+    own = read[inspected.llama.config.attention]
     page = {
         "text": text.text, "gold": text.gold, "note": text.note, "ids": ids, "shown": shown,
         "semantics": semantics, "queries": page_of_queries(own, min(len(ids), TURNED)),
     }  # fmt: skip
-    if subject.classifier is not None:
-        page["decision"] = page_of_decision(decide(subject.classifier, subject.llama.tok_embeddings, ids))
+    if inspected.classifier is not None:
+        page["decision"] = page_of_decision(decide(inspected.classifier, inspected.llama.tok_embeddings, ids))
     return page
 
 
-def page_of_reading(llama: Llama, reading: Reading, ids: Sequence[int]) -> dict[str, Any]:
+def page_of_reading(llama: Llama, reading: ForwardRecord, ids: Sequence[int]) -> dict[str, Any]:
     """All but the attention, of which the page may not have room for everything."""
     return {"lens": [page_of_lens(each) for each in lenses(llama, reading, ids, CANDIDATES)]}
 
@@ -194,7 +194,7 @@ def brief(values: torch.Tensor) -> list[float | None]:
 # -------------------------------------------------------------------------------- what is stored in few bytes
 
 
-def fit_attention(read: dict[str, Reading | None], semantics: dict[str, Any], room: int) -> int:
+def fit_attention(read: dict[str, ForwardRecord | None], semantics: dict[str, Any], room: int) -> int:
     """Add the weights among as many of the first tokens as there is room for, and return how many these are."""
     present = {name: reading for name, reading in read.items() if reading is not None}
     for shown in lengths(len(next(iter(present.values())).logits)):
@@ -214,7 +214,7 @@ def lengths(most: int) -> Iterator[int]:
     yield most
 
 
-def pack_attention(reading: Reading, shown: int) -> str:
+def pack_attention(reading: ForwardRecord, shown: int) -> str:
     """L h s t as bytes, in zlib's format and base64."""
     weights = torch.stack(reading.attention)[..., :shown, :shown]
     return packed(to_bytes(weights).numpy().tobytes())
@@ -225,7 +225,7 @@ def to_bytes(weights: torch.Tensor) -> torch.Tensor:
     return (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
 
 
-def page_of_queries(reading: Reading, shown: int) -> dict[str, Any]:
+def page_of_queries(reading: ForwardRecord, shown: int) -> dict[str, Any]:
     """The first layer's queries before and after they are turned: two times h s d whole numbers, times `unit`."""
     both = torch.stack([each[:, :shown] for each in reading.queries[0]])  # 2 h s d
     unit = both.abs().max().clamp(min=1e-9) / 32767

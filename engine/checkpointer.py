@@ -14,9 +14,9 @@ from torch import nn
 
 from engine.locks import NameLock
 from engine.methods import EpochResult, Method
-from engine.processes import ALONE, World
+from engine.processes import SINGLE_PROCESS, Distributed
 from engine.storage import load_tensors, save_tensors
-from utils import UserError, some
+from utils import UserError, join_names
 
 KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # what the files that a run saves say they are
 
@@ -34,7 +34,7 @@ class OtherRun(UserError):
 
 
 @dataclass
-class Saver:
+class Checkpointer:
     """Where a run saves its best model and its resume point, and what identifies the run.
 
     model_path: the best epoch's model, None where nobody wants it; resume_path: everything needed to go on after the
@@ -48,14 +48,14 @@ class Saver:
     identity: dict[str, Any] = field(default_factory=dict)
     epochs: int | None = None
     methods: Sequence[Method] = ()
-    world: World = ALONE
+    distributed: Distributed = SINGLE_PROCESS
 
     def save_model(self, model: nn.Module, result: EpochResult) -> None:
         """Save the plain model that `model` exports, and what its methods could not merge into it."""
         if self.model_path is None:
             return
-        state = self.world.model_state(model)
-        if not self.world.is_first:
+        state = self.distributed.model_state(model)
+        if not self.distributed.is_first:
             return
         own = {}
         for method in reversed(self.methods):
@@ -68,19 +68,17 @@ class Saver:
             content["figures"] = figures
         save_tensors(self.model_path, content)
 
-    def save_resume_point(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[EpochResult]
-    ) -> None:
+    def save_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[EpochResult]) -> None:
         point = {
             "kind": KINDS["resume"],
             "identity": self.identity,
             "history": [asdict(result) for result in history],
-            "model": self.world.model_state(model),
-            "optimizer": self.world.whole(optimizer.state_dict()),
-            "methods": {method.name: self.world.whole(method.state()) for method in self.methods},
+            "model": self.distributed.model_state(model),
+            "optimizer": self.distributed.whole(optimizer.state_dict()),
+            "methods": {method.name: self.distributed.whole(method.state()) for method in self.methods},
             "rng": _rng_state(),
         }
-        if self.world.is_first:
+        if self.distributed.is_first:
             save_tensors(self.resume_path, point)
 
     def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
@@ -89,21 +87,21 @@ class Saver:
         Raises `BadResumePoint` if it is damaged, `OtherRun` if it belongs to another run, and `UserError` if the best
         model is not there.
         """
-        point = self.world.from_first(self._read_resume_point)
+        point = self.distributed.from_first(self._read_resume_point)
         try:
             history = checked_history(point["history"], self.epochs)
             best_epoch = best_of(history).epoch
-            load_model(model, point["model"], self.world)
-            _load_optimizer(optimizer, point["optimizer"], self.world)
+            load_model(model, point["model"], self.distributed)
+            _load_optimizer(optimizer, point["optimizer"], self.distributed)
             if point["methods"].keys() != {method.name for method in self.methods}:
                 raise ValueError("other methods")
             for method in self.methods:
-                method.load_state(point["methods"][method.name], self.world.piece)
+                method.load_state(point["methods"][method.name], self.distributed.piece)
             _set_rng_state(point["rng"])
         except Exception:  # whatever each of them meets in a damaged file
             raise BadResumePoint(f"{self.resume_path} is damaged; remove it") from None
         if self.model_path is not None:
-            self.world.from_first(lambda: self._check_best_model(best_epoch))
+            self.distributed.from_first(lambda: self._check_best_model(best_epoch))
         return history
 
     def _read_resume_point(self) -> dict[str, Any]:
@@ -114,7 +112,7 @@ class Saver:
         if not isinstance(point, dict) or not isinstance(point.get("identity"), dict):
             raise BadResumePoint(f"{self.resume_path} is not a resume point; remove it")
         if differing := differences(self.identity, point["identity"]):
-            raise OtherRun(f"{self.resume_path} belongs to a run with another {some(differing)}", differing)
+            raise OtherRun(f"{self.resume_path} belongs to a run with another {join_names(differing)}", differing)
         return point
 
     def _check_best_model(self, best_epoch: int) -> None:
@@ -217,15 +215,15 @@ def checked_history(entries: list[dict[str, Any]], epochs: int | None) -> list[E
     return history
 
 
-def load_model(model: nn.Module, state: dict[str, Any], world: World = ALONE) -> None:
+def load_model(model: nn.Module, state: dict[str, Any], distributed: Distributed = SINGLE_PROCESS) -> None:
     """Give a model the tensors of a whole one. Raises an error of some kind where they do not fit."""
     own = model.state_dict()
     if not isinstance(state, dict) or state.keys() != own.keys():
         raise ValueError("other tensors")
-    model.load_state_dict({name: world.piece(tensor, own[name]) for name, tensor in state.items()})
+    model.load_state_dict({name: distributed.piece(tensor, own[name]) for name, tensor in state.items()})
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], world: World) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], distributed: Distributed) -> None:
     """Raises `ValueError` for other settings, and for what cannot be a parameter's state."""
 
     def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -240,7 +238,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], wor
         raise ValueError("other number formats")  # which loading would round to these
     pieces = {
         index: {
-            name: world.piece(value, parameters[index]) if isinstance(value, torch.Tensor) else value
+            name: distributed.piece(value, parameters[index]) if isinstance(value, torch.Tensor) else value
             for name, value in values.items()
         }
         for index, values in state["state"].items()
