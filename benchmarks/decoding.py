@@ -16,7 +16,7 @@ from benchmarks.apart import Apart
 from benchmarks.ct2 import EOS_ID, CTranslate2
 from benchmarks.llamacpp import LlamaCpp
 from benchmarks.measure import Contender
-from benchmarks.table import Bench, Line, Task, lines_of
+from benchmarks.table import Bench, BenchmarkTask, Line, lines_of
 from benchmarks.targets import COURSE, CT2_TYPES, HF, LINES, LLAMA2C, LLAMACPP_DTYPES, ONE_BY_ONE, OURS, PLAIN
 from benchmarks.work import decoding, recomputing
 from llama import Llama
@@ -77,7 +77,9 @@ class Decoding:
         self.add(name, library.generate)
         self.libraries.append(library)
 
-    def lines(self, work: str, contenders: tuple[str, ...], *, task: Task | None, must_agree: bool) -> list[Line]:
+    def lines(
+        self, work: str, contenders: tuple[str, ...], *, task: BenchmarkTask | None, must_agree: bool
+    ) -> list[Line]:
         """Takes turns among all; the first contender is ours. Nobody runs after that."""
         costs = self.bench.race(work, self.contenders)
         for library in self.libraries:
@@ -109,8 +111,8 @@ def compare_ids(ours: list[Ids], theirs: list[Ids], start: int, *, ends: bool = 
     return f"{sum(a == b for a, b in pairs)} of {len(pairs)} ids equal"
 
 
-def _one_text(bench: Bench, precision: str) -> Task:
-    return Task(decoding(bench.config, 1, bench.sizes.prompt, bench.sizes.new), precision)
+def _one_text(bench: Bench, precision: str) -> BenchmarkTask:
+    return BenchmarkTask(decoding(bench.config, 1, bench.sizes.prompt, bench.sizes.new), precision)
 
 
 def decode_fp32(bench: Bench) -> list[Line]:
@@ -146,7 +148,7 @@ def decode_together(bench: Bench) -> list[Line]:
     race.add_llama(OURS, model)
     race.add(ONE_BY_ONE, one_by_one)
     race.add_llama(PLAIN, bench.peers.plain())
-    task = Task(decoding(bench.config, sizes.together, sizes.prompt, sizes.new), "fp32")
+    task = BenchmarkTask(decoding(bench.config, sizes.together, sizes.prompt, sizes.new), "fp32")
     return race.lines(work, contenders, task=task, must_agree=True)
 
 
@@ -157,7 +159,7 @@ def generate_bidirectional(bench: Bench) -> list[Line]:
     plain = bench.peers.plain("bidirectional")
     race.add_llama(PLAIN, plain)
     race.add(COURSE, bench.peers.naive("bidirectional").generate)
-    task = Task(recomputing(plain.config, 1, bench.sizes.prompt, bench.sizes.new), "fp32")
+    task = BenchmarkTask(recomputing(plain.config, 1, bench.sizes.prompt, bench.sizes.new), "fp32")
     return race.lines(work, contenders, task=task, must_agree=True)
 
 

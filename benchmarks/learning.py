@@ -7,7 +7,7 @@ from torch import nn
 
 from benchmarks import epoch, memory, peers
 from benchmarks.measure import Contender, Turns, ratio
-from benchmarks.table import Bench, Line, Task, lines_of
+from benchmarks.table import Bench, BenchmarkTask, Line, lines_of
 from benchmarks.targets import COURSE, HF, HF_BF16, LINES, OURS, PLAIN
 from benchmarks.work import classifying, training
 from engine.batches import EncodingRules
@@ -31,7 +31,7 @@ def forward(bench: Bench) -> list[Line]:
             models[HF] = bench.peers.hf_classifier()
         if bench.has(HF) and HF_BF16 in contenders:
             models[HF_BF16] = bench.peers.hf_classifier(torch.bfloat16)
-        task = Task(classifying(bench.config, rows, length, peers.NUM_LABELS), precision)
+        task = BenchmarkTask(classifying(bench.config, rows, length, peers.NUM_LABELS), precision)
         lines += _forward_lines(bench, work, contenders, models, bench.batch(rows, length)[0], task)
     return lines
 
@@ -42,7 +42,7 @@ def _forward_lines(
     contenders: tuple[str, ...],
     models: dict[str, nn.Module],
     token_ids: torch.Tensor,
-    task: Task,
+    task: BenchmarkTask,
 ) -> list[Line]:
     answers: dict[str, torch.Tensor] = {}
 
@@ -81,7 +81,7 @@ def _training_lines(
 
     costs = bench.race(work, [contender(name, model) for name, model in models.items()])
     config = models[OURS].llama.config
-    task = Task(training(config, *shape, peers.NUM_LABELS), precision)
+    task = BenchmarkTask(training(config, *shape, peers.NUM_LABELS), precision)
     return lines_of(bench, work, contenders, costs, task=task)
 
 

@@ -61,7 +61,7 @@ def told(read: Callable, *arguments: object) -> object:
     """What a program reads, or the sentence with which it refuses."""
     try:
         return read(*arguments)
-    except (UserError, programs.UserError) as error:
+    except (UserError, programs.GradingError) as error:
         return str(error)
 
 
@@ -137,7 +137,7 @@ def test_the_checker_takes_the_editions_whose_files_are_known():
     assert list(rules.EDITIONS) == ["ucsc", "cmu2024", "cmu2025"]
     limits = rules.Rules("cmu2025"), rules.Rules(size_limit=3)
     assert [one.max_bytes for one in limits] == [10_000_000, 3_000_000]
-    with pytest.raises(programs.UserError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
+    with pytest.raises(programs.GradingError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
         rules.Rules("cmu2026")
 
 

@@ -170,7 +170,17 @@ def test_the_table_of_editions_imports_nothing():
         *((name, {"torch"}) for name in ("config", "tokenizer", "advanced/__init__", "advanced/table")),
         *(
             (f"engine/{name}", {"argparse", "engine.arguments", "engine.reports"})
-            for name in ("training", "methods", "saver", "tasks", "processes", "batches", "families", "runs", "saved")
+            for name in (
+                "training",
+                "methods",
+                "checkpointer",
+                "tasks",
+                "processes",
+                "batches",
+                "families",
+                "runs",
+                "saved",
+            )
         ),
         *((f"bert/{name}", {"torch"}) for name in ("__init__", "basic", "categories", "config", "names", "wordpiece")),
     ],

@@ -157,7 +157,7 @@ def both() -> tuple[Beside, Beside]:
             "Llama",
             llama.LlamaLayer(0, theirs).eval(),
             theirs.dim,
-            llama.BertFeedForward,
+            llama.FeedForward,
             "positions: RoPE of queries and keys",
         ),
     )

@@ -33,7 +33,7 @@ from benchmarks.operations import Share
 from benchmarks.peers import Peers
 from benchmarks.rates import Measured
 from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
-from benchmarks.table import Line, Task, missing_contenders
+from benchmarks.table import BenchmarkTask, Line, missing_contenders
 from benchmarks.work import Pass, Rates
 from config import LlamaConfig
 from convert.llama2c import content_of, content_of_tokenizer
@@ -286,7 +286,7 @@ def test_verdicts(against: str, ratio: Ratio | None, same: bool | None, verdict:
 
 
 def limit_line(work_: str, passes: list[Pass], precision: str, seconds: list[float]) -> Line:
-    return Line(work_, targets.LIMIT, task=Task(passes, precision), costs={targets.OURS: seconds})
+    return Line(work_, targets.LIMIT, task=BenchmarkTask(passes, precision), costs={targets.OURS: seconds})
 
 
 def test_fractions_of_the_machines_limit():

@@ -42,7 +42,7 @@ TOLERANCE = dict(atol=1e-5, rtol=1e-4)
 
 @pytest.fixture(autouse=True)
 def notes_anew_and_less_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    equivalence.say.cache_clear()  # a line is said once
+    equivalence.notice.cache_clear()  # a line is said once
     monkeypatch.setattr(bert.kernels, "LEAST", 20 * 2 * (4 * 32**2 + 2 * 32 * 64))  # 20 positions of `classifier`
 
 
@@ -360,7 +360,7 @@ def test_an_edited_page_is_computed_as_it_is_written(
     if when == "before":
         made = accelerated(plain)
     capsys.readouterr()
-    equivalence.say.cache_clear()
+    equivalence.notice.cache_clear()
     if when == "before":  # what was found when kernels were chosen is said then
         assert next(c for c in accelerate(made) if c.part == "BERT's padding").kernel == "plain"
     assert_computes_as(made, plain, unpadded)

@@ -72,7 +72,8 @@ def test_what_is_exported_computes_what_the_classifier_does(attention: str, pad_
 def test_an_edit_that_has_no_place_in_a_file_is_an_error(monkeypatch: pytest.MonkeyPatch):
     model = classifier()
     convert_onnx.require_equal(convert_onnx.RealClassifier(model).eval(), model)
-    monkeypatch.setattr("llama.LlamaLayer.forward", lambda self, x, view=None: x if view is None else view.queries(x))
+    queries = lambda self, x, context=None: x if context is None else context.queries(x)  # noqa: E731
+    monkeypatch.setattr("llama.LlamaLayer.forward", queries)
     with pytest.raises(UserError, match="computes something else than what would be written"):
         convert_onnx.require_equal(convert_onnx.RealClassifier(model).eval(), model)
 

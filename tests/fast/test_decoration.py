@@ -39,7 +39,7 @@ import utils
 from engine import finetuning, training
 from fast import compiled
 
-TRAINING = ("batches", "tasks", "processes", "methods", "training", "saver")
+TRAINING = ("batches", "tasks", "processes", "methods", "training", "checkpointer")
 MODULES = ("llama", "rope", "base_llama", "classifier", "optimizer", "tokenizer", "utils")
 MODULES += tuple(f"engine.{name}" for name in ("sampling", "weights", *TRAINING))
 DRIVERS = ("finetuning", "generation", "reports", "runs", "saved", "families")
@@ -417,7 +417,7 @@ def test_kernels_stand_in_for_the_page_while_nothing_is_broken(bench: Bench, com
         assert importlib.import_module("fast.loop_engine").DecodeEngine.next_logits.__code__ in passed
 
 
-SLOWLY = tuple(f"engine.{name}" for name in ("weights", "tasks", "processes", "methods", "training", "saver"))
+SLOWLY = tuple(f"engine.{name}" for name in ("weights", "tasks", "processes", "methods", "training", "checkpointer"))
 
 
 @pytest.mark.parametrize("module", slow_among(MODULES, SLOWLY))

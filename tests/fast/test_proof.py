@@ -86,9 +86,9 @@ EDITS = {
     ),
     "long texts are another case": (
         "llama.py",
-        "        if view.cache is not None:\n",
-        "        if view.cache is not None and view.cache.length > 48:\n            value = 2 * value\n"
-        "        if view.cache is not None:\n",
+        "        if context.cache is not None:\n",
+        "        if context.cache is not None and context.cache.length > 48:\n            value = 2 * value\n"
+        "        if context.cache is not None:\n",
         "Llama",
     ),
     "training is another case": (
@@ -115,8 +115,8 @@ NOTHING_CHANGED = {
     "a docstring": ("llama.py", '"""SwiGLU feed-forward', '"""The SwiGLU feed-forward'),
     "a renamed local": (
         "llama.py",
-        "        residual = x if view is None else view.queries(x)\n        h = residual +",
-        "        stream = x if view is None else view.queries(x)\n        h = stream +",
+        "        residual = x if context is None else context.queries(x)\n        h = residual +",
+        "        stream = x if context is None else context.queries(x)\n        h = stream +",
     ),
     "a print": (
         "llama.py",

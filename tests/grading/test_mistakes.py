@@ -30,9 +30,9 @@ NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
 TURN = "rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos, self.rope_scaling).transpose(1, 2)"
 TURN_LATE = "rotate(x.transpose(1, 2), self.head_dim, self.max_seq_len, self.rope_theta, start_pos)"
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
-FIRST = "h = residual + self.attention(self.attention_norm(x), view)\n"
+FIRST = "h = residual + self.attention(self.attention_norm(x), context)\n"
 SECOND = "        return h + self.feed_forward(self.ffn_norm(h))"
-POST = "h = self.attention_norm(residual + self.attention(x, view))\n"
+POST = "h = self.attention_norm(residual + self.attention(x, context))\n"
 POST += "        return self.ffn_norm(h + self.feed_forward(h))"
 LAST = "sequence_lengths(token_ids, pad_id) - 1"
 SUM = "log_probabilities[:, ids].sum(dim=-1)"
@@ -133,7 +133,11 @@ MISTAKES = {
                 ("the final norm is missing", "return self.norm(h)", "return h"),
                 ("the head is not tied", "self.tok_embeddings.weight = self.output.weight", "pass"),
                 ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
-                ("the last layer is left out", "h = last(h, view if at is None else view.queried_at(at))", "pass"),
+                (
+                    "the last layer is left out",
+                    "h = last(h, context if at is None else context.queried_at(at))",
+                    "pass",
+                ),
             ],
             "loading, bidirectional: WRONG": [
                 ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass")

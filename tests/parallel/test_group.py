@@ -253,7 +253,7 @@ TWO = {"WORLD_SIZE": "2", "RANK": "0"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "world", "message"),
+    ("flags", "distributed", "message"),
     [
         (["--option", "generate"], TWO, "--option generate runs in one process"),
         (["--shard"], {}, "--shard splits the model over several processes; start them with torchrun"),
