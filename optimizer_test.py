@@ -7,19 +7,17 @@ Where it is wrong, its numbers are compared with those that the usual mistakes g
 import os
 import sys
 
-if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be taken for Python's own or for grading/
-    home, added = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    late = {home, *map(os.path.realpath, added)}
-    sys.path[:] = sorted([home, *sys.path], key=lambda path: os.path.realpath(path) in late)
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # this grading/, not one on PYTHONPATH
+    try:
+        from grading import run_script
+    except ImportError:
+        print("error: the folder grading/ must lie beside optimizer_test.py, whole; copy it there", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run_script("optimizer_test"))  # which imports this file once more
 
-try:
-    from grading.asking import add_flags, student_of
-    from grading.programs import GradingParser, run_main
-except ModuleNotFoundError as error:
-    if __name__ != "__main__" or (error.name or "").partition(".")[0] != "grading":
-        raise
-    print("error: the folder grading/ must lie beside optimizer_test.py, whole; copy it there", file=sys.stderr)
-    sys.exit(2)
+from grading.asking import add_flags, student_of
+from grading.programs import GradingParser
 
 
 def main() -> int:
@@ -29,7 +27,3 @@ def main() -> int:
         from grading.adamw import check_adamw
 
         return 0 if check_adamw(student) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -17,10 +17,14 @@ For scripts: `check_zip` and `create_zip` return a `Report`; `assert_zip`, and t
 import os
 import sys
 
-if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be taken for Python's own or for grading/
-    home, added = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    late = {home, *map(os.path.realpath, added)}
-    sys.path[:] = sorted([home, *sys.path], key=lambda path: os.path.realpath(path) in late)
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # this grading/, not one on PYTHONPATH
+    try:
+        from grading import run_script
+    except ImportError:
+        print("error: the folder grading/ must lie beside prepare_submit.py, whole; copy it there", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run_script("prepare_submit", "command_line"))  # which imports this file once more
 
 import argparse
 import contextlib
@@ -28,18 +32,12 @@ import math
 from dataclasses import fields
 from pathlib import Path
 
-try:
-    from grading.archive import FormatError
-    from grading.editions import ADVANCED
-    from grading.packing import create_zip
-    from grading.programs import GradingError, GradingParser, decimal_number, printable, run_main
-    from grading.rules import EDITIONS, Report, Rules
-    from grading.submission import assert_zip, check_zip
-except ModuleNotFoundError as error:
-    if __name__ != "__main__" or (error.name or "").partition(".")[0] != "grading":
-        raise
-    print("error: the folder grading/ must lie beside prepare_submit.py, whole; copy it there", file=sys.stderr)
-    sys.exit(2)
+from grading.archive import FormatError
+from grading.editions import ADVANCED
+from grading.packing import create_zip
+from grading.programs import GradingError, GradingParser, decimal_number, printable
+from grading.rules import EDITIONS, Report, Rules
+from grading.submission import assert_zip, check_zip
 
 __all__ = ["ADVANCED", "EDITIONS", "FormatError", "Report", "Rules", "assert_zip", "check_file", "check_zip",
            "create_zip", "main"]  # fmt: skip
@@ -100,7 +98,3 @@ def command_line() -> int:
         report = check_zip(args.path, args.id, **rules)
     print(report)
     return 1 if report.problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(command_line))

@@ -12,22 +12,20 @@ stories42M.pt and compares them with what independently finished public reposito
 import os
 import sys
 
-if __name__ == "__main__":  # no student's file, here or on PYTHONPATH, is to be taken for Python's own or for grading/
-    home, added = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    late = {home, *map(os.path.realpath, added)}
-    sys.path[:] = sorted([home, *sys.path], key=lambda path: os.path.realpath(path) in late)
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # this grading/, not one on PYTHONPATH
+    try:
+        from grading import run_script
+    except ImportError:
+        print("error: the folder grading/ must lie beside sanity_check.py, whole; copy it there", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run_script("sanity_check"))  # which imports this file once more
 
-from argparse import Namespace  # noqa: E402
+from argparse import Namespace
 
-try:
-    from grading.asking import Student, add_flags, student_of
-    from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS
-    from grading.programs import DefaultText, GradingError, GradingParser, run_main
-except ModuleNotFoundError as error:
-    if __name__ != "__main__" or (error.name or "").partition(".")[0] != "grading":
-        raise
-    print("error: the folder grading/ must lie beside sanity_check.py, whole; copy it there", file=sys.stderr)
-    sys.exit(2)
+from grading.asking import Student, add_flags, student_of
+from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS
+from grading.programs import DefaultText, GradingError, GradingParser
 
 COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
 
@@ -96,7 +94,3 @@ def main() -> int:
     passed = (check_published if args.published else check_to_the_end)(student_of(args), args)
     print("Your Llama implementation is correct!" if passed else "Sanity check FAILED: see the lines above.")
     return 0 if passed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from config import LlamaConfig  # noqa: E402
 from grading import small_model as small  # noqa: E402
 from grading.editions import ATTENTION_KINDS  # noqa: E402
-from grading.parts import PARTS  # noqa: E402
+from grading.parts import PARTS_FILE  # noqa: E402
 from utils import atomic_write  # noqa: E402
 
 DIGITS = 7
@@ -104,7 +104,7 @@ def classifier_numbers(model: LlamaForCausalLM, kind: str) -> dict[str, tuple]:
 @torch.no_grad()
 def compute_parts() -> dict[str, list]:
     """Every part's tensors as nested lists."""
-    model = to_hf(small.small_weights(), LlamaConfig(**small.SHAPE)).double()
+    model = to_hf(small.small_weights(), LlamaConfig(**small.SMALL_SHAPE)).double()
     numbers = plain_numbers(model)
     for kind in ATTENTION_KINDS:
         numbers |= attention_numbers(model, kind) | classifier_numbers(model, kind)
@@ -117,7 +117,7 @@ def rounded(numbers: list | float) -> list | float:
 
 def write_parts() -> None:
     lines = (f"{json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in compute_parts().items())
-    with atomic_write(HERE.parent / PARTS) as file:
+    with atomic_write(HERE.parent / PARTS_FILE) as file:
         file.write("{\n" + ",\n".join(lines) + "\n}\n")
 
 

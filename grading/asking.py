@@ -1,7 +1,7 @@
 """How a grading script asks a student's code: in a process of its own, with a time limit, over a pipe.
 
-The script sends a question with its inputs and gets numbers or the trouble in a sentence (`grading.wire`); what it
-compares them with stays here. This module imports no PyTorch, so that both processes can import it at the same time.
+The script sends a question with its inputs and gets numbers, or the trouble in a sentence (`grading.wire`). The
+expected numbers stay here. This module imports no PyTorch, so that both processes can import it at the same time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ VERDICT = re.compile(r"\b(passed|correct)\s*!", re.IGNORECASE)
 
 
 class ChildQuestion(NamedTuple):
-    """A function of `grading.questions`, the student's module that it is about, and its arguments.
+    """A function of `grading.questions`, the student's module that it calls, and its arguments by name.
 
-    settings: plain values. tensors: tensors, or dictionaries of tensors, by argument.
+    settings: arguments that are plain values. tensors: arguments that are tensors, or dictionaries of tensors.
     """
 
     name: str
@@ -44,11 +44,10 @@ class ChildQuestion(NamedTuple):
     tensors: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class ChildAnswer:
-    """The tensors that a student's code returned; or the trouble, in one line, that kept it from doing so.
+class ChildAnswer(NamedTuple):
+    """The tensors that a student's code returned, with their names; or in one line why there are none.
 
-    is_lost: the process ended or had to be ended.
+    is_written: False for a `NotImplementedError`. is_lost: the process ended or had to be ended.
     """
 
     tensors: tuple[torch.Tensor, ...] = ()
@@ -66,15 +65,15 @@ class ChildAnswer:
 class Student:
     """The student's code in `folder`. Use it in a `with` block: at its end the process is ended.
 
-    One process answers all questions; where it is lost, the next question gets a new one. A module whose import lost a
-    process is not imported again: questions about it get the same answer at once.
+    One process answers all questions; if it is lost, the next question gets a new one. If the import of a module lost
+    a process, the module is not imported again: questions about it get the same answer at once.
     """
 
     folder: Path
     time_limit: float = TIME_LIMIT
     lost_imports: dict[str, ChildAnswer] = field(default_factory=dict)
     process: Process | None = None
-    no_start: ChildAnswer | None = None  # why no process can be started
+    no_start: ChildAnswer | None = None  # the reason if no process can be started
     is_ready: bool = False
     last_module: str = ""
 
@@ -96,23 +95,22 @@ class Student:
         self.process, self.is_ready = None, False
 
     def ask(self, question: ChildQuestion) -> ChildAnswer:
-        """What the student's code returns, as float64 tensors, or the trouble with it."""
+        """The tensors that the student's code returns, as float64, or the trouble with it."""
         if question.module in self.lost_imports:
             return self.lost_imports[question.module]
-        trouble = self.no_start or self._make_ready(question.module)
-        if trouble:
+        if trouble := self.no_start or self._make_ready():
             return trouble
         self.last_module, importing = question.module, []
-        header, tensors = self.header(question), flat_tensors(question.tensors)
-        self.process.send(wire.pack(header, tensors))
+        header = self.header(question)
+        self.process.send(wire.pack(header, flat_tensors(question.tensors)))
         try:
             answer = self.listen(header["token"], time.monotonic() + self.time_limit, importing)
         except TimeoutError:
             answer = f"did not end within {self.time_limit:g} s"
         if isinstance(answer, ChildAnswer):
             return answer
-        doing = "while it was imported" if importing else "while it was called"
-        lost = ChildAnswer(trouble=f"{short_repr([question.module, *importing][-1])}.py {answer} {doing}", is_lost=True)
+        name, doing = [question.module, *importing][-1], "imported" if importing else "called"
+        lost = ChildAnswer(trouble=f"{short_repr(name)}.py {answer} while it was {doing}", is_lost=True)
         self.lost_imports |= dict.fromkeys(importing[-MOST_LOST:], lost)
         self._drop()
         return lost
@@ -121,17 +119,16 @@ class Student:
         """The answers to several questions. After one that lost the process, all others get the same answer."""
         answers: list[ChildAnswer] = []
         for question in questions:
-            is_lost = bool(answers) and answers[-1].is_lost
-            answers.append(answers[-1] if is_lost else self.ask(question))
+            answers.append(answers[-1] if answers and answers[-1].is_lost else self.ask(question))
         return answers
 
     def header(self, question: ChildQuestion) -> dict:
         """A new token: an answer to another question, or one that is written in advance, does not count."""
-        named = {"question": question.name, "settings": question.settings}
-        return {"token": secrets.token_hex(16), "blocked": [*self.lost_imports], **named}
+        asked = {"question": question.name, "settings": question.settings, "blocked": [*self.lost_imports]}
+        return {"token": secrets.token_hex(16), **asked}
 
-    def _make_ready(self, module: str) -> ChildAnswer | None:
-        """Start a process where none is running, and wait until it can be asked. Returns what is in the way."""
+    def _make_ready(self) -> ChildAnswer | None:
+        """Start a process if none is running, and wait until it can be asked. Returns the trouble, or None."""
         if self.process is None:
             self.process = Process(self.folder, self.scratch.name)
         elif self.is_ready and self.process.process.poll() is not None:
@@ -148,10 +145,10 @@ class Student:
         return self.no_start
 
     def _wait_for_start(self) -> str:
-        """Wait until the process has imported PyTorch. Returns what is in the way, or "".
+        """Wait until the process has imported PyTorch. Returns the trouble, or "".
 
-        A student's file may have the name of a module that PyTorch imports; it then has no more time than any part.
-        Raises `GradingError` where the process ends before any of the student's files is imported.
+        A student's file may have the name of a module that PyTorch imports; it has no more time than any part.
+        Raises `GradingError` if the process ends before it imports any of the student's files.
         """
         deadline, name = time.monotonic() + START_LIMIT, ""
         try:
@@ -169,9 +166,9 @@ class Student:
         return short_repr(str(message[0]["ready"]))
 
     def listen(self, token: str, deadline: float, importing: list[str]) -> ChildAnswer | str:
-        """The answer to the question with this token; in words, how the process was lost instead.
+        """The answer to the question with this token; or, as text, how the process was lost.
 
-        importing: is kept up to date with the modules whose import has begun and not ended. Raises `TimeoutError`.
+        importing: a list that this method fills: modules whose import has begun and not ended. Raises `TimeoutError`.
         """
         for _ in range(2 * MOST_IMPORTS):
             message = self.process.receive(deadline)
@@ -189,14 +186,13 @@ class Student:
         return f"imported modules more than {MOST_IMPORTS:,} times"
 
     def _answer(self, header: dict, data: bytes) -> ChildAnswer | str:
-        """What a message says that is an answer; in words, how the process was lost where it is none."""
+        """The answer in a message; or, as text, how the process was lost if the message holds none."""
         blocked = header.get("blocked")
         if isinstance(blocked, str) and blocked in self.lost_imports:
             return self.lost_imports[blocked]
         if "trouble" in header:
-            return ChildAnswer(
-                trouble=short_repr(str(header["trouble"])), is_written=header.get("is_written") is not False
-            )
+            trouble, is_written = short_repr(str(header["trouble"])), header.get("is_written") is not False
+            return ChildAnswer(trouble=trouble, is_written=is_written)
         try:
             tensors = wire.unpack(header, data)
         except wire.Malformed:
@@ -204,10 +200,10 @@ class Student:
         return ChildAnswer(tuple(one.double() for one in tensors.values()), names=tuple(tensors))
 
     def end(self) -> str:
-        """Let the process end as any program does. Returns what is wrong with how it ends, or ""."""
+        """Let the process end as any program does. Returns the trouble with its end, or ""."""
         if self.process is None or not self.is_ready:
             return ""
-        token = secrets.token_hex(16)
+        token, module = secrets.token_hex(16), f"{self.last_module}.py"
         self.process.send(wire.pack({"token": token, "question": "end"}))
         deadline = time.monotonic() + self.time_limit
         try:
@@ -215,43 +211,41 @@ class Student:
             while message is not None and message[0].get("goodbye") is None:
                 message = self.process.receive(deadline)
         except TimeoutError:
-            return (
-                f"{self.last_module}.py keeps the process from ending: after {self.time_limit:g} s a thread still runs"
-            )
+            return f"{module} keeps the process from ending: after {self.time_limit:g} s a thread still runs"
         if message is None or message[0].get("token") != token:
-            return f"{self.last_module}.py {self.process.how_it_ended()} at its end"
+            return f"{module} {self.process.how_it_ended()} at its end"
         return ""
 
 
 def short_repr(text: str) -> str:
-    """Text of the student's process on one line of bounded length, without what could be taken for a verdict."""
+    """Text of the student's process on one line of bounded length; words that look like a verdict are left out."""
     text = VERDICT.sub("[...]", " ".join(text.split()))
     text = text if len(text) <= LONGEST_TROUBLE else f"{text[: LONGEST_TROUBLE - 3]}..."
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def flat_tensors(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Arguments that are dictionaries of tensors, taken apart as `grading.questions` puts them together again."""
+    """Tensors by name; one of a dictionary is called `argument/name`. `questions.answer` restores the dictionaries."""
     flat = {}
-    for name, value in tensors.items():
-        flat |= (
-            {f"{name}/{inner}": tensor for inner, tensor in value.items()} if isinstance(value, dict) else {name: value}
-        )
+    for argument, value in tensors.items():
+        if isinstance(value, dict):
+            flat |= {f"{argument}/{name}": tensor for name, tensor in value.items()}
+        else:
+            flat[argument] = value
     return flat
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that all scripts have which ask a student's code."""
+    """Add the flags of every script that asks a student's code."""
+    add, default = parser.add_argument, argparse.SUPPRESS
     help_text = "the folder of the code that is judged (default: the one that this script lies in)"
-    parser.add_argument("--code", metavar="DIR", default=argparse.SUPPRESS, help=help_text)
-    parser.add_argument(
-        "--time_limit", metavar="SECONDS", type=float, default=TIME_LIMIT, help="how long a part may take"
-    )
+    add("--code", metavar="DIR", default=default, help=help_text)
+    add("--time_limit", metavar="SECONDS", type=float, default=TIME_LIMIT, help="how long a part may take")
 
 
 def student_of(args: argparse.Namespace) -> Student:
-    """The student that the flags name. Raises `GradingError` where there is no such folder, or no time."""
-    if getattr(args, "code", None) == "":  # the current folder would be judged, of which nobody has thought
+    """The student that the flags name. Raises `GradingError` for a folder or a number of seconds that cannot be."""
+    if getattr(args, "code", None) == "":  # a `Path` of it would be the current folder
         raise GradingError("--code is empty; name the folder of the code, . for the current one")
     folder = Path(getattr(args, "code", ROOT)).resolve()
     if not folder.is_dir():

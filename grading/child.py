@@ -1,8 +1,8 @@
 """The process in which a student's code runs: it gets questions on one pipe and writes answers to another.
 
-`grading.asking` starts it. What a student's code prints goes to standard error and to nowhere else. No expected value
-and no verdict is in this process, and the modules that compute them cannot be imported here. So nothing that a
-student's code does to this process makes a wrong answer right. It can still read any file, those of `grading/` too.
+`grading.asking` starts it. What a student's code prints goes to standard error alone. This process holds no expected
+value and no verdict, and cannot import the modules that compute them. So nothing that a student's code does to this
+process makes a wrong answer right. The code can still read any file, those of `grading/` too.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
 from grading import wire
-from grading.libraries import INSTALLED
+from grading.editions import INSTALLED
 
-HIDDEN = sys.stdlib_module_names | {"torch", "numpy"}
+LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 LONGEST_TROUBLE = 2000  # characters; the script cuts further
 
 
 class Blocked(BaseException):
-    """A module is imported whose import ended an earlier process, or did not end. No `except ImportError` stops it."""
+    """The import of this module ended an earlier process, or did not end. No `except ImportError` catches this."""
 
 
 class StudentImports(MetaPathFinder):
     """Runs each module of the student's folder once, and tells the script which one is being imported.
 
-    blocked: modules that are not to be run again. An import that failed fails again with the same exception.
+    blocked: modules that must not run again. An import that failed fails again with the same exception.
     """
 
     def __init__(self, folder: str, note: Callable[[str, str], None]):
@@ -79,11 +79,11 @@ class Child:
         self.imports = StudentImports(self.folder, lambda what, name: self.send({what: name}))
 
     def send(self, header: dict, tensors: dict | None = None) -> None:
-        """Write a message that bears the question's token."""
+        """Write a message with the token of the question."""
         self.write(wire.pack({"token": self.token, **header}, tensors))
 
     def start(self) -> str:
-        """Import PyTorch and the questions. Returns what kept them from being imported, or ""."""
+        """Import PyTorch and the questions. Returns the trouble, or ""."""
         place = next((at for at, one in enumerate(sys.meta_path) if one is PathFinder), 0)
         sys.meta_path.insert(place, self.imports)
         try:
@@ -96,16 +96,16 @@ class Child:
         except BaseException as error:
             return f"PyTorch cannot be imported in this folder: {self.trouble(error)}{self.hidden_module(error)}"
         self.questions = questions
-        grading.__path__ = []  # no student's code imports from here what is right
+        grading.__path__ = []  # from here on no student's code imports the expected values
         return ""
 
     def hidden_module(self, error: BaseException) -> str:
-        """Of an exception that came through a file with the name of a module that PyTorch imports: what to do."""
+        """The advice if an exception came through a file with the name of a module that PyTorch imports, else ""."""
         name = os.path.basename(self.frame(error)[0]).removesuffix(".py")
-        return f"; {name}.py hides another module of that name: rename it" if name in HIDDEN else ""
+        return f"; {name}.py hides another module of that name: rename it" if name in LIBRARIES else ""
 
     def answer(self, header: dict, data: bytes) -> None:
-        """Ask the student's code one question and send what it returns, or what kept it from returning."""
+        """Ask the student's code one question; send its tensors, or the trouble."""
         self.imports.blocked = set(header["blocked"])
         try:
             self.send({"answer": True}, self.questions.answer(header, data))
@@ -120,13 +120,13 @@ class Child:
 
     @staticmethod
     def remedy(name: str) -> str:
-        """What to do about a library that is absent."""
+        """The advice about a library that is absent."""
         if name.partition(".")[0] not in INSTALLED:
             return "the course allows only what its setup.sh installs"
         return f"it is one of those that the course's setup.sh installs: pip install {name.replace('_', '-')}"
 
     def trouble(self, error: BaseException) -> str:
-        """One line about an exception: its name, where in the student's files, its message."""
+        """One line about an exception: its name, the line of the student's file, its message."""
         place = self.place(error)
         if isinstance(error, SystemExit):
             return f"exit(){place} ends the process (exit status {0 if error.code is None else error.code!r:.40})"
@@ -135,8 +135,8 @@ class Child:
             if file and error.name.startswith("grading."):
                 return f"{file} imports {error.name:.100}, which belongs to the scripts that judge it"
             if file and not os.path.exists(os.path.join(self.folder, f"{error.name}.py")):
-                name = f"{error.name:.100}"
-                return f"{file} imports {name}, which is not installed for this Python; {self.remedy(name)}"
+                absent = f"{error.name:.100}, which is not installed for this Python"
+                return f"{file} imports {absent}; {self.remedy(error.name[:100])}"
         try:
             message = f": {error}".rstrip(": ")
         except BaseException:  # a student's exception may have a `__str__` of its own
@@ -144,7 +144,7 @@ class Child:
         return f"{type(error).__name__}{place}{message}"[:LONGEST_TROUBLE]
 
     def frame(self, error: BaseException) -> tuple[str, int]:
-        """File and line: the innermost ones of the student's folder that an exception came through, else "" and 0."""
+        """Path and line of the innermost student's file that an exception came through, else "" and 0."""
         for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-100)):
             path = os.path.realpath(frame.filename)
             if os.path.isabs(frame.filename) and os.path.dirname(path) == self.folder:
@@ -152,13 +152,13 @@ class Child:
         return "", 0
 
     def place(self, error: BaseException) -> str:
-        """` in llama.py line 12`, or "" for an exception that came through none of the student's files."""
+        """` in llama.py line 12`, or "" if an exception came through none of the student's files."""
         path, line = self.frame(error)
         return f" in {os.path.basename(path)} line {line}" if path else ""
 
 
 def serve(child: Child, questions: int) -> None:
-    """Answer every question that comes on the pipe `questions`, until one asks for the end of the process."""
+    """Answer every question from the pipe `questions`, until the question "end"."""
     child.send({"ready": child.start()})
     while message := wire.read(questions):
         child.token = message[0]["token"]
@@ -169,19 +169,15 @@ def serve(child: Child, questions: int) -> None:
 
 
 def end_with_the_script() -> None:
-    """End this process when the script that started it is gone, however it ended."""
+    """Run in a thread: end this process when the script that started it is gone."""
     script = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == script:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    while os.getppid() == script:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def main() -> None:
-    """`sys.argv`: where the folder grading/ lies, the student's folder, and others with libraries."""
+    """`sys.argv`: the folder that holds grading/, the student's folder, and those of PYTHONPATH with libraries."""
     home, folder = sys.argv[1:3]
     questions, answers, process = os.dup(0), os.dup(1), os.getpid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -202,6 +198,6 @@ def main() -> None:
         os._exit(0)
 
     child = Child(folder, write)
-    end_with_the_script()
+    threading.Thread(target=end_with_the_script, daemon=True).start()
     atexit.register(say_goodbye)  # the first to be registered runs last: after all that a student's code registers
     serve(child, questions)

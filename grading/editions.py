@@ -1,10 +1,9 @@
-"""The table of the course's editions: what each hands out, asks for and publishes. Imports nothing of the project."""
+"""The course: its editions, what each hands out and asks for, and the libraries that its set-up installs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import sys
+from dataclasses import dataclass
 
 LABEL_NAMES = {"sst": ("awful", "bad", "average", "good", "excellent"), "cfimdb": ("bad", "good")}  # as published
 ATTENTION_KINDS = ("bidirectional", "causal")
@@ -18,20 +17,13 @@ def output_names(*kinds: str) -> tuple[str, ...]:
     return tuple(f"{data}-{split}-{kind}-output.txt" for kind in kinds for data, split in pairs)
 
 
-class Accuracy(NamedTuple):
-    """A published accuracy: its mean over seeds, and their standard deviation where that is known."""
-
-    mean: float
-    deviation: float | None = None
-
-
 @dataclass(frozen=True)
 class Edition:
-    """What one edition of the course hands out, asks for and publishes; what is not known of it is left empty.
+    """What one edition of the course hands out and asks for. A field that is not known is empty.
 
-    norm: a key of `NORMS`, with which the reference tensors and numbers were computed from the same `stories42M.pt`.
-    required: without these files a submission is wrong. listed: in the course's own list, but its checker does not
-    demand them. size_limit: of the zip, in millions of bytes. references: by output file, without "-output.txt".
+    norm: a key of `NORMS`; with this norm the reference tensors were computed from the same `stories42M.pt`.
+    required: without these files a submission is wrong. listed: the course's own list names them, but its checker does
+    not demand them. size_limit: of the zip, in millions of bytes.
     """
 
     norm: str
@@ -41,8 +33,6 @@ class Edition:
     listed: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     size_limit: float = 10.0
-    label_names: Mapping[str, Sequence[str]] = field(default_factory=lambda: LABEL_NAMES)
-    references: Mapping[str, Accuracy] = field(default_factory=dict)
 
 
 CODE = ("run_llama.py", "llama.py", "optimizer.py", "classifier.py", "rope.py")
@@ -51,21 +41,6 @@ ADVANCED = output_names("advanced")  # all of these or none
 REQUIRED = (*CODE, *TEXTS, *output_names("prompting", "finetuning"))
 LISTED = ("base_llama.py", "config.py", "sanity_check.py", "tokenizer.py", "utils.py", "README.md", "structure.md",
           "sanity_check.data", "setup.sh")  # fmt: skip
-REFERENCES_2024 = {
-    "sst-dev-prompting": Accuracy(0.213, 0.0), "sst-test-prompting": Accuracy(0.224, 0.0),
-    "cfimdb-dev-prompting": Accuracy(0.498, 0.0),
-    "sst-dev-finetuning": Accuracy(0.414, 0.014), "sst-test-finetuning": Accuracy(0.418, 0.017),
-    "cfimdb-dev-finetuning": Accuracy(0.800, 0.115),
-}  # fmt: skip
-REFERENCES_2025 = {
-    "sst-dev-prompting": Accuracy(0.237), "sst-test-prompting": Accuracy(0.250),
-    "cfimdb-dev-prompting": Accuracy(0.490),
-    "sst-dev-lora": Accuracy(0.275), "sst-test-lora": Accuracy(0.269), "cfimdb-dev-lora": Accuracy(0.510),
-}  # fmt: skip
-REFERENCES_2026 = {
-    "sst-dev-prompting": Accuracy(0.197), "sst-test-prompting": Accuracy(0.176),
-    "cfimdb-dev-prompting": Accuracy(0.514),
-}  # fmt: skip
 
 # Sources. cmu2024: neubig/minllama-assignment. ucsc: the fork of it that UC Santa Cruz hands out in NLP 244, as seen in
 # the public copy iamsorenl/minllama-assignment: the same checker and tree, only the ID is a CruzID. cmu2025:
@@ -74,18 +49,27 @@ REFERENCES_2026 = {
 # ialdarmaki/anlp-spring2026-hw1, which has pre-training in place of fine-tuning; its list of files is not known.
 # The limit of 10 MB is that of fall 2025; the earlier ones name none.
 EDITIONS = {
-    "ucsc": Edition("rms", "bidirectional", "CruzID", REQUIRED, LISTED, references=REFERENCES_2024),
-    "cmu2024": Edition("rms", "bidirectional", "AndrewID", REQUIRED, LISTED, references=REFERENCES_2024),
-    "cmu2025": Edition(
-        "layer",
-        "bidirectional",
-        "AndrewID",
-        REQUIRED + output_names("lora"),
-        (*LISTED, "lora.py", "checklist.md"),
-        ("feedback.txt",),
-        references=REFERENCES_2025,
-    ),
-    "cmu2026": Edition("layer", "causal", size_limit=15.0, references=REFERENCES_2026),
-}
+    "ucsc": Edition("rms", "bidirectional", "CruzID", REQUIRED, LISTED),
+    "cmu2024": Edition("rms", "bidirectional", "AndrewID", REQUIRED, LISTED),
+    "cmu2025": Edition("layer", "bidirectional", "AndrewID", REQUIRED + output_names("lora"),
+                       (*LISTED, "lora.py", "checklist.md"), ("feedback.txt",)),
+    "cmu2026": Edition("layer", "causal", size_limit=15.0),
+}  # fmt: skip
 BUNDLED_NORM = "rms"  # of the bundled model and the parts' numbers, and of what public repositories share
 DEFAULT_EDITION = "ucsc"
+
+# What a submission may import beside its own modules: what the hand-outs' set-up installs, by the names that Python
+# imports, and what these packages bring with them.
+INSTALLED = {
+    "torch", "torchvision", "torchaudio", "numpy", "sklearn", "tqdm", "sentencepiece", "tokenizers", "requests",
+    "filelock", "importlib_metadata",
+    "PIL", "certifi", "charset_normalizer", "fsspec", "idna", "jinja2", "joblib", "markupsafe", "mpmath", "networkx",
+    "scipy", "sympy", "threadpoolctl", "triton", "typing_extensions", "urllib3", "zipp",
+}  # fmt: skip
+# Modules that the standard library has in some of the Pythons from 3.10 on, and not in the one that runs this.
+OTHER_PYTHONS = {
+    "__main__", "aifc", "annotationlib", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "chunk", "compression",
+    "crypt", "distutils", "imghdr", "imp", "lib2to3", "mailcap", "msilib", "nis", "nntplib", "ossaudiodev", "pipes",
+    "smtpd", "sndhdr", "spwd", "sunau", "telnetlib", "tomllib", "uu", "xdrlib",
+}  # fmt: skip
+ALLOWED = INSTALLED | OTHER_PYTHONS | set(sys.stdlib_module_names)

@@ -7,29 +7,15 @@ import math
 import torch
 import torch.nn.functional as F
 
-from grading import rotation
+from grading import small_model as small
 from grading.rotation import rotate_by_hand
-from grading.small_model import (
-    DIM,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    LAST_TOKENS,
-    PAD,
-    PADDED,
-    THETA,
-    TOKENS,
-    at,
-    mean_square,
-    norm,
-)
+from grading.small_model import DIM, HEAD_DIM, THETA, at, mean_square, norm
 
 NORM_MISTAKES = {
     "the mean is of x, not of its squares": lambda x, w, eps: x / (x.mean(-1, keepdim=True) + eps).sqrt() * w,
     "the squares are summed, not averaged": lambda x, w, eps: x / (DIM * mean_square(x) + eps).sqrt() * w,
-    "it divides by the length of x; it is the root of the mean of the squares": lambda x, w, eps: (
-        x / (x.norm(dim=-1, keepdim=True) + eps) * w
-    ),
+    "it divides by the length of x; it is the root of the mean of the squares":
+        lambda x, w, eps: x / (x.norm(dim=-1, keepdim=True) + eps) * w,
     "the root is missing": lambda x, w, eps: x / (mean_square(x) + eps) * w,
     "it multiplies by the root instead of dividing": lambda x, w, eps: x * (mean_square(x) + eps).sqrt() * w,
     "eps stands outside the root, not inside": lambda x, w, eps: x / (mean_square(x).sqrt() + eps) * w,
@@ -37,37 +23,34 @@ NORM_MISTAKES = {
     "the weight is missing": lambda x, w, eps: norm(x, 1.0, eps),
     "it multiplies by 1 + weight, not by the weight": lambda x, w, eps: norm(x, 1 + w, eps),
     "the mean is subtracted, as in LayerNorm": lambda x, w, eps: norm(x - x.mean(-1, keepdim=True), w, eps),
-    "it divides by the standard deviation, which subtracts the mean": lambda x, w, eps: (
-        x / (x.var(-1, keepdim=True) + eps).sqrt() * w
-    ),
+    "it divides by the standard deviation, which subtracts the mean":
+        lambda x, w, eps: x / (x.var(-1, keepdim=True) + eps).sqrt() * w,
     "the mean runs over positions, not over dim=-1": lambda x, w, eps: x / (mean_square(x, 1) + eps).sqrt() * w,
     "the mean runs over everything, not over dim=-1": lambda x, w, eps: x / (x.square().mean() + eps).sqrt() * w,
-}
+}  # fmt: skip
 
 MASK_MISTAKES = {
-    "there is a causal mask, which this reference has not (an edition that has it: --attention causal)": dict(
-        visible=torch.tril
-    ),
+    "there is a causal mask, which this reference has not (an edition that has it: --attention causal)":
+        dict(visible=torch.tril),
     "the causal mask is missing: a position sees what follows": dict(visible=lambda ones: ones),
     "the causal mask is shifted by one: a position does not see itself": dict(visible=lambda ones: ones.tril(-1)),
     "the causal mask is shifted by one: a position sees the next": dict(visible=lambda ones: ones.tril(1)),
     "the causal mask is upside down: a position sees itself and what follows": dict(visible=torch.triu),
     "the causal mask is inverted: it hides what should be seen": dict(visible=lambda ones: ones.triu(1)),
     "the causal mask sets scores to 0, not to -inf": dict(hidden=0.0),
-    "the causal mask comes after the softmax, not before": dict(
-        visible=lambda ones: ones, normalise=lambda scores: scores.softmax(-1).tril()
-    ),
-}
+    "the causal mask comes after the softmax, not before":
+        dict(visible=lambda ones: ones, normalise=lambda scores: scores.softmax(-1).tril()),
+}  # fmt: skip
 ATTEND_MISTAKES = {
     "scores are divided by d, not by sqrt(d)": dict(divisor=HEAD_DIM),
     "scores are not scaled: divide them by sqrt(d)": dict(divisor=1.0),
     "scores are multiplied by sqrt(d), not divided": dict(divisor=1 / math.sqrt(HEAD_DIM)),
     "scores are divided by the root of the model's size, not of the head's": dict(divisor=math.sqrt(DIM)),
-    "scores are divided by the root of the length, not of the head's size": dict(divisor=math.sqrt(TOKENS.shape[1])),
-    "scores are divided by the root of the number of heads, not of their size": dict(divisor=math.sqrt(HEADS)),
-    "the weights are scaled after the softmax, not the scores before it": dict(
-        divisor=1.0, normalise=lambda scores: scores.softmax(-1) / math.sqrt(HEAD_DIM)
-    ),
+    "scores are divided by the root of the length, not of the head's size":
+        dict(divisor=math.sqrt(small.TOKENS.shape[1])),
+    "scores are divided by the root of the number of heads, not of their size": dict(divisor=math.sqrt(small.N_HEADS)),
+    "the weights are scaled after the softmax, not the scores before it":
+        dict(divisor=1.0, normalise=lambda scores: scores.softmax(-1) / math.sqrt(HEAD_DIM)),
     "the softmax runs over the queries, not over the keys (dim=-1)": dict(normalise=lambda s: s.softmax(-2)),
     "the softmax runs over the heads, not over the keys (dim=-1)": dict(normalise=lambda s: s.softmax(1)),
     "the softmax runs over the batch, not over the keys (dim=-1)": dict(normalise=lambda s: s.softmax(0)),
@@ -79,31 +62,27 @@ ATTEND_MISTAKES = {
     "heads come out after the length; it is b h s d": dict(finish=lambda output: output.transpose(1, 2)),
     "heads come out joined; it is b h s d": dict(finish=lambda output: output.transpose(1, 2).flatten(2)),
     **MASK_MISTAKES,
-}
+}  # fmt: skip
 
 ATTENTION_MISTAKES = {
-    "key/value heads are repeated as 1 2 1 2 (repeat), not as 1 1 2 2 (repeat_interleave)": dict(
-        spread=lambda x: x.repeat(1, HEADS // KV_HEADS, 1, 1)
-    ),
-    "all queries use the first key/value head": dict(spread=lambda x: x[:, :1].expand(-1, HEADS, -1, -1)),
+    "key/value heads are repeated as 1 2 1 2 (repeat), not as 1 1 2 2 (repeat_interleave)":
+        dict(spread=lambda x: x.repeat(1, small.N_HEADS // small.KV_HEADS, 1, 1)),
+    "all queries use the first key/value head": dict(spread=lambda x: x[:, :1].expand(-1, small.N_HEADS, -1, -1)),
     "queries and keys are not rotated": dict(turn=lambda q, k, v: (q, k, v)),
     "keys are not rotated": dict(turn=lambda q, k, v: (rotate_by_hand(q, THETA), k, v)),
     "queries are not rotated": dict(turn=lambda q, k, v: (q, rotate_by_hand(k, THETA), v)),
     "values are rotated, too": dict(turn=lambda *heads: [rotate_by_hand(x, THETA) for x in heads]),
-    "the rotation takes heads for positions: rotate before heads and length change places": dict(
-        turn=lambda q, k, v: (rotation.along_heads(q, THETA), rotation.along_heads(k, THETA), v)
-    ),
-    "heads are joined without changing places with the length first (transpose(1, 2))": dict(
-        merge=lambda x: x.reshape(x.shape[0], x.shape[2], -1)
-    ),
-    "heads are cut as (b, h, s, d) at once; it is (b, s, h, d), then transpose(1, 2)": dict(
-        split=lambda x: x.reshape(x.shape[0], -1, x.shape[1], HEAD_DIM).transpose(1, 2)
-    ),
+    "the rotation takes heads for positions: rotate before heads and length change places":
+        dict(turn=lambda q, k, v: (rotate_by_hand(q, THETA, along=2), rotate_by_hand(k, THETA, along=2), v)),
+    "heads are joined without changing places with the length first (transpose(1, 2))":
+        dict(merge=lambda x: x.reshape(x.shape[0], x.shape[2], -1)),
+    "heads are cut as (b, h, s, d) at once; it is (b, s, h, d), then transpose(1, 2)":
+        dict(split=lambda x: x.reshape(x.shape[0], -1, x.shape[1], HEAD_DIM).transpose(1, 2)),
     "heads are cut as (d, h), not as (h, d)": dict(split=lambda x: x.unflatten(-1, (HEAD_DIM, -1)).transpose(-1, -2)),
     "heads are joined as (d, h), not as (h, d)": dict(merge=lambda x: x.permute(0, 2, 3, 1).flatten(2)),
     "the projection at the end, compute_output, is missing": dict(project=lambda x, weight: x),
     **MASK_MISTAKES,
-}
+}  # fmt: skip
 
 GATES = {
     "the activation is GELU, not SiLU": lambda a, b: F.gelu(a) * b,
@@ -117,18 +96,16 @@ GATES = {
     "w3 x is added, not multiplied": lambda a, b: F.silu(a) + b,
     "the activation comes after the product: it is silu(w1 x) * w3 x": lambda a, b: F.silu(a * b),
     "both factors are activated: it is silu(w1 x) * w3 x": lambda a, b: F.silu(a) * F.silu(b),
-}
+}  # fmt: skip
 
 BLOCKS = {
     "the residual around the attention is missing: x + ...": lambda x, a, f, m, n: (h := a(m(x))) + f(n(h)),
     "the residual around the feed-forward is missing: h + ...": lambda x, a, f, m, n: f(n(x + a(m(x)))),
     "both residuals are missing": lambda x, a, f, m, n: f(n(a(m(x)))),
-    "it is post-norm, norm(x + attention(x)), not x + attention(norm(x))": lambda x, a, f, m, n: n(
-        (h := m(x + a(x))) + f(h)
-    ),
-    "norms stand behind attention and feed-forward: it is x + attention(norm(x))": lambda x, a, f, m, n: (
-        (h := x + m(a(x))) + n(f(h))
-    ),
+    "it is post-norm, norm(x + attention(x)), not x + attention(norm(x))":
+        lambda x, a, f, m, n: n((h := m(x + a(x))) + f(h)),
+    "norms stand behind attention and feed-forward: it is x + attention(norm(x))":
+        lambda x, a, f, m, n: (h := x + m(a(x))) + n(f(h)),
     "attention_norm is missing": lambda x, a, f, m, n: (h := x + a(x)) + f(n(h)),
     "ffn_norm is missing": lambda x, a, f, m, n: (h := x + a(m(x))) + f(h),
     "both norms are missing": lambda x, a, f, m, n: (h := x + a(x)) + f(h),
@@ -142,7 +119,7 @@ BLOCKS = {
     "both residuals are normalised: add x and h themselves": lambda x, a, f, m, n: (h := n(m(x) + a(m(x)))) + f(h),
     "the feed-forward is missing": lambda x, a, f, m, n: x + a(m(x)),
     "the attention is missing": lambda x, a, f, m, n: x + f(n(x)),
-}
+}  # fmt: skip
 LAYER_MISTAKES = {sentence: dict(block=block) for sentence, block in BLOCKS.items()}
 LAYER_MISTAKES["the eps of RMSNorm is not config.layer_norm_eps"] = dict(eps=1e-6)
 
@@ -167,23 +144,20 @@ LLAMA_MISTAKES = {
     "the layers run in reverse": dict(layers=(1, 0)),
     "no layer is used": dict(layers=()),
     "the final norm's eps is not config.layer_norm_eps": dict(eps=1e-6),
-}
+}  # fmt: skip
 
 POOLS = {
     "it reads the first position, not the last": lambda hidden, causal: hidden[:, 0],
-    "it reads the last position but one": lambda hidden, causal: (
-        at(hidden, LAST_TOKENS - 1) if causal else hidden[:, -2]
-    ),
+    "it reads the last position but one":
+        lambda hidden, causal: at(hidden, small.LAST_TOKENS - 1) if causal else hidden[:, -2],
     "it averages over the positions; it should read the last": lambda hidden, causal: hidden.mean(1),
     "it takes the largest over the positions; it should read the last": lambda hidden, causal: hidden.amax(1),
     "it reads the padding: in a causal model the last token that is not padding": lambda hidden, causal: hidden[:, -1],
-    "it counts what is not padding; the padding's id may stand inside of a text, too": lambda hidden, causal: at(
-        hidden, (PADDED != PAD).sum(-1) - 1
-    ),
-    "it reads the last token before the padding: this reference reads the batch's last position": (
-        lambda hidden, causal: at(hidden, LAST_TOKENS)
-    ),
-}
+    "it counts what is not padding; the padding's id may stand inside of a text, too":
+        lambda hidden, causal: at(hidden, (small.PADDED != small.PAD).sum(-1) - 1),
+    "it reads the last token before the padding: this reference reads the batch's last position":
+        lambda hidden, causal: at(hidden, small.LAST_TOKENS),
+}  # fmt: skip
 POOL_MISTAKES = {sentence: dict(pool=pool) for sentence, pool in POOLS.items()}
 
 ZERO_SHOT_MISTAKES = {
@@ -195,7 +169,7 @@ ZERO_SHOT_MISTAKES = {
     "probabilities are summed, not log-probabilities": dict(vocabulary=lambda logits: logits.softmax(-1)),
     "log_softmax runs over the batch, not over the vocabulary": dict(vocabulary=lambda logits: logits.log_softmax(0)),
     "the sums are normalised over the labels": dict(finish=lambda scores: scores.log_softmax(-1)),
-}
+}  # fmt: skip
 
 EMBEDDING_MISTAKES = {
     **POOL_MISTAKES,
@@ -206,4 +180,4 @@ EMBEDDING_MISTAKES = {
     "there is dropout in evaluation, too": dict(modes=lambda whole, dropped: (dropped, dropped)),
     "dropout acts on the logits, not on the hidden state": dict(modes=lambda whole, dropped: (whole, 0 * whole)),
     "dropout acts on the log-probabilities, not on the hidden state": dict(spoil=lambda answer: 0 * answer),
-}
+}  # fmt: skip

@@ -1,7 +1,7 @@
-"""What the files of a submission need to run and do not hold: modules, libraries, and files that are read.
+"""The modules, libraries and other files that a submission needs to run and does not hold.
 
-Imports are followed from file to file. Where a module of this package is absent, its copy beside the grading scripts
-says what that module needs in its turn, so that all that is missing is named at once.
+Imports are followed from file to file. If a module of this package is absent, the copy beside the grading scripts is
+read in its place, so that everything that is missing is named at once.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from grading.archive import MB, FormatError
-from grading.editions import Edition
+from grading.editions import ALLOWED, Edition
 from grading.imports import Import, imports_of
-from grading.libraries import ALLOWED
-from grading.package import CODE_FOLDERS, MAPPINGS, OPTIONAL_FOLDERS, PARTS, REQUIREMENTS, Files, Package
-from grading.programs import few, printable
+from grading.package import CODE_FOLDERS, MAPPINGS, OPTIONAL_FOLDERS, REQUIREMENTS, Files, Package
+from grading.programs import PARTS_FILE, few, printable
 from grading.rules import Report
 
 # Bytes of Python that are parsed, in a file and in all: a syntax tree takes a thousand times its text.
 MAX_MODULE, MAX_CODE = 100_000, MB
-MAX_FAULTS = 20  # modules that are named because they are not Python
-MAX_LIBRARIES, MAX_REQUIREMENTS = 10, 20  # names that a submission can make up
+MAX_FAULTS, MAX_LIBRARIES, MAX_REQUIREMENTS = 20, 10, 20  # names in a message: a submission can make up any number
 SETUP, DRIVER, SANITY_CHECK = "setup.sh", "run_llama.py", "sanity_check.py"
 # A requirements file that a script names, and does not write (`> requirements.txt`).
 _REQUIREMENTS = re.compile(rf"(?<![>\w./-])(?<!> )(?:\./)?({REQUIREMENTS}(?:/[\w-]+)?\.txt)")
@@ -31,7 +29,7 @@ _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)
 
 @dataclass
 class Needs:
-    """What some files need and do not have, each with the place where it is needed first.
+    """The needs of some files that are not met, each with the place of the first import or mention.
 
     absent: files of this package, and folders, whose names end in a slash. libraries: those that the course's set-up
     does not install. faults: files that are not Python.
@@ -55,7 +53,7 @@ class Follower:
         self.bytes_left = MAX_CODE
 
     def follow(self, start: Iterable[str]) -> Needs:
-        """What files need, and all that they reach, but for what an earlier call has reached."""
+        """The needs of these files and of all that they import, without files that an earlier call has reached."""
         needs, waiting = Needs(), [(name, False) for name in start]
         for file, is_copy in waiting:
             if (file, is_copy) in self.imported:
@@ -76,7 +74,7 @@ class Follower:
         return needs
 
     def _read(self, file: str, is_copy: bool) -> list[Import]:
-        """What a file imports; nothing where it is damaged, which is told elsewhere, or too large."""
+        """The imports of a file; none if it is damaged, which another check reports, or too large."""
         source = self.package.code if is_copy else self.files
         if not is_copy:
             if source.sizes[file] > min(MAX_MODULE, self.bytes_left):
@@ -90,12 +88,12 @@ class Follower:
         return imports_of(raw, file.split("/")[:-1])
 
     def is_of_this_package(self, script: str) -> bool:
-        """Whether a script is this package's and not the course's own: it imports modules that the course lacks."""
+        """Whether a script is this package's and not the course's own: it imports modules of this package."""
         imports = self.imported.get((script, False), [])
         return any(each.top not in ALLOWED and self.package.is_beyond_the_course(each.top) for each in imports)
 
     def _miss(self, file: str, is_copy: bool, each: Import, missing: str, needs: Needs) -> Iterator[tuple[str, bool]]:
-        """Note that a module is missing; gives the package's copies of what is missing, to be followed."""
+        """Note that a module is missing. Yields the package's copies of the missing files, to be followed."""
         top, place = missing.partition(".")[0], f"{file} line {each.line}"
         is_own_code = file.split("/")[0] in CODE_FOLDERS
         if top not in ALLOWED and self.package.has(missing):
@@ -119,7 +117,7 @@ class Follower:
 
 
 def outermost(name: str, files: Files) -> str:
-    """The file or folder, or the outermost folder that it lies in of which nothing is there."""
+    """The outermost folder around a file or folder that is absent as a whole; else the name itself."""
     parts = name.rstrip("/").split("/")
     folders = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
     return next((f"{folder}/" for folder in folders if not files.is_folder(folder)), name)
@@ -127,7 +125,7 @@ def outermost(name: str, files: Files) -> str:
 
 @dataclass
 class AllNeeds:
-    """What the required files need, without which a submission cannot run; and what its other scripts need."""
+    """The needs of the required files, without which a submission cannot run; and those of its other scripts."""
 
     required: Needs
     others: Needs
@@ -139,14 +137,14 @@ class AllNeeds:
 
 
 def find_needs(files: Files, edition: Edition, package: Package) -> AllNeeds:
-    """All that is missing in a submission: what its modules import, and the files that they and setup.sh read."""
+    """Everything that is missing in a submission: imported modules, and files that its scripts and setup.sh read."""
     follower = Follower(files, package)
     start = [name for name in edition.required if name.endswith(".py") and name in files]
     required = follower.follow(start)
     others = follower.follow(sorted(name for name in files.sizes if "/" not in name and name.endswith(".py")))
     for name, place in _absent_requirements(files, package):
         required.absent.setdefault(outermost(name, files), place)
-    for script, needs, names in ((DRIVER, required, MAPPINGS), (SANITY_CHECK, others, (PARTS,))):
+    for script, needs, names in ((DRIVER, required, MAPPINGS), (SANITY_CHECK, others, (PARTS_FILE,))):
         absent = [name for name in names if name not in files and name in package.paths]
         if follower.is_of_this_package(script):
             needs.absent |= {name: f"read by {script}" for name in absent}
@@ -184,7 +182,7 @@ def _named_in_setup(files: Files) -> list[tuple[str, str]]:
 
 
 def _text(files: Files, name: str) -> str:
-    """The text of a small file; nothing where it is absent, large or damaged."""
+    """The text of a small file; "" if it is absent, large or damaged."""
     if files.sizes.get(name, MAX_MODULE + 1) > MAX_MODULE:
         return ""
     try:
@@ -194,7 +192,7 @@ def _text(files: Files, name: str) -> str:
 
 
 def check_needs(files: Files, edition: Edition, package: Package, report: Report) -> None:
-    """Problems where required files cannot run, warnings where other scripts, such as graders, cannot."""
+    """Report a problem for a need of the required files, a warning for one of other scripts, such as graders."""
     needs = find_needs(files, edition, package)
     for each, messages, by, end in (
         (needs.required, report.problems, "", ", which cannot run without"),
@@ -211,5 +209,5 @@ def check_needs(files: Files, edition: Edition, package: Package, report: Report
 
 
 def _placed(names: dict[str, str], most: int | None) -> str:
-    """Names with their places: all, or the first ones where a submission can name as many as it likes."""
+    """Names with their places. most: None gives all."""
     return few([f"{name} ({place})" for name, place in names.items()], most or len(names))

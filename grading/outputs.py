@@ -35,14 +35,14 @@ def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
 
 
 def _read_line(line: str) -> LabelledLine | None:
-    """What a line of an output file says, or None: what is no such line is a student's mistake, which is counted."""
+    """A line of an output file; None if it has another form, a mistake of the student's."""
     with contextlib.suppress(ValueError):
         return parse_line(line)
     return None
 
 
 def read_data(path: Path) -> list[LabelledLine]:
-    """A data file of the caller's. Its labels may be withheld in every split; sentences are compared all the same."""
+    """The lines of a data file of the caller's. The labels of every split may be withheld."""
     return create_data(path, is_test=True)
 
 
@@ -80,7 +80,7 @@ def _check_output(
 
 
 def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
-    """Whether they are outputs on the data set that comes with this package, whatever their file is called."""
+    """Whether these are outputs on the films data set of this package, under any file name."""
     path = find_asset(Path("data", f"films-{split}.txt"))
     pairs = list(zip(rows, read_data(path), strict=False)) if path else []
     return 2 * sum(row is not None and row.sentence.startswith(film.sentence) for row, film in pairs) > len(pairs)
@@ -96,7 +96,7 @@ def _flag(messages: list[str], name: str, what: str, bad: list[bool]) -> None:
 def _compare(
     name: str, kind: str, rows: list[LabelledLine | None], data: list[LabelledLine], prompt: str, report: Report
 ) -> None:
-    """Compare sentences. Prompts may differ, so they earn a warning, and for advanced methods nothing at all."""
+    """Compare sentences. Another prompt is a warning, and for advanced methods not even that."""
     same = {"advanced": str.__contains__, "prompting": str.startswith}.get(kind, str.__eq__)
     pairs = list(zip(rows, data, strict=False))
     strange = [row is not None and not same(row.sentence, gold.sentence) for row, gold in pairs]
@@ -110,7 +110,7 @@ def _compare(
 
 
 def _score(rows: list[LabelledLine], data: list[LabelledLine]) -> Score:
-    """Accuracy, and that of always answering the most frequent class; neither without gold labels."""
+    """Accuracy, and the accuracy of always answering the most frequent class; None without gold labels."""
     labels = [gold.label for gold in data]
     if not has_gold_labels(labels):
         return Score(len(rows), None, None)

@@ -1,53 +1,48 @@
-"""The package that lies beside the grading scripts, and what of it a submission holds.
+"""The package beside the grading scripts, and which of its files a submission holds.
 
-A submission is the student's files and what these need to run. Of this package it may hold
+A submission holds the student's files and the files that these need to run. Of this package these may be
 
-- the course's own files (`llama.py`, `README.md`, ...), which are the student's to hand in and are never added;
-- the other modules of the root, and the folders of code in `CODE_FOLDERS`: their Python files, and the JSON, HTML,
-  style and script files that the code reads; no pages, pictures or results of experiments;
+- the course's own files (`llama.py`, `README.md`, ...): the student hands them in, and they are never added;
+- the other modules of the root, and of `CODE_FOLDERS` the Python files and the JSON, HTML, style and script files that
+  the code reads;
 - `checkpoints/parts.json`, which `sanity_check.py --parts` reads, the label mappings, and the requirements files.
 
-Of `CODE_FOLDERS`, `engine/` and `grading/` hold what every run and check needs. The others are optional: code in these
-folders imports them inside of functions and says in one sentence what is missing.
-
-To a folder that lacks them, the package's files are added where the student's files need them; an optional folder only
-where a student's own file imports it. Made from the package's own folder, a submission holds all folders of code and
-the student's own files, and leaves out tests, pages, builders, notebooks, benchmarks, results, pictures and data sets.
+Of `CODE_FOLDERS`, every run and check needs `engine/` and `grading/`. The others are optional: they are added only if a
+student's own file imports them. A submission of the package's own folder holds all folders of code and the student's
+own files, but no tests, pages, builders, notebooks, benchmarks, results, pictures and data sets.
 """
 
 from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from grading.archive import FormatError
 from grading.editions import EDITIONS, LABEL_NAMES
-from grading.programs import ROOT
+from grading.programs import PARTS_FILE, ROOT
 
 OPTIONAL_FOLDERS = ("advanced", "bert", "convert", "explore", "fast")
 CODE_FOLDERS = ("engine", "grading", *OPTIONAL_FOLDERS)
 READ_BY_CODE = (".py", ".json", ".html", ".css", ".js")
 RESULTS = "results"  # a folder of finished experiments
 REQUIREMENTS = "requirements"  # the folder, and the file in the root
-PARTS = "checkpoints/parts.json"
 MAPPINGS = tuple(f"data/{dataset}-label-mapping.json" for dataset in LABEL_NAMES)
-# Of the package's own folder, what no submission holds: what it is tested, measured, described and built with, and what
-# setup.sh fetches.
+# Of the package's own folder no submission holds its tests, benchmarks, pages and builders, and what setup.sh fetches.
 OWN_FOLDERS = (*CODE_FOLDERS, REQUIREMENTS, "benchmarks", "checkpoints", "docs", "notebooks", "tests", ".ci", ".github")
 OWN_FILES = ("pyproject.toml", ".gitattributes", ".gitignore")
 FETCHED = ("tokenizer.model", "rotary_embedding_actual.data", "optimizer_test.npy")
 DATA_SETS = (*LABEL_NAMES, "films")
 MAX_DEPTH = 10  # of a module in packages
-# What the course hands out and asks for, in any edition.
+# The files that the course hands out or asks for, in any edition.
 OF_THE_COURSE = frozenset(
     name for edition in EDITIONS.values() for name in (*edition.required, *edition.listed, *edition.optional)
 )
 
 
 class Files:
-    """Files by their name below a folder, and how the bytes of one are read (`FormatError` for a damaged file)."""
+    """Files by their name below a folder. read: returns the bytes of one; raises `FormatError` if it is damaged."""
 
     def __init__(self, sizes: Mapping[str, int], read: Callable[[str], bytes]):
         self.sizes, self.read = sizes, read
@@ -66,23 +61,19 @@ class Files:
         return index < len(self._names) and self._names[index].startswith(f"{path}/")
 
     def find(self, name: str) -> tuple[list[str], str | None]:
-        """The files that importing `a.b.c` runs, and the first module of `a`, `a.b`, `a.b.c` that is not there."""
-        found, parts = [], name.split(".")
-        for depth in range(1, min(len(parts), MAX_DEPTH) + 1):
-            module = ".".join(parts[:depth])
-            path = module.replace(".", "/")
-            package = f"{path}/__init__.py"
-            if package in self or self.is_folder(path):
-                found += [package] if package in self else []
-            elif f"{path}.py" in self:
-                return [*found, f"{path}.py"], None
-            else:
-                return found, module
+        """The files that importing `a.b.c` runs, and the first module of `a`, `a.b`, `a.b.c` that is absent."""
+        found, path = [], ""
+        for part in name.split(".")[:MAX_DEPTH]:
+            path = f"{path}/{part}".removeprefix("/")
+            if f"{path}/__init__.py" in self:
+                found.append(f"{path}/__init__.py")
+            elif not self.is_folder(path):
+                return ([*found, f"{path}.py"], None) if f"{path}.py" in self else (found, path.replace("/", "."))
         return found, None
 
 
 def files_of(paths: Mapping[str, Path]) -> Files:
-    """The files of a disk, by the names that they are given here."""
+    """The files of a disk, under these names."""
 
     def read(name: str) -> bytes:
         try:
@@ -94,21 +85,16 @@ def files_of(paths: Mapping[str, Path]) -> Files:
 
 
 class Package:
-    """The package beside the grading scripts: its modules, and what of it may be added to a submission."""
+    """The package beside the grading scripts: its modules, and the files that may be added to a submission."""
 
     def __init__(self) -> None:
         self.root = ROOT
-        self.paths = {path.relative_to(ROOT).as_posix(): path for path in self._candidates() if path.is_file()}
+        patterns = ["*.py", "*/*.py", *(f"{folder}/**/*" for folder in CODE_FOLDERS)]
+        patterns += [f"{REQUIREMENTS}/*.txt", f"{REQUIREMENTS}.txt", PARTS_FILE, *MAPPINGS]
+        candidates = (path for pattern in patterns for path in ROOT.glob(pattern))
+        self.paths = {path.relative_to(ROOT).as_posix(): path for path in candidates if path.is_file()}
         self.files = files_of(self.paths)
         self.code = files_of({name: path for name, path in self.paths.items() if name.endswith(".py")})
-
-    def _candidates(self) -> Iterable[Path]:
-        yield from self.root.glob("*.py")
-        yield from self.root.glob("*/*.py")
-        for folder in CODE_FOLDERS:
-            yield from self.root.glob(f"{folder}/**/*")
-        yield from self.root.glob(f"{REQUIREMENTS}/*.txt")
-        yield from (self.root / name for name in (f"{REQUIREMENTS}.txt", PARTS, *MAPPINGS))
 
     def has(self, module: str) -> bool:
         """Whether a module `a.b.c` is this package's, or one that the course hands out."""
@@ -120,23 +106,18 @@ class Package:
         return self.has(module) and f"{module}.py" not in OF_THE_COURSE
 
     def additions(self, missing: str) -> dict[str, Path]:
-        """The files that are added for what is missing: a file, or all of a folder, whose name ends in a slash."""
-        return {
-            name: path
-            for name, path in self.paths.items()
-            if (name == missing or (missing.endswith("/") and name.startswith(missing)))
-            and name not in OF_THE_COURSE
-            and is_carried(name)
-        }
+        """The files that are added for a missing one, or for a folder, whose name ends in a slash: for all of it."""
+        names = self.files.below(missing) if missing.endswith("/") else [missing] if missing in self.files else []
+        return {name: self.paths[name] for name in names if name not in OF_THE_COURSE and is_carried(name)}
 
 
 def is_carried(name: str) -> bool:
-    """Whether a file that lies in the package's own folder belongs in a submission. See the top of this file.
+    """Whether a file of the package's own folder belongs in a submission: see the docstring of this module.
 
-    Files that the package does not know are the student's own, and belong there.
+    A file that the package does not know is the student's own, and belongs there.
     """
     top, _, rest = name.partition("/")
-    if name == PARTS or top == REQUIREMENTS:
+    if name == PARTS_FILE or top == REQUIREMENTS:
         return True
     if top in CODE_FOLDERS and rest:
         return os.path.splitext(name)[1] in READ_BY_CODE and RESULTS not in name.split("/")

@@ -1,8 +1,8 @@
 """Making the zip that is handed in from a folder.
 
-Into it goes what lies in the folder, but for links, environments, checkpoints, caches and archives; and what these
-files need to run and the folder lacks, from the package beside the grading scripts (`grading.package`). Of the
-package's own folder, only the student's files and the package's running code are packed.
+It holds the files of the folder, without links, environments, checkpoints, caches and archives; and from the package
+beside the grading scripts (`grading.package`) the files that these need to run and the folder lacks. Of the package's
+own folder, only the student's files and the package's running code are packed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from pathlib import Path
 from grading.archive import MAX_ENTRIES, MB
 from grading.editions import Edition
 from grading.entries import name_fault
-from grading.names import CLUTTER, FOREIGN, any_of
 from grading.needs import find_needs, outermost
 from grading.package import Package, files_of, is_carried
 from grading.programs import GradingError, atomic_write, check_writable, few, printable
 from grading.rules import EDITIONS, Report, Rules
-from grading.submission import check_bytes
+from grading.submission import CLUTTER, FOREIGN, any_of, check_bytes
 
 MAX_TOLD = 100  # names in a note
 OWN_PARTS = "this package's tests, pages, builders, results and data sets, and what editors leave behind,"
-# What editors leave in a folder in which one works.
+# Files that editors leave in a folder.
 SCRATCH = any_of("*~ .*.sw? *.orig *.rej *.bak *.tmp *.egg-info .idea .vscode")
 
 
@@ -66,7 +65,7 @@ def create_zip(
 
 
 def _choose(folder: Path, edition: Edition, package: Package) -> tuple[dict[str, Path], list[str]]:
-    """The files to pack, by their names in the submission, and notes on what is left out and what is added."""
+    """The files to pack, by their names in the submission, and notes on files that are left out or added."""
     left_out: list[str] = []
     files, notes = dict(_walk(folder, left_out)), []
     if folder.resolve() == package.root:
@@ -85,17 +84,14 @@ def _choose(folder: Path, edition: Edition, package: Package) -> tuple[dict[str,
 
 
 def _additions(files: dict[str, Path], edition: Edition, package: Package) -> tuple[dict[str, Path], set[str]]:
-    """The package's files that some files need and lack, and that those need in their turn; and what to call them."""
-    absent = find_needs(files_of(files), edition, package).absent
-    added = {name: package.additions(name) for name in absent}
-    return (
-        {name: path for paths in added.values() for name, path in paths.items()},
-        {name for name, paths in added.items() if paths},
-    )
+    """The package's files that some files need, directly or through others, and lack; and their names for a note."""
+    added = {name: package.additions(name) for name in find_needs(files_of(files), edition, package).absent}
+    paths = {name: path for found in added.values() for name, path in found.items()}
+    return paths, {name for name, found in added.items() if found}
 
 
 def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:
-    """The files to pack, with their names below `root`. Links are never followed; they are named in `left_out`."""
+    """The files to pack, with their names below `root`. Others are named in `left_out`; links are never followed."""
     folders = [root]
     while folders:
         for path in folders.pop().iterdir():

@@ -4,43 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from grading import mistakes, rotation, small_model
+from grading import mistakes, rotation
+from grading import small_model as small
 from grading.asking import ChildAnswer, ChildQuestion, Student
 from grading.compare import Tensors, alike
 from grading.editions import ATTENTION_KINDS
-from grading.programs import GradingError, find_own, read_text
-from grading.small_model import (
-    DIM,
-    HIDDEN,
-    LABELS,
-    NEARLY_ALL,
-    NORM_EPS,
-    PAD,
-    PADDED,
-    SHAPE,
-    THETA,
-    TOKENS,
-    below,
-    in_double,
-    small_weights,
-)
+from grading.programs import PARTS_FILE, GradingError, find_own, read_text
+from grading.small_model import SMALL_SHAPE, below, in_double, small_weights
 
-PARTS = "checkpoints/parts.json"  # what checkpoints/parts.py had others compute
+IMPORT = "import of llama.py"
+# asked in any case; the model itself may rotate in another way than by `apply_rotary_emb`
+WHOLES = ("rotary embedding", "embedding and head", "zero-shot classifier", "embedding classifier")
 
 
-@dataclass(frozen=True)
-class CheckedPart:
-    """One thing that a student writes: how it is asked, and what usual mistakes would answer.
+class CheckedPart(NamedTuple):
+    """One thing that a student writes: the question about it, and what each usual mistake would answer.
 
-    needs: the parts that it calls, so that it cannot be right while they are wrong.
-    read: turns the answer into what is judged.
+    where: the class or function in the student's files. needs: the names of the parts that this one calls; it cannot
+    be right while they are wrong. read: makes of the answer the numbers that are judged.
     """
 
     name: str
@@ -51,23 +38,18 @@ class CheckedPart:
     read: Callable[[ChildAnswer], ChildAnswer] = lambda answer: answer
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What became of a part: "ok", "WRONG", "not written yet" or "not judged", and a sentence on it."""
+class Finding(NamedTuple):
+    """The verdict on a part: "ok", "WRONG", "not written yet" or "not judged"; and a sentence that explains it."""
 
     part: CheckedPart
     verdict: str
     sentence: str = ""
 
 
-def with_mistakes(by_hand: Callable, table: dict[str, dict], *arguments) -> dict[str, Callable]:
-    return {sentence: partial(by_hand, *arguments, **wrong) for sentence, wrong in table.items()}
-
-
 def takes_attention(student: Student) -> bool:
-    """Whether the student's load_pretrained lets one choose between the two kinds; the hand-out's does not.
+    """Whether the student's load_pretrained has an argument for the kind of attention; the hand-out's has none.
 
-    False where it cannot be asked, which the questions that call it will say.
+    False where the question fails: the questions that call load_pretrained will say why.
     """
     return not student.ask(ChildQuestion("names_attention", "llama")).trouble
 
@@ -79,138 +61,118 @@ def kinds_to_check(student: Student, wanted: str | None) -> tuple[str, ...]:
     return ATTENTION_KINDS if takes_attention(student) else ("bidirectional",)
 
 
+# -------------------------------------------------------------------------------------------------- the parts
+
+
 def small_config(kind: str) -> dict[str, Any]:
-    return {**SHAPE, "attention": kind}
+    return {**SMALL_SHAPE, "attention": kind}
+
+
+def with_mistakes(by_hand: Callable, table: dict[str, dict], *arguments) -> dict[str, Callable]:
+    return {sentence: partial(by_hand, *arguments, **wrong) for sentence, wrong in table.items()}
 
 
 def ask_module(name: str, weights: dict, *arguments: float) -> ChildQuestion:
-    """Of a part of llama.py that is made from numbers alone."""
-    tensors = {"weights": weights, "x": small_model.states()}
+    """The question about a part of llama.py that is made from numbers alone."""
+    tensors = {"weights": weights, "x": small.states()}
     return ChildQuestion("norm_or_feed_forward", "llama", {"name": name, "arguments": arguments}, tensors)
 
 
-def plain_parts() -> Iterator[CheckedPart]:
-    """What is the same for both kinds of attention."""
-    x, (query, key) = small_model.states().double(), small_model.rotary_inputs()
-    norm_weights = below(small_weights(), "norm.")
-    norm_weight = norm_weights["weight"].double()
-    yield CheckedPart(IMPORT, "llama.py", ChildQuestion("import_module", "llama", {"module": "llama"}), {})
-    yield CheckedPart(
-        "RMSNorm",
-        "class RMSNorm in llama.py",
-        ask_module("RMSNorm", norm_weights, DIM, NORM_EPS),
-        {said: partial(wrong, x, norm_weight, NORM_EPS) for said, wrong in mistakes.NORM_MISTAKES.items()},
-        (IMPORT,),
-    )
-    yield CheckedPart(
-        "rotary embedding",
-        "apply_rotary_emb in rope.py",
-        rotation.ask_rotation(query, key, SHAPE["max_seq_len"]),
-        {said: partial(wrong, query, key, THETA) for said, wrong in rotation.MISTAKES.items()},
-    )
-    weights = below(small_weights(), "layers.0.feed_forward.")
-    yield CheckedPart(
-        "feed-forward",
-        "class FeedForward in llama.py",
-        ask_module("FeedForward", weights, DIM, HIDDEN, SHAPE["multiple_of"], 0.0),
-        {said: partial(small_model.feed_forward, x, in_double(weights), gate) for said, gate in mistakes.GATES.items()},
-        (IMPORT,),
-    )
+def import_part() -> CheckedPart:
+    return CheckedPart(IMPORT, "llama.py", ChildQuestion("import_module", "llama", {"module": "llama"}), {})
 
 
-def attention_parts(kind: str) -> Iterator[CheckedPart]:
-    """What depends on the kind of attention, in one layer."""
-    causal, x, config = kind == "causal", small_model.states(), {"config": small_config(kind)}
-    heads = dict(zip(("query", "key", "value"), small_model.score_inputs(), strict=True))
-    weights = below(small_weights(), "layers.0.")
-    of_attention, doubled = below(weights, "attention."), in_double(weights)
-    yield CheckedPart(
-        f"scores and softmax, {kind}",
-        "Attention.compute_query_key_value_scores in llama.py",
-        ChildQuestion("scores", "llama", config, heads),
-        with_mistakes(small_model.attend, mistakes.ATTEND_MISTAKES, *in_double(heads).values(), causal),
-        (IMPORT,),
-    )
-    yield CheckedPart(
-        f"grouped queries, {kind}",
-        "Attention.forward in llama.py",
-        ChildQuestion("attention", "llama", config, {"weights": of_attention, "x": x}),
-        with_mistakes(small_model.attention, mistakes.ATTENTION_MISTAKES, x.double(), in_double(of_attention), causal),
-        ("rotary embedding", f"scores and softmax, {kind}"),
-    )
-    yield CheckedPart(
-        f"layer, {kind}",
-        "LlamaLayer.forward in llama.py",
-        ChildQuestion("layer", "llama", config, {"weights": weights, "x": x}),
-        with_mistakes(small_model.layer, mistakes.LAYER_MISTAKES, x.double(), doubled, causal),
-        ("RMSNorm", "feed-forward", f"grouped queries, {kind}"),
-    )
+def norm_part() -> CheckedPart:
+    weights = below(small_weights(), "norm.")
+    inputs = (small.states().double(), weights["weight"].double(), small.NORM_EPS)
+    wrong = {said: partial(norm, *inputs) for said, norm in mistakes.NORM_MISTAKES.items()}
+    question = ask_module("RMSNorm", weights, small.DIM, small.NORM_EPS)
+    return CheckedPart("RMSNorm", "class RMSNorm in llama.py", question, wrong, (IMPORT,))
 
 
-def model_parts(kind: str) -> Iterator[CheckedPart]:
-    """The language model of one kind of attention, and loading it."""
-    config = {"config": small_config(kind)}
-    yield CheckedPart(
-        f"embedding and head, {kind}",
-        "Llama.forward in llama.py",
-        ChildQuestion("llama", "llama", config, {"weights": small_weights(), "tokens": TOKENS}),
-        with_mistakes(small_model.llama, mistakes.LLAMA_MISTAKES, TOKENS, kind == "causal"),
-        ("RMSNorm", f"layer, {kind}"),
-    )
-    question = ChildQuestion("loading", "llama", config, {"weights": small_weights()})
-    yield CheckedPart(f"loading, {kind}", "load_pretrained in llama.py", question, {}, (IMPORT,), loaded_weights)
+def rotary_part() -> CheckedPart:
+    query, key = small.rotary_inputs()
+    wrong = with_mistakes(rotation.rotate_both, rotation.ROTATION_MISTAKES, query, key, small.THETA)
+    question = rotation.ask_rotation(query, key, SMALL_SHAPE["max_seq_len"])
+    return CheckedPart("rotary embedding", "apply_rotary_emb in rope.py", question, wrong)
+
+
+def scores_part(kind: str) -> CheckedPart:
+    heads = dict(zip(("query", "key", "value"), small.score_inputs(), strict=True))
+    question = ChildQuestion("scores", "llama", {"config": small_config(kind)}, heads)
+    wrong = with_mistakes(small.attend, mistakes.ATTEND_MISTAKES, *in_double(heads).values(), kind == "causal")
+    where = "Attention.compute_query_key_value_scores in llama.py"
+    return CheckedPart(f"scores and softmax, {kind}", where, question, wrong, (IMPORT,))
+
+
+def attention_part(kind: str) -> CheckedPart:
+    x, weights = small.states(), below(small_weights(), "layers.0.attention.")
+    question = ChildQuestion("attention", "llama", {"config": small_config(kind)}, {"weights": weights, "x": x})
+    inputs = (x.double(), in_double(weights), kind == "causal")
+    wrong = with_mistakes(small.attention, mistakes.ATTENTION_MISTAKES, *inputs)
+    needs = ("rotary embedding", f"scores and softmax, {kind}")
+    return CheckedPart(f"grouped queries, {kind}", "Attention.forward in llama.py", question, wrong, needs)
+
+
+def feed_forward_part() -> CheckedPart:
+    x, weights = small.states().double(), below(small_weights(), "layers.0.feed_forward.")
+    wrong = {said: partial(small.feed_forward, x, in_double(weights), gate) for said, gate in mistakes.GATES.items()}
+    question = ask_module("FeedForward", weights, small.DIM, small.HIDDEN_DIM, SMALL_SHAPE["multiple_of"], 0.0)
+    return CheckedPart("feed-forward", "class FeedForward in llama.py", question, wrong, (IMPORT,))
+
+
+def layer_part(kind: str) -> CheckedPart:
+    x, weights = small.states(), below(small_weights(), "layers.0.")
+    question = ChildQuestion("layer", "llama", {"config": small_config(kind)}, {"weights": weights, "x": x})
+    wrong = with_mistakes(small.layer, mistakes.LAYER_MISTAKES, x.double(), in_double(weights), kind == "causal")
+    needs = ("RMSNorm", "feed-forward", f"grouped queries, {kind}")
+    return CheckedPart(f"layer, {kind}", "LlamaLayer.forward in llama.py", question, wrong, needs)
+
+
+def model_part(kind: str) -> CheckedPart:
+    tensors = {"weights": small_weights(), "tokens": small.TOKENS}
+    question = ChildQuestion("llama", "llama", {"config": small_config(kind)}, tensors)
+    wrong = with_mistakes(small.llama, mistakes.LLAMA_MISTAKES, small.TOKENS, kind == "causal")
+    needs = ("RMSNorm", f"layer, {kind}")
+    return CheckedPart(f"embedding and head, {kind}", "Llama.forward in llama.py", question, wrong, needs)
+
+
+def loading_part(kind: str) -> CheckedPart:
+    question = ChildQuestion("loading", "llama", {"config": small_config(kind)}, {"weights": small_weights()})
+    return CheckedPart(f"loading, {kind}", "load_pretrained in llama.py", question, {}, (IMPORT,), loaded_weights)
 
 
 def loaded_weights(answer: ChildAnswer) -> ChildAnswer:
-    """No numbers where the weights after loading are those of the checkpoint, else the first that is not."""
+    """No numbers if the weights after loading are those of the checkpoint; else the first name that differs."""
     loaded = dict(zip(answer.names, answer.tensors, strict=True))
     for name, tensor in () if answer.trouble else small_weights().items():
         if name not in loaded or not torch.equal(loaded[name], tensor.double()):
             return ChildAnswer(trouble=f"{name} is not what the checkpoint holds")
-    return ChildAnswer() if not answer.trouble else answer
+    return answer if answer.trouble else ChildAnswer()
 
 
-def classifier_parts(kind: str) -> list[CheckedPart]:
-    causal, needs = kind == "causal", (f"embedding and head, {kind}", f"loading, {kind}")
-    settings = {"num_labels": len(LABELS), "hidden_dropout_prob": NEARLY_ALL, "option": "finetune", "pad_id": PAD}
-    given = {"config": small_config(kind), "settings": settings}
-    labels = [" ".join(map(str, ids)) for ids in LABELS]
-    inputs = {"weights": small_weights(), "tokens": PADDED}
-    head = {"head": small_model.head_weights()}
-    return [
-        CheckedPart(
-            f"zero-shot classifier, {kind}",
-            "class LlamaZeroShotClassifier in classifier.py",
-            ChildQuestion("zero_shot", "classifier", {**given, "labels": labels}, inputs),
-            with_mistakes(small_model.zero_shot, mistakes.ZERO_SHOT_MISTAKES, causal),
-            needs,
-        ),
-        CheckedPart(
-            f"embedding classifier, {kind}",
-            "class LlamaEmbeddingClassifier in classifier.py",
-            ChildQuestion("embedding", "classifier", given, {**inputs, **head}),
-            with_mistakes(small_model.embedding, mistakes.EMBEDDING_MISTAKES, causal),
-            needs,
-        ),
-    ]
+def classifier_settings(kind: str) -> dict[str, Any]:
+    given = {"num_labels": len(small.LABELS), "hidden_dropout_prob": small.NEARLY_ALL, "option": "finetune"}
+    return {"config": small_config(kind), "settings": {**given, "pad_id": small.PAD}}
 
 
-IMPORT = "import of llama.py"
-PART_ORDER = (
-    IMPORT,
-    "RMSNorm",
-    "rotary embedding",
-    "scores and softmax",
-    "grouped queries",
-    "feed-forward",
-    "layer",
-    "embedding and head",
-    "loading",
-    "zero-shot classifier",
-    "embedding classifier",
-)
-# asked in any case; the model itself may rotate in another way than by `apply_rotary_emb`
-WHOLES = ("rotary embedding", "embedding and head", "zero-shot classifier", "embedding classifier")
+def zero_shot_part(kind: str) -> CheckedPart:
+    settings = {**classifier_settings(kind), "labels": [" ".join(map(str, ids)) for ids in small.LABELS]}
+    tensors = {"weights": small_weights(), "tokens": small.PADDED}
+    question = ChildQuestion("zero_shot", "classifier", settings, tensors)
+    wrong = with_mistakes(small.zero_shot, mistakes.ZERO_SHOT_MISTAKES, kind == "causal")
+    needs = (f"embedding and head, {kind}", f"loading, {kind}")
+    where = "class LlamaZeroShotClassifier in classifier.py"
+    return CheckedPart(f"zero-shot classifier, {kind}", where, question, wrong, needs)
+
+
+def embedding_part(kind: str) -> CheckedPart:
+    tensors = {"weights": small_weights(), "tokens": small.PADDED, "head": small.head_weights()}
+    question = ChildQuestion("embedding", "classifier", classifier_settings(kind), tensors)
+    wrong = with_mistakes(small.embedding, mistakes.EMBEDDING_MISTAKES, kind == "causal")
+    needs = (f"embedding and head, {kind}", f"loading, {kind}")
+    where = "class LlamaEmbeddingClassifier in classifier.py"
+    return CheckedPart(f"embedding classifier, {kind}", where, question, wrong, needs)
 
 
 def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True) -> list[CheckedPart]:
@@ -219,17 +181,20 @@ def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True) -> list[Chec
     has_classifiers: False leaves out the classifiers of a causal model. How an edition with one causal kind reads a
     text is not known.
     """
-    parts = [*plain_parts()]
-    for kind in kinds:
-        parts += [*attention_parts(kind), *model_parts(kind)]
-        if kind == "bidirectional" or has_classifiers:
-            parts += classifier_parts(kind)
-    return sorted(parts, key=lambda part: PART_ORDER.index(part.name.partition(",")[0]))
+    classifying = [kind for kind in kinds if has_classifiers or kind == "bidirectional"]
+    return [
+        import_part(), norm_part(), rotary_part(), *map(scores_part, kinds), *map(attention_part, kinds),
+        feed_forward_part(), *map(layer_part, kinds), *map(model_part, kinds), *map(loading_part, kinds),
+        *map(zero_shot_part, classifying), *map(embedding_part, classifying),
+    ]  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- the verdicts
 
 
 def stored_numbers() -> dict[str, Tensors] | None:
-    """What every part should answer, or None where the file is not here."""
-    path = find_own(PARTS)
+    """The right numbers of every part by its name; None where the file is not here."""
+    path = find_own(PARTS_FILE)
     if path is None:
         return None
     try:
@@ -239,7 +204,7 @@ def stored_numbers() -> dict[str, Tensors] | None:
 
 
 def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensors]) -> list[Finding]:
-    """What becomes of every part. One that fails is not judged where a part that it needs is wrong or missing."""
+    """The verdict on every part. A part that fails is not judged where a part that it needs is wrong or missing."""
     findings: list[Finding] = []
     to_mend: dict[str, list[str]] = {}  # why a part is not right: itself, or parts that it needs
     blanks: set[str] = set()  # where parts are not written
@@ -293,21 +258,21 @@ def check_parts(
     is_asked_for: bool,
     whole_is_right: bool,
 ) -> bool:
-    """Whether every part is right. Prints a line for each, unless the whole is right and nobody asked for them.
+    """Whether every part is right. Prints a line for each, unless the whole is right and `--parts` was not given.
 
-    expected: `stored_numbers()`, read before the student's code was first asked, as that can write to any file.
+    expected: `stored_numbers()`, read before the student's code first ran, as that code can write to any file.
     """
     if expected is None:
         if is_asked_for:
-            raise GradingError(f"--parts needs {PARTS}, which is not here")
-        print(f"note: {PARTS} is not here, so neither the parts nor classifier.py were checked", file=sys.stderr)
+            raise GradingError(f"--parts needs {PARTS_FILE}, which is not here")
+        print(f"note: {PARTS_FILE} is not here, so neither the parts nor classifier.py were checked", file=sys.stderr)
         return True
     kinds = kinds_to_check(student, attention)
     parts = all_parts(kinds, has_classifiers="causal" not in kinds or takes_attention(student))
     wholes = [part for part in parts if part.name.partition(",")[0] in WHOLES]
     if whole_is_right and not is_asked_for and all(one.verdict == "ok" for one in judge(student, wholes, expected)):
         return True
-    print(f"Part by part, on a small model ({PARTS} holds what others computed):")
+    print(f"Part by part, on a small model ({PARTS_FILE} holds what others computed):")
     findings = judge(student, parts, expected)
     for one in findings:
         print(f"  {one.part.name + ':':36s} {one.verdict}{f': {one.sentence}' if one.sentence else ''}")

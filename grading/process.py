@@ -1,4 +1,4 @@
-"""A running process of a student's code, seen from the script: its pipes, its end, and how to end it."""
+"""The process of a student's code, seen from the script: its pipes, its end, and how the script ends it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ LOOK = 0.1  # seconds between two looks whether the process still lives
 LAST_WORDS = 1.0  # seconds for an answer on its way, once the process has ended
 SPOILT = "closed the pipe of its answers, or wrote to it"
 LONGEST_OUTPUT = 2000  # bytes that are kept of what the process prints
-START = (
-    "import sys; sys.path = [*filter(None, sys.path), sys.argv[1], *sys.argv[3:]]; "
-    "from grading.child import main; main()"
-)
+START = """import sys; sys.path = [*filter(None, sys.path), sys.argv[1], *sys.argv[3:]]
+from grading.child import main; main()"""
 
 
 def libraries(folder: Path) -> list[str]:
-    """The folders that PYTHONPATH adds, without the student's: nothing there may stand in for grading/ or a library."""
+    """The folders of PYTHONPATH, without the student's: no file there may hide grading/ or a library."""
     added = (os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
     return [path for path in added if folder not in (Path(path), *Path(path).parents)]
 
@@ -35,18 +33,15 @@ class Process:
     """A running process of the student's code, and what it sends."""
 
     def __init__(self, folder: Path, scratch: str):
-        flags = ["-B"] * sys.dont_write_bytecode
+        flags, pipe = ["-B"] * sys.dont_write_bytecode, subprocess.PIPE
         inherited = {name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         self.process = subprocess.Popen(
             [sys.executable, *flags, "-c", START, str(ROOT), str(folder), *libraries(folder)],
             cwd=folder,
             env={**inherited, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
+            stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0,
             start_new_session=True,  # no terminal, and a process group that can be ended as a whole
-        )
+        )  # fmt: skip
         self.messages: queue.Queue = queue.Queue(maxsize=4)
         self.output = b""
         self.drain = threading.Thread(target=self._drop_output, daemon=True)
@@ -54,7 +49,7 @@ class Process:
             thread.start()
 
     def _read_messages(self) -> None:
-        """Put every message into the queue, and None at the end of the pipe, or at what is no message."""
+        """Put every message into the queue; None at the end of the pipe, or at bytes that are not a message."""
         message: tuple[dict, bytes] | None = ({}, b"")
         while message is not None:
             try:
@@ -64,28 +59,29 @@ class Process:
             self.messages.put(message)
 
     def _drop_output(self) -> None:
-        """Read what the process prints, so that it never waits, and keep the end of it: it must not look like ours."""
+        """Read all that the process prints, so that it never waits; keep the end of it for `last_line`."""
         with contextlib.suppress(OSError, ValueError):
             while printed := os.read(self.process.stderr.fileno(), 1 << 16):
                 self.output = (self.output + printed)[-LONGEST_OUTPUT:]
 
     def last_line(self) -> str:
-        """The last line that an ended process has printed, as it is, or ""."""
+        """The last line that an ended process printed, unchanged, or ""."""
         self.drain.join(LAST_WORDS)
         return self.output.decode(errors="replace").rstrip().rpartition("\n")[2]
 
     def send(self, message: bytes) -> None:
         """Write in a thread: a process that does not read must not stop the script."""
-        threading.Thread(target=self._write, args=(message,), daemon=True).start()
 
-    def _write(self, message: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, as will be seen
-            wire.write(self.process.stdin.fileno(), message)
+        def write() -> None:
+            with contextlib.suppress(OSError, ValueError):  # the process has ended: `receive` finds that
+                wire.write(self.process.stdin.fileno(), message)
+
+        threading.Thread(target=write, daemon=True).start()
 
     def receive(self, deadline: float) -> tuple[dict, bytes] | None:
-        """The next message; None where the process has ended or its pipe has. Raises `TimeoutError` at the deadline.
+        """The next message; None if the process or its pipe has ended. Raises `TimeoutError` at the deadline.
 
-        A copy of the process may hold the pipe open after its end, so the process is looked at as well.
+        A copy of the process may hold the pipe open after its end, so the process itself is polled as well.
         """
         while (left := deadline - time.monotonic()) > 0:  # also of a process that never stops sending
             has_ended = self.process.poll() is not None
@@ -97,7 +93,7 @@ class Process:
         raise TimeoutError
 
     def how_it_ended(self) -> str:
-        """In words, after `receive` has given None: an exit status, a signal, or a spoilt pipe."""
+        """As text, after `receive` has returned None: an exit status, a signal, or a spoilt pipe."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(LAST_WORDS)
         status = self.process.returncode
@@ -110,9 +106,8 @@ class Process:
 
     def kill(self) -> None:
         """End the process and its whole group."""
-        with contextlib.suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError, AttributeError):  # Windows has no process groups
+            os.killpg(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""How a grading script runs: arguments, errors in one line, files. The graders' own copy of a few small things.
+"""How a grading script runs: arguments, errors in one line, files. The graders' own copy of parts of `utils.py`.
 
 A student may replace every module of the package, `utils.py` among them, so no grader imports one.
 """
@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent  # where the grading scripts lie
+PARTS_FILE = "checkpoints/parts.json"  # what checkpoints/parts.py had others compute: the right numbers of the parts
 MAX_WORD, MAX_MESSAGE, MAX_NAMES = 400, 2000, 10
 INTERRUPTED = 130  # 128 and the signal's number, as a shell says
 
 
 class GradingError(ValueError):
-    """A mistake that the user can mend. The message is one line: what is wrong, where, and what to do."""
+    """A mistake that the user can correct. The message is one line: what is wrong, where, and what to do."""
 
 
 class DefaultText(str):
-    """A flag's default value, told apart from the same text that a user typed."""
+    """The default value of a flag. The same text, typed by a user, is a plain `str`."""
 
 
 class GradingParser(argparse.ArgumentParser):
@@ -37,7 +38,6 @@ class GradingParser(argparse.ArgumentParser):
     def __init__(self, **kwargs):
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
-        self.register("type", int, whole_number)
         self.register("type", float, decimal_number)
 
     def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
@@ -67,9 +67,9 @@ def decimal_number(text: str) -> float:
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a program's `main` and return its exit status.
 
-    A `GradingError`, a file-system error, a memory that is too small and an absent package become one line on standard
-    error and status 2, an interrupt one line and status 130. Anything else is a defect of the program and keeps its
-    traceback. Where nobody reads what is printed (`| head -1`, `>&-`), neither the verdict nor the status changes.
+    A `GradingError`, a file-system error, too little memory and an absent package become one line on standard error
+    and status 2, an interrupt one line and status 130. Any other exception is a defect of the program and keeps its
+    traceback. A reader of the output that ends early (`| head -1`, `>&-`) changes neither verdict nor status.
     """
     keep_standard_streams()
     status = 2
@@ -97,41 +97,38 @@ def run_main(main: Callable[[], int | None]) -> int:
 
 
 class PatientStream(io.TextIOWrapper):
-    """A standard stream whose reader may go away; what is written then goes nowhere."""
+    """A standard stream whose reader may end early; then the text is dropped."""
 
     def write(self, text: str) -> int:
-        with self._unheard():
-            super().write(text)
-        return len(text)
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            send_nowhere(self.fileno())
+            return len(text)
 
     def flush(self) -> None:
-        with self._unheard():
-            super().flush()
-
-    @contextmanager
-    def _unheard(self) -> Iterator[None]:
         try:
-            yield
+            super().flush()
         except BrokenPipeError:
             send_nowhere(self.fileno())
 
 
 def keep_standard_streams() -> None:
-    """Make standard output and error writable for as long as the program runs, whoever listens."""
+    """Make standard output and error writable for as long as the program runs, with or without a reader."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed one would be the next file that is opened
         os.set_inheritable(number, True)
     os.close(number)
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name) or open(number, "w", encoding="utf-8", closefd=False)
         if type(stream) is io.TextIOWrapper:  # not a test's
-            how = dict(line_buffering=stream.line_buffering, write_through=stream.write_through)
-            how |= dict(encoding=stream.encoding, errors="backslashreplace")  # for what the terminal cannot show
-            stream = PatientStream(stream.detach(), **how)
+            is_by_line, is_unbuffered, encoding = stream.line_buffering, stream.write_through, stream.encoding
+            # backslashes for what the terminal cannot show
+            stream = PatientStream(stream.detach(), encoding, "backslashreplace", None, is_by_line, is_unbuffered)
         setattr(sys, name, stream)
 
 
 def drop_stuck_output() -> None:
-    """Send what standard output cannot take nowhere, or Python fails on it once more at exit (status 120)."""
+    """Drop the text that standard output cannot take; else Python fails on it once more at exit (status 120)."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -139,14 +136,10 @@ def drop_stuck_output() -> None:
 
 
 def send_nowhere(number: int) -> None:
+    """Connect a file descriptor with /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)
-
-
-def warn(message: str) -> None:
-    """One line on standard error."""
-    print(f"warning: {one_line(message)}", file=sys.stderr)
 
 
 def one_line(message: str) -> str:
@@ -162,7 +155,7 @@ def shorten(text: str, most: int = 100) -> str:
 
 
 def printable(value: object, most: int = 100) -> str:
-    """`str` of a value of bounded length, escaped where a terminal would not show all of it, or act on it."""
+    """`str` of a value, of bounded length; escaped where it has characters that a terminal hides or obeys."""
     text = shorten(str(value), most)
     return text if text.isprintable() else shorten(ascii(text), most)
 
@@ -180,16 +173,17 @@ def few(names: Iterable[str], most: int = 5) -> str:
 
 
 def find_own(name: str) -> Path | None:
-    """Where a file lies that comes with the scripts: beside them alone, as a student may have one of that name."""
+    """The path of a file that comes with the scripts; None if absent. A student's file of that name does not count."""
     path = ROOT / name
     is_here = ROOT == Path.cwd().resolve()
     return (Path(name) if is_here else path) if path.is_file() else None
 
 
 def find_course_file(name: str, judged: Path) -> Path | None:
-    """Where a file of the course lies: as the user named it; a default one here, else beside the scripts.
+    """The path of a file of the course, as the user named it; a default one in the current folder or by the scripts.
 
-    The judged folder, and what lies in it, does not count as "here", unless the scripts lie there as well.
+    judged: the student's folder. It and the folders in it do not count as the current one, unless the scripts lie
+    there as well.
     """
     if not isinstance(name, DefaultText):
         return find_asset(name)
@@ -199,11 +193,8 @@ def find_course_file(name: str, judged: Path) -> Path | None:
 
 
 def find_asset(name: str | os.PathLike) -> Path | None:
-    """Where an input file lies: as named (from the current folder), else beside the scripts; None if in neither."""
-    for path in (Path(name), ROOT / name):
-        if path.is_file():
-            return path
-    return None
+    """The path of an input file: in the current folder, else beside the scripts; None if in neither."""
+    return next((path for path in (Path(name), ROOT / name) if path.is_file()), None)
 
 
 def read_text(path: str | os.PathLike) -> str:

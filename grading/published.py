@@ -11,8 +11,8 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from grading.asking import short_repr
 from grading.lines import create_data
@@ -29,8 +29,7 @@ PUBLISHED_TEXTS = {
 }
 
 
-@dataclass(frozen=True)
-class PublishedLabels:
+class PublishedLabels(NamedTuple):
     """One accepted zero-shot label file: its hash, how often each label occurs, and its accuracy."""
 
     sha256: str
@@ -39,19 +38,14 @@ class PublishedLabels:
 
 
 PUBLISHED_LABELS = {
-    "sst-dev": (
-        PublishedLabels(
-            "f0200a774dc8d5eaba133a4a8a295a79a96427ae9fa2fa7b2a6acf7b7b046d64", (405, 493, 83, 89, 31), 0.2134
-        ),
-    ),
-    "sst-test": (
-        PublishedLabels(
-            "30ac3cfd8f617719be22657adae21a04d231784d1aff3ba6351b16889ebd1670", (732, 990, 220, 194, 74), 0.2244
-        ),
-        PublishedLabels(
-            "7cb2c41bc2e0b9dfea72fc821c909c31fea2e3ebbcc5a19f67aa68ed730b3da7", (734, 982, 226, 194, 74), 0.2244
-        ),
-    ),
+    "sst-dev": (PublishedLabels(
+        "f0200a774dc8d5eaba133a4a8a295a79a96427ae9fa2fa7b2a6acf7b7b046d64", (405, 493, 83, 89, 31), 0.2134
+    ),),
+    "sst-test": (PublishedLabels(
+        "30ac3cfd8f617719be22657adae21a04d231784d1aff3ba6351b16889ebd1670", (732, 990, 220, 194, 74), 0.2244
+    ), PublishedLabels(
+        "7cb2c41bc2e0b9dfea72fc821c909c31fea2e3ebbcc5a19f67aa68ed730b3da7", (734, 982, 226, 194, 74), 0.2244
+    )),
     "cfimdb-dev": (
         PublishedLabels("0b6c0e486b15e056d6c1e647fab32086a92d1dae9e79dffda3ef282850762bd8", (59, 186), 0.502),
         PublishedLabels("9d32c2ead2379b299b42c5f4e64161e037e6070a451363a1f2285939fac3ff4d", (60, 185), 0.498),
@@ -60,18 +54,17 @@ PUBLISHED_LABELS = {
         PublishedLabels("c9b6390227cc044520b727e55cfa9c92bfaee6f08207fd6ea0958e9e4ed5e76c", (104, 384), None),
         PublishedLabels("25608bacba8fcf0fa09cf8e307ffaec6c6d862860213865182646de1bbed77bf", (103, 385), None),
     ),
-}
+}  # fmt: skip
 
 
 def check_published(
     code: Path, args: Namespace, texts: dict[str, str], labels: dict[str, tuple[PublishedLabels, ...]]
 ) -> bool:
     """Run the driver in the folder `code` as a student would, from a scratch folder; print a table with verdicts."""
-    checkpoint = find_course_file(args.pretrained_model_path, code.resolve())
+    name = args.pretrained_model_path
+    checkpoint = find_course_file(name, code.resolve())
     if checkpoint is None:
-        raise GradingError(
-            f"--published needs {args.pretrained_model_path}, which is not here; run setup.sh to fetch it"
-        )
+        raise GradingError(f"--published needs {name}, which is not here; run setup.sh to fetch it")
     gold = {name: find_asset(f"{args.data_dir}/{name}.txt") for name in labels}
     if None in gold.values():
         raise GradingError(f"--published needs the course's data in {args.data_dir}/; run setup.sh to fetch it")
@@ -83,7 +76,8 @@ def check_published(
         for attention, expected in texts.items():
             run_driver(code, ["--option", "generate", "--attention", attention, *flags], folder)
             got = hashlib.sha256(read_output(folder, "generated-sentence-temp-0.txt")).hexdigest()
-            rows.append((f"text, temperature 0, {attention}", expected[:12], got[:12], _verdict(expected == got)))
+            verdict = "equal" if expected == got else "DIFFERS"
+            rows.append((f"text, temperature 0, {attention}", expected[:12], got[:12], verdict))
         for dataset in sorted({name.rsplit("-", 1)[0] for name in labels}):
             run_driver(code, [*_zero_shot_flags(dataset, gold[f"{dataset}-dev"].parent), *flags], folder)
             for split in ("dev", "test"):
@@ -95,18 +89,16 @@ def check_published(
     return all(row[-1] != "DIFFERS" for row in rows)
 
 
-def _verdict(equal: bool) -> str:
-    return "equal" if equal else "DIFFERS"
-
-
 def _zero_shot_flags(dataset: str, data_dir: Path) -> list[str]:
-    """The assignment's zero-shot command for one data set, attention left to its reference semantics."""
+    """The flags of the assignment's zero-shot command for one data set."""
+    files = {f"--{split}": f"{dataset}-{split}.txt" for split in ("train", "dev", "test")}
+    files["--label-names"] = f"{dataset}-label-mapping.json"
     flags = ["--option", "prompt", "--batch_size", "10", "--attention", "bidirectional"]
-    for split in ("train", "dev", "test"):
-        flags += [f"--{split}", str((data_dir / f"{dataset}-{split}.txt").resolve())]
+    for flag, name in files.items():
+        flags += [flag, str((data_dir / name).resolve())]
     for split in ("dev", "test"):
         flags += [f"--{split}_out", f"{dataset}-{split}-prompting-output.txt"]
-    return [*flags, "--label-names", str((data_dir / f"{dataset}-label-mapping.json").resolve())]
+    return flags
 
 
 def run_driver(code: Path, flags: list[str], folder: str, limit: float = DRIVER_LIMIT) -> None:
@@ -115,15 +107,10 @@ def run_driver(code: Path, flags: list[str], folder: str, limit: float = DRIVER_
     limit: seconds until it and all its processes are ended.
     """
     print(f"running run_llama.py {' '.join(flags[:2])} ...", file=sys.stderr)
-    command = [sys.executable, str(code / "run_llama.py"), *flags]
+    command, nothing = [sys.executable, str(code / "run_llama.py"), *flags], subprocess.DEVNULL
     with tempfile.TemporaryFile() as errors:  # not a pipe, which a process that outlives the driver could hold open
         driver = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,
+            command, cwd=folder, stdin=nothing, stdout=nothing, stderr=errors, start_new_session=True
         )
         try:
             status = driver.wait(limit)
@@ -140,7 +127,7 @@ def run_driver(code: Path, flags: list[str], folder: str, limit: float = DRIVER_
 
 
 def read_output(folder: str, name: str) -> bytes:
-    """A file that the driver should have written. Raises `GradingError` where it has not."""
+    """The bytes of an output file of the driver. Raises `GradingError` if the driver has not written it."""
     path = Path(folder) / name
     if not path.is_file():
         raise GradingError(f"run_llama.py ended without an error, but it has not written {name}")
@@ -148,10 +135,10 @@ def read_output(folder: str, name: str) -> bytes:
 
 
 def label_row(name: str, output: Path, gold: Path, accepted: tuple[PublishedLabels, ...]) -> tuple[str, str, str, str]:
-    """Compare a prediction file with the accepted ones.
+    """A row of the table: a prediction file compared with the accepted ones.
 
-    "close": no accepted hash, but counts within 1 % of the lines and accuracy within 0.01 of an accepted one, which is
-    what ties that fall differently on another machine look like.
+    The verdict "close": no accepted hash, but counts within 1 % of the lines and accuracy within 0.01 of an accepted
+    file. So look ties that fall differently on another machine.
     """
     predictions, labels = ([one.label for one in create_data(path, is_test=True)] for path in (output, gold))
     digest = hashlib.sha256("".join(f"{label}\n" for label in predictions).encode()).hexdigest()
@@ -163,11 +150,9 @@ def label_row(name: str, output: Path, gold: Path, accepted: tuple[PublishedLabe
         near = one.accuracy is None or abs(accuracy - one.accuracy) <= 0.01
         return moved <= 0.01 * len(labels) and near
 
-    if any(one.sha256 == digest for one in accepted):
-        verdict = "equal"
-    else:
-        verdict = "close" if any(map(is_close, accepted)) else "DIFFERS"
-    expected = " or ".join(_describe(one.sha256, one.counts, one.accuracy) for one in accepted)
+    is_equal = any(one.sha256 == digest for one in accepted)
+    verdict = "equal" if is_equal else "close" if any(map(is_close, accepted)) else "DIFFERS"
+    expected = " or ".join(_describe(*one) for one in accepted)
     got = _describe(digest, counts, None if accepted[0].accuracy is None else accuracy)
     return f"zero-shot, {name}", expected, got, verdict
 

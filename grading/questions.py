@@ -1,7 +1,7 @@
-"""What a grading script can ask a student's code, each question a function. Imported in the student's process.
+"""The questions of the grading scripts to a student's code, each a function. Imported in the student's process.
 
-Inputs and weights come with the question. What a function returns are the student's numbers as they are: no function
-here knows what they should be. A function raises `Wrong` where a sentence says more than an exception would.
+Inputs and weights come with the question. A function returns the student's numbers unchanged: none here knows the right
+ones. A function raises `Wrong` where a sentence says more than an exception would.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ import torch
 from grading import wire
 
 Weights = dict[str, torch.Tensor]
-GROUP = "/"  # between the name of an argument and the name of a tensor, where an argument is a dictionary of tensors
 
 
 class Wrong(Exception):
-    """What is wrong with a student's code, in a sentence that needs no name of an error before it."""
+    """A fault of a student's code, as a sentence; the script prints it without the name of an exception."""
 
 
 class StateDict(dict):
-    """Tensors by name, told apart from a dictionary that a student's code returns in the place of a tensor."""
+    """Tensors by name. A plain dictionary would be a student's mistake: returned in the place of a tensor."""
 
 
 def answer(header: dict, data: bytes) -> Weights:
-    """Ask what `header` says, with the tensors in `data`. Returns the student's tensors as float64, by name.
+    """Ask the question in `header` with the tensors in `data`. Returns the student's tensors as float64, by name.
 
-    Raises `Wrong` where something else than tensors is returned, and whatever the student's code raises.
+    Raises `Wrong` if the student's code returns other things than tensors, and every exception of that code.
     """
     arguments: dict[str, Any] = dict(header["settings"])
     for name, tensor in wire.unpack(header, data).items():
-        argument, _, inner = name.partition(GROUP)
+        argument, _, inner = name.partition("/")  # with a slash: one of a dictionary of tensors
         if inner:
             arguments.setdefault(argument, {})[inner] = tensor
         else:
@@ -51,7 +50,7 @@ def answer(header: dict, data: bytes) -> Weights:
 
 
 def numbers_of(value: object) -> torch.Tensor:
-    """A student's tensor as a plain one on the CPU, float64. Raises `Wrong` for what has no such numbers."""
+    """A student's tensor as a plain one on the CPU, float64. Raises `Wrong` if it has no such numbers."""
     if not isinstance(value, torch.Tensor):
         hint = "; is a `return` missing?" if value is None else ", not a tensor"
         raise Wrong(f"it returns {'None' if value is None else type(value).__name__}{hint}")
@@ -66,11 +65,11 @@ def numbers_of(value: object) -> torch.Tensor:
     return value.detach().cpu().double().as_subclass(torch.Tensor)
 
 
-# ---------------------------------------------------------------------------------------------- what is asked
+# ------------------------------------------------------------------------------------------------- questions
 
 
 def student(module: str, name: str) -> Any:
-    """A function or class of one of the student's modules, which is imported only now."""
+    """A function or class of one of the student's modules. Imports the module."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -103,7 +102,7 @@ def train(weight: torch.Tensor, inputs: torch.Tensor, optimizer: type | None = N
 def few_steps(
     weights: torch.Tensor, gradients: torch.Tensor, optimizer: type | None = None, **settings
 ) -> torch.Tensor:
-    """What an optimizer makes of parameters, the rows of `weights`. gradients: for every step, of every parameter."""
+    """The parameters after some steps, rows of a matrix. weights: the first ones. gradients: steps, then as weights."""
     parameters = [torch.nn.Parameter(row.clone()) for row in weights]
     optimizer = (optimizer or student("optimizer", "AdamW"))(parameters, **settings)
     for gradient in gradients:
@@ -122,7 +121,7 @@ def fill(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
 
 
 def make(name: str, weights: Weights, *arguments) -> torch.nn.Module:
-    """A part of the student's llama.py with these weights."""
+    """A module of the student's llama.py with these weights."""
     return fill(student("llama", name)(*arguments), weights)
 
 
@@ -160,7 +159,7 @@ def layer(config: dict, weights: Weights, x: torch.Tensor) -> Any:
 
 
 def layer_norm_of(config: dict, x: torch.Tensor, shifted: torch.Tensor) -> Any:
-    """What a fresh layer's first norm makes of two inputs."""
+    """The outputs of a fresh layer's first norm for two inputs."""
     norm = student("llama", "LlamaLayer")(0, make_config(config)).eval().attention_norm
     return norm(x), norm(shifted)
 
@@ -178,18 +177,18 @@ def llama(config: dict, weights: Weights, tokens: torch.Tensor) -> Any:
 
 
 def names_attention() -> tuple:
-    """Raises `Wrong` unless the student's load_pretrained has the argument `attention`; the hand-out's has not."""
+    """Raises `Wrong` unless the student's load_pretrained has the argument `attention`; the hand-out's has none."""
     if "attention" not in inspect.signature(student("llama", "load_pretrained")).parameters:
         raise Wrong("load_pretrained has no argument attention")
     return ()
 
 
 def load(path: str, attention: str) -> torch.nn.Module:
-    """The student's model of a checkpoint; one that knows a single kind of attention is taken as it is."""
+    """The student's model of a checkpoint. A load_pretrained with one kind of attention gets no argument for it."""
     load_pretrained = student("llama", "load_pretrained")
-    names = inspect.signature(load_pretrained).parameters
-    chosen = {"attention": attention} if "attention" in names else {}
-    return load_pretrained(path, **chosen).eval()
+    if "attention" in inspect.signature(load_pretrained).parameters:
+        return load_pretrained(path, attention=attention).eval()
+    return load_pretrained(path).eval()
 
 
 def model(path: str, attention: str, device: str, tokens: torch.Tensor) -> Any:
@@ -202,7 +201,7 @@ def model(path: str, attention: str, device: str, tokens: torch.Tensor) -> Any:
 
 @contextmanager
 def small_checkpoint(config: dict, weights: Weights) -> Iterator[str]:
-    """A checkpoint file of the small model, for as long as the block runs."""
+    """The path of a checkpoint of the small model. At the end of the `with` block the file is removed."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "small.pt")
         torch.save({"model": weights, "model_args": config}, path)
@@ -210,14 +209,14 @@ def small_checkpoint(config: dict, weights: Weights) -> Iterator[str]:
 
 
 def loading(config: dict, weights: Weights) -> StateDict:
-    """The weights of the student's model after loading, for every name of the checkpoint that it has."""
+    """The weights of the student's model after loading: those whose names the checkpoint has."""
     with small_checkpoint(config, weights) as path:
         loaded = load(path, config["attention"]).state_dict()
     return StateDict((name, loaded[name]) for name in weights if name in loaded)
 
 
 class LabelTokenizer:
-    """Stands in for a tokenizer: a label's name lists its token ids."""
+    """A replacement of a tokenizer: the name of a label is the list of its token ids."""
 
     bos_id, eos_id = 1, 2
 
@@ -240,11 +239,10 @@ def zero_shot(config: dict, weights: Weights, settings: dict, labels: list[str],
 
 
 def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tokens: torch.Tensor) -> Any:
-    """In evaluation and in training."""
+    """Log-probabilities in evaluation, and in training."""
     model = make_classifier("LlamaEmbeddingClassifier", config, weights, settings)
-    classes, dim = head["weight"].shape
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    heads = [module for module in linear if (module.in_features, module.out_features) == (dim, classes)]
+    heads = [module for module in linear if module.weight.shape == head["weight"].shape]
     if len(heads) != 1:
         raise Wrong("it has no linear head from a hidden state to num_labels numbers")
     fill(heads[0], head)
@@ -252,10 +250,10 @@ def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tok
     return model.eval()(tokens), model.train()(tokens)
 
 
-PARTS = (
+WITHOUT_GRADIENTS = (
     norm_or_feed_forward, scores, attention, layer, layer_norm_of, llama, loading, zero_shot, embedding,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {
-    **{part.__name__: torch.no_grad()(part) for part in PARTS},
+    **{part.__name__: torch.no_grad()(part) for part in WITHOUT_GRADIENTS},
     **{one.__name__: one for one in (import_module, rotate, train, few_steps, names_attention, model)},
 }

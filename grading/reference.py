@@ -6,8 +6,8 @@ import os
 import sys
 import zipfile
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -24,9 +24,8 @@ BUNDLED_CHECKPOINT, BUNDLED_REFERENCE = "checkpoints/minllama1M.pt", "checkpoint
 COURSE_TOKENS = ((101, 7592, 2088, 102, 0, 0, 0, 0), (101, 7592, 15756, 2897, 2005, 17953, 2361, 102))
 
 
-@dataclass
-class Reference:
-    """What a checkpoint should compute from `tokens` under one attention semantics."""
+class Reference(NamedTuple):
+    """The right numbers of a checkpoint for `tokens`, b s, with one kind of attention."""
 
     tokens: torch.Tensor
     logits: torch.Tensor
@@ -35,16 +34,15 @@ class Reference:
 
 
 def load_tensors(path: str | os.PathLike) -> object:
-    """What `torch.save` wrote to a file: tensors and plain Python values, nothing else.
+    """The content of a file of `torch.save`: tensors and plain Python values.
 
-    Raises `GradingError` where the file is missing, damaged (checksums are verified) or holds anything else.
+    Raises `GradingError` if the file is missing, damaged (checksums are verified) or holds other objects.
     """
     try:
         is_zip = zipfile.is_zipfile(path)
         if is_zip:
             with zipfile.ZipFile(path) as archive:
-                has_checksums = any(record.CRC for record in archive.infolist())
-                if has_checksums and archive.testzip() is not None:
+                if any(record.CRC for record in archive.infolist()) and archive.testzip() is not None:
                     raise ValueError("a checksum is wrong")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except OSError as error:
@@ -70,12 +68,14 @@ def course_reference(path: Path, attention: str) -> Reference:
 
 def bundled_references(path: Path) -> list[Reference]:
     data = load_tensors(path)
-    copies = {kind: {name: tensor.clone() for name, tensor in data[kind].items()} for kind in ATTENTION_KINDS}
-    return [Reference(data["tokens"].clone(), **copies[kind], attention=kind) for kind in ATTENTION_KINDS]
+    return [
+        Reference(data["tokens"].clone(), data[kind]["logits"].clone(), data[kind]["hidden_states"].clone(), kind)
+        for kind in ATTENTION_KINDS
+    ]
 
 
 def checkpoint_shape(path: Path) -> tuple[int, int]:
-    """Vocabulary and width of a checkpoint. Raises `GradingError` where it is none."""
+    """Size of the vocabulary and of a hidden state. Raises `GradingError` if the file is not a checkpoint."""
     content = load_tensors(path)
     weights = content.get("model") if isinstance(content, dict) else None
     for name in ("tok_embeddings.weight", "_orig_mod.tok_embeddings.weight"):
@@ -86,7 +86,7 @@ def checkpoint_shape(path: Path) -> tuple[int, int]:
 
 
 def choose_device(name: str) -> str:
-    """The device that `--device` asks for. Raises `GradingError` where PyTorch sees no such device."""
+    """The device that `--device` names. Raises `GradingError` if PyTorch sees no such device."""
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     name = next(device for device in present if present[device]) if name == "auto" else name
     if not present[name]:
@@ -95,7 +95,7 @@ def choose_device(name: str) -> str:
 
 
 def check_shapes(checkpoint: Path, references: list[Reference]) -> None:
-    """Raise `GradingError` if checkpoint and references do not belong together."""
+    """Raise `GradingError` if the references have other shapes than the checkpoint gives."""
     size, dim = checkpoint_shape(checkpoint)
     for reference in references:
         if reference.tokens.max() >= size:
@@ -115,33 +115,27 @@ def compute(student: Student, checkpoint: Path, reference: Reference, attention:
     return answer
 
 
-def agrees(answer: ChildAnswer, reference: Reference, verbose: bool = True) -> bool:
-    """Whether the student computed the reference within atol + rtol * |reference|; prints the largest errors."""
+def compare(answer: ChildAnswer, reference: Reference) -> tuple[bool, list[str]]:
+    """Whether the student computed the reference within atol + rtol * |reference|, and the lines to print."""
     if answer.trouble:
-        if verbose:
-            print(f"  {answer.line}")
-        return False
-    verdicts = []
+        return False, [f"  {answer.line}"]
+    is_right, lines = True, []
     expected_tensors = (reference.hidden_states, reference.logits)
     for name, actual, expected in zip(("hidden states", "logits"), answer.tensors, expected_tensors, strict=True):
         if actual.shape != expected.shape:
-            verdicts.append(False)
-            line = f"{list(actual.shape)}, but the reference's are {list(expected.shape)}: WRONG"
+            is_close, said = False, f"{list(actual.shape)}, but the reference's are {list(expected.shape)}"
         else:
             difference = (actual.float() - expected.float()).abs()
-            verdicts.append(bool((difference <= ATOL + RTOL * expected.abs()).all()))  # False for NaN as well
+            is_close = bool((difference <= ATOL + RTOL * expected.abs()).all())  # False for NaN as well
             relative = (difference / expected.abs().clamp(min=ATOL)).max()
-            line = (
-                f"largest absolute error {difference.max():.1e}, largest relative error {relative:.1e}: "
-                f"{'ok' if verdicts[-1] else 'WRONG'}"
-            )
-        if verbose:
-            print(f"  {name:13s}  {line}")
-    return all(verdicts)
+            said = f"largest absolute error {difference.max():.1e}, largest relative error {relative:.1e}"
+        lines.append(f"  {name:13s}  {said}: {'ok' if is_close else 'WRONG'}")
+        is_right = is_right and is_close
+    return is_right, lines
 
 
 def check_model(student: Student, checkpoint: Path, references: list[Reference], device: str = "cpu") -> bool:
-    """Check every reference; where one fails, say whether the attention mask is the cause."""
+    """Check every reference; if one fails, print whether the attention mask is the cause."""
     device, passed = choose_device(device), True
     check_shapes(checkpoint, references)
     lost = None  # the answer that lost the process: the next reference would have to wait as long
@@ -149,22 +143,21 @@ def check_model(student: Student, checkpoint: Path, references: list[Reference],
         print(f"{checkpoint} with {reference.attention} attention (atol {ATOL:g}, rtol {RTOL:g}):")
         answer = lost or compute(student, checkpoint, reference, reference.attention, device)
         lost = answer if answer.is_lost else None
-        if agrees(answer, reference):
-            continue
-        passed = False
-        if answer.trouble or not takes_attention(student):
+        is_right, lines = compare(answer, reference)
+        print("\n".join(lines))
+        passed = passed and is_right
+        if is_right or answer.trouble or not takes_attention(student):
             continue
         other = "causal" if reference.attention == "bidirectional" else "bidirectional"
-        if agrees(compute(student, checkpoint, reference, other, device), reference, verbose=False):
+        if compare(compute(student, checkpoint, reference, other, device), reference)[0]:
             print(f"  The causal mask is the cause: with {other} attention the model gives exactly this reference.")
         else:
             print(f"  The causal mask is not the cause: with {other} attention the reference is missed as well.")
     return passed
 
 
-@dataclass
-class Given:
-    """A checkpoint and what it should compute, in memory: the student's code can write to any file once it runs."""
+class Given(NamedTuple):
+    """A checkpoint and its references, in memory: the student's code can write to any file once it runs."""
 
     checkpoint: Path
     references: list[Reference]
@@ -173,25 +166,21 @@ class Given:
 
 
 def find_given(args: Namespace, judged: Path) -> Given | None:
-    """The course's files if both are here, the bundled ones if not; None where `--parts` can do without a checkpoint.
+    """The course's files if both are here, else the bundled ones; None if only `--parts` can be checked, without them.
 
-    judged: the student's folder, whose files do not count. Raises `GradingError` where nothing can be checked.
+    judged: the student's folder, whose files do not count. Raises `GradingError` if nothing can be checked.
     """
-    edition = EDITIONS[args.edition]
-    wanted = {name: find_course_file(name, judged) for name in (args.pretrained_model_path, args.data)}
-    checkpoint, reference = wanted[args.pretrained_model_path], wanted[args.data]
+    edition, named = EDITIONS[args.edition], (args.pretrained_model_path, args.data)
+    checkpoint, reference = (find_course_file(name, judged) for name in named)
     if checkpoint and reference:
         said = f"Checking against the course's reference tensors ({reference})."
         return Given(checkpoint, [course_reference(reference, args.attention or edition.attention)], said)
-    missing = ", ".join(name for name, found in wanted.items() if not found)
-    if not (isinstance(args.pretrained_model_path, DefaultText) and isinstance(args.data, DefaultText)):
-        raise GradingError(
-            f"{missing} does not exist; a checkpoint that you name is checked against the course's tensors"
-        )
+    missing = ", ".join(name for name, found in zip(named, (checkpoint, reference), strict=True) if not found)
+    absent = f"{missing} does not exist; "
+    if not all(isinstance(name, DefaultText) for name in named):
+        raise GradingError(f"{absent}a checkpoint that you name is checked against the course's tensors")
     if edition.norm != BUNDLED_NORM:
-        raise GradingError(
-            f"{missing} does not exist; {args.edition} needs it, as no bundled tensors are of that edition"
-        )
+        raise GradingError(f"{absent}{args.edition} needs it, as no bundled tensors are of that edition")
     checkpoint, reference = find_own(BUNDLED_CHECKPOINT), find_own(BUNDLED_REFERENCE)
     if args.parts and not (checkpoint and reference):
         print(f"note: no checkpoint is here ({missing}), so the whole model was not checked", file=sys.stderr)
@@ -204,30 +193,26 @@ def find_given(args: Namespace, judged: Path) -> Given | None:
 
 
 def check_sanity(student: Student, args: Namespace, given: Given | None) -> bool:
-    """Whether the student computes what is given; says what that is."""
+    """Whether the student's model computes the references; prints their source. True for None: nothing to compare."""
     if given is None:
         return True
     print(given.said)
-    references = given.references
-    if given.is_bundled:
-        kinds = kinds_to_check(student, args.attention)
-        references = [reference for reference in references if reference.attention in kinds]
+    kinds = kinds_to_check(student, args.attention) if given.is_bundled else ATTENTION_KINDS
+    references = [reference for reference in given.references if reference.attention in kinds]
     return check_model(student, given.checkpoint, references, args.device)
 
 
 def norm_kind(student: Student) -> str | None:
-    """How the student's layers normalise; None where they cannot be asked. LayerNorm does not see what is added."""
-    x = small_model.states()
-    settings = {"config": small_config("bidirectional")}
+    """The norm of the student's layers, a key of `NORMS`; None if they give none. LayerNorm does not see an added 1."""
+    x, settings = small_model.states(), {"config": small_config("bidirectional")}
     answer = student.ask(ChildQuestion("layer_norm_of", "llama", settings, {"x": x, "shifted": x + 1}))
     if answer.trouble or len(answer.tensors) != 2:
         return None
-    plain, shifted = answer.tensors
-    return "layer" if alike((plain,), (shifted,)) else "rms"
+    return "layer" if alike(answer.tensors[:1], answer.tensors[1:]) else "rms"
 
 
 def check_another_norm(student: Student, args: Namespace) -> bool:
-    """Of an edition with another norm than the bundled model's, the course's tensors alone can be checked."""
+    """`check_sanity` for an edition with another norm than the bundled model's: against the course's tensors alone."""
     given = find_given(args, student.folder)
     norm, found = EDITIONS[args.edition].norm, norm_kind(student)
     name = NORMS[norm]

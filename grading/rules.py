@@ -1,4 +1,4 @@
-"""By which rules a submission is checked (`Rules`), and what a check found (`Report`)."""
+"""The rules of a check of a submission (`Rules`), and its findings (`Report`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.archive import MB, FormatError
-from grading.editions import DEFAULT_EDITION
+from grading.editions import DEFAULT_EDITION, LABEL_NAMES
 from grading.editions import EDITIONS as ALL_EDITIONS
 from grading.entries import name_fault
 from grading.lines import read_label_names
@@ -21,7 +21,7 @@ MAX_ID = 100  # letters
 
 
 class Score(NamedTuple):
-    """One output file against its data; None where the data has no gold labels."""
+    """An output file compared with its data. Accuracies are None if the data has no gold labels."""
 
     lines: int
     accuracy: float | None
@@ -30,7 +30,7 @@ class Score(NamedTuple):
 
 @dataclass
 class Report:
-    """What a check found. `files` are relative to the top folder."""
+    """The findings of a check. `files` are relative to the top folder."""
 
     student_id: str
     problems: list[str] = field(default_factory=list)
@@ -65,9 +65,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Rules:
-    """What to check by; sizes in MB (1,000,000 bytes). Without `data_dir`, data is looked for in the usual places.
+    """The limits of a check; sizes in MB (1,000,000 bytes). data_dir: None searches the usual folders.
 
-    Left as None, `size_limit` is the edition's, and `max_unpacked` 20 times that.
+    size_limit: None takes the edition's. max_unpacked: None takes 20 times the size limit.
     """
 
     edition: str = DEFAULT_EDITION
@@ -96,14 +96,13 @@ class Rules:
         return f"the zip is {size / MB:.2f} MB; the limit is {self.size_limit:g} MB"
 
     def clean_id(self, student_id: str) -> str:
-        """The ID without spaces around it. Raises `GradingError` where the pattern, or a folder name, rules it out."""
+        """The ID without spaces around it. Raises `GradingError` unless it fits the pattern and is a folder name."""
         student_id = student_id.strip()
         try:
             fits = re.fullmatch(self.id_pattern, student_id, re.ASCII) and len(student_id) <= MAX_ID
         except (re.error, OverflowError, RecursionError) as error:
-            raise GradingError(
-                f"the ID pattern {printable(self.id_pattern)} is no regular expression: {error}"
-            ) from None
+            said = f"the ID pattern {printable(self.id_pattern)} is no regular expression: {error}"
+            raise GradingError(said) from None
         # A top name with a leading underscore would be ignored by the check, as the course does for __MACOSX.
         if not fits or "/" in student_id or student_id.startswith("_") or name_fault(student_id):
             wanted = f"at most {MAX_ID} letters, pattern {printable(self.id_pattern)}"
@@ -111,7 +110,7 @@ class Rules:
         return student_id
 
     def find(self, name: str) -> Path | None:
-        """Where a data file lies: always the caller's own, never one inside the submission. None if nowhere."""
+        """The path of a data file of the caller's, never one inside the submission; None if there is none."""
         if self.data_dir is not None:
             path = Path(self.data_dir, name)
         else:
@@ -121,4 +120,4 @@ class Rules:
     def label_names(self, dataset: str) -> Sequence[str]:
         """The names in the data set's mapping file, or the published ones. Raises `GradingError` if it is broken."""
         path = self.find(f"{dataset}-label-mapping.json")
-        return EDITIONS[self.edition].label_names[dataset] if path is None else read_label_names(path)
+        return LABEL_NAMES[dataset] if path is None else read_label_names(path)

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from grading.compare import Tensors
 from grading.rotation import rotate_by_hand
 
-DIM, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCAB = 24, 2, 4, 2, 6, 20, 40
+DIM, N_HEADS, KV_HEADS, HEAD_DIM, HIDDEN_DIM, VOCAB_SIZE = 24, 4, 2, 6, 20, 40
 EPS, NORM_EPS, THETA, PAD = 0.01, 0.1, 10000.0, 3
-SHAPE = dict(vocab_size=VOCAB, dim=DIM, n_layers=LAYERS, n_heads=HEADS, n_kv_heads=KV_HEADS, max_seq_len=16)
-SHAPE |= dict(multiple_of=4, hidden_dim=HIDDEN, layer_norm_eps=EPS)
+SMALL_SHAPE = {
+    "vocab_size": VOCAB_SIZE, "dim": DIM, "n_layers": 2, "n_heads": N_HEADS, "n_kv_heads": KV_HEADS,
+    "max_seq_len": 16, "multiple_of": 4, "hidden_dim": HIDDEN_DIM, "layer_norm_eps": EPS,
+}  # fmt: skip
 TOKENS = torch.tensor(((1, 17, 5, 30, 22), (1, 17, 38, 6, 11)))
 PADDED = torch.tensor(((1, 17, 5, 30, 22, 9), (1, 8, 26, PAD, PAD, PAD), (1, PAD, 12, 33, PAD, PAD)))
 LAST_TOKENS = torch.tensor((5, 2, 3))  # where the rows of PADDED end
@@ -32,31 +34,37 @@ def closed_form(name: str, *shape: int, scale: float = 1.0, shift: float = 0.0) 
 
 @lru_cache
 def small_weights() -> dict[str, torch.Tensor]:
-    """The state dict of a model of `SHAPE`, under the checkpoint's names."""
+    """The state dict of a model of `SMALL_SHAPE`, under the checkpoint's names."""
     key_dim = KV_HEADS * HEAD_DIM
-    shapes = {f"attention.compute_{name}": (rows, DIM) for name, rows in (("query", DIM), ("output", DIM))}
-    shapes |= {f"attention.compute_{name}": (key_dim, DIM) for name in ("key", "value")}
-    shapes |= {"feed_forward.w1": (HIDDEN, DIM), "feed_forward.w2": (DIM, HIDDEN), "feed_forward.w3": (HIDDEN, DIM)}
-    shapes |= {"attention_norm": (DIM,), "ffn_norm": (DIM,)}
-    shapes = {f"layers.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in shapes.items()}
-    weights = {"tok_embeddings.weight": closed_form("tok_embeddings", VOCAB, DIM, scale=1.5)}
-    weights["output.weight"] = weights["tok_embeddings.weight"]
+    shapes = {
+        "attention.compute_query": (DIM, DIM), "attention.compute_output": (DIM, DIM),
+        "attention.compute_key": (key_dim, DIM), "attention.compute_value": (key_dim, DIM),
+        "feed_forward.w1": (HIDDEN_DIM, DIM), "feed_forward.w2": (DIM, HIDDEN_DIM),
+        "feed_forward.w3": (HIDDEN_DIM, DIM), "attention_norm": (DIM,), "ffn_norm": (DIM,),
+    }  # fmt: skip
+    shapes = {f"layers.{layer}.{name}": shape for layer in range(2) for name, shape in shapes.items()}
+    table = closed_form("tok_embeddings", VOCAB_SIZE, DIM, scale=1.5)
+    weights = {"tok_embeddings.weight": table, "output.weight": table}
     for name, shape in {**shapes, "norm": (DIM,)}.items():
-        spread = dict(scale=0.5, shift=1.0) if len(shape) == 1 else dict(scale=2 / math.sqrt(shape[1]))
-        weights[f"{name}.weight"] = closed_form(name, *shape, **spread)
+        if len(shape) == 1:
+            weights[f"{name}.weight"] = closed_form(name, *shape, scale=0.5, shift=1.0)
+        else:
+            weights[f"{name}.weight"] = closed_form(name, *shape, scale=2 / math.sqrt(shape[1]))
     return weights
 
 
 def states() -> torch.Tensor:
-    return closed_form("states", 2, 5, DIM, shift=0.3)  # b s D
+    """b s D"""
+    return closed_form("states", 2, 5, DIM, shift=0.3)
 
 
 def rotary_inputs() -> Tensors:
-    return closed_form("query", 2, 5, HEADS, HEAD_DIM), closed_form("key", 2, 5, KV_HEADS, HEAD_DIM)  # b s h d, b s g d
+    """b s h d, b s g d"""
+    return closed_form("query", 2, 5, N_HEADS, HEAD_DIM), closed_form("key", 2, 5, KV_HEADS, HEAD_DIM)
 
 
 def score_inputs() -> Tensors:
-    return tuple(closed_form(name, 2, HEADS, 5, HEAD_DIM, scale=2.0) for name in ("query", "key", "value"))  # b h s d
+    return tuple(closed_form(name, 2, N_HEADS, 5, HEAD_DIM, scale=2.0) for name in ("query", "key", "value"))  # b h s d
 
 
 def below(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -110,7 +118,7 @@ def attention(
     *,
     split: Callable = lambda x: x.unflatten(-1, (-1, HEAD_DIM)),
     turn: Callable = turned,
-    spread: Callable = lambda x: x.repeat_interleave(HEADS // KV_HEADS, dim=1),
+    spread: Callable = lambda x: x.repeat_interleave(N_HEADS // KV_HEADS, dim=1),
     merge: Callable = lambda x: x.transpose(1, 2).flatten(2),
     project: Callable = lambda x, weight: x @ weight.T,
     **masking: Callable | float,

@@ -1,25 +1,131 @@
-"""Checking a submission that lies in memory or in a zip. Nothing is unpacked to disk and no student code is run."""
+"""Checking a submission in memory or in a zip. Nothing is unpacked to disk and no student code is run.
+
+First the names of the files: the top folder, required and listed files, files that do not belong there. Then contents.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import os
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from grading.archive import MB, Archive, Entry, FormatError, read_archive, read_entry
-from grading.editions import TEXTS
+from grading.editions import ADVANCED, OUTPUT_KINDS, TEXTS, Edition
 from grading.entries import archive_problems, damaged_entries
-from grading.names import check_names, enter_top_folder
 from grading.needs import check_needs
-from grading.outputs import OUTPUT, check_text
+from grading.outputs import NO_SUBMISSION, OUTPUT, check_text
 from grading.package import Files, Package
-from grading.pdf import content_warnings, reports_among
-from grading.programs import GradingError, printable
+from grading.pdf import content_warnings, name_warnings, reports_among, right_name
+from grading.programs import GradingError, few, printable
 from grading.rules import EDITIONS, Report, Rules
+
+_KIND_WORDS = {kind[:6] for kind in OUTPUT_KINDS}  # see _words
+
+
+def any_of(patterns: str) -> re.Pattern:
+    """A pattern for the names that fit one of these shell patterns, in any case."""
+    return re.compile("|".join(map(fnmatch.translate, patterns.split())), re.IGNORECASE)
+
+
+# Never packed. A zip that holds the first is wrong (large, private or not the student's work); the second is clutter.
+FOREIGN = any_of(".git .venv venv env pyvenv.cfg conda-meta node_modules *.pt *.pth")
+CLUTTER = any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* *.lock .*.tmp")
+
+
+def _ignored(name: str) -> bool:
+    """Whether a system added it: top names with a leading underscore (as the course does), Finder's files."""
+    base = name.rsplit("/", 1)[-1]
+    return name.startswith("_") or base == ".DS_Store" or base.startswith("._")
+
+
+def enter_top_folder(entries: list[Entry], report: Report, edition: Edition) -> dict[str, Entry]:
+    """The files by their name below the top folder. A problem unless there is one top folder, named by the ID."""
+    entries = [entry for entry in entries if not _ignored(entry.name)]
+    loose = {entry.name for entry in entries if "/" not in entry.name}
+    tops = {entry.name.split("/", 1)[0] for entry in entries} - loose
+    if loose:
+        report.problems.append(f"outside the top folder {report.student_id}/: {few(loose)}")
+    if len(tops) > 1:
+        report.problems.append(f"there must be one top folder, named by the ID; found {len(tops)}: {few(tops)}")
+    elif tops and tops != {report.student_id}:
+        is_spelling = {name.casefold() for name in tops} == {report.student_id.casefold()}
+        said = f"{edition.id_name} mismatch: the top folder is {few(tops)}, the ID is {report.student_id}"
+        if is_spelling:
+            report.warnings.append(f"{said} (upper and lower case differ)")
+        else:
+            report.problems.append(said)
+    elif not entries:
+        report.problems.append("the archive is empty")
+    # Names are judged below the ID's folder; without any folder as they lie, or every file would be called missing.
+    top = f"{report.student_id if report.student_id in tops else min(tops)}/" if tops else ""
+    inside = [entry for entry in entries if entry.name.startswith(top) and not entry.is_folder]
+    return _enter_deeper_folder({entry.name.removeprefix(top): entry for entry in inside}, report, edition)
+
+
+def _enter_deeper_folder(files: dict[str, Entry], report: Report, edition: Edition) -> dict[str, Entry]:
+    """The files below the folder that holds the required ones. A problem if that is not the top folder."""
+    found = Counter(folder for folder, _, base in (name.rpartition("/") for name in files) if base in edition.required)
+    if not found or "" in found:
+        return files
+    folder = f"{max(found, key=lambda name: (found[name], name))}/"
+    inside = {name.removeprefix(folder): entry for name, entry in files.items() if name.startswith(folder)}
+    example = next(name for name in edition.required if name in inside)
+    found = f"files must lie directly in the top folder: there is {printable(folder + example)}"
+    report.problems.append(f"{found}; move all that is in {printable(folder)} up into {report.student_id}/")
+    return inside
+
+
+def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> None:
+    """Report required and optional files that are absent, empty ones, and files that do not belong there."""
+    if missing := [name for name in edition.required if name not in files]:
+        report.problems.append(f"required files are missing: {_with_hints(missing, files)}")
+    present = [name for name in ADVANCED if name in files]
+    if 0 < len(present) < len(ADVANCED):
+        absent = set(ADVANCED) - set(present)
+        report.problems.append(f"advanced outputs must be all four or none; missing: {_with_hints(absent, files)}")
+    if empty := [name for name in (*edition.required, *present) if name in files and files[name].central.size == 0]:
+        report.problems.append(f"empty files: {few(empty)}")
+    if foreign := [name for name in files if any(map(FOREIGN.match, name.split("/")))]:
+        report.problems.append(f"checkpoints, environments and .git do not belong in a submission: {few(foreign)}")
+    if clutter := [name for name in files if any(map(CLUTTER.match, name.split("/")))]:
+        report.warnings.append(f"caches and archives do not belong in a submission: {few(clutter)}")
+    if unlisted := [name for name in edition.listed if name not in files]:
+        report.warnings.append(f"in the course's list of files but absent: {few(unlisted, len(unlisted))}")
+    if misnamed := name_warnings(files, report.student_id):
+        report.warnings += misnamed
+    elif present and right_name(report.student_id) not in files:
+        report.warnings.append(f"advanced outputs without {right_name(report.student_id)}: describe the method there")
+    if absent := [name for name in edition.optional if name not in files]:
+        report.notes.append(f"optional and absent: {few(absent)}")
+
+
+def _with_hints(missing: Iterable[str], files: Iterable[str]) -> str:
+    """Missing names, each with a file whose name is nearly that; and that outputs on the bundled data do not count."""
+    near = {_words(name): name for name in sorted(files, reverse=True)}
+    hinted = []
+    for name in sorted(missing):
+        words = _words(name)
+        # sst-dev-output.txt: the name does not say of which kind it is
+        found = [near[wanted] for wanted in (words, words - _KIND_WORDS, words - {"output"}) if wanted in near]
+        hinted.append(f"{name} (there is {printable(found[0])})" if found else name)
+    trials = [name for name in files if re.search(r"(?i)\bfilms-.*output", name)]
+    return ", ".join(hinted) + (f"; {few(trials, 1)}: {NO_SUBMISSION}" if trials else "")
+
+
+def _words(name: str) -> frozenset[str]:
+    """The first letters of the words of a file name, without the words that browsers and editors add."""
+    base = re.sub(r"\([0-9]+\)", "", name.rsplit("/", 1)[-1].lower())
+    return frozenset(word[:6] for word in re.findall("[a-z]+|[0-9]+", base)) - {"txt", "copy"}
+
+
+# ---------------------------------------------------------------------------------------------------------- contents
 
 
 def check_bytes(payload: bytes, student_id: str, rules: Rules) -> Report:
-    """Check a zip that lies in memory, whatever its size. Raises `GradingError` for the caller's broken data files."""
+    """Check a zip in memory, of any size. Raises `GradingError` for the caller's broken data files."""
     report, edition = Report(student_id), EDITIONS[rules.edition]
     try:
         archive = read_archive(payload)
@@ -40,7 +146,7 @@ def check_bytes(payload: bytes, student_id: str, rules: Rules) -> Report:
 
 
 def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, report: Report) -> None:
-    """Read every entry once, in memory, those too that are not judged; check output files and the report."""
+    """Read every entry once, also those that are not judged; check output files and the report."""
     damaged, judged = defaultdict(list), {entry.name for entry in files.values()}
     others = [(entry.name, entry) for entry in archive.entries if entry.name not in judged]
     reports = reports_among(files, report.student_id)
@@ -65,8 +171,8 @@ def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, rep
 def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
     """Check a zip; keywords are the fields of `Rules`. Nothing is written.
 
-    A file that is no sound zip is a problem in the report. Raises `GradingError` when `path` is no file, on a bad ID or
-    rule, and for broken data files of the caller's; `OSError` when the file cannot be read.
+    A damaged zip is a problem in the report. Raises `GradingError` if `path` is not a file, for a bad ID or rule, and
+    for broken data files of the caller's; `OSError` if the file cannot be read.
     """
     checked = Rules(**rules)
     student_id = checked.clean_id(student_id)
@@ -80,7 +186,7 @@ def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
 
 
 def assert_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:
-    """`check_zip`, but raises `FormatError` when there is a problem."""
+    """`check_zip`, but raises `FormatError` if there is a problem."""
     report = check_zip(path, student_id, **rules)
     report.raise_if_wrong()
     return report

@@ -160,7 +160,7 @@ def test_odd_messages_are_no_answer(tmp_path: Path):
 
 
 def test_few_names_of_a_lost_process_are_kept(student: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Student, "_make_ready", lambda self, module: None)
+    monkeypatch.setattr(Student, "_make_ready", lambda self: None)
     lost = Student(student)
     lost.process = SimpleNamespace(send=len, kill=str)
     monkeypatch.setattr(Student, "listen", lambda *given: given[-1].extend(map(str, range(99))) or "x")

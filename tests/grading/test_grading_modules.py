@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-CHECKER = {"archive", "editions", "entries", "imports", "lines", "names", "needs", "outputs", "package", "packing"}
+CHECKER = {"archive", "editions", "entries", "imports", "lines", "needs", "outputs", "package", "packing"}
 CHECKER |= {"pdf", "programs", "rules", "submission"}
 PATHS = sorted((ROOT / "grading").glob("*.py"))
 

@@ -25,7 +25,7 @@ import optimizer
 import optimizer_test
 import rope_test
 import sanity_check
-from grading import adamw, parts, published, reference, rotation
+from grading import adamw, parts, published, questions, reference, rotation
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS
 from grading.programs import GradingError, run_main
@@ -130,10 +130,10 @@ def test_that_the_courses_own_check_would_accept_it_is_said_where_it_would(wrong
 
 
 def test_the_formulas_by_hand_are_pytorchs_where_eps_is_added_after_the_bias_correction():
-    mistake = next(wrong for said, wrong in adamw.MISTAKES.items() if "torch.optim.AdamW" in said)
-    settings = {name: adamw.SETTINGS[name] for name in ("lr", "betas", "eps", "weight_decay")}
-    theirs = adamw.few_steps(torch.optim.AdamW, **settings)
-    torch.testing.assert_close(mistake(**settings, correct_bias=True), theirs, atol=1e-12, rtol=0)
+    mistake = next(wrong for said, wrong in adamw.ADAMW_MISTAKES.items() if "torch.optim.AdamW" in said)
+    settings = {name: adamw.FEW_SETTINGS[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    theirs = questions.few_steps(adamw.FIRST_WEIGHTS, adamw.gradients(), torch.optim.AdamW, **settings)
+    torch.testing.assert_close(adamw.adamw(**settings, correct_bias=True, **mistake), theirs, atol=1e-12, rtol=0)
 
 
 def test_pytest_collects_none_of_the_grading_scripts():
@@ -163,8 +163,7 @@ def test_a_right_model_passes_under_both_semantics(checkpoint: Path, capsys: pyt
 
 
 def test_a_mask_in_the_wrong_place_is_named_as_the_cause(checkpoint: Path, capsys: pytest.CaptureFixture):
-    masked = reference_of("causal")
-    masked.attention = "bidirectional"  # as if the reference were the course's and the model had added the mask
+    masked = reference_of("causal")._replace(attention="bidirectional")  # as if the model had added the mask
     assert not check_model(LocalStudent(ROOT), checkpoint, [masked])
     assert "causal mask is the cause" in capsys.readouterr().out
 
@@ -281,14 +280,13 @@ def tables() -> dict[str, tuple[dict[str, tuple], tuple]]:
     cases = [rotation.published_case(), *rotation.closed_form_cases()]
     found["rope_test"] = (
         {
-            said: sum((wrong(case.query, case.key, case.theta) for case in cases), ())
-            for said, wrong in rotation.MISTAKES.items()
+            said: sum((rotation.rotate_both(case.query, case.key, case.theta, **wrong) for case in cases), ())
+            for said, wrong in rotation.ROTATION_MISTAKES.items()
         },
         sum((case.expected for case in cases), ()),
     )
-    steps_of = {"right": adamw.adamw, **adamw.MISTAKES}
-    steps = {said: tuple(one(**settings) for settings in adamw.CASES.values()) for said, one in steps_of.items()}
-    found["optimizer_test"] = (steps, steps.pop("right"))
+    steps = {said: tuple(adamw.few_steps_by_hand(**wrong).values()) for said, wrong in adamw.ADAMW_MISTAKES.items()}
+    found["optimizer_test"] = (steps, tuple(adamw.few_steps_by_hand().values()))
     return found
 
 
@@ -389,7 +387,7 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
 
 
 def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch, capsys, tmp_path: Path):
-    monkeypatch.setattr(parts, "PARTS", str(tmp_path / "parts.json"))
+    monkeypatch.setattr(parts, "PARTS_FILE", str(tmp_path / "parts.json"))
     assert sanity(monkeypatch) == 0 and "not here" in capsys.readouterr().err
     assert sanity(monkeypatch, "--parts") == 2 and "--parts needs" in capsys.readouterr().err
     for damage in ("", "[]", '{"RMSNorm": [["a"]]}'):
@@ -398,8 +396,8 @@ def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch
 
 
 def test_a_reference_of_another_model_cannot_be_checked(checkpoint: Path):
-    other = reference_of("bidirectional")
-    other.hidden_states = other.hidden_states[..., :-1]
+    right = reference_of("bidirectional")
+    other = right._replace(hidden_states=right.hidden_states[..., :-1])
     with pytest.raises(GradingError, match="which is not the shape of"):
         check_model(LocalStudent(ROOT), checkpoint, [other])
 

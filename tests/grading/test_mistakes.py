@@ -311,7 +311,7 @@ def run(script: str, folder: Path) -> tuple[int, str]:
     os.chdir(folder)
     program = importlib.import_module(script)
     program.student_of = lambda args: LocalStudent(Path(args.code))
-    adamw.STEPS = 5  # the few steps by hand tell the mistakes apart
+    adamw.TOY_STEPS = 5  # the few steps by hand tell the mistakes apart
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = program.main()

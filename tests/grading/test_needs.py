@@ -3,7 +3,7 @@
 import pytest
 from submissions import entries_of, only_problem
 
-from grading import imports, libraries, needs
+from grading import editions, imports, needs
 
 pytest_plugins = ["submission_fixtures"]
 
@@ -161,4 +161,4 @@ def test_names_of_hostile_scripts_are_bounded_and_copies_read_once(check_files, 
 def test_a_module_that_the_standard_library_has_is_no_part_of_the_package(check_files, package):
     (package / "random.py").write_text("")
     assert check_files({"llama.py": "import random"}).problems == []
-    assert "random" in libraries.ALLOWED and needs.MAX_CODE >= needs.MAX_MODULE
+    assert "random" in editions.ALLOWED and needs.MAX_CODE >= needs.MAX_MODULE
