@@ -44,11 +44,6 @@ def parse_line(line: str) -> LabelledLine:
         raise ValueError(f"the label {label[:40]!r} is not a whole number") from None
 
 
-def format_line(label: int, sentence: str) -> str:
-    """The inverse of `parse_line`, without a line end."""
-    return f"{label}{SEPARATOR}{sentence}"
-
-
 def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[LabelledLine]:
     """The examples of a data file, one `LABEL ||| sentence` a line, UTF-8.
 

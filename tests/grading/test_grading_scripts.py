@@ -62,29 +62,19 @@ class FactorDecay(AdamW):
         super().step()
         group["weight_decay"] = decay
         for parameter in group["params"]:
-            parameter.mul_(1 - group["lr"] * decay)
+            self.decay(parameter, group)
+
+    def decay(self, parameter: torch.Tensor, group: dict) -> None:
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
 
 
-def test_optimizer_test_rejects_a_decay_that_loses_digits(monkeypatch, capsys: pytest.CaptureFixture):
-    monkeypatch.setattr(optimizer, "AdamW", FactorDecay)
-    assert call_main(monkeypatch, optimizer_test) == 1
-    out = capsys.readouterr().out
-    assert out.count("WRONG") == 1 and "the weight decay loses digits" in out.splitlines()[-1]
-
-
-class ScaledDecay(AdamW):
+class ScaledDecay(FactorDecay):
     """Decays by alpha_t * weight_decay: the decay stands in the main update, where the step size is corrected."""
 
-    @torch.no_grad()
-    def step(self) -> None:
-        (group,) = self.param_groups
-        decay, group["weight_decay"] = group["weight_decay"], 0.0
-        super().step()
-        group["weight_decay"] = decay
-        for parameter in group["params"]:
-            step, (beta1, beta2) = self.state[parameter]["step"], group["betas"]
-            corrected = math.sqrt(1 - beta2**step) / (1 - beta1**step) if group["correct_bias"] else 1.0
-            parameter.sub_(group["lr"] * corrected * decay * parameter)
+    def decay(self, parameter: torch.Tensor, group: dict) -> None:
+        step, (beta1, beta2) = self.state[parameter]["step"], group["betas"]
+        corrected = math.sqrt(1 - beta2**step) / (1 - beta1**step) if group["correct_bias"] else 1.0
+        parameter.sub_(group["lr"] * corrected * group["weight_decay"] * parameter)
 
 
 def course_accepts(optimizer_class: type) -> bool:
@@ -121,12 +111,12 @@ def test_that_the_courses_own_check_would_accept_it_is_said_where_it_would(wrong
     monkeypatch.setattr(optimizer, "AdamW", wrong)
     assert call_main(monkeypatch, optimizer_test) == 1
     out = capsys.readouterr().out
-    said = (
-        "The course's own optimizer_test.py would accept this: it compares the first run alone, with atol 1e-05 and "
-        "rtol 0.001; the limit here is 1e-06."
-    )
+    said = "The course's own optimizer_test.py would accept this: it compares the first run alone, with "
+    said += "atol 1e-05 and rtol 0.001; the limit here is 1e-06."
     assert (said in out.splitlines()) == course_accepts(wrong) == (wrong is not SwiftAdamW)
     assert out.splitlines()[-1].startswith("Optimizer test FAILED: ")
+    loses_digits = out.count("WRONG") == 1 and "the weight decay loses digits" in out.splitlines()[-1]
+    assert loses_digits == (wrong is FactorDecay)
 
 
 def test_the_formulas_by_hand_are_pytorchs_where_eps_is_added_after_the_bias_correction():
@@ -157,39 +147,36 @@ def reference_of(attention: str, error: float = 0.0) -> Reference:
     return Reference(TOKENS, logits, hidden_states + error, attention)
 
 
-def test_a_right_model_passes_under_both_semantics(checkpoint: Path, capsys: pytest.CaptureFixture):
-    assert check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional"), reference_of("causal")])
-    assert capsys.readouterr().out.count(": ok") == 4
+def save_course_files(folder: Path, error: float = 0.0, **changes) -> None:
+    """A replacement of stories42M.pt, which declares no other attention, and its numbers for the course's sequences."""
+    model = random_llama(vocab_size=32000, **changes)
+    save_checkpoint(folder / "stories42M.pt", model, **{**vars(model.config), "attention": "bidirectional"})
+    with torch.no_grad():
+        logits, hidden_states = model(torch.tensor(reference.COURSE_TOKENS))
+    torch.save({"logits": logits + error, "hidden_states": hidden_states}, folder / "sanity_check.data")
 
 
-def test_a_mask_in_the_wrong_place_is_named_as_the_cause(checkpoint: Path, capsys: pytest.CaptureFixture):
-    masked = reference_of("causal")._replace(attention="bidirectional")  # as if the model had added the mask
-    assert not check_model(LocalStudent(ROOT), checkpoint, [masked])
-    assert "causal mask is the cause" in capsys.readouterr().out
+MASKED = reference_of("causal")._replace(attention="bidirectional")  # as if the model had added the mask
 
 
-def test_another_mistake_is_not_blamed_on_the_mask(checkpoint: Path, capsys: pytest.CaptureFixture):
-    assert not check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional", error=0.1)])
+@pytest.mark.parametrize(("references", "words"), [
+    ([reference_of("bidirectional"), reference_of("causal")], None),
+    ([MASKED], ["causal mask is the cause"]),
+    ([reference_of("bidirectional", error=0.1)], ["causal mask is not the cause", "1.0e-01"]),
+    ([reference_of("bidirectional", error=float("nan"))], []),
+])  # fmt: skip
+def test_a_model_is_right_under_both_semantics_or_its_mask_is_the_cause(checkpoint: Path, capsys, references, words):
+    assert check_model(LocalStudent(ROOT), checkpoint, references) is (words is None)
     out = capsys.readouterr().out
-    assert "causal mask is not the cause" in out and "1.0e-01" in out
-
-
-def test_nan_does_not_pass(checkpoint: Path):
-    assert not check_model(LocalStudent(ROOT), checkpoint, [reference_of("bidirectional", error=float("nan"))])
+    assert out.count(": ok") == 4 if words is None else all(word in out for word in words)
 
 
 def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable):
-    """A stand-in of stories42M.pt's kind with the tensors that it computes from the course's two sequences."""
-    torch.manual_seed(0)
-    model = random_llama(vocab_size=32000)
-    save_checkpoint(tmp_path / "stories42M.pt", model)
-    with torch.no_grad():
-        logits, hidden_states = model(torch.tensor(reference.COURSE_TOKENS))
-    torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
+    save_course_files(tmp_path)
     done = run("sanity_check.py", cwd=tmp_path)
     assert done.returncode == 0 and "course's reference" in done.stdout
     assert done.stdout.splitlines()[-1] == "Your Llama implementation is correct!"
-    torch.save({"logits": logits + 1, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
+    save_course_files(tmp_path, error=1.0)
     done = run("sanity_check.py", cwd=tmp_path)
     assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("Sanity check FAILED")
 
@@ -212,16 +199,7 @@ def test_a_named_file_is_never_replaced_by_the_bundled_one(tmp_path: Path, run: 
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "Your Llama" not in done.stdout
 
 
-def test_published_wants_the_real_checkpoint(tmp_path: Path):
-    args = Namespace(pretrained_model_path="absent.pt", tokenizer=None, data_dir="data")
-    with pytest.raises(GradingError, match="absent.pt"):
-        published.check_published(ROOT, args, {}, {})
-
-
-@pytest.mark.parametrize(
-    ("changed", "verdict"),
-    [(0, "equal"), (1, "close"), (40, "DIFFERS")],
-)
+@pytest.mark.parametrize(("changed", "verdict"), [(0, "equal"), (1, "close"), (40, "DIFFERS")])
 def test_published_labels_are_equal_close_or_different(tmp_path: Path, changed: int, verdict: str):
     gold, output = tmp_path / "gold.txt", tmp_path / "output.txt"
     gold.write_text("".join(f"{i % 2} ||| s{i}\n" for i in range(200)))
@@ -231,11 +209,13 @@ def test_published_labels_are_equal_close_or_different(tmp_path: Path, changed: 
     assert row[-1] == verdict
 
 
-def test_published_fails_with_the_drivers_own_last_line(tmp_path: Path):
-    with pytest.raises(
-        GradingError, match=r"run_llama.py failed \(status 2\): error: --pretrained-model-path absent.pt"
-    ):
+def test_published_fails_with_the_drivers_own_last_line_and_wants_the_real_checkpoint(tmp_path: Path):
+    said = r"run_llama.py failed \(status 2\): error: --pretrained-model-path absent.pt"
+    with pytest.raises(GradingError, match=said):
         published.run_driver(ROOT, ["--option", "generate", "--pretrained-model-path", "absent.pt"], str(tmp_path))
+    args = Namespace(pretrained_model_path="absent.pt", tokenizer=None, data_dir="data")
+    with pytest.raises(GradingError, match="absent.pt"):
+        published.check_published(ROOT, args, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -363,15 +343,11 @@ def test_a_load_pretrained_without_attention_is_the_hand_outs_and_has_one_kind(m
 
 def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeypatch, capsys, tmp_path: Path):
     """Of LayerNorm, which this package lacks, without bias: its checkpoint has the same names."""
-    flags = ["--pretrained-model-path", tmp_path / "model.pt", "--data", tmp_path / "sanity_check.data"]
+    flags = ["--pretrained-model-path", tmp_path / "stories42M.pt", "--data", tmp_path / "sanity_check.data"]
     with monkeypatch.context() as patch:
         patch.setattr(llama, "RMSNorm", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
         for edition, attention in (("cmu2026", "causal"), ("cmu2025", "bidirectional")):
-            model = random_llama(vocab_size=32000, attention=attention)
-            save_checkpoint(tmp_path / "model.pt", model, **{**vars(model.config), "attention": "bidirectional"})
-            with torch.no_grad():
-                logits, hidden_states = model(torch.tensor(reference.COURSE_TOKENS))
-            torch.save({"logits": logits, "hidden_states": hidden_states}, tmp_path / "sanity_check.data")
+            save_course_files(tmp_path, attention=attention)
             assert sanity(patch, *flags, "--edition", edition) == 0
             captured = capsys.readouterr()
             assert f"{attention} attention" in captured.out and "parts" in captured.err
@@ -406,26 +382,27 @@ def test_a_reference_of_another_model_cannot_be_checked(checkpoint: Path):
 def test_a_damaged_reference_is_one_line(monkeypatch, capsys, tiny_checkpoint: Path, tmp_path: Path, content: object):
     path = tmp_path / "reference.data"
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    status = sanity(monkeypatch, "--pretrained-model-path", tiny_checkpoint, "--data", path)
-    check_one_error(status, capsys.readouterr().err, path)
+    check_refused(monkeypatch, capsys, tiny_checkpoint, path, str(path))
 
 
-@pytest.mark.parametrize("flag", ["--pretrained-model-path", "--data"])
-def test_a_missing_file_is_one_line(monkeypatch, capsys, tiny_checkpoint: Path, flag: str):
-    status = sanity(monkeypatch, "--pretrained-model-path", tiny_checkpoint, flag, "absent.pt")
-    check_one_error(status, capsys.readouterr().err, "absent.pt", "does not exist")
+def check_refused(monkeypatch, capsys, checkpoint: object, data: object, *words: str) -> None:
+    """Status 2, and one line with these words."""
+    status = sanity(monkeypatch, "--pretrained-model-path", checkpoint, "--data", data)
+    check_one_error(status, capsys.readouterr().err, *words)
 
 
-def test_a_damaged_checksum_and_a_foreign_checkpoint_are_one_line(monkeypatch, capsys, tiny_checkpoint, tmp_path: Path):
-    torch.save({"logits": torch.ones(100), "hidden_states": torch.ones(100)}, tmp_path / "reference.data")
-    raw = (tmp_path / "reference.data").read_bytes()
-    one = torch.ones(100).numpy().tobytes()
+def test_what_cannot_be_checked_is_one_line(monkeypatch, capsys, tiny_checkpoint: Path, tmp_path: Path):
+    """A missing file, a damaged checksum, a file that is no checkpoint."""
+    right, damaged, one = tmp_path / "reference.data", tmp_path / "damaged.data", torch.ones(100).numpy().tobytes()
+    torch.save({"logits": torch.ones(100), "hidden_states": torch.ones(100)}, right)
+    raw = right.read_bytes()
     assert raw.count(one) == 2
-    (tmp_path / "damaged.data").write_bytes(raw.replace(one, bytes(8) + one[8:]))
+    damaged.write_bytes(raw.replace(one, bytes(8) + one[8:]))
     for checkpoint, data, words in (
-        (tiny_checkpoint, "damaged.data", ("damaged.data", "truncated or damaged")),
-        (tmp_path / "reference.data", "reference.data", ("no tok_embeddings.weight",)),
-        (tiny_checkpoint, "reference.data", ("too small for the reference's token ids",)),
+        ("absent.pt", "sanity_check.data", ("absent.pt", "does not exist")),
+        (tiny_checkpoint, "absent.pt", ("absent.pt", "does not exist")),
+        (tiny_checkpoint, damaged, ("damaged.data", "truncated or damaged")),
+        (right, right, ("no tok_embeddings.weight",)),
+        (tiny_checkpoint, right, ("too small for the reference's token ids",)),
     ):
-        status = sanity(monkeypatch, "--pretrained-model-path", checkpoint, "--data", tmp_path / data)
-        check_one_error(status, capsys.readouterr().err, *words)
+        check_refused(monkeypatch, capsys, checkpoint, data, *words)

@@ -36,118 +36,75 @@ OWN = (
 
 
 class Hostile(NamedTuple):
-    """What is put at the end of a file of the student, and what the script says to it."""
+    """Code for the end of a file of the student, and what the script says of it within `limit` seconds."""
 
-    file: str
     code: str
     said: str
     limit: float = LONG
+    file: str = "rope.py"
 
 
 def in_call(line: str, said: str, limit: float = LONG, before: str = "") -> Hostile:
     """A rope.py whose function runs `line`."""
-    return Hostile("rope.py", RIGHT + before + CALL.format(line), said, limit)
+    return Hostile(RIGHT + before + CALL.format(line), said, limit)
 
 
 HOSTILE = {
-    "exit at import": Hostile("rope.py", "exit()\n", "exit() in rope.py line"),
-    "sys.exit with a verdict at import": Hostile("rope.py", f"import sys\nsys.exit({VERDICTS[0]!r})\n", "exit() in"),
+    "exit at import": Hostile("exit()\n", "exit() in rope.py line"),
+    "sys.exit with a verdict at import": Hostile(f"import sys\nsys.exit({VERDICTS[0]!r})\n", "exit() in"),
     "os._exit(0) at import": Hostile(
-        "rope.py", "import os\nos._exit(0)\n", "rope.py ended the process (exit status 0) while it was imported"
-    ),
+        "import os\nos._exit(0)\n", "rope.py ended the process (exit status 0) while it was imported"),
     "os._exit(0) at exit": Hostile(
-        "rope.py",
-        "import atexit, os\natexit.register(os._exit, 0)\n",
-        "rope.py ended the process (exit status 0) at its end",
-    ),
+        "import atexit, os\natexit.register(os._exit, 0)\n", "rope.py ended the process (exit status 0) at its end"),
     "os._exit(0) in a timer": Hostile(
-        "rope.py",
-        "import os, threading\nthreading.Timer(0.5, os._exit, [0]).start()\n",
-        "ended the process (exit status 0)",
-    ),
+        "import os, threading\nthreading.Timer(0.5, os._exit, [0]).start()\n", "ended the process (exit status 0)"),
     "a thread that never ends": Hostile(
-        "rope.py",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n",
-        "keeps the process from ending: after 3 s a thread still runs",
-        SHORT,
-    ),
+        "keeps the process from ending: after 3 s a thread still runs", SHORT),
     "endless at import": Hostile(
-        "rope.py", "while True:\n    pass\n", "rope.py did not end within 3 s while it was imported", SHORT
-    ),
+        "while True:\n    pass\n", "rope.py did not end within 3 s while it was imported", SHORT),
     "a stopped process": Hostile(
-        "rope.py",
-        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n",
-        "did not end within 3 s while it was imported",
-        SHORT,
-    ),
-    "a syntax error": Hostile("rope.py", "def broken(:\n", "SyntaxError"),
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n", "did not end within 3 s while it was imported",
+        SHORT),
+    "a syntax error": Hostile("def broken(:\n", "SyntaxError"),
     "a library that is absent": Hostile(
-        "rope.py", "import einops_of_nobody\n", "rope.py imports einops_of_nobody, which is not installed"
-    ),
+        "import einops_of_nobody\n", "rope.py imports einops_of_nobody, which is not installed"),
     "verdicts on every descriptor": Hostile(
-        "rope.py",
         f"import os\nfor handle in range(64):\n    try:\n        os.write(handle, b'{LIES}')\n    except OSError:\n"
-        "        pass\nos._exit(0)\n",
-        "rope.py ended the process (exit status 0) while it was imported",
-    ),
+        "        pass\nos._exit(0)\n", "rope.py ended the process (exit status 0) while it was imported"),
     "verdicts printed by a wrong function": Hostile(
-        "rope.py",
         f"import sys\nprint('{LIES}', flush=True)\nprint('{LIES}', file=sys.stderr)\napply_rotary_emb = {WRONG}\n",
-        "nothing is rotated",
-    ),
-    "verdicts on the terminal": Hostile(
-        "rope.py", f"print('{LIES}', file=open('/dev/tty', 'w'))\n", "OSError in rope.py line"
-    ),
+        "nothing is rotated"),
+    "verdicts on the terminal": Hostile(f"print('{LIES}', file=open('/dev/tty', 'w'))\n", "OSError in rope.py line"),
     "all descriptors closed": Hostile(
-        "rope.py", "import os\nos.closerange(0, 256)\n", "closed the pipe of its answers, or wrote to it"
-    ),
+        "import os\nos.closerange(0, 256)\n", "closed the pipe of its answers, or wrote to it"),
     "a fork whose parent ends": Hostile(
-        "rope.py",
-        "import os\nif os.fork():\n    os._exit(0)\n",
-        "ended the process (exit status 0) while it was imported",
-    ),
+        "import os\nif os.fork():\n    os._exit(0)\n", "ended the process (exit status 0) while it was imported"),
     "a fork that holds the pipes": Hostile(
-        "rope.py",
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(40)\n    os._exit(0)\nos._exit(3)\n",
-        "rope.py ended the process (exit status 3) while it was imported",
-        10.0,
-    ),
-    "no modules": Hostile("rope.py", f"import sys\nsys.modules.clear()\napply_rotary_emb = {WRONG}\n", "FAILED: "),
+        "rope.py ended the process (exit status 3) while it was imported", 10.0),
+    "no modules": Hostile(f"import sys\nsys.modules.clear()\napply_rotary_emb = {WRONG}\n", "FAILED: "),
     "ended by itself with a signal": Hostile(
-        "rope.py", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "was ended by a signal (SIGKILL)"
-    ),
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "was ended by a signal (SIGKILL)"),
     "an alarm": Hostile(
-        "rope.py", "import signal, time\nsignal.setitimer(0, 0.01)\ntime.sleep(60)\n", "was ended by a signal (SIGALRM)"
-    ),
-    "an exception that is no Exception": Hostile(
-        "rope.py", "raise BaseException('no')\n", "BaseException in rope.py line"
-    ),
-    "an interrupt": Hostile("rope.py", "raise KeyboardInterrupt\n", "KeyboardInterrupt in rope.py line"),
+        "import signal, time\nsignal.setitimer(0, 0.01)\ntime.sleep(60)\n", "was ended by a signal (SIGALRM)"),
+    "an exception that is no Exception": Hostile("raise BaseException('no')\n", "BaseException in rope.py line"),
+    "an interrupt": Hostile("raise KeyboardInterrupt\n", "KeyboardInterrupt in rope.py line"),
     "an exception with a verdict": Hostile(
-        "rope.py", f"raise ValueError('\\n{LIES}\\x1b[2K{LIES}')\n", "ValueError in rope.py line"
-    ),
+        f"raise ValueError('\\n{LIES}\\x1b[2K{LIES}')\n", "ValueError in rope.py line"),
     "an exception without a message": Hostile(
-        "rope.py",
         "class Odd(Exception):\n    def __str__(self):\n        raise BaseException\nraise Odd\n",
-        "Odd in rope.py line",
-    ),
+        "Odd in rope.py line"),
     "PyTorch patched": Hostile(
-        "rope.py",
         "torch.allclose = torch.equal = lambda *arguments, **named: True\ntorch.Tensor.__eq__ = torch.allclose\n"
-        f"torch.Tensor.max = lambda self: torch.tensor(0.0)\napply_rotary_emb = {WRONG}\n",
-        "nothing is rotated",
-    ),
+        f"torch.Tensor.max = lambda self: torch.tensor(0.0)\napply_rotary_emb = {WRONG}\n", "nothing is rotated"),
     "the messages patched": Hostile(
-        "rope.py",
         'import grading.wire\ngrading.wire.pack = lambda *arguments: b\'{"token": "", "answer": true}\' * 9\n',
-        "closed the pipe of its answers, or wrote to it",
-    ),
+        "closed the pipe of its answers, or wrote to it"),
     "an answer written in advance": Hostile(
-        "rope.py",
         "import os\nfrom grading import wire\nforged = wire.pack({'token': '0' * 32, 'answer': True})\n"
         "for handle in range(3, 64):\n    try:\n        os.write(handle, forged)\n    except OSError:\n        pass\n",
-        "rope.py closed the pipe of its answers, or wrote to it while it was imported",
-    ),
+        "rope.py closed the pipe of its answers, or wrote to it while it was imported"),
     "exit in a call": in_call("exit(0)", "exit() in rope.py line"),
     "os._exit in a call": in_call("__import__('os')._exit(0)", "(exit status 0) while it was called"),
     "endless in a call": in_call("while True: pass", "rope.py did not end within 3 s while it was called", SHORT),
@@ -165,89 +122,63 @@ HOSTILE = {
     "tensors without numbers": in_call("return tuple(x.to('meta') for x in right(*arguments))", "the device meta"),
     "complex tensors": in_call("return tuple(x + 1j for x in right(*arguments))", "complex numbers, not real ones"),
     "tensors that agree with everything": in_call(
-        "return tuple((0 * x).as_subclass(Own) for x in right(*arguments))", "it returns a sparse", before=OWN
-    ),
+        "return tuple((0 * x).as_subclass(Own) for x in right(*arguments))", "it returns a sparse", before=OWN),
     "a thread that writes between answers": Hostile(
-        "rope.py",
         "import os, threading, time\ndef write():\n    while True:\n        for handle in range(3, 32):\n"
         f"            try:\n                os.write(handle, b'{LIES}')\n            except OSError:\n"
         "                pass\n        time.sleep(0.001)\nthreading.Thread(target=write, daemon=True).start()\n"
-        "time.sleep(1)\n",
-        "closed the pipe of its answers, or wrote to it",
-    ),
+        "time.sleep(1)\n", "closed the pipe of its answers, or wrote to it"),
     "messages without end": in_call(
-        "while True: importlib.reload(config)",
-        "rope.py imported modules more than 1,000 times while it was called",
-        before="import importlib, config\n",
-    ),
+        "while True: importlib.reload(config)", "rope.py imported modules more than 1,000 times while it was called",
+        before="import importlib, config\n"),
     "a module whose name is a verdict": Hostile(
-        "rope.py",
         f"import os\nname = '\\n{VERDICTS[0]}\\nrope'\nopen(os.path.join(os.path.dirname(__file__), name + '.py'), 'w')"
         ".write('import os; os._exit(0)')\n__import__(name)\n",
-        "Rotary embedding test [...] rope.py ended the process (exit status 0) while it was imported",
-    ),
+        "Rotary embedding test [...] rope.py ended the process (exit status 0) while it was imported"),
     "the expected values' code": Hostile(
-        "rope.py",
         "from grading.rotation import rotate_both\n"
         + CALL.format("return rotate_both(*arguments[:2], *arguments[4:] or (1e4,))"),
-        "rope.py imports grading.rotation, which belongs to the scripts that judge it",
-    ),
-    "AdamW: exit at import": Hostile("optimizer.py", "exit()\n", "exit() in optimizer.py line"),
+        "rope.py imports grading.rotation, which belongs to the scripts that judge it"),
+    "AdamW: exit at import": Hostile("exit()\n", "exit() in optimizer.py line", file="optimizer.py"),
     "AdamW: os._exit(0) at exit": Hostile(
-        "optimizer.py", "import atexit, os\natexit.register(os._exit, 0)\n", "(exit status 0) at its end"
-    ),
-    "AdamW: endless at import": Hostile("optimizer.py", "while True:\n    pass\n", "did not end within 3 s", SHORT),
+        "import atexit, os\natexit.register(os._exit, 0)\n", "(exit status 0) at its end", file="optimizer.py"),
+    "AdamW: endless at import": Hostile(
+        "while True:\n    pass\n", "did not end within 3 s", SHORT, file="optimizer.py"),
     "AdamW: os._exit(0) in a step": Hostile(
-        "optimizer.py", "import os\nAdamW.step = lambda self: os._exit(0)\n", "(exit status 0) while it was called"
-    ),
+        "import os\nAdamW.step = lambda self: os._exit(0)\n", "(exit status 0) while it was called",
+        file="optimizer.py"),
     "AdamW: endless in a step": Hostile(
-        "optimizer.py",
-        "def step(self):\n    while True:\n        pass\nAdamW.step = step\n",
-        "did not end within 3 s",
-        SHORT,
-    ),
+        "def step(self):\n    while True:\n        pass\nAdamW.step = step\n", "did not end within 3 s", SHORT,
+        file="optimizer.py"),
     "AdamW: the other one patched": Hostile(
-        "optimizer.py",
-        "AdamW.step = lambda self, closure=None: None\ntorch.optim.AdamW = AdamW\n",
-        "Optimizer test FAILED: ",
-    ),
-    "Llama: exit at import": Hostile("llama.py", "exit()\n", "WRONG: exit() in llama.py line"),
+        "AdamW.step = lambda self, closure=None: None\ntorch.optim.AdamW = AdamW\n", "Optimizer test FAILED: ",
+        file="optimizer.py"),
+    "Llama: exit at import": Hostile("exit()\n", "WRONG: exit() in llama.py line", file="llama.py"),
     "Llama: os._exit(0) at import": Hostile(
-        "llama.py",
-        "import os\nos._exit(0)\n",
-        "WRONG: llama.py ended the process (exit status 0) while it was imported",
-    ),
+        "import os\nos._exit(0)\n", "WRONG: llama.py ended the process (exit status 0) while it was imported",
+        file="llama.py"),
     "Llama: os._exit(0) at exit": Hostile(
-        "llama.py", "import atexit, os\natexit.register(os._exit, 0)\n", "ended the process (exit status 0) at its end"
-    ),
+        "import atexit, os\natexit.register(os._exit, 0)\n", "ended the process (exit status 0) at its end",
+        file="llama.py"),
     "Llama: endless at import": Hostile(
-        "llama.py", "while True:\n    pass\n", "llama.py did not end within 3 s while it was imported", SHORT
-    ),
+        "while True:\n    pass\n", "llama.py did not end within 3 s while it was imported", SHORT, file="llama.py"),
     "Llama: os._exit(0) in a timer": Hostile(
-        "llama.py",
-        "import os, threading\nthreading.Timer(1, os._exit, [0]).start()\n",
-        "ended the process (exit status 0)",
-    ),
+        "import os, threading\nthreading.Timer(1, os._exit, [0]).start()\n", "ended the process (exit status 0)",
+        file="llama.py"),
     "Llama: os._exit(0) in forward": Hostile(
-        "llama.py",
-        f"import os\nprint('{LIES}')\nFeedForward.forward = lambda self, x: os._exit(0)\n",
-        "Begin with: feed-forward",
-    ),
+        f"import os\nprint('{LIES}')\nFeedForward.forward = lambda self, x: os._exit(0)\n", "Begin with: feed-forward",
+        file="llama.py"),
     "Llama: comparisons patched": Hostile(
-        "llama.py",
         "torch.equal = torch.allclose = lambda *arguments, **named: True\nRMSNorm.forward = lambda self, x: x\n",
-        "Begin with: RMSNorm",
-    ),
+        "Begin with: RMSNorm", file="llama.py"),
     "Llama: a wrong module under sys.modules": Hostile(
-        "llama.py", "import sys\nsys.modules['llama'] = sys.modules['classifier'] = None\n", "FAILED"
-    ),
+        "import sys\nsys.modules['llama'] = sys.modules['classifier'] = None\n", "FAILED", file="llama.py"),
     "sanity_check: rope.py is endless": Hostile(
-        "rope.py", "while True:\n    pass\n", "rope.py did not end within 3 s while it was imported", SHORT
-    ),
+        "while True:\n    pass\n", "rope.py did not end within 3 s while it was imported", SHORT),
     "sanity_check: config.py ends the process": Hostile(
-        "config.py", "import os\nos._exit(0)\n", "config.py ended the process (exit status 0) while it was imported"
-    ),
-}
+        "import os\nos._exit(0)\n", "config.py ended the process (exit status 0) while it was imported",
+        file="config.py"),
+}  # fmt: skip
 SLOW = {  # said already by the others, in another module or in other words
     *(name for name in HOSTILE if ":" in name),
     "sys.exit with a verdict at import",

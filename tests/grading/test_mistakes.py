@@ -96,11 +96,8 @@ MISTAKES = {
                 ("the causal mask is inverted", "masked_fill(~mask", "masked_fill(mask"),
             ],
             "grouped queries, bidirectional: WRONG": [
-                (
-                    "key/value heads are repeated as 1 2 1 2",
-                    "x.repeat_interleave(self.n_rep, dim=1)",
-                    "x.repeat(1, 2, 1, 1)",
-                ),
+                ("key/value heads are repeated as 1 2 1 2", "x.repeat_interleave(self.n_rep, dim=1)",
+                 "x.repeat(1, 2, 1, 1)"),
                 ("key/value heads are not repeated", "if self.n_rep > 1:", "if False:"),
                 ("heads are joined without", "output.transpose(1, 2).flatten(-2)", "output.reshape(x.shape)"),
                 ("queries and keys are not rotated", TURN, "x.transpose(1, 2)"),
@@ -116,41 +113,32 @@ MISTAKES = {
             "layer, bidirectional: WRONG": [
                 ("the residual around the attention is missing", FIRST, FIRST.replace("residual + ", "")),
                 ("the residual around the feed-forward is missing", SECOND, SECOND.replace("h + ", "")),
-                (
-                    "both residuals are missing",
-                    FIRST + SECOND,
-                    (FIRST + SECOND).replace("residual + ", "").replace("h + ", ""),
-                ),
+                ("both residuals are missing", FIRST + SECOND,
+                 (FIRST + SECOND).replace("residual + ", "").replace("h + ", "")),
                 ("it is post-norm", FIRST + SECOND, POST),
                 ("the second residual is x", SECOND, SECOND.replace("h +", "x +")),
-                (
-                    "the eps of RMSNorm is not config.layer_norm_eps",
-                    "RMSNorm(config.dim, eps=config.layer_norm_eps)",
-                    "RMSNorm(config.dim)",
-                ),
+                ("the eps of RMSNorm is not config.layer_norm_eps", "RMSNorm(config.dim, eps=config.layer_norm_eps)",
+                 "RMSNorm(config.dim)"),
             ],
             "embedding and head, bidirectional: WRONG": [
                 ("the final norm is missing", "return self.norm(h)", "return h"),
                 ("the head is not tied", "self.tok_embeddings.weight = self.output.weight", "pass"),
                 ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
-                (
-                    "the last layer is left out",
-                    "h = last(h, context if at is None else context.queried_at(at))",
-                    "pass",
-                ),
+                ("the last layer is left out", "h = last(h, context if at is None else context.queried_at(at))",
+                 "pass"),
             ],
             "loading, bidirectional: WRONG": [
-                ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass")
+                ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass"),
             ],
         },
         "base_llama.py": {
             "scores and softmax, causal: WRONG": [
                 ("the causal mask is shifted by one: a position sees the next", VISIBLE, "tril(diagonal=1)"),
                 ("the causal mask is shifted by one: a position does not see itself", VISIBLE, "tril(diagonal=-1)"),
-            ]
+            ],
         },
         "rope.py": {
-            "rotary embedding: WRONG": [("the wrong sign", "torch.complex(cos, sin)", "torch.complex(cos, -sin)")]
+            "rotary embedding: WRONG": [("the wrong sign", "torch.complex(cos, sin)", "torch.complex(cos, -sin)")],
         },
         "classifier.py": {
             "zero-shot classifier, bidirectional: WRONG": [
@@ -170,11 +158,8 @@ MISTAKES = {
                 ("log_softmax runs over the batch", HEAD, HEAD.replace("-1", "0")),
                 ("there is no dropout in training", "self.dropout(last)", "last"),
                 ("there is dropout in evaluation", "self.dropout(last)", "F.dropout(last, self.dropout.p)"),
-                (
-                    "dropout acts on the logits",
-                    "classifier_head(self.dropout(last))",
-                    "dropout(self.classifier_head(last))",
-                ),
+                ("dropout acts on the logits", "classifier_head(self.dropout(last))",
+                 "dropout(self.classifier_head(last))"),
             ],
             "embedding classifier, bidirectional: not written yet": [("NotImpl", f"return {HEAD}", BLANK)],
         },
@@ -183,11 +168,8 @@ MISTAKES = {
         "rope.py": {
             "Rotary embedding test FAILED": [
                 ("halves of a head are paired (x1 with", ROTATED, HALVES),
-                (
-                    "neighbours are paired, but the result is put together as two halves",
-                    ".flatten(-2)",
-                    ".mT.flatten(-2)",
-                ),
+                ("neighbours are paired, but the result is put together as two halves", ".flatten(-2)",
+                 ".mT.flatten(-2)"),
                 ("halves of a head are paired and then interleaved", PAIRS, f"{PAIRS[:-9]}(2, -1)).mT.contiguous()"),
                 ("the wrong sign: pairs turn backwards", "torch.complex(cos, sin)", "torch.complex(cos, -sin)"),
                 ("the result is the complex conjugate", PRODUCT, f"({PRODUCT}).conj().resolve_conj()"),
@@ -202,7 +184,7 @@ MISTAKES = {
                 ("the key is not rotated", TURN_BOTH, "return rotate(query, *angles), key"),
                 ("apply_rotary_emb: not written yet", TURN_BOTH, BLANK),
                 ("apply_rotary_emb: it returns None", TURN_BOTH, "rotate(query, *angles)"),
-            ]
+            ],
         },
     },
     "optimizer_test": {
@@ -211,25 +193,16 @@ MISTAKES = {
                 ("AdamW: not written yet", STEP, BLANK),
                 ("the weight decay comes before the update; subtract", STEP, own_step(before=DECAY)),
                 ("the weight decay is scaled by alpha_t", STEP, own_step(after=DECAY.replace("lr", "alpha"))),
-                (
-                    "the weight decay comes before the update and is scaled",
-                    STEP,
-                    own_step(before=DECAY.replace("lr", "alpha")),
-                ),
+                ("the weight decay comes before the update and is scaled", STEP,
+                 own_step(before=DECAY.replace("lr", "alpha"))),
                 ("the weight decay lacks lr", STEP, own_step(after=DECAY.replace("lr * ", ""))),
                 ("the weight decay is added to the gradient", STEP, own_step(before="g += wd * p")),
                 ("there is no weight decay", STEP, own_step()),
                 ("eps stands inside the root; it is", STEP, own_step(after=DECAY, root="(v + eps).sqrt()")),
-                (
-                    "eps stands inside the root of the bias-corrected v",
-                    STEP,
-                    own_step(after=DECAY, root="(v / c2 + eps).sqrt() * c2**0.5"),
-                ),
-                (
-                    "eps is added after the bias correction",
-                    STEP,
-                    own_step(after=DECAY, root="((v / c2).sqrt() + eps) * c2**0.5"),
-                ),
+                ("eps stands inside the root of the bias-corrected v", STEP,
+                 own_step(after=DECAY, root="(v / c2 + eps).sqrt() * c2**0.5")),
+                ("eps is added after the bias correction", STEP,
+                 own_step(after=DECAY, root="((v / c2).sqrt() + eps) * c2**0.5")),
                 ("eps is scaled by 1 - beta2^t", STEP, own_step(after=DECAY, root="v.sqrt() + eps * c2")),
                 ("eps is missing", STEP, own_step(after=DECAY, root="v.sqrt()")),
                 ("the root of the second moment is missing", STEP, own_step(after=DECAY, root="v + eps")),
@@ -237,39 +210,23 @@ MISTAKES = {
                 ("the bias correction lacks sqrt(1 - beta2^t)", CORRECTION, "1 / (1 - group['betas'][0] ** t)"),
                 ("the bias correction lacks the division by 1 - beta1^t", CORRECTION, CORRECTION.partition(" / ")[0]),
                 ("correct_bias=False is ignored", 'if group["correct_bias"]:', "if True:"),
-                (
-                    "the bias correction lacks the root",
-                    'math.sqrt(1 - group["betas"][1] ** t)',
-                    '(1 - group["betas"][1] ** t)',
-                ),
-                (
-                    "is the step counted from 0",
-                    'state["step"] = 0',
-                    'state["step"] = -1',
-                ),
+                ("the bias correction lacks the root", 'math.sqrt(1 - group["betas"][1] ** t)',
+                 '(1 - group["betas"][1] ** t)'),
+                ("is the step counted from 0", 'state["step"] = 0', 'state["step"] = -1'),
                 ("the first step is counted as the second", 'state["step"] = 0', 'state["step"] = 1'),
                 ("the step stays 1", 'state["step"] += 1', 'state["step"] = 1'),
-                (
-                    "beta1 and beta2 are exchanged; beta1",
-                    "defaults = dict(lr=lr, betas=betas,",
-                    "defaults = dict(lr=lr, betas=betas[::-1],",
-                ),
+                ("beta1 and beta2 are exchanged; beta1", "defaults = dict(lr=lr, betas=betas,",
+                 "defaults = dict(lr=lr, betas=betas[::-1],"),
                 ("beta1 and beta2 are exchanged in the moments", "beta1, beta2 =", "beta2, beta1 ="),
-                (
-                    "the second moment lacks the square",
-                    "addcmul_(v, gradients, gradients, 1 - beta2)",
-                    "add_(v, gradients, alpha=1 - beta2)",
-                ),
-                (
-                    "the second moment lacks the factor 1 - beta2",
-                    "gradients, gradients, 1 - beta2",
-                    "gradients, gradients, 1",
-                ),
+                ("the second moment lacks the square", "addcmul_(v, gradients, gradients, 1 - beta2)",
+                 "add_(v, gradients, alpha=1 - beta2)"),
+                ("the second moment lacks the factor 1 - beta2", "gradients, gradients, 1 - beta2",
+                 "gradients, gradients, 1"),
                 ("weights move up the gradient", "denominators, -alpha)", "denominators, alpha)"),
-            ]
+            ],
         },
     },
-}
+}  # fmt: skip
 
 
 def rows() -> list:
