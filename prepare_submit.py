@@ -3,9 +3,8 @@
     python prepare_submit.py DIR ID      create ID.zip from DIR and check it; a wrong one is not written
     python prepare_submit.py ZIP ID      check a zip; nothing is unpacked to disk, no student code is run
 
-Created from the assignment's own list of files, the zip holds also what these need to run: `engine/`, `grading/` and
-so on, from beside this script. A zip must mean the same to every tool that may unpack it, and what its modules import
-must be in it.
+The zip holds the assignment's own list of files and the files that these need to run (`engine/`, `grading/` and so on),
+from beside this script. Every tool must unpack it alike, and it must hold the modules that its modules import.
 
 Exit status: 0 the submission is fine; 1 it was checked and is wrong (one line for each problem); 2 it could not be
 checked (bad usage, a missing file). Needs the standard library and `grading/` alone: it answers at once.

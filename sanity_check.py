@@ -32,42 +32,24 @@ COURSE_CHECKPOINT, COURSE_REFERENCE = "stories42M.pt", "sanity_check.data"
 
 def get_args() -> Namespace:
     parser = GradingParser(description="Check llama.py and classifier.py against numbers that others computed.")
-    parser.add_argument(
-        "--pretrained-model-path", default=DefaultText(COURSE_CHECKPOINT), help="the checkpoint to check"
-    )
-    parser.add_argument("--data", default=DefaultText(COURSE_REFERENCE), help="the course's reference tensors")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
-    parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="whose reference tensors")
-    parser.add_argument(
-        "--attention", choices=ATTENTION_KINDS, help="check this kind alone (default: all that llama.py has)"
-    )
-    parser.add_argument("--parts", action="store_true", help="ask every part by itself, even if the whole is right")
-    parser.add_argument("--published", action="store_true", help="compare text and zero-shot labels with public ones")
-    parser.add_argument("--data_dir", default="data", help="where --published finds sst-*.txt and cfimdb-*.txt")
-    parser.add_argument("--tokenizer", help="SentencePiece model for --published (default: as run_llama.py chooses)")
+    add, checkpoint, reference = parser.add_argument, DefaultText(COURSE_CHECKPOINT), DefaultText(COURSE_REFERENCE)
+    add("--pretrained-model-path", default=checkpoint, help="the checkpoint to check")
+    add("--data", default=reference, help="the course's reference tensors")
+    add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
+    add("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="whose reference tensors")
+    add("--attention", choices=ATTENTION_KINDS, help="check this kind alone (default: all that llama.py has)")
+    add("--parts", action="store_true", help="ask every part by itself, even if the whole is right")
+    add("--published", action="store_true", help="compare text and zero-shot labels with public ones")
+    add("--data_dir", default="data", help="where --published finds sst-*.txt and cfimdb-*.txt")
+    add("--tokenizer", help="SentencePiece model for --published (default: as run_llama.py chooses)")
     add_flags(parser)
     return parser.parse_args()
-
-
-def refuse_what_is_not_known(args: Namespace) -> None:
-    """Raise `GradingError` where the edition has another norm than the numbers that the flags ask for."""
-    norm = EDITIONS[args.edition].norm
-    if norm != BUNDLED_NORM and (args.parts or args.published):
-        known, has = NORMS[BUNDLED_NORM], NORMS[norm]
-        raise GradingError(f"--parts and --published know {known} alone, and {args.edition} has {has}")
-
-
-def check_published(student: Student, args: Namespace) -> bool:
-    """Run the student's driver; the student's modules themselves are asked nothing."""
-    from grading import published
-
-    return published.check_published(student.folder, args, published.PUBLISHED_TEXTS, published.PUBLISHED_LABELS)
 
 
 def check(student: Student, args: Namespace) -> bool:
     """Make the checks that the flags ask for and print their lines. Returns whether all is right.
 
-    What is expected is read before the student's code is first asked: it may write to the files that hold it.
+    The expected numbers are read before the student's code first runs: it may write to the files that hold them.
     """
     from grading import parts, reference  # here, as they import PyTorch
 
@@ -90,7 +72,16 @@ def check_to_the_end(student: Student, args: Namespace) -> bool:
 
 def main() -> int:
     args = get_args()
-    refuse_what_is_not_known(args)
-    passed = (check_published if args.published else check_to_the_end)(student_of(args), args)
+    norm = EDITIONS[args.edition].norm
+    if norm != BUNDLED_NORM and (args.parts or args.published):
+        known, has = NORMS[BUNDLED_NORM], NORMS[norm]
+        raise GradingError(f"--parts and --published know {known} alone, and {args.edition} has {has}")
+    student = student_of(args)
+    if args.published:  # runs the student's driver, and asks the student's modules nothing
+        from grading import published
+
+        passed = published.check_published(student.folder, args)
+    else:
+        passed = check_to_the_end(student, args)
     print("Your Llama implementation is correct!" if passed else "Sanity check FAILED: see the lines above.")
     return 0 if passed else 1

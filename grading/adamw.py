@@ -31,10 +31,6 @@ def toy_problem() -> dict[str, torch.Tensor]:
     return {"weight": layer.weight.detach(), "inputs": torch.tensor(inputs, dtype=torch.float32)}
 
 
-def ask_training(**settings: float) -> ChildQuestion:
-    return ChildQuestion("train", "optimizer", {"lr": 1e-3, **settings}, toy_problem())
-
-
 def report_run(what: str, answer: ChildAnswer, expected: torch.Tensor) -> bool:
     """Print the largest error and whether it is within the tolerance."""
     if not answer.trouble and len(answer.tensors) == 1 and answer.tensors[0].shape == expected.shape:
@@ -185,12 +181,13 @@ def adamw_mistake(pytorch_is_right: bool, few_are_right: bool, trouble: str, mis
 
 def check_adamw(student: Student) -> bool:
     """Make the three checks, print their lines and the verdict. Returns whether all is right."""
-    with_decay = ask_training(weight_decay=1e-4, correct_bias=True)
+    problem, with_decay = toy_problem(), {"lr": 1e-3, "weight_decay": 1e-4, "correct_bias": True}
     # eps is added before the bias correction here and after it in PyTorch: it must be tiny for the two to agree
-    without_decay = ask_training(weight_decay=0.0, eps=1e-12)
+    without_decay = {"lr": 1e-3, "weight_decay": 0.0, "eps": 1e-12}
+    asked = [ChildQuestion("train", "optimizer", settings, problem) for settings in (with_decay, without_decay)]
     with ThreadPoolExecutor(1) as pool:  # PyTorch's optimizer runs here while the student's runs there
-        training = pool.submit(questions.train, **toy_problem(), optimizer=torch.optim.AdamW, **without_decay.settings)
-        ours, ours_without = student.ask_all((with_decay, without_decay))
+        training = pool.submit(questions.train, **problem, optimizer=torch.optim.AdamW, **without_decay)
+        ours, ours_without = student.ask_all(asked)
         theirs = training.result()
     expected = torch.tensor(PUBLISHED_WEIGHTS)
     published = report_run(f"{TOY_STEPS} steps against the published weights", ours, expected)

@@ -1,6 +1,6 @@
-"""A zip archive, read by its format. `entries` says whether every tool would read it alike.
+"""A zip archive, read by its format. `entries` checks that every tool would read it alike.
 
-Not by `zipfile`, which takes one of the meanings that an archive may have and passes over the others.
+`zipfile` is not used: of the meanings that an archive may have, it takes one and ignores the others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from grading.programs import printable
 
 MB = 1_000_000
 MAX_ENTRIES = 10_000
-# Bytes of a name. A part of more fits on no Linux or macOS disk, a whole path of more on no macOS disk (1,024), so
-# nobody has packed it; and to bring a name into one Unicode form takes time that grows as its square.
+# Bytes of a name. A longer part fits on no Linux or macOS disk, a longer path on no macOS disk (1,024), so no honest
+# archive holds one; and the time to bring a name into one Unicode form grows with the square of its length.
 MAX_PART, MAX_NAME = 255, 1_000
 
 
@@ -37,7 +37,7 @@ NO_ZIP = "not a zip archive, or a truncated one"
 
 
 class ZipHeader(NamedTuple):
-    """What an archive says of an entry; it does so twice, in its directory and in front of the entry's data."""
+    """A header of an entry. An archive has two for each: in its directory and in front of the entry's data."""
 
     name: bytes
     version: int  # of the format, times ten, that unpacking needs
@@ -71,7 +71,7 @@ class Archive(NamedTuple):
 
 
 def read_archive(payload: bytes) -> Archive:
-    """What the directory of a zip holds. Raises `FormatError` unless there is exactly one directory to be found."""
+    """The entries in the directory of a zip. Raises `FormatError` unless it has exactly one directory."""
     end = payload.rfind(b"PK\5\6", max(0, len(payload) - _END.size - 0xFFFF))
     if end < 0 or len(payload) < end + _END.size:
         raise FormatError(NO_ZIP)
@@ -103,7 +103,7 @@ def read_archive(payload: bytes) -> Archive:
 
 
 def _read_end(payload: bytes, end: int) -> tuple[int, list[int]]:
-    """Where the directory must end, and its end record: two disks, two counts, size, start. As zip64 where that is."""
+    """The end of the directory, and its end record: two disks, two counts, size, start. Of zip64 the wide one."""
     numbers = list(_END.unpack_from(payload, end)[1:-1])
     locator = end - _LOCATOR64.size
     if locator < 0 or not payload.startswith(b"PK\6\7", locator):
@@ -119,9 +119,9 @@ def _read_end(payload: bytes, end: int) -> tuple[int, list[int]]:
 
 
 def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> ZipHeader | None:
-    """The header of an entry, which must lie before `stop`; None where there is none.
+    """The header of an entry, which must end before `stop`; None if there is none.
 
-    Raises `FormatError` for a name that no disk holds, before anything is made of it.
+    Raises `FormatError` for a name that no disk holds, before it uses the name.
     """
     form, mark = (_LOCAL, b"PK\3\4") if is_local else (_CENTRAL, b"PK\1\2")
     if at + form.size > stop or not payload.startswith(mark, at):
@@ -149,7 +149,7 @@ def _read_header(payload: bytes, at: int, stop: int, is_local: bool) -> ZipHeade
 
 
 def _extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
-    """The numbered fields behind a name; None where they are damaged. Up to three bytes of padding may follow."""
+    """The numbered fields behind a name; None if they are damaged. Up to three bytes of padding may follow."""
     found, at = [], 0
     while at + 4 <= len(extra):
         number, length = struct.unpack_from("<2H", extra, at)
@@ -159,7 +159,7 @@ def _extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
 
 
 def _widen(numbers: list[int], wide: bytes) -> list[int] | None:
-    """The numbers of a header, those that are too wide for it from its zip64 field; None where they disagree."""
+    """The numbers of a header; numbers too wide for it come from its zip64 field. None if the two disagree."""
     words = [word for (word,) in struct.iter_unpack("<Q", wide[: len(wide) // 8 * 8])]
     if WIDE not in numbers:
         return numbers if words == numbers[: len(words)] else None
@@ -172,7 +172,7 @@ def _widen(numbers: list[int], wide: bytes) -> list[int] | None:
 
 
 def _pieces(archive: Archive, entry: Entry) -> Iterator[bytes]:
-    """An entry's content in pieces. Raises `FormatError` where it does not end where its packed data do."""
+    """An entry's content in pieces. Raises `FormatError` unless it ends exactly where its packed data end."""
     packed = memoryview(archive.payload)[entry.local.end : entry.local.end + entry.central.packed]
     if entry.central.method == zipfile.ZIP_STORED:
         yield bytes(packed)
@@ -194,7 +194,7 @@ def _pieces(archive: Archive, entry: Entry) -> Iterator[bytes]:
 
 
 def read_entry(archive: Archive, entry: Entry, keep: bool) -> bytes:
-    """An entry's bytes (none unless `keep`). Raises `FormatError` where size, checksum or packed data are not right."""
+    """An entry's bytes (none unless `keep`). Raises `FormatError` if size, checksum or packed data are wrong."""
     size, checksum, kept = 0, 0, []
     for piece in _pieces(archive, entry):
         size, checksum = size + len(piece), zlib.crc32(piece, checksum)

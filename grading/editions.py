@@ -58,8 +58,8 @@ EDITIONS = {
 BUNDLED_NORM = "rms"  # of the bundled model and the parts' numbers, and of what public repositories share
 DEFAULT_EDITION = "ucsc"
 
-# What a submission may import beside its own modules: what the hand-outs' set-up installs, by the names that Python
-# imports, and what these packages bring with them.
+# The libraries that a submission may import: the packages that the hand-outs' set-up installs, by the names that Python
+# imports, and the packages that these bring with them.
 INSTALLED = {
     "torch", "torchvision", "torchaudio", "numpy", "sklearn", "tqdm", "sentencepiece", "tokenizers", "requests",
     "filelock", "importlib_metadata",

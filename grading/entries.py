@@ -1,6 +1,6 @@
-"""What an archive is to any tool that may unpack it: names, links, duplicates, stray bytes.
+"""Whether every tool unpacks an archive alike: names, links, duplicates, stray bytes.
 
-An archive that two tools would unpack differently is refused: which file is graded would depend on the grader's
+An archive that two tools would unpack differently is refused: the file that is graded would depend on the grader's
 computer.
 """
 
@@ -34,7 +34,7 @@ def name_fault(name: str) -> str | None:
 
 
 def _readings(entry: Entry) -> set[str]:
-    """Every name that some tool gives an entry: Finder writes UTF-8 and does not say so, others trust the flag."""
+    """Every name that some tool gives an entry: Finder writes UTF-8 without the flag for it, others trust the flag."""
     texts = {path.decode("utf-8", "surrogateescape") for path in _unicode_paths(entry)}
     with contextlib.suppress(UnicodeDecodeError):
         texts.add(entry.central.name.decode("utf-8"))
@@ -75,7 +75,7 @@ def _entry_fault(entry: Entry) -> str | None:
 
 
 def _damage(entry: Entry) -> str | None:
-    """In what an entry's two headers differ, or None. Sizes that are not known yet when they are written are 0."""
+    """The difference between an entry's two headers, or None. A size that is not known yet is written as 0."""
     if entry.local is None:
         return "its local header is damaged, or not where the directory says"
     for what in ("name", "method", "checksum", "packed", "size"):
@@ -87,7 +87,7 @@ def _damage(entry: Entry) -> str | None:
 
 
 def archive_problems(archive: Archive, most_bytes: float) -> list[str]:
-    """What forbids reading an archive. Judged by its headers alone: nothing has been unpacked yet."""
+    """The reasons not to read an archive, by its headers alone: nothing has been unpacked yet."""
     refused, damaged = defaultdict(list), defaultdict(list)
     for entry in archive.entries:
         if fault := _entry_fault(entry):
@@ -124,7 +124,7 @@ def _fold(name: str) -> str:
 
 
 def _collisions(entries: list[Entry]) -> list[str]:
-    """Names that one disk would take for the same: which file is graded would depend on the grader's computer."""
+    """Problems: names that some disk takes for one, so that one file would replace another."""
     # With "/" as the lowest letter, what lies in a folder follows it at once: neighbours are all that need comparing.
     names = {
         (_fold(reading).replace("/", "\0"), index, entry.is_folder)
@@ -142,7 +142,7 @@ def _collisions(entries: list[Entry]) -> list[str]:
 
 
 def _stray_bytes(archive: Archive) -> list[str]:
-    """Bytes that belong to no entry, or to two: read from its start, the archive would hold other files."""
+    """Problems: bytes that belong to no entry or to two. A tool that reads from the start would find other files."""
     entries, at = sorted(archive.entries, key=lambda entry: entry.central.offset), 0
     ends = [*(entry.central.offset for entry in entries), archive.directory][1:]
     for entry, end in zip(entries, ends, strict=True):
@@ -150,7 +150,7 @@ def _stray_bytes(archive: Archive) -> list[str]:
         if entry.central.offset != at or data_end > end or archive.payload[data_end:end] not in _descriptors(entry):
             name = printable(entry.name)
             return [f"bytes around {name} belong to no entry or to two: other tools may find other files"]
-        # Read from the start, what is stored before its size is known ends where a descriptor seems to follow.
+        # A tool that reads from the start ends stored data of unknown size where a descriptor seems to follow.
         is_open = entry.local.flags & HAS_DESCRIPTOR and entry.central.method == zipfile.ZIP_STORED
         if is_open and b"PK\7\x08" in archive.payload[entry.local.end : data_end]:
             return [f"{printable(entry.name)} holds what looks like its own end: other tools may find other files"]
@@ -159,7 +159,7 @@ def _stray_bytes(archive: Archive) -> list[str]:
 
 
 def _descriptors(entry: Entry) -> tuple[bytes, ...]:
-    """What may follow an entry's data: nothing, or if a flag says so checksum and sizes, in one of four forms."""
+    """The bytes that may follow an entry's data: none, or if a flag is set checksum and sizes, in one of four forms."""
     if not entry.local.flags & HAS_DESCRIPTOR:
         return (b"",)
     checksum, sizes = entry.central.checksum, (entry.central.packed, entry.central.size)

@@ -28,9 +28,9 @@ class LabelledLine(NamedTuple):
 
 
 def parse_line(line: str) -> LabelledLine:
-    """What a line `LABEL ||| sentence` says; white space around the two is dropped. Raises `ValueError`: what is wrong.
+    """Label and sentence of a line `LABEL ||| sentence`, without white space around them.
 
-    The first separator counts: a sentence may hold another.
+    The first separator counts: a sentence may hold another. Raises `ValueError` with the fault of another line.
     """
     label, separator, sentence = line.partition(SEPARATOR)
     sentence = sentence.strip()
@@ -92,7 +92,7 @@ QUESTION = "Is this movie {labels}? This movie is "  # the space at the end is p
 
 
 def prompt_suffix(label_names: Sequence[str], question: str = QUESTION) -> str:
-    """The question with the names in the place of `{labels}`: `a or b`, or `a, b, or c`."""
+    """The question, its `{labels}` replaced with the names: `a or b`, or `a, b, or c`."""
     if len(label_names) == 2:
         choices = " or ".join(label_names)
     else:
@@ -101,7 +101,7 @@ def prompt_suffix(label_names: Sequence[str], question: str = QUESTION) -> str:
 
 
 def has_gold_labels(labels: Sequence[int]) -> bool:
-    """Whether the labels of a data set can be gold: placeholders are all the same."""
+    """Whether the labels of a data set can be gold: placeholders are all equal."""
     return len(set(labels)) > 1
 
 

@@ -1,20 +1,24 @@
-"""The modules, libraries and other files that a submission needs to run and does not hold.
+"""The modules, libraries and other files that a submission needs to run and does not hold. Nothing is executed.
 
-Imports are followed from file to file. If a module of this package is absent, the copy beside the grading scripts is
-read in its place, so that everything that is missing is named at once.
+Imports are read from the syntax trees and followed from file to file. If a module of this package is absent, the copy
+beside the grading scripts is read in its place, so that everything that is missing is named at once.
 """
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
+import threading
+import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from grading.archive import MB, FormatError
+from grading.archive import MAX_NAME, MB, FormatError
 from grading.editions import ALLOWED, Edition
-from grading.imports import Import, imports_of
-from grading.package import CODE_FOLDERS, MAPPINGS, OPTIONAL_FOLDERS, REQUIREMENTS, Files, Package
+from grading.package import CODE_FOLDERS, MAPPINGS, OF_THE_COURSE, OPTIONAL_FOLDERS, REQUIREMENTS, Files, Package
 from grading.programs import PARTS_FILE, few, printable
 from grading.rules import Report
 
@@ -25,6 +29,104 @@ SETUP, DRIVER, SANITY_CHECK = "setup.sh", "run_llama.py", "sanity_check.py"
 # A requirements file that a script names, and does not write (`> requirements.txt`).
 _REQUIREMENTS = re.compile(rf"(?<![>\w./-])(?<!> )(?:\./)?({REQUIREMENTS}(?:/[\w-]+)?\.txt)")
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)")
+
+
+# --------------------------------------------------------------------------------------------------- imports of a file
+
+
+class Import(NamedTuple):
+    """One imported name. Of `from a import b` it is `a.b`, which may be a module or not."""
+
+    line: int
+    name: str
+    is_optional: bool  # the code provides for the module's absence
+    is_lazy: bool  # inside of a function
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def imports_of(source: bytes, package: list[str]) -> list[Import]:
+    """The imports of a module in `package`. Raises `FormatError` where the source is not Python."""
+    # Python's parser takes memory that grows with the square of a dotted name.
+    if any(run.count(b".") > MAX_NAME for run in re.findall(rb"(?:[\w\x80-\xff.\t\f ]|\\\r?\n)+", source)):
+        raise FormatError("line 1: not Python, or too deeply nested")
+    try:
+        tree = _parse(source)
+    except SyntaxError as error:
+        raise FormatError(f"line {error.lineno or 1}: not Python ({printable(error.msg)})") from None
+    except (ValueError, LookupError, MemoryError, RecursionError):
+        raise FormatError("line 1: not Python, or too deeply nested") from None
+    return list(_imported(tree, package))
+
+
+def _parse(source: bytes) -> ast.AST:
+    """`ast.parse`, silently, and in a thread with a deep stack: Python 3.10 does not stop before its stack ends."""
+    size = threading.stack_size(128 << 20)
+    try:
+        with warnings.catch_warnings(), ThreadPoolExecutor(1) as thread:
+            warnings.simplefilter("ignore")
+            return thread.submit(ast.parse, source).result()
+    finally:
+        threading.stack_size(size)
+
+
+def _imported(tree: ast.AST, package: list[str]) -> Iterator[Import]:
+    """Every import statement of a tree, without those for type checkers alone."""
+    waiting = [(tree, False, False)]
+    for node, is_optional, is_lazy in waiting:
+        if isinstance(node, ast.Import):
+            yield from (Import(node.lineno, alias.name, is_optional, is_lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(package) + (node.level == 0):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])[:MAX_NAME]
+            for alias in node.names:
+                yield Import(node.lineno, f"{module}.{alias.name}", is_optional, is_lazy)
+        inner = is_optional or _provides_for_absence(node)
+        lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if not _is_for_type_checkers(node):
+            waiting += [(statement, inner, lazy) for statement in _block(node, "body")]
+        for part in ("handlers", "orelse", "finalbody", "cases"):
+            waiting += [(statement, is_optional, lazy) for statement in _block(node, part)]
+
+
+def _block(node: ast.AST, part: str) -> list[ast.AST]:
+    """The statements in a part of a statement; a lambda's or a conditional expression's parts are no lists."""
+    block = getattr(node, part, [])
+    return block if isinstance(block, list) else []
+
+
+def _provides_for_absence(node: ast.AST) -> bool:
+    """Whether it is `with suppress(ImportError):`, or `try: ... except ImportError:` after which the code goes on."""
+    if isinstance(node, ast.With):
+        managers = [item.context_expr for item in node.items]
+        return _is_about_absence([argument for manager in managers for argument in getattr(manager, "args", [])])
+    handlers = getattr(node, "handlers", [])
+    return any(_is_about_absence([handler.type]) and not _ends_the_program(handler.body[-1]) for handler in handlers)
+
+
+def _is_about_absence(caught: list[ast.AST | None]) -> bool:
+    """Whether an absent module is among the exceptions that are caught; None catches every exception."""
+    names = {getattr(part, "id", getattr(part, "attr", "")) for kind in caught if kind for part in ast.walk(kind)}
+    return None in caught or not names.isdisjoint({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+
+def _ends_the_program(statement: ast.stmt) -> bool:
+    """Whether a statement raises, exits or returns a status: the code then does not go on without the module."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        called = statement.value.func
+        return getattr(called, "id", getattr(called, "attr", "")) in ("exit", "_exit", "quit")
+    value = getattr(statement, "value", None)
+    is_status = isinstance(value, ast.Constant) and type(value.value) is int and value.value != 0
+    return isinstance(statement, ast.Raise) or (isinstance(statement, ast.Return) and is_status)
+
+
+def _is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING"
+
+
+# ----------------------------------------------------------------------------------------------------- needs of files
 
 
 @dataclass
@@ -46,8 +148,8 @@ class Follower:
     def __init__(self, files: Files, package: Package):
         self.files, self.package = files, package
         self.imported: dict[tuple[str, bool], list[Import]] = {}  # by file, and whether it is the package's copy
-        self.copied: dict[str, set[str]] = {}  # what the package's copy of a file imports, where that was asked
-        # A script may put any of its folders on Python's path: what is called so somewhere is no library.
+        self.copied: dict[str, set[str]] = {}  # the imports of the package's copies of files, as far as read
+        # A script may put any of its folders on Python's path: the name of a file or folder is no library.
         self.own_names = {part for name in files.sizes for part in name.removesuffix(".py").split("/")}
         self.unread: list[str] = []
         self.bytes_left = MAX_CODE
@@ -89,8 +191,8 @@ class Follower:
 
     def is_of_this_package(self, script: str) -> bool:
         """Whether a script is this package's and not the course's own: it imports modules of this package."""
-        imports = self.imported.get((script, False), [])
-        return any(each.top not in ALLOWED and self.package.is_beyond_the_course(each.top) for each in imports)
+        tops = {each.top for each in self.imported.get((script, False), [])} - ALLOWED
+        return any(self.package.has(top) and f"{top}.py" not in OF_THE_COURSE for top in tops)
 
     def _miss(self, file: str, is_copy: bool, each: Import, missing: str, needs: Needs) -> Iterator[tuple[str, bool]]:
         """Note that a module is missing. Yields the package's copies of the missing files, to be followed."""

@@ -101,10 +101,6 @@ class Package:
         path = module.replace(".", "/")
         return f"{path}.py" in self.code or self.code.is_folder(path) or f"{path}.py" in OF_THE_COURSE
 
-    def is_beyond_the_course(self, module: str) -> bool:
-        """Whether a module is this package's, and not one of the course's files."""
-        return self.has(module) and f"{module}.py" not in OF_THE_COURSE
-
     def additions(self, missing: str) -> dict[str, Path]:
         """The files that are added for a missing one, or for a folder, whose name ends in a slash: for all of it."""
         names = self.files.below(missing) if missing.endswith("/") else [missing] if missing in self.files else []

@@ -34,7 +34,7 @@ def create_zip(
 ) -> Report:
     """Pack a folder and check the result; `out` (default: ID.zip in the current folder) is written if it is right.
 
-    `force` writes it all the same. An existing file is replaced at once or not at all. Raises what `check_zip` raises.
+    force: write a wrong one, too. An existing file is replaced at once or not at all. Raises as `check_zip` does.
     """
     checked = Rules(**rules)
     student_id = checked.clean_id(student_id)
@@ -98,7 +98,9 @@ def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:
             name = path.relative_to(root).as_posix()
             if path.is_symlink():
                 left_out.append(f"{name} (a link)")
-            elif FOREIGN.match(path.name) or CLUTTER.match(path.name) or _is_environment(path):
+            elif any(pattern.match(path.name) for pattern in (FOREIGN, CLUTTER)) or (path / "pyvenv.cfg").exists():
+                left_out.append(name)
+            elif (path / "conda-meta").exists():
                 left_out.append(name)
             elif path.is_dir():
                 folders.append(path)
@@ -106,10 +108,6 @@ def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:
                 yield name, path
             else:
                 left_out.append(f"{name} (not a plain file, or its name cannot be stored)")
-
-
-def _is_environment(path: Path) -> bool:
-    return any((path / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
 
 
 def _pack(files: dict[str, Path], student_id: str) -> bytes:

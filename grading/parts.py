@@ -222,7 +222,7 @@ def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensor
             continue
         if not answer.is_written and answer.trouble not in blanks:
             blanks.add(answer.trouble)
-            needed = []  # it is itself what is missing
+            needed = []  # the part itself is missing
         to_mend[part.name] = needed or [part.name]
         if needed:
             findings.append(Finding(part, "not judged", f"it needs {'; '.join(needed)}"))

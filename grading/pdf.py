@@ -34,7 +34,7 @@ def right_name(student_id: str) -> str:
 
 
 def reports_among(names: Iterable[str], student_id: str) -> list[str]:
-    """The report, or where no file has its name, the files that may be meant as one."""
+    """The report; if no file has its name, the files that may be meant as one."""
     names = sorted(names)
     if right_name(student_id) in names:
         return [right_name(student_id)]
@@ -42,7 +42,7 @@ def reports_among(names: Iterable[str], student_id: str) -> list[str]:
 
 
 def name_warnings(names: Iterable[str], student_id: str) -> list[str]:
-    """A warning where files may be meant as the report and none of them has its name."""
+    """A warning if files may be meant as the report and none of them has its name."""
     found, right = reports_among(names, student_id), right_name(student_id)
     if not found or found == [right]:
         return []
@@ -50,7 +50,7 @@ def name_warnings(names: Iterable[str], student_id: str) -> list[str]:
 
 
 def content_warnings(name: str, raw: bytes) -> list[str]:
-    """A warning where the file is no PDF, or has too many pages. A file whose pages cannot be counted earns none."""
+    """A warning if the file is no PDF, or has too many pages. None if the pages cannot be counted."""
     if HEADER not in raw[:HEADER_WITHIN]:
         return [f"{name} is not a PDF file: it does not begin with {HEADER.decode()}"]
     try:
@@ -61,9 +61,9 @@ def content_warnings(name: str, raw: bytes) -> list[str]:
 
 
 def count_pages(raw: bytes) -> int:
-    """The number of page objects, or what the page tree counts where that is less (an edited file keeps old pages).
+    """The number of page objects, or the page tree's count if that is less (an edited file keeps old pages).
 
-    Raises `Uncountable` for a file without any, or with object streams in another form than Flate.
+    Raises `Uncountable` for a file without pages, or with object streams in another form than Flate.
     """
     pages, trees = {}, {}  # by object number, of which the last definition counts
     for number, body in _objects(raw):
@@ -92,7 +92,7 @@ def _objects(raw: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _stream(raw: bytes, start: int, body: bytes) -> tuple[bytes, int]:
-    """The data of a stream, and where they end: by their declared length, or else where `endstream` follows."""
+    """The data of a stream and their end, by the declared length, or else by the word `endstream`."""
     length = _number("Length", body)
     if length is not None and re.match(rb"\s*endstream", raw[start + length : start + length + 16]):
         return raw[start : start + length], start + length
@@ -102,7 +102,7 @@ def _stream(raw: bytes, start: int, body: bytes) -> tuple[bytes, int]:
 
 
 def _inflate(data: bytes, body: bytes, most: int) -> bytes:
-    """What an object stream holds, at most so many bytes."""
+    """The content of an object stream, at most `most` bytes. Raises `Uncountable` for more, or another form."""
     filters = re.findall(rb"/(\w+Decode)\b", body)
     if filters not in ([], [b"FlateDecode"]) or b"/Predictor" in body or most <= 0:
         raise Uncountable

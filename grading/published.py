@@ -58,7 +58,10 @@ PUBLISHED_LABELS = {
 
 
 def check_published(
-    code: Path, args: Namespace, texts: dict[str, str], labels: dict[str, tuple[PublishedLabels, ...]]
+    code: Path,
+    args: Namespace,
+    texts: dict[str, str] = PUBLISHED_TEXTS,
+    labels: dict[str, tuple[PublishedLabels, ...]] = PUBLISHED_LABELS,
 ) -> bool:
     """Run the driver in the folder `code` as a student would, from a scratch folder; print a table with verdicts."""
     name = args.pretrained_model_path

@@ -60,7 +60,7 @@ def rotate_by_hand(
 def rotate_both(
     query: torch.Tensor, key: torch.Tensor, theta: float, *, give: Callable = lambda q, k, turned: turned, **wrong
 ) -> Tensors:
-    """give: what is returned of the query, the key, and the two rotated ones. wrong: keywords of `rotate_by_hand`."""
+    """give: chooses the result from query, key, and the pair of rotated ones. wrong: keywords of `rotate_by_hand`."""
     return give(query, key, (rotate_by_hand(query, theta, **wrong), rotate_by_hand(key, theta, **wrong)))
 
 
@@ -114,7 +114,7 @@ PUBLISHED_KEY = (-0.903505802154541, 4.145319938659668, 2.969850540161133, 3.029
 
 
 class RotationCase(NamedTuple):
-    """A query and a key, what they should become, and how the lines about it begin."""
+    """A query and a key, the right result, and the beginning of the lines about them."""
 
     what: str
     query: torch.Tensor

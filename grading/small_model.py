@@ -23,7 +23,7 @@ TOKENS = torch.tensor(((1, 17, 5, 30, 22), (1, 17, 38, 6, 11)))
 PADDED = torch.tensor(((1, 17, 5, 30, 22, 9), (1, 8, 26, PAD, PAD, PAD), (1, PAD, 12, 33, PAD, PAD)))
 LAST_TOKENS = torch.tensor((5, 2, 3))  # where the rows of PADDED end
 LABELS = ((7,), (20, 31), (12, 5, 33))  # token ids of the labels' names
-NEARLY_ALL = 0.999999  # of a hidden state dropped: what is left of the logits is the bias
+NEARLY_ALL = 0.999999  # of a hidden state dropped: the logits are then the bias
 
 
 def closed_form(name: str, *shape: int, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
@@ -75,7 +75,7 @@ def in_double(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.double() for name, tensor in weights.items()}
 
 
-# Every part by hand, in float64, with what can go wrong as an argument.
+# Every part by hand, in float64. The keyword arguments are what can go wrong.
 
 
 def mean_square(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -134,7 +134,7 @@ def attention(
 def feed_forward(
     x: torch.Tensor, weights: dict[str, torch.Tensor], gate: Callable = lambda a, b: F.silu(a) * b
 ) -> torch.Tensor:
-    """gate: what becomes of w1 x and w3 x."""
+    """gate: the function of w1 x and w3 x whose result w2 multiplies."""
     return gate(x @ weights["w1.weight"].T, x @ weights["w3.weight"].T) @ weights["w2.weight"].T
 
 
@@ -146,7 +146,7 @@ def layer(
     block: Callable = lambda x, a, f, m, n: (h := x + a(m(x))) + f(n(h)),
     eps: float = EPS,
 ) -> torch.Tensor:
-    """block: what becomes of x through attention a, feed-forward f, attention_norm m and ffn_norm n."""
+    """block: the output for x, attention a, feed-forward f, attention_norm m and ffn_norm n."""
     a = partial(attention, weights=below(weights, "attention."), causal=causal)
     f = partial(feed_forward, weights=below(weights, "feed_forward."))
     m, n = (partial(norm, weight=weights[f"{name}.weight"], eps=eps) for name in ("attention_norm", "ffn_norm"))

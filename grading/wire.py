@@ -81,7 +81,7 @@ def write(handle: int, message: bytes) -> None:
 
 
 def unpack(header: dict, data: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a message by name. Raises `Malformed` where table and bytes do not fit together."""
+    """The tensors of a message by name. Raises `Malformed` if table and bytes do not fit together."""
     import torch
 
     tensors, start, table = {}, 0, header.get("tensors")
@@ -102,7 +102,7 @@ def unpack(header: dict, data: bytes) -> dict[str, torch.Tensor]:
 
 
 def _checked(row: object) -> tuple[str, str, list[int]]:
-    """A row of the table of tensors: name, dtype and shape. Raises `Malformed` unless they are what they should be."""
+    """A row of the table of tensors: name, dtype and shape. Raises `Malformed` for a row of another form."""
     if not (isinstance(row, list) and len(row) == 3):
         raise Malformed("a tensor without name, dtype and shape")
     name, dtype, shape = row

@@ -1,7 +1,5 @@
 """The formats and editions of the course: what a line says is the same to whoever reads it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable
@@ -12,26 +10,12 @@ from conftest import ROOT
 
 from config import LlamaConfig
 from engine import data as engine_data
-from engine.data import NO_GOLD_LABEL, Example, create_data, has_gold_labels, majority_accuracy
+from engine.data import NO_GOLD_LABEL, Example, has_gold_labels, majority_accuracy
 from grading import editions, outputs, programs, published, rules
 from grading.editions import EDITIONS
 from utils import UserError, prompt_suffix
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GOOD = b"0 ||| a film\n1 ||| another film\n"
-
-
-def test_a_line_is_label_and_stripped_sentence(tmp_path: Path):
-    (tmp_path / "data.txt").write_bytes("1 |||  a naïve film \r\n0 ||| one ||| two\n 1  ||| no newline".encode())
-    expected = [Example("a naïve film", 1), Example("one ||| two", 0), Example("no newline", 1)]
-    assert create_data(tmp_path / "data.txt", 2) == expected
-
-
-def test_line_ends_and_byte_order_mark_are_no_mistake(tmp_path: Path) -> None:
-    expected = [Example("a film", 0), Example("another film", 1)]
-    for content in (GOOD, GOOD.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + GOOD, GOOD.rstrip(b"\n")):
-        (tmp_path / "data.txt").write_bytes(content)
-        assert create_data(tmp_path / "data.txt", 2) == expected
 
 
 def test_what_is_written_is_what_is_read():
@@ -67,6 +51,10 @@ def told(read: Callable, *arguments: object) -> object:
 
 ODD = {  # content, and what it says; None where it is refused
     "label with spaces": (b"  1   ||| a film\n0\t ||| another\n", [("a film", 1), ("another", 0)]),
+    "no line end, stripped": (
+        "1 |||  a naïve film \r\n 0  ||| another".encode(),
+        [("a naïve film", 1), ("another", 0)],
+    ),
     "two separators": (b"1 ||| a ||| b\n0 ||| ||| c\n", [("a ||| b", 1), ("||| c", 0)]),
     "CRLF": (b"1 ||| a film\r\n0 ||| another\r\n", [("a film", 1), ("another", 0)]),
     "byte-order mark": (b"\xef\xbb\xbf1 ||| a film\n0 ||| another\n", [("a film", 1), ("another", 0)]),
@@ -102,12 +90,9 @@ def test_all_programs_read_a_line_alike(
     assert [line.partition(" ||| ")[2] for line in written] == [f"{sentence}{suffix}" for sentence, _ in rows]
 
 
-def test_the_question_joins_the_names_as_the_course_does():
+def test_the_question_joins_the_names_as_the_course_does_and_equal_labels_are_no_gold_labels():
     assert prompt_suffix(["bad", "good"]) == "Is this movie bad or good? This movie is "
     assert prompt_suffix(["a", "b", "c"]) == "Is this movie a, b, or c? This movie is "
-
-
-def test_labels_that_are_all_the_same_are_no_gold_labels():
     assert has_gold_labels([0, 0, 1]) and majority_accuracy([0, 0, 1]) == pytest.approx(2 / 3)
     assert not has_gold_labels([0, 0, 0]) and not has_gold_labels([NO_GOLD_LABEL] * 3)
 
@@ -116,13 +101,11 @@ def test_labels_that_are_all_the_same_are_no_gold_labels():
 
 
 def test_the_editions_are_what_is_known_of_them():
-    facts = {name: (one.norm, one.attention, one.id_name, one.size_limit) for name, one in EDITIONS.items()}
-    assert facts == {
-        "ucsc": ("rms", "bidirectional", "CruzID", 10),
-        "cmu2024": ("rms", "bidirectional", "AndrewID", 10),
-        "cmu2025": ("layer", "bidirectional", "AndrewID", 10),
-        "cmu2026": ("layer", "causal", "ID", 15),
-    }
+    facts = [(name, one.norm, one.attention, one.id_name, one.size_limit) for name, one in EDITIONS.items()]
+    assert facts == [
+        ("ucsc", "rms", "bidirectional", "CruzID", 10), ("cmu2024", "rms", "bidirectional", "AndrewID", 10),
+        ("cmu2025", "layer", "bidirectional", "AndrewID", 10), ("cmu2026", "layer", "causal", "ID", 15),
+    ]  # fmt: skip
     assert LlamaConfig().attention == EDITIONS[editions.DEFAULT_EDITION].attention
     for one in EDITIONS.values():
         named = [*one.required, *one.listed, *one.optional]
@@ -161,10 +144,9 @@ def test_the_reference_numbers_are_those_of_the_readme_and_of_the_published_file
         assert REFERENCES[f"{name}-prompting"][0] in means if means else f"{name}-prompting" not in REFERENCES
 
 
-@pytest.mark.parametrize(
-    ("shots", "hold_out", "sizes"),
-    [(None, 0.0, (20, 0)), (None, 0.25, (15, 5)), (None, 0.0001, (18, 2)), (3, 0.0, (6, 0)), (3, 0.5, (6, 6))],
-)
+@pytest.mark.parametrize(("shots", "hold_out", "sizes"), [
+    (None, 0.0, (20, 0)), (None, 0.25, (15, 5)), (None, 0.0001, (18, 2)), (3, 0.0, (6, 0)), (3, 0.5, (6, 6)),
+])  # fmt: skip
 def test_the_training_data_is_divided_class_by_class(shots: int | None, hold_out: float, sizes: tuple[int, int]):
     """8 of one class and 12 of the other. What is asked to be held out is never nothing."""
     examples = [Example(f"film {number}", int(number >= 8)) for number in range(20)]
@@ -176,14 +158,11 @@ def test_the_training_data_is_divided_class_by_class(shots: int | None, hold_out
     assert not held or held != engine_data.divide(examples, 4, shots, hold_out)[1]
 
 
-@pytest.mark.parametrize(
-    ("shots", "hold_out", "words"),
-    [
-        (5, 0.1, "class 0 has 8 examples, too few for 5 to train on and 5 to hold out"),
-        (9, 0.0, "class 0 has 8 examples, too few for 9 to train on"),
-        (None, 0.95, "class 0 has 8 examples, too few for one to train on and 8 to hold out"),
-    ],
-)
+@pytest.mark.parametrize(("shots", "hold_out", "words"), [
+    (5, 0.1, "class 0 has 8 examples, too few for 5 to train on and 5 to hold out"),
+    (9, 0.0, "class 0 has 8 examples, too few for 9 to train on"),
+    (None, 0.95, "class 0 has 8 examples, too few for one to train on and 8 to hold out"),
+])  # fmt: skip
 def test_too_few_examples_to_divide_are_counted(shots: int | None, hold_out: float, words: str):
     examples = [Example(f"film {number}", int(number >= 8)) for number in range(20)]
     with pytest.raises(UserError, match=f"^{words}$"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -148,18 +146,10 @@ def test_a_sparse_gradient_is_refused_before_anything_moves():
     assert torch.equal(dense, torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lr", -1e-3),
-        ("lr", math.nan),
-        ("lr", math.inf),
-        ("betas", (-0.1, 0.9)),
-        ("betas", (0.9, 1.0)),
-        ("eps", -1e-8),
-        ("weight_decay", -0.1),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("lr", -1e-3), ("lr", math.nan), ("lr", math.inf), ("betas", (-0.1, 0.9)), ("betas", (0.9, 1.0)), ("eps", -1e-8),
+    ("weight_decay", -0.1),
+])  # fmt: skip
 def test_bad_hyper_parameters_are_refused(name: str, value: object):
     with pytest.raises(ValueError, match=name):
         AdamW([torch.nn.Parameter(torch.ones(1))], **{name: value})

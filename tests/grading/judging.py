@@ -1,22 +1,31 @@
-"""What the tests of the grading scripts share: a student's folder, and how a script says that it is wrong."""
+"""For the tests of the grading scripts: a student's folder, a script as a process, the form of a failure."""
 
-from __future__ import annotations
-
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 MODULES = ("base_llama", "classifier", "config", "llama", "optimizer", "rope", "tokenizer", "utils")
 VERDICTS = ("Rotary embedding test passed!", "Optimizer test passed!", "Your Llama implementation is correct!")
 
 
-def copy_student(folder: Path) -> Path:
+@pytest.fixture
+def student(tmp_path: Path) -> Path:
     """A folder with the modules that a student hands in, and what they import; all of them right."""
-    folder.mkdir()
+    (tmp_path / "student").mkdir()
     for name in MODULES:
-        shutil.copy(ROOT / f"{name}.py", folder)
-    return folder
+        shutil.copy(ROOT / f"{name}.py", tmp_path / "student")
+    return tmp_path / "student"
+
+
+def run(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess:
+    """Run a script in a folder."""
+    command = [sys.executable, "-B", *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
 
 
 def add(file: Path, code: str) -> None:

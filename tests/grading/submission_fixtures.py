@@ -1,7 +1,5 @@
 """Fixtures of the tests of submissions; a test module names this one in `pytest_plugins`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -53,60 +51,32 @@ def check(data_dir, tmp_path):
 
 # A package in small: the files of the course, which every submission has, are left out.
 MODULES = {
-    "training.py": "",
-    "optimizer_test.py": "",
     "rope_test.py": "import grading.asking",
-    "engine/__init__.py": "",
     "engine/main.py": "import engine.plan, llama\ndef f():\n  import fast.apply, jax\n  import grading.editions",
-    "engine/plan.py": "from engine.text import windows\nimport tokenizer",
-    "engine/text/__init__.py": "",
-    "engine/text/windows.py": "import numpy",
-    "engine/unreached.py": "",
-    "grading/__init__.py": "",
-    "grading/asking.py": "from grading import parts",
-    "grading/editions.py": "",
-    "grading/parts.py": "",
-    "fast/__init__.py": "from fast.apply import x",
-    "fast/apply.py": "import fast.linear",
-    "fast/decode.py": "",
-    "fast/linear.py": "",
-    "fast/loops.py": "import numba",
-    "convert/gguf.py": "",
-    "advanced/lora.py": "import convert.gguf",
-    "tests/test_it.py": "",
-    "benchmarks/measure.py": "",
-}
+    "engine/plan.py": "from engine.text import windows\nimport tokenizer", "engine/text/windows.py": "import numpy",
+    "grading/asking.py": "from grading import parts", "fast/__init__.py": "from fast.apply import x",
+    "fast/apply.py": "import fast.linear", "fast/loops.py": "import numba", "advanced/lora.py": "import convert.gguf",
+}  # fmt: skip
 OTHER_FILES = {
-    "engine/table.json": "[]",
-    "engine/README.md": "",
-    "advanced/README.md": "",
-    "advanced/results/best.json": "[]",
-    "advanced/results/best.png": "",
-    "checkpoints/parts.json": "{}",
-    "checkpoints/build.py": "",
-    "checkpoints/figures.json": "",
-    "data/sst-label-mapping.json": "[]",
-    "data/cfimdb-label-mapping.json": "[]",
-    "data/films-dev.txt": "1 ||| x",
-    "data/sst-train.txt": "1 ||| x",
-    "docs/grading.md": "",
-    "docs/picture.png": "",
-    "notebooks/assignment.ipynb": "",
-    ".ci/run": "",
-    ".github/workflows/tests.yml": "",
-    "pyproject.toml": "",
-    "tokenizer.model": "",
-    "requirements.txt": "torch",
-    "requirements/fast.txt": "-c ../requirements.txt",
+    "engine/table.json": "[]", "advanced/results/best.json": "[]", "checkpoints/parts.json": "{}",
+    "data/sst-label-mapping.json": "[]", "data/cfimdb-label-mapping.json": "[]", "data/films-dev.txt": "1 ||| x",
+    "data/sst-train.txt": "1 ||| x", "requirements.txt": "torch", "requirements/fast.txt": "-c ../requirements.txt",
     "requirements/test.txt": "-r ../requirements.txt",
-}
+}  # fmt: skip
+EMPTY = """
+    training.py optimizer_test.py engine/__init__.py engine/text/__init__.py engine/unreached.py grading/__init__.py
+    grading/editions.py grading/parts.py fast/decode.py fast/linear.py convert/gguf.py tests/test_it.py
+    benchmarks/measure.py engine/README.md advanced/README.md advanced/results/best.png checkpoints/build.py
+    checkpoints/figures.json docs/grading.md docs/picture.png notebooks/assignment.ipynb .ci/run
+    .github/workflows/tests.yml pyproject.toml tokenizer.model
+"""
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The package that lies beside the grading scripts is a small one, made here."""
     root = tmp_path / "package"
-    for name, text in (MODULES | OTHER_FILES).items():
+    for name, text in (MODULES | OTHER_FILES | dict.fromkeys(EMPTY.split(), "")).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
     monkeypatch.setattr(grading.package, "ROOT", root)

@@ -1,7 +1,5 @@
 """Complete submissions of a few lines, made here, and zips written by hand."""
 
-from __future__ import annotations
-
 import io
 import struct
 import tracemalloc

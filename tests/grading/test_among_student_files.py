@@ -1,15 +1,11 @@
 """The grading scripts beside a student's files, or on them with `--code`: none of these files reaches a script."""
 
-from __future__ import annotations
-
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from judging import check_failed, copy_student
+from judging import add, check_failed, run, student  # noqa: F401
 
 from grading.child import Child
 
@@ -23,12 +19,6 @@ HAND_OUTS = {  # the beginning of what the course's own files hold under the sam
     "rope.py": "def apply_rotary_emb(query, key, head_dim, max_seq_len):\n    raise NotImplementedError\n",
     "optimizer.py": "class AdamW:\n    def __init__(self, params, **settings):\n        raise NotImplementedError\n",
 }
-
-
-def run_there(folder: Path, script: str, *flags: object) -> subprocess.CompletedProcess:
-    """Run the copy of a script that lies in a folder, from another folder."""
-    command = [sys.executable, "-B", str(folder / script), *map(str, flags)]
-    return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True)
 
 
 def copy_scripts(folder: Path) -> None:
@@ -57,24 +47,21 @@ def test_the_scripts_judge_the_hand_outs_files(tmp_path: Path, is_copied: bool):
         ),
     ):
         place = folder if is_copied else ROOT
-        done = run_there(place, script, *flags, *(["--parts"] if script == "sanity_check.py" else []))
+        done = run(folder.parent, place / script, *flags, *(["--parts"] if script == "sanity_check.py" else []))
         assert done.returncode == 1 and said in done.stdout, done
         assert "FAILED" in done.stdout.splitlines()[-1] and "Traceback" not in done.stderr
 
 
 SHADOWS = ("random", "inspect", "json", "argparse", "__future__", "dataclasses", "tempfile", "numpy", "torch", "queue")
-
-
 HIDE = {"numpy", "torch"}  # of the others, it depends on the version of Python and of PyTorch
 
 
 @pytest.mark.parametrize("name", SHADOWS)
-def test_a_file_with_the_name_of_a_library_does_not_reach_the_script(tmp_path: Path, name: str):
+def test_a_file_with_the_name_of_a_library_does_not_reach_the_script(student: Path, name: str):
     """In the student's process it may hide the library, as it would from run_llama.py: then that is said."""
-    student = copy_student(tmp_path / "student")
     copy_scripts(student)
     (student / f"{name}.py").write_text("print('Rotary embedding test passed!')\nraise SystemExit(0)\n")
-    done = run_there(student, "rope_test.py")
+    done = run(student.parent, student / "rope_test.py")
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done
     if done.returncode == 1:
         check_failed(done.returncode, done.stdout, done.stderr, f"{name}.py hides")
@@ -83,31 +70,29 @@ def test_a_file_with_the_name_of_a_library_does_not_reach_the_script(tmp_path: P
     assert done.returncode == 1 or name not in HIDE
 
 
+@pytest.mark.parametrize("present", [[], ["archive"], ["__init__", "programs"]], ids=str)
 @pytest.mark.parametrize("script", ["rope_test.py", "optimizer_test.py", "sanity_check.py", "prepare_submit.py"])
-def test_without_its_folder_a_script_says_one_sentence(tmp_path: Path, script: str):
-    (tmp_path / "there").mkdir()
-    shutil.copy(ROOT / script, tmp_path / "there")
-    done = run_there(tmp_path / "there", script, "--help")
+def test_without_its_whole_folder_a_script_says_one_sentence(tmp_path: Path, script: str, present: list[str]):
+    shutil.copy(ROOT / script, tmp_path)
+    for name in present:
+        (tmp_path / "grading").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "grading" / f"{name}.py", tmp_path / "grading")
+    done = run(tmp_path.parent, tmp_path / script, "--help")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: the folder grading/ must lie beside {script}, whole; copy it there\n"
 
 
-@pytest.mark.parametrize(
-    ("library", "remedy"),
-    [
-        ("importlib_metadata_of_nobody", "the course allows only what its setup.sh installs"),
-        ("tokenizers", "it is one of those that the course's setup.sh installs: pip install tokenizers"),
-        ("charset_normalizer", "pip install charset-normalizer"),
-    ],
-)
+@pytest.mark.parametrize(("library", "remedy"), [
+    ("importlib_metadata_of_nobody", "the course allows only what its setup.sh installs"),
+    ("tokenizers", "it is one of those that the course's setup.sh installs: pip install tokenizers"),
+    ("charset_normalizer", "pip install charset-normalizer"),
+])  # fmt: skip
 def test_a_library_that_is_absent_is_one_of_the_course_or_not(library: str, remedy: str):
     assert Child.remedy(library).endswith(remedy)
 
 
-def test_a_broken_rotation_is_seen_although_the_model_does_not_use_it(tmp_path: Path):
+def test_a_broken_rotation_is_seen_although_the_model_does_not_use_it(student: Path):
     """`llama.py` turns queries and keys one by one; `apply_rotary_emb` is what the student writes."""
-    student = copy_student(tmp_path / "student")
-    with (student / "rope.py").open("a") as file:
-        file.write("\n\ndef apply_rotary_emb(query, key, *others, **named):\n    return query, key\n")
-    done = run_there(ROOT, "sanity_check.py", "--code", student)
+    add(student / "rope.py", "def apply_rotary_emb(query, key, *others, **named):\n    return query, key\n")
+    done = run(student, ROOT / "sanity_check.py", "--code", student)
     check_failed(done.returncode, done.stdout, done.stderr, "nothing is rotated")

@@ -4,8 +4,6 @@ Every module here is the project's own, which is right, with something added; so
 numbers would pass most of them.
 """
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
@@ -16,13 +14,15 @@ from typing import NamedTuple
 
 import pytest
 from conftest import ROOT, slow_among
-from judging import VERDICTS, add, check_failed, copy_student
+from judging import VERDICTS, add, check_failed, student  # noqa: F401
 
 from grading.programs import run_main
 
 LIES = "".join(f"{line}\\n" for line in VERDICTS)
 SHORT = 3.0  # seconds, for what never ends
 LONG = 60.0
+ENDED, SPOILT = "ended the process (exit status 0)", "closed the pipe of its answers, or wrote to it"
+ENDLESS = "did not end within 3 s while it was"
 
 CALL = "def apply_rotary_emb(*arguments, **named):\n    {}\n"  # at the end of rope.py: takes the place of the right one
 RIGHT = "right = apply_rotary_emb\n"
@@ -49,37 +49,36 @@ def in_call(line: str, said: str, limit: float = LONG, before: str = "") -> Host
     return Hostile(RIGHT + before + CALL.format(line), said, limit)
 
 
+FILES = {"": ("rope.py", ""), "AdamW: ": ("optimizer.py", ""), "Llama: ": ("llama.py", "WRONG: ")}
+IN_EVERY_FILE = {
+    "exit at import": ("exit()\n", "{wrong}exit() in {file} line", LONG),
+    "os._exit(0) at import": ("import os\nos._exit(0)\n", f"{{wrong}}{{file}} {ENDED} while it was imported", LONG),
+    "os._exit(0) at exit": ("import atexit, os\natexit.register(os._exit, 0)\n", f"{{file}} {ENDED} at its end", LONG),
+    "endless at import": ("while True:\n    pass\n", f"{{file}} {ENDLESS} imported", SHORT),
+}
 HOSTILE = {
-    "exit at import": Hostile("exit()\n", "exit() in rope.py line"),
+    **{kind + name: Hostile(code, said.format(file=file, wrong=wrong), limit, file)
+       for name, (code, said, limit) in IN_EVERY_FILE.items() for kind, (file, wrong) in FILES.items()},
     "sys.exit with a verdict at import": Hostile(f"import sys\nsys.exit({VERDICTS[0]!r})\n", "exit() in"),
-    "os._exit(0) at import": Hostile(
-        "import os\nos._exit(0)\n", "rope.py ended the process (exit status 0) while it was imported"),
-    "os._exit(0) at exit": Hostile(
-        "import atexit, os\natexit.register(os._exit, 0)\n", "rope.py ended the process (exit status 0) at its end"),
-    "os._exit(0) in a timer": Hostile(
-        "import os, threading\nthreading.Timer(0.5, os._exit, [0]).start()\n", "ended the process (exit status 0)"),
+    "os._exit(0) in a timer": Hostile("import os, threading\nthreading.Timer(0.5, os._exit, [0]).start()\n", ENDED),
     "a thread that never ends": Hostile(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n",
         "keeps the process from ending: after 3 s a thread still runs", SHORT),
-    "endless at import": Hostile(
-        "while True:\n    pass\n", "rope.py did not end within 3 s while it was imported", SHORT),
     "a stopped process": Hostile(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n", "did not end within 3 s while it was imported",
-        SHORT),
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n", f"{ENDLESS} imported", SHORT),
     "a syntax error": Hostile("def broken(:\n", "SyntaxError"),
     "a library that is absent": Hostile(
         "import einops_of_nobody\n", "rope.py imports einops_of_nobody, which is not installed"),
     "verdicts on every descriptor": Hostile(
         f"import os\nfor handle in range(64):\n    try:\n        os.write(handle, b'{LIES}')\n    except OSError:\n"
-        "        pass\nos._exit(0)\n", "rope.py ended the process (exit status 0) while it was imported"),
+        "        pass\nos._exit(0)\n", f"rope.py {ENDED} while it was imported"),
     "verdicts printed by a wrong function": Hostile(
         f"import sys\nprint('{LIES}', flush=True)\nprint('{LIES}', file=sys.stderr)\napply_rotary_emb = {WRONG}\n",
         "nothing is rotated"),
     "verdicts on the terminal": Hostile(f"print('{LIES}', file=open('/dev/tty', 'w'))\n", "OSError in rope.py line"),
-    "all descriptors closed": Hostile(
-        "import os\nos.closerange(0, 256)\n", "closed the pipe of its answers, or wrote to it"),
+    "all descriptors closed": Hostile("import os\nos.closerange(0, 256)\n", SPOILT),
     "a fork whose parent ends": Hostile(
-        "import os\nif os.fork():\n    os._exit(0)\n", "ended the process (exit status 0) while it was imported"),
+        "import os\nif os.fork():\n    os._exit(0)\n", f"{ENDED} while it was imported"),
     "a fork that holds the pipes": Hostile(
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(40)\n    os._exit(0)\nos._exit(3)\n",
         "rope.py ended the process (exit status 3) while it was imported", 10.0),
@@ -99,15 +98,14 @@ HOSTILE = {
         "torch.allclose = torch.equal = lambda *arguments, **named: True\ntorch.Tensor.__eq__ = torch.allclose\n"
         f"torch.Tensor.max = lambda self: torch.tensor(0.0)\napply_rotary_emb = {WRONG}\n", "nothing is rotated"),
     "the messages patched": Hostile(
-        'import grading.wire\ngrading.wire.pack = lambda *arguments: b\'{"token": "", "answer": true}\' * 9\n',
-        "closed the pipe of its answers, or wrote to it"),
+        'import grading.wire\ngrading.wire.pack = lambda *arguments: b\'{"token": "", "answer": true}\' * 9\n', SPOILT),
     "an answer written in advance": Hostile(
         "import os\nfrom grading import wire\nforged = wire.pack({'token': '0' * 32, 'answer': True})\n"
         "for handle in range(3, 64):\n    try:\n        os.write(handle, forged)\n    except OSError:\n        pass\n",
-        "rope.py closed the pipe of its answers, or wrote to it while it was imported"),
+        f"rope.py {SPOILT} while it was imported"),
     "exit in a call": in_call("exit(0)", "exit() in rope.py line"),
     "os._exit in a call": in_call("__import__('os')._exit(0)", "(exit status 0) while it was called"),
-    "endless in a call": in_call("while True: pass", "rope.py did not end within 3 s while it was called", SHORT),
+    "endless in a call": in_call("while True: pass", f"rope.py {ENDLESS} called", SHORT),
     "waits for input": in_call("input('Rotary embedding test passed!')", "EOFError in rope.py line"),
     "a segmentation fault": in_call("__import__('ctypes').string_at(0)", "was ended by a signal (SIGSEGV)"),
     "endless recursion": in_call("return apply_rotary_emb(*arguments)", "RecursionError in rope.py line"),
@@ -127,23 +125,18 @@ HOSTILE = {
         "import os, threading, time\ndef write():\n    while True:\n        for handle in range(3, 32):\n"
         f"            try:\n                os.write(handle, b'{LIES}')\n            except OSError:\n"
         "                pass\n        time.sleep(0.001)\nthreading.Thread(target=write, daemon=True).start()\n"
-        "time.sleep(1)\n", "closed the pipe of its answers, or wrote to it"),
+        "time.sleep(1)\n", SPOILT),
     "messages without end": in_call(
         "while True: importlib.reload(config)", "rope.py imported modules more than 1,000 times while it was called",
         before="import importlib, config\n"),
     "a module whose name is a verdict": Hostile(
         f"import os\nname = '\\n{VERDICTS[0]}\\nrope'\nopen(os.path.join(os.path.dirname(__file__), name + '.py'), 'w')"
         ".write('import os; os._exit(0)')\n__import__(name)\n",
-        "Rotary embedding test [...] rope.py ended the process (exit status 0) while it was imported"),
+        f"Rotary embedding test [...] rope.py {ENDED} while it was imported"),
     "the expected values' code": Hostile(
         "from grading.rotation import rotate_both\n"
         + CALL.format("return rotate_both(*arguments[:2], *arguments[4:] or (1e4,))"),
         "rope.py imports grading.rotation, which belongs to the scripts that judge it"),
-    "AdamW: exit at import": Hostile("exit()\n", "exit() in optimizer.py line", file="optimizer.py"),
-    "AdamW: os._exit(0) at exit": Hostile(
-        "import atexit, os\natexit.register(os._exit, 0)\n", "(exit status 0) at its end", file="optimizer.py"),
-    "AdamW: endless at import": Hostile(
-        "while True:\n    pass\n", "did not end within 3 s", SHORT, file="optimizer.py"),
     "AdamW: os._exit(0) in a step": Hostile(
         "import os\nAdamW.step = lambda self: os._exit(0)\n", "(exit status 0) while it was called",
         file="optimizer.py"),
@@ -153,18 +146,8 @@ HOSTILE = {
     "AdamW: the other one patched": Hostile(
         "AdamW.step = lambda self, closure=None: None\ntorch.optim.AdamW = AdamW\n", "Optimizer test FAILED: ",
         file="optimizer.py"),
-    "Llama: exit at import": Hostile("exit()\n", "WRONG: exit() in llama.py line", file="llama.py"),
-    "Llama: os._exit(0) at import": Hostile(
-        "import os\nos._exit(0)\n", "WRONG: llama.py ended the process (exit status 0) while it was imported",
-        file="llama.py"),
-    "Llama: os._exit(0) at exit": Hostile(
-        "import atexit, os\natexit.register(os._exit, 0)\n", "ended the process (exit status 0) at its end",
-        file="llama.py"),
-    "Llama: endless at import": Hostile(
-        "while True:\n    pass\n", "llama.py did not end within 3 s while it was imported", SHORT, file="llama.py"),
     "Llama: os._exit(0) in a timer": Hostile(
-        "import os, threading\nthreading.Timer(1, os._exit, [0]).start()\n", "ended the process (exit status 0)",
-        file="llama.py"),
+        "import os, threading\nthreading.Timer(1, os._exit, [0]).start()\n", ENDED, file="llama.py"),
     "Llama: os._exit(0) in forward": Hostile(
         f"import os\nprint('{LIES}')\nFeedForward.forward = lambda self, x: os._exit(0)\n", "Begin with: feed-forward",
         file="llama.py"),
@@ -173,11 +156,9 @@ HOSTILE = {
         "Begin with: RMSNorm", file="llama.py"),
     "Llama: a wrong module under sys.modules": Hostile(
         "import sys\nsys.modules['llama'] = sys.modules['classifier'] = None\n", "FAILED", file="llama.py"),
-    "sanity_check: rope.py is endless": Hostile(
-        "while True:\n    pass\n", "rope.py did not end within 3 s while it was imported", SHORT),
+    "sanity_check: rope.py is endless": Hostile("while True:\n    pass\n", f"rope.py {ENDLESS} imported", SHORT),
     "sanity_check: config.py ends the process": Hostile(
-        "import os\nos._exit(0)\n", "config.py ended the process (exit status 0) while it was imported",
-        file="config.py"),
+        "import os\nos._exit(0)\n", f"config.py {ENDED} while it was imported", file="config.py"),
 }  # fmt: skip
 SLOW = {  # said already by the others, in another module or in other words
     *(name for name in HOSTILE if ":" in name),
@@ -195,11 +176,6 @@ SLOW = {  # said already by the others, in another module or in other words
     "tensors without numbers",
 } - {"Llama: exit at import", "AdamW: os._exit(0) in a step"}
 SCRIPTS = {"rope.py": "rope_test", "optimizer.py": "optimizer_test"}
-
-
-@pytest.fixture
-def student(tmp_path: Path) -> Path:
-    return copy_student(tmp_path / "student")
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ modules, asks them in its own process (`local_student`), and prints as JSON what
 table. How a student's code is asked in a process of its own is the matter of test_hostile.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -15,6 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -275,26 +275,20 @@ def run(script: str, folder: Path) -> tuple[int, str]:
     return status, printed.getvalue()
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory):
-    """What a script says to each of its mistakes: {(file, old, new): (status, printed)}."""
-    found: dict[str, dict] = {}
-
-    def of(script: str) -> dict:
-        if script not in found:
-            command = [sys.executable, "-B", __file__, script, str(tmp_path_factory.mktemp(script))]
-            path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
-            assert done.returncode == 0, done.stderr
-            found[script] = dict(zip(edits(script), json.loads(done.stdout), strict=True))
-        return found[script]
-
-    return of
+@cache
+def outcomes(script: str) -> dict[tuple[str, str, str], tuple[int, str]]:
+    """What a script says to each of its mistakes: status and printed text by file, old and new."""
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-B", __file__, script, scratch]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(edits(script), json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize(("script", "file", "said", "old", "new"), rows())
-def test_a_usual_mistake_is_named(script: str, file: str, said: str, old: str, new: str, outcomes):
+def test_a_usual_mistake_is_named(script: str, file: str, said: str, old: str, new: str):
     assert old in (ROOT / file).read_text(encoding="utf-8"), f"{file} has changed: the mistake cannot be made there"
     status, printed = outcomes(script)[file, old, new]
     lines = [" ".join(line.split()) for line in printed.splitlines()]

@@ -1,7 +1,5 @@
 """Messages of a student's process are bytes that anybody may have written: they are read whole or refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
@@ -64,18 +62,11 @@ def by_hand(text: bytes, data: bytes = b"", sizes: tuple[int, int] | None = None
     return wire.HEAD.pack(wire.MARK, *(sizes or (len(text), len(data)))) + text + data
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        by_hand(b"[]"),
-        by_hand(b"{"),
-        by_hand(b"[" * 100_000),
-        by_hand(b"\xff"),
-        by_hand(b"{}", sizes=(wire.MAX_TEXT + 1, 0)),
-        by_hand(b"{}", sizes=(2, wire.MAX_BYTES + 1)),
-        b"Rotary embedding test passed!\n",
-    ],
-)
+@pytest.mark.parametrize("message", [
+    by_hand(b"[]"), by_hand(b"{"), by_hand(b"[" * 100_000), by_hand(b"\xff"),
+    by_hand(b"{}", sizes=(wire.MAX_TEXT + 1, 0)), by_hand(b"{}", sizes=(2, wire.MAX_BYTES + 1)),
+    b"Rotary embedding test passed!\n",
+])  # fmt: skip
 def test_what_is_no_message_is_refused(read_back: Callable, message: bytes):
     with pytest.raises(wire.Malformed):
         read_back(message)
