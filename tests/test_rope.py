@@ -6,18 +6,36 @@ import torch
 from conftest import asset
 
 from grading import rotation
-from grading.rotation import rotate_by_hand
 from rope import apply_rotary_emb, frequencies, rope_table, rotate
+
+
+def rotate_as_complex(x: torch.Tensor, theta: float, start: int = 0) -> torch.Tensor:
+    """The same rotation in other words: pairs are complex numbers, multiplied by e^(i * angle). x: b s h d"""
+    _, length, _, head_dim = x.shape
+    frequency = theta ** (-torch.arange(0, head_dim, 2).double() / head_dim)  # d/2
+    angle = torch.outer(torch.arange(start, start + length).double(), frequency)  # s d/2
+    pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())  # b s h d/2
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, :]
+    return torch.view_as_real(turned).flatten(-2)
 
 
 @pytest.mark.parametrize("theta", [10000.0, 37.0])
 @pytest.mark.parametrize("shape", [(2, 5, 4, 2, 8), (1, 64, 1, 1, 2), (3, 17, 6, 3, 10)])
-def test_equals_the_rotation_by_hand(shape: tuple[int, ...], theta: float):
+def test_equals_multiplication_by_complex_numbers(shape: tuple[int, ...], theta: float):
     batch, length, heads, kv_heads, head_dim = shape
     query, key = torch.randn(batch, length, heads, head_dim), torch.randn(batch, length, kv_heads, head_dim)
     rotated_query, rotated_key = apply_rotary_emb(query, key, head_dim, 64, theta)
-    torch.testing.assert_close(rotated_query.double(), rotate_by_hand(query, theta), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(rotated_key.double(), rotate_by_hand(key, theta), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotated_query.double(), rotate_as_complex(query, theta), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotated_key.double(), rotate_as_complex(key, theta), atol=1e-5, rtol=1e-5)
+
+
+def test_scores_depend_on_the_distance_alone():
+    query, key = torch.randn(1, 1, 1, 16).expand(1, 40, 1, 16), torch.randn(1, 1, 1, 16).expand(1, 40, 1, 16)
+    rotated_query, rotated_key = apply_rotary_emb(query, key, 16, 40)
+    scores = rotated_query[0, :, 0] @ rotated_key[0, :, 0].T  # s t
+    for distance in (0, 1, 7):
+        diagonal = scores.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
 
 
 def test_start_pos_continues_a_text():
@@ -39,7 +57,7 @@ def test_every_row_may_start_somewhere_else():
 def test_a_text_beyond_max_seq_len_is_rotated_all_the_same():
     query = torch.randn(1, 20, 2, 4)
     rotated, _ = apply_rotary_emb(query, query, 4, 8)
-    torch.testing.assert_close(rotated.double(), rotate_by_hand(query, 10000.0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotated.double(), rotate_as_complex(query, 10000.0), atol=1e-5, rtol=1e-5)
 
 
 def test_scaled_angles_pair_by_pair():
