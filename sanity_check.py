@@ -57,7 +57,7 @@ def check(student: Student, args: Namespace) -> bool:
         return reference.check_another_norm(student, args)
     expected, given = parts.stored_numbers(), reference.find_given(args, student.folder)
     passed = reference.check_sanity(student, args, given)
-    return parts.check_parts(student, expected, args.attention, args.parts, passed) and passed
+    return parts.check_parts(student, expected, args, passed) and passed
 
 
 def check_to_the_end(student: Student, args: Namespace) -> bool:

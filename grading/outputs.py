@@ -41,11 +41,6 @@ def _read_line(line: str) -> LabelledLine | None:
     return None
 
 
-def read_data(path: Path) -> list[LabelledLine]:
-    """The lines of a data file of the caller's. The labels of every split may be withheld."""
-    return create_data(path, is_test=True)
-
-
 def _check_output(
     name: str, dataset: str, split: str, kind: str, lines: list[str], rules: Rules, report: Report
 ) -> None:
@@ -71,7 +66,7 @@ def _check_output(
         note = f"no {dataset}-{split}.txt here: its outputs are not compared with the data (give --data DIR)"
         report.notes += [note] if note not in report.notes else []
         return
-    data = read_data(path)
+    data = create_data(path, is_test=True)  # any split may have its labels withheld
     if len(rows) != len(data):
         report.problems.append(f"{name}: {len(rows)} lines, but {path.name} has {len(data)}")
     _compare(name, kind, rows, data, prompt, report)
@@ -82,7 +77,7 @@ def _check_output(
 def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
     """Whether these are outputs on the films data set of this package, under any file name."""
     path = find_asset(Path("data", f"films-{split}.txt"))
-    pairs = list(zip(rows, read_data(path), strict=False)) if path else []
+    pairs = list(zip(rows, create_data(path, is_test=True), strict=False)) if path else []
     return 2 * sum(row is not None and row.sentence.startswith(film.sentence) for row, film in pairs) > len(pairs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -251,26 +252,20 @@ def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: 
     return f"off by up to {error:.1e}, and no usual mistake gives these numbers"
 
 
-def check_parts(
-    student: Student,
-    expected: dict[str, Tensors] | None,
-    attention: str | None,
-    is_asked_for: bool,
-    whole_is_right: bool,
-) -> bool:
+def check_parts(student: Student, expected: dict[str, Tensors] | None, args: Namespace, whole_is_right: bool) -> bool:
     """Whether every part is right. Prints a line for each, unless the whole is right and `--parts` was not given.
 
     expected: `stored_numbers()`, read before the student's code first ran, as that code can write to any file.
     """
     if expected is None:
-        if is_asked_for:
+        if args.parts:
             raise GradingError(f"--parts needs {PARTS_FILE}, which is not here")
         print(f"note: {PARTS_FILE} is not here, so neither the parts nor classifier.py were checked", file=sys.stderr)
         return True
-    kinds = kinds_to_check(student, attention)
+    kinds = kinds_to_check(student, args.attention)
     parts = all_parts(kinds, has_classifiers="causal" not in kinds or takes_attention(student))
     wholes = [part for part in parts if part.name.partition(",")[0] in WHOLES]
-    if whole_is_right and not is_asked_for and all(one.verdict == "ok" for one in judge(student, wholes, expected)):
+    if whole_is_right and not args.parts and all(one.verdict == "ok" for one in judge(student, wholes, expected)):
         return True
     print(f"Part by part, on a small model ({PARTS_FILE} holds what others computed):")
     findings = judge(student, parts, expected)

@@ -17,11 +17,6 @@ HEADER, HEADER_WITHIN = b"%PDF-", 1024
 _OBJECT = re.compile(rb"\b(\d{1,10})\s+\d{1,5}\s+obj\b")
 _BODY_END = re.compile(rb"endobj|\bstream\r?\n")
 _TYPE = re.compile(rb"/Type\s*/(\w+)")
-# A value that stands in the dictionary itself; "12 0 R" would be a reference to another object.
-_NUMBER = {
-    key: re.compile(rb"/" + key.encode() + rb"\s+(\d{1,9})\b(?!\s+\d+\s+R)")
-    for key in ("Length", "First", "N", "Count")
-}
 _LIKE_A_REPORT = re.compile(r"(?i).*\.pdf|.*report.*\.(docx?|odt|pages|rtf)")
 
 
@@ -69,7 +64,7 @@ def count_pages(raw: bytes) -> int:
     for number, body in _objects(raw):
         kinds = _TYPE.findall(body)
         pages[number] = b"Page" in kinds
-        trees[number] = (_number("Count", body) or 0) if b"Pages" in kinds else 0
+        trees[number] = (_number(b"Count", body) or 0) if b"Pages" in kinds else 0
     if not any(pages.values()):
         raise Uncountable
     return min(sum(pages.values()), max(trees.values()) or len(pages))
@@ -93,7 +88,7 @@ def _objects(raw: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _stream(raw: bytes, start: int, body: bytes) -> tuple[bytes, int]:
     """The data of a stream and their end, by the declared length, or else by the word `endstream`."""
-    length = _number("Length", body)
+    length = _number(b"Length", body)
     if length is not None and re.match(rb"\s*endstream", raw[start + length : start + length + 16]):
         return raw[start : start + length], start + length
     end = raw.find(b"endstream", start)
@@ -120,7 +115,7 @@ def _inflate(data: bytes, body: bytes, most: int) -> bytes:
 
 def _packed_objects(text: bytes, body: bytes) -> Iterator[tuple[int, bytes]]:
     """The objects of an object stream: it begins with pairs of a number and an offset from `First`."""
-    first, count = _number("First", body), _number("N", body)
+    first, count = _number(b"First", body), _number(b"N", body)
     if first is None or count is None:
         raise Uncountable
     numbers = [int(word) for word in text[:first].split()[: 2 * count] if word.isdigit() and len(word) < 11]
@@ -130,6 +125,7 @@ def _packed_objects(text: bytes, body: bytes) -> Iterator[tuple[int, bytes]]:
         yield number, text[first + start : first + end]
 
 
-def _number(key: str, body: bytes) -> int | None:
-    match = _NUMBER[key].search(body)
+def _number(key: bytes, body: bytes) -> int | None:
+    """A number of a dictionary. None for a reference to another object, as in `/Length 12 0 R`."""
+    match = re.search(rb"/" + key + rb"\s+(\d{1,9})\b(?!\s+\d+\s+R)", body)
     return int(match[1]) if match else None

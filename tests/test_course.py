@@ -28,7 +28,7 @@ def read_by_checker(path: Path) -> list[Example]:
     """The data, which are checked as if they were a student's predictions, too; what is not read alike is a problem."""
     report, name = rules.Report("alice"), "cfimdb-test-finetuning-output.txt"
     outputs.check_text(name, path.read_bytes(), rules.Rules(data_dir=path.parent), report)
-    data = outputs.read_data(path)
+    data = outputs.create_data(path, is_test=True)
     labels = [row.label for row in data]
     assert [("outside 0..1" in problem) for problem in report.problems] == [True] * (min(labels) < 0)
     gold = (1.0, majority_accuracy(labels)) if has_gold_labels(labels) else (None, None)
