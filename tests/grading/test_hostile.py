@@ -49,16 +49,21 @@ def in_call(line: str, said: str, limit: float = LONG, before: str = "") -> Host
     return Hostile(RIGHT + before + CALL.format(line), said, limit)
 
 
-FILES = {"": ("rope.py", ""), "AdamW: ": ("optimizer.py", ""), "Llama: ": ("llama.py", "WRONG: ")}
+# a file, what stands before the line about its import, the file that is asked last
+FILES = {
+    "": ("rope.py", "", "rope.py"),
+    "AdamW: ": ("optimizer.py", "", "optimizer.py"),
+    "Llama: ": ("llama.py", "WRONG: ", "classifier.py"),
+}
 IN_EVERY_FILE = {
     "exit at import": ("exit()\n", "{wrong}exit() in {file} line", LONG),
     "os._exit(0) at import": ("import os\nos._exit(0)\n", f"{{wrong}}{{file}} {ENDED} while it was imported", LONG),
-    "os._exit(0) at exit": ("import atexit, os\natexit.register(os._exit, 0)\n", f"{{file}} {ENDED} at its end", LONG),
+    "os._exit(0) at exit": ("import atexit, os\natexit.register(os._exit, 0)\n", f"{{last}} {ENDED} at its end", LONG),
     "endless at import": ("while True:\n    pass\n", f"{{file}} {ENDLESS} imported", SHORT),
 }
 HOSTILE = {
-    **{kind + name: Hostile(code, said.format(file=file, wrong=wrong), limit, file)
-       for name, (code, said, limit) in IN_EVERY_FILE.items() for kind, (file, wrong) in FILES.items()},
+    **{kind + name: Hostile(code, said.format(file=file, wrong=wrong, last=last), limit, file)
+       for name, (code, said, limit) in IN_EVERY_FILE.items() for kind, (file, wrong, last) in FILES.items()},
     "sys.exit with a verdict at import": Hostile(f"import sys\nsys.exit({VERDICTS[0]!r})\n", "exit() in"),
     "os._exit(0) in a timer": Hostile("import os, threading\nthreading.Timer(0.5, os._exit, [0]).start()\n", ENDED),
     "a thread that never ends": Hostile(
