@@ -1,28 +1,30 @@
 """The page in a real browser: it draws what it was given, answers the mouse and the keyboard, and can be read by all.
 
-Skipped where no Chromium is installed; `.ci/run` installs one where it may.
+Skipped where Playwright or a Chromium is not installed.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import shlex
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import random_llama
+from chromium import DRAWN, Browser, browsing
+from conftest import ROOT, random_llama
 from pages import Trained, data_of, trained  # noqa: F401
 
 from engine.saved import load_classifier
-from explore.browser import DRAWN, Browser, browsing, find_browser
+from explore import __main__ as program
 from explore.inspected import InspectedModel, InspectedText, page_of_model
 from explore.look import read
 from explore.page import write_page
 from tokenizer import Tokenizer
-
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed, so the page is not looked at")
 
 ROWS = "[...document.querySelectorAll('{} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
 HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
@@ -31,12 +33,8 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with ExitStack() as ended:
-        try:
-            found = ended.enter_context(browsing(tmp_path_factory.mktemp("browser") / "profile"))
-        except RuntimeError as error:
-            pytest.skip(f"{find_browser()} does not start here: {error}")
+def browser() -> Iterator[Browser]:
+    with browsing() as found:
         yield found
 
 
@@ -56,11 +54,6 @@ def number_in(percent: str) -> float:
     return float(percent.removesuffix(" %"))
 
 
-def drawn(browser: Browser) -> None:
-    """Until the maps are those of what is chosen."""
-    browser.wait(f"byId('maps').dataset.drawn === `{DRAWN}`")
-
-
 def content_of(trained: Trained) -> dict[str, Any]:
     return data_of(trained.page)
 
@@ -72,8 +65,7 @@ def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
     content = content_of(trained)
     model, _ = load_classifier(trained.model)
     ids, place = content["texts"][0]["ids"], 3
-    page.value(f"update({{ token: {place}, layer: 1, head: 2 }})")
-    drawn(page)
+    page.update(f"token: {place}, layer: 1, head: 2")
     for number, attention in enumerate(("bidirectional", "causal")):
         reading = read(model.llama, ids, attention)
         weights = reading.attention[1][2, place]
@@ -95,8 +87,7 @@ def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
 
 def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained):
     """Of a causal model nothing above the diagonal; where the most of a row is, the deepest colour."""
-    page.value("update({ layer: 0, head: 0 })")
-    drawn(page)
+    page.update("layer: 0, head: 0")
     model, _ = load_classifier(trained.model)
     ids = content_of(trained)["texts"][0]["ids"]
     weights = read(model.llama, ids, "causal").attention[0][0]
@@ -144,13 +135,13 @@ def test_the_numbers_beside_a_curve_are_inside_its_chart(page: Browser):
 def test_clicks_change_what_they_should(page: Browser, trained: Trained):
     before = rows(page, "#expected .card:first-child")
     page.click('#chips [data-place="2"]')
-    drawn(page)
+    page.wait(DRAWN)
     assert page.value("state.token") == 2 and rows(page, "#expected .card:first-child") != before
     assert page.value("byId('at').textContent").startswith("Token 3 of ")
     looks = rows(page, "#maps .card:first-child .looks")
     config = content_of(trained)["model"]
     page.click("#maps .card:last-child .heads", x=2.5 * min(1 / config["n_heads"], 0.16), y=1.5 / config["n_layers"])
-    drawn(page)
+    page.wait(DRAWN)
     assert page.value("[state.layer, state.head, byId('layer').value, byId('head').value]") == [1, 2, "1", "2"]
     assert rows(page, "#maps .card:first-child .looks") != looks
     page.click("#maps .card:first-child .map", x=0.9, y=0.995)  # the last row
@@ -170,7 +161,7 @@ def test_clicks_change_what_they_should(page: Browser, trained: Trained):
 def test_another_text_is_another_page(page: Browser, trained: Trained):
     texts = content_of(trained)["texts"]
     page.value("byId('text').value = 1, byId('text').dispatchEvent(new Event('change'))")
-    drawn(page)
+    page.wait(DRAWN)
     assert page.value("document.querySelectorAll('#chips .chip').length") == len(texts[1]["ids"])
     assert page.value("document.querySelectorAll('#contributions .chip').length") == len(texts[1]["ids"])
     assert page.value("byId('label').selectedIndex") == max(
@@ -180,30 +171,28 @@ def test_another_text_is_another_page(page: Browser, trained: Trained):
 
 def test_the_keyboard_is_enough(page: Browser):
     page.value("document.body.focus(), scrollTo(0, 0)")
-    page.press("Tab", 9)
+    page.press("Tab")
     assert page.value("document.activeElement.className") == "skip"
     seen = []
     while not page.value("document.activeElement === document.body") and len(seen) < 200:
-        page.press("Tab", 9)
+        page.press("Tab")
         seen.append(page.value("document.activeElement.id || document.activeElement.closest('[id]')?.id"))
     order = ["theme", "sections", "text", "later", "chips", "method", "label", "layer", "head", "semantics", "grid"]
     assert sorted(order, key=seen.index) == order
     assert seen.count("chips") == 1  # the arrow keys go on from there
     page.value("byId('chips').querySelector('[tabindex=\"0\"]').focus()")
     start = page.value("state.token")
-    keys = ("ArrowRight", 39, start + 1), ("ArrowLeft", 37, start), ("Home", 36, 0), ("ArrowUp", 38, 0)
-    for key, code, place in keys:
-        page.press(key, code)
+    for key, place in (("ArrowRight", start + 1), ("ArrowLeft", start), ("Home", 0), ("ArrowUp", 0)):
+        page.press(key)
         assert page.value("state.token") == place == page.value("Number(document.activeElement.dataset.place)")
-    page.press("End", 35)
+    page.press("End")
     assert page.value("state.token === count() - 1")
     assert page.value("byId('said').textContent").startswith("Token ")
 
 
 def test_all_that_can_be_used_has_a_name(page: Browser):
     page.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
-    nodes = [node for node in nodes if not node.get("ignored")]
+    nodes = page.accessibility_tree()
     roles = {node["role"]["value"] for node in nodes}
     assert {"button", "radio", "combobox", "table", "image", "main", "navigation", "status", "region"} <= roles
     named = {"button", "radio", "combobox", "link", "image", "table", "region", "radiogroup", "heading"}
@@ -271,3 +260,58 @@ def test_a_page_without_a_model_and_one_of_many_runs(browser: Browser, tmp_path:
     assert browser.value("state.run") == 1 and browser.errors == []
     browser.size(390, 800)
     assert browser.value("document.documentElement.scrollWidth") == 390
+
+
+# ------------------------------------------------------------------------------------------- docs/looking.md
+
+LOOKING = (ROOT / "docs" / "looking.md").read_text(encoding="utf-8")
+PICTURED = dict(re.findall(r"!\[([^]]+)\]\(looking/(\w+)\.png\)", LOOKING))
+FONT = """(() => {
+  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  context.font = getComputedStyle(document.body).font;
+  return context.measureText("The quick brown fox").width;
+})()"""
+# The size of two pictures, and how far their dots differ on average, each color from 0 to 255.
+COMPARED = """(async (sources) => {
+  const [one, other] = await Promise.all(sources.map(async (source) => {
+    const picture = new Image();
+    picture.src = `data:image/png;base64,${source}`;
+    await picture.decode();
+    const context = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+    context.drawImage(picture, 0, 0);
+    return context.getImageData(0, 0, picture.width, picture.height);
+  }));
+  let sum = 0;
+  for (let at = 0; at < one.data.length; at++) sum += Math.abs(one.data[at] - other.data[at]);
+  return [one.width, one.height, other.width, other.height, sum / one.data.length];
+})"""
+
+
+@pytest.fixture(scope="module")
+def documented(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    """The page that the first command of docs/looking.md makes."""
+    command = re.search(r"^python -m explore (checkpoints/.*) --out page\.html$", LOOKING, re.MULTILINE)[1]
+    page = tmp_path_factory.mktemp("documented") / "page.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", ["explore", *shlex.split(command), "--out", str(page)])
+        program.main()
+    browser.open(page, width=900)
+    if browser.value(FONT) != 161.6171875:
+        pytest.skip("the pictures were taken with other fonts")
+    browser.update("token: 8, layer: 2, head: 1")
+    return browser
+
+
+@pytest.mark.parametrize("name", ["attention", "rotation", "lens"])
+def test_a_picture_of_the_documentation_is_what_the_page_shows(documented: Browser, name: str):
+    pictures = [(ROOT / f"docs/looking/{name}.png").read_bytes(), documented.picture(f"#{name}")]
+    width, height, *size, difference = documented.value(
+        f"{COMPARED}({json.dumps([base64.b64encode(picture).decode() for picture in pictures])})"
+    )
+    assert [width, height] == size and difference < 0.4
+
+
+def test_every_picture_of_the_documentation_is_a_described_section(page: Browser):
+    assert {*PICTURED.values()} == {path.stem for path in (ROOT / "docs" / "looking").iterdir()}
+    assert all(len(words) > 30 and page.value(f"!byId('{name}').hidden") for words, name in PICTURED.items())
