@@ -58,6 +58,11 @@ class Page:
         prose = re.sub(r"```.*?```", "", self.text, flags=re.DOTALL)
         return [target for target in re.findall(r"\]\(([^)]+)\)", prose) if not target.startswith("https://")]
 
+    def pictures(self) -> list[tuple[str, Path]]:
+        """The description and the file of each picture."""
+        found = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", self.text)
+        return [(words, self.path.parent / target) for words, target in found]
+
     def quotes(self) -> list[Quote]:
         """Every block of Python in "In the code", with the last file that was linked before it."""
         found, file = [], self.path
