@@ -13,7 +13,7 @@ from svg_picture import BLUE, GREY, ORANGE, Box, Picture
 from base_llama import causal_mask, padded_causal_mask
 from engine.weights import load_pretrained
 from explore.components.pages import is_close, pages
-from explore.look import lenses, match_at_distance, read, turned
+from explore.look import lenses, match_at_distance, read, rotated
 from llama import Llama
 from optimizer import AdamW
 from tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def check_curves(found: Picture, lines: dict[str, Sequence[float]], first: float
 
 
 def test_rope(bundled: Llama):
-    pairs = turned(bundled.config, 33)[..., 0]  # s d/2: the cosines
+    pairs = rotated(bundled.config, 33)[..., 0]  # s d/2: the cosines
     lines = {f"pair {pair}": pairs[:, pair].tolist() for pair in (0, 2, 4, 8)}
     lines["all pairs, mean"] = match_at_distance(bundled.config, 33).tolist()
     check_curves(picture("rope"), lines, 0, 32)

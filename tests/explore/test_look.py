@@ -19,7 +19,7 @@ from base_llama import AttentionContext
 from classifier import LlamaEmbeddingClassifier
 from explore.decision import decide, gradient_by_input, occluded
 from explore.inspected import InspectedModel, InspectedText, lengths, page_of_model, to_bytes
-from explore.look import lenses, match_at_distance, read, readings, turned
+from explore.look import lenses, match_at_distance, read, read_both, rotated
 from llama import Attention, Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -47,13 +47,13 @@ def weights_by_hand(llama: Llama, states: torch.Tensor, layer: int, is_causal: b
     angles = torch.arange(length)[:, None] * config.rope_theta ** -(torch.arange(0, part.head_dim, 2) / part.head_dim)
     heads = []
     for head in range(config.n_heads):
-        rotated = []
+        both = []
         for linear, place in ((part.compute_query, head), (part.compute_key, head // part.n_rep)):
             of_head = linear(x)[:, place * part.head_dim : (place + 1) * part.head_dim]
             even, odd = of_head[:, 0::2], of_head[:, 1::2]
             pairs = even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()
-            rotated.append(torch.stack(pairs, -1).flatten(-2))
-        scores = rotated[0] @ rotated[1].T / math.sqrt(part.head_dim)
+            both.append(torch.stack(pairs, -1).flatten(-2))
+        scores = both[0] @ both[1].T / math.sqrt(part.head_dim)
         if is_causal:
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
         heads.append(scores.softmax(-1))
@@ -81,7 +81,7 @@ def test_the_model_is_left_as_it_was(llama: Llama):
     before = [set(vars(layer.attention)) for layer in llama.layers]
     tokens = torch.tensor([IDS])
     expected = llama(tokens)[0]
-    readings(llama, IDS)
+    read_both(llama, IDS)
     assert [set(vars(layer.attention)) for layer in llama.layers] == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in llama.modules())
     assert torch.equal(llama(tokens)[0], expected)
@@ -117,10 +117,10 @@ def test_an_edit_on_an_instance_is_seen_and_kept(llama: Llama):
 
 
 def test_an_edit_of_rope_is_seen(llama: Llama, monkeypatch: pytest.MonkeyPatch):
-    plain = turned(llama.config, 5)
+    plain = rotated(llama.config, 5)
     turn = rope._rotate_pairs
     monkeypatch.setattr(rope, "_rotate_pairs", lambda x, cos, sin: turn(x, cos, -sin))
-    assert torch.allclose(turned(llama.config, 5)[..., 1], -plain[..., 1])
+    assert torch.allclose(rotated(llama.config, 5)[..., 1], -plain[..., 1])
     before, after = read(llama, IDS, "causal").queries[0]
     angle = torch.atan2(after[..., 1], after[..., 0]) - torch.atan2(before[..., 1], before[..., 0])
     assert torch.allclose(angle[:, 1].sin(), torch.tensor(-1.0).sin(), atol=1e-4)  # the first pair turns by 1 a token
@@ -144,7 +144,7 @@ def test_angles_on_the_page_are_those_of_a_scaled_model():
     config = random_llama(rope_scaling=("linear", 4.0)).config
     plain = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
     angles = torch.arange(9)[:, None] * plain / 4
-    assert torch.allclose(turned(config, 9), torch.stack((angles.cos(), angles.sin()), -1), atol=1e-5)
+    assert torch.allclose(rotated(config, 9), torch.stack((angles.cos(), angles.sin()), -1), atol=1e-5)
     assert torch.allclose(match_at_distance(config, 9), angles.cos().mean(-1), atol=1e-5)
 
 
@@ -155,7 +155,7 @@ def test_code_whose_attention_takes_no_mask_is_read_as_it_is(monkeypatch: pytest
     llama = random_llama(attention="bidirectional")
     plain = read(llama, IDS, "bidirectional").attention[1]
     monkeypatch.setattr(Attention, "compute_query_key_value_scores", three)
-    found = readings(llama, IDS)
+    found = read_both(llama, IDS)
     assert found["causal"] is None and torch.allclose(found["bidirectional"].attention[1], plain, atol=1e-6)
 
 
@@ -309,7 +309,7 @@ def hidden_dim(llama: Llama) -> int:
 
 
 def test_several_texts_share_the_room(llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("explore.inspected.ROOM", 12_000)
+    monkeypatch.setattr("explore.inspected.ATTENTION_BYTES", 12_000)
     asked = [InspectedText("slow rain " * 12), InspectedText("a thin joke")]
     texts = page_of_model(InspectedModel("tiny.pt", llama, tokenizer), asked)["texts"]
     stored = [sum(len(each["attention"]) for each in text["semantics"].values()) for text in texts]
@@ -330,7 +330,7 @@ def test_a_text_beyond_the_model_s_positions_is_named(
 def test_what_does_not_fit_is_cut_to_the_first_tokens(
     llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("explore.inspected.ROOM", 6_000)
+    monkeypatch.setattr("explore.inspected.ATTENTION_BYTES", 6_000)
     (text,) = page_of_model(InspectedModel("tiny.pt", llama, tokenizer), [InspectedText("slow rain " * 12)])["texts"]
     assert 8 <= text["shown"] < len(text["ids"])
     assert len(text["semantics"]["causal"]["lens"][0]["rank"]) == len(text["ids"]) - 1

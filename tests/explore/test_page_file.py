@@ -22,7 +22,7 @@ from engine.saved import load_classifier, predict
 from explore import page as pages_module
 from explore.__main__ import get_args, main
 from explore.decision import decide
-from explore.page import FOLDER, LARGEST, SCRIPTS, as_script, render, write_page
+from explore.page import MAX_PAGE_BYTES, PAGE_FOLDER, SCRIPTS, as_script, render, write_page
 from explore.trained import page_of_results
 from utils import UserError
 
@@ -75,7 +75,7 @@ def test_the_page_asks_nobody_for_anything(trained: Trained):
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
     (policy,) = [each["content"] for _, each in outline.elements if each.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'") and "http" not in policy and "*" not in policy
-    assert trained.page.stat().st_size < LARGEST <= 5_000_000
+    assert trained.page.stat().st_size < MAX_PAGE_BYTES <= 5_000_000
 
 
 def test_the_page_can_be_read_by_machines_that_read_aloud(trained: Trained):
@@ -104,14 +104,14 @@ def test_no_text_ends_the_script_that_it_stands_in(text: str):
 
 
 def test_every_part_of_the_program_is_on_the_page():
-    assert {path.stem for path in FOLDER.glob("*.js")} == set(SCRIPTS)
+    assert {path.stem for path in PAGE_FOLDER.glob("*.js")} == set(SCRIPTS)
     rendered = render({"run": {"name": "x", "runs": []}})
     assert "<!--" not in rendered.replace("<!doctype", "")
-    assert all((FOLDER / f"{name}.js").read_text("utf-8") in rendered for name in SCRIPTS)
+    assert all((PAGE_FOLDER / f"{name}.js").read_text("utf-8") in rendered for name in SCRIPTS)
 
 
 def test_a_page_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pages_module, "LARGEST", 1000)
+    monkeypatch.setattr(pages_module, "MAX_PAGE_BYTES", 1000)
     with pytest.raises(UserError, match="fewer or shorter"):
         write_page(str(tmp_path / "x.html"), {"run": {"name": "x", "runs": []}})
     assert not [*tmp_path.iterdir()]
