@@ -67,13 +67,13 @@ def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
     ids, place = content["texts"][0]["ids"], 3
     page.update(f"token: {place}, layer: 1, head: 2")
     for number, attention in enumerate(("bidirectional", "causal")):
-        reading = read(model.llama, ids, attention)
-        weights = reading.attention[1][2, place]
+        record = read(model.llama, ids, attention)
+        weights = record.attention[1][2, place]
         shown = rows(page, f"#maps .card:nth-child({number + 1}) .looks")
         for (token, _, percent), most in zip(shown, weights.sort(descending=True).values.tolist(), strict=False):
             own = float(weights[int(token.rpartition(" ")[2]) - 1])  # of the token with that number
             assert number_in(percent) == pytest.approx(100 * own, abs=0.4) == pytest.approx(100 * most, abs=0.8)
-        probabilities, likeliest = reading.logits[place].softmax(-1).topk(5)
+        probabilities, likeliest = record.logits[place].softmax(-1).topk(5)
         shown, pieces = rows(page, f"#expected .card:nth-child({number + 1})"), content["pieces"]
         assert [row[0] for row in shown] == [pieces[str(id)] for id in likeliest.tolist()]
         percents = [number_in(row[2]) for row in shown]
@@ -207,12 +207,7 @@ def test_all_that_can_be_used_has_a_name(page: Browser):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_it_can_be_read_at_every_width_and_in_both_themes(
-    browser: Browser,
-    trained: Trained,
-    width: int,
-    dark: bool,
-):
+def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, trained: Trained, width: int, dark: bool):
     browser.open(trained.page, width=width, dark=dark)
     assert browser.value("document.documentElement.scrollWidth") <= width
     assert browser.value(CONTRAST) == []

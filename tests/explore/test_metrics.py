@@ -145,10 +145,7 @@ def test_a_run_leaves_its_figures(trained: Trained):
 
 
 def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
-    trained: Trained,
-    tmp_path: Path,
-    classify_flags: Callable,
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Trained, tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("explore.finetuned", "engine.metrics"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
@@ -157,10 +154,7 @@ def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
 
 
 def test_an_interrupted_run_goes_on_without_a_doubled_line(
-    tmp_path: Path,
-    classify_flags: Callable,
-    monkeypatch: pytest.MonkeyPatch,
-    trained: Trained,
+    tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch, trained: Trained
 ):
     flags = [*classify_flags("finetune"), *FLAGS, "--log_dir", "log"]
     whole = MetricsLog.step
