@@ -73,7 +73,7 @@ def test_the_numbers_of_the_first_drawing_are_the_rows_that_are_summed():
 # ----------------------------------------------------------------------------------------------- masked tokens
 
 
-def fates(old: list[int], new: list[int], targets: list[int], mask_id: int) -> list[str]:
+def fates_of(old: list[int], new: list[int], targets: list[int], mask_id: int) -> list[str]:
     """For each token the color of what becomes of it."""
     colors = [ORANGE if n == mask_id else GREEN if n == o else PURPLE for o, n in zip(old, new, strict=True)]
     return [WHITE if target == NO_TARGET else color for color, target in zip(colors, targets, strict=True)]
@@ -86,13 +86,11 @@ def test_the_drawn_noise_is_that_of_its_seed_and_shows_all_three():
     tokenizer = tokenizer_of(sentence)
     ids = tokenizer.encode(sentence)
     seed = int(re.search(r"^Noise\(\)\.apply\(ids, tokenizer, Random\((\d+)\)\), the first", picture.words[-1])[1])
-    for earlier in range(seed):  # the first seed that shows all three
-        assert not {ORANGE, GREEN, PURPLE} <= {
-            *fates(ids, *noise.apply(ids, tokenizer, Random(earlier)), tokenizer.mask_id)
-        }
-    noisy, targets = noise.apply(ids, tokenizer, Random(seed))
-    colors = fates(ids, noisy, targets, tokenizer.mask_id)
-    assert sorted(colors) == sorted([ORANGE, GREEN, PURPLE, *[WHITE] * (len(ids) - 3)])
+    draws = [noise.apply(ids, tokenizer, Random(each)) for each in range(seed + 1)]
+    fates = [fates_of(ids, *draw, tokenizer.mask_id) for draw in draws]
+    assert [{ORANGE, GREEN, PURPLE} <= {*each} for each in fates] == [False] * seed + [True]
+    (noisy, _), colors = draws[-1], fates[-1]
+    assert len(colors) - colors.count(WHITE) == 3
 
     old, new = ([tokenizer.pieces[id] for id in row] for row in (ids, noisy))
     half = len(ids) // 2
@@ -104,10 +102,9 @@ def test_the_drawn_noise_is_that_of_its_seed_and_shows_all_three():
         assert [(box.x, box.words, box.fill) for box in asked] == [
             (above.x, piece, color) for above, piece, color in found if color != WHITE
         ]
-    shares = (noise.mask, "become [MASK]", ORANGE), (noise.random, "another token", PURPLE)
-    kept = 1 - noise.mask - noise.random, "stay", GREEN
-    rule = [(f"{share:.0%} {fate}", color) for share, fate, color in (*shares, kept)]
-    assert [(box.words, box.fill) for box in rows[0]] == rule
+    rule = (noise.mask, "become [MASK]"), (noise.random, "another token"), (1 - noise.mask - noise.random, "stay")
+    assert [box.words for box in rows[0]] == [f"{share:.0%} {fate}" for share, fate in rule]
+    assert [box.fill for box in rows[0]] == [ORANGE, PURPLE, GREEN]
     assert picture.words[0] == f"{noise.share:.0%} of the tokens are to be predicted, here 3 of {len(ids) - 2}:"
     assert picture.description.startswith(f"A sentence of {len(ids) - 2} tokens, of which 3 are to be predicted")
 
@@ -192,34 +189,22 @@ VOCABULARY = "who won ? it rains outside the street is wet a warm little film ou
 TOKENIZER = WordPiece([*SPECIAL, *dict.fromkeys(VOCABULARY.split())])
 QUESTION = Question("", "who won ?", "our team won", (Answer("our team", 0),))
 (WINDOW,) = windows_of(0, QUESTION, TOKENIZER, length=32, stride=16)
-SET_UPS = [
-    ("One text", lambda encoder: BertForSequenceClassification(encoder, 5), ("a warm little film",), {0: "good"}),
-    (
-        "A pair of texts",
-        lambda encoder: BertForSequenceClassification(encoder, 3),
-        ("it rains outside", "the street is wet"),
-        {0: "follows"},
-    ),
-    (
-        "Each token",
-        lambda encoder: BertForTokenClassification(encoder, 3),
-        ("ada lives in basel",),
-        {1: "person", 2: "neither", 3: "neither", 4: "place"},
-    ),
-    (
-        "An answer",
-        BertForQuestionAnswering,
-        (QUESTION.text, QUESTION.context),
-        {WINDOW.start: "first", WINDOW.end: "last"},
-    ),
-]
+KINDS = {1: "person", 2: "neither", 3: "neither", 4: "place"}
+SPAN = {WINDOW.start: "first", WINDOW.end: "last"}
+SET_UPS = {  # the class of the head, its number of classes, the texts, and the answer at each token that has one
+    "One text": (BertForSequenceClassification, [5], ["a warm little film"], {0: "good"}),
+    "A pair of texts": (BertForSequenceClassification, [3], ["it rains outside", "the street is wet"], {0: "follows"}),
+    "Each token": (BertForTokenClassification, [3], ["ada lives in basel"], KINDS),
+    "An answer": (BertForQuestionAnswering, [], [QUESTION.text, QUESTION.context], SPAN),
+}
 
 
-@pytest.mark.parametrize("number", range(4), ids=[title for title, *_ in SET_UPS])
+@pytest.mark.parametrize("number", range(4), ids=SET_UPS)
 def test_what_heads_read(number: int):
-    title, make, texts, answers = SET_UPS[number]
+    title, (head_class, classes, texts, answers) = [*SET_UPS.items()][number]
     ids, segments, _ = TOKENIZER.encode_pair(*texts)
-    model = make(bert.model.Bert(BertConfig.from_preset("mini", vocab_size=len(TOKENIZER)))).eval()
+    config = BertConfig.from_preset("mini", vocab_size=len(TOKENIZER))
+    model = head_class(bert.model.Bert(config), *classes).eval()
     outputs, is_read, is_pooled = probe_head(model, ids, segments)
     head = ["pooler"] * is_pooled + [name for name, _ in model.named_children() if name != "encoder"]
     sizes = " and ".join(" x ".join(map(str, output.shape)) for output in outputs)
@@ -227,7 +212,7 @@ def test_what_heads_read(number: int):
     for place, id in enumerate(ids):
         expected += [TOKENIZER.pieces[id], str(place), *filter(None, [answers.get(place)])]
     picture = PICTURES["set-ups"]
-    begins = [picture.words.index(title) for title, *_ in SET_UPS] + [-1]
+    begins = [picture.words.index(title) for title in SET_UPS] + [-1]
     assert picture.words[begins[number] : begins[number + 1]] == expected and "[UNK]" not in expected
 
     pieces, states, _, answered = picture.rows()[4 * number : 4 * number + 4]
@@ -280,8 +265,7 @@ def test_what_is_said_of_the_layers(title: str):
     begin = picture.words.index(title)
     assert picture.words[begin : begin + len(expected)] == expected
     assert f"{title}: {', '.join(order)}" in picture.description
-    column = sorted(box for box in picture.boxes if box.words in drawn and (box.x < 380) == (title == "BERT"))
-    column.sort(key=lambda box: box.y)
+    column = [box for box in picture.boxes if box.words in drawn and (box.x < 380) == (title == "BERT")]
     assert [box.words for box in column] == drawn
     kinds = {"+": GREY, "attention": BLUE, "feed_forward": BLUE}
     assert [box.fill for box in column] == [kinds.get(name, ORANGE) for name in drawn]
