@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chromium import DRAWN, Browser, browsing
@@ -54,15 +53,11 @@ def number_in(percent: str) -> float:
     return float(percent.removesuffix(" %"))
 
 
-def content_of(trained: Trained) -> dict[str, Any]:
-    return data_of(trained.page)
-
-
 # ------------------------------------------------------------------------------------------------ what is shown
 
 
 def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
-    content = content_of(trained)
+    content = data_of(trained.page)
     model, _ = load_classifier(trained.model)
     ids, place = content["texts"][0]["ids"], 3
     page.update(f"token: {place}, layer: 1, head: 2")
@@ -89,7 +84,7 @@ def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained)
     """Of a causal model nothing above the diagonal; where the most of a row is, the deepest colour."""
     page.update("layer: 0, head: 0")
     model, _ = load_classifier(trained.model)
-    ids = content_of(trained)["texts"][0]["ids"]
+    ids = data_of(trained.page)["texts"][0]["ids"]
     weights = read(model.llama, ids, "causal").attention[0][0]
     shades = page.value("""(() => {
       const { canvas } = maps.get("causal");
@@ -105,7 +100,7 @@ def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained)
 
 
 def test_the_run_is_shown(page: Browser, trained: Trained):
-    (run,) = content_of(trained)["run"]["runs"]
+    (run,) = data_of(trained.page)["run"]["runs"]
     figures = page.value("[...document.querySelectorAll('#curves figcaption')].map((each) => each.textContent)")
     assert len(figures) == 7 and "Gradient norm" in figures and figures[0].startswith("Score after each epoch")
     points = page.value("document.querySelectorAll('#curves .line')[3].getAttribute('points').split(' ').length")
@@ -139,7 +134,7 @@ def test_clicks_change_what_they_should(page: Browser, trained: Trained):
     assert page.value("state.token") == 2 and rows(page, "#expected .card:first-child") != before
     assert page.value("byId('at').textContent").startswith("Token 3 of ")
     looks = rows(page, "#maps .card:first-child .looks")
-    config = content_of(trained)["model"]
+    config = data_of(trained.page)["model"]
     page.click("#maps .card:last-child .heads", x=2.5 * min(1 / config["n_heads"], 0.16), y=1.5 / config["n_layers"])
     page.wait(DRAWN)
     assert page.value("[state.layer, state.head, byId('layer').value, byId('head').value]") == [1, 2, "1", "2"]
@@ -159,7 +154,7 @@ def test_clicks_change_what_they_should(page: Browser, trained: Trained):
 
 
 def test_another_text_is_another_page(page: Browser, trained: Trained):
-    texts = content_of(trained)["texts"]
+    texts = data_of(trained.page)["texts"]
     page.value("byId('text').value = 1, byId('text').dispatchEvent(new Event('change'))")
     page.wait(DRAWN)
     assert page.value("document.querySelectorAll('#chips .chip').length") == len(texts[1]["ids"])
