@@ -139,10 +139,10 @@ def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         runs = [unpack(result["dev"]["predictions"]) for result in results if result["data"] == data]
         runs = [run for run in runs if len(run) == len(labels)]
         for place, label in enumerate(labels):
-            said = Counter(run[place] for run in runs)
-            wrong = sum(said.values()) - said[label]
+            predicted = Counter(run[place] for run in runs)
+            wrong = len(runs) - predicted[label]
             if wrong:
-                often = max((count, -each) for each, count in said.items() if each != label)[1]
+                often = max((count, -each) for each, count in predicted.items() if each != label)[1]
                 found.append({
                     "data": data, "sentence": sentences[place], "label": names[label],
                     "prediction": names[-often], "wrong": wrong, "runs": len(runs),

@@ -74,7 +74,7 @@ def test_the_numbers_of_the_first_drawing_are_the_rows_that_are_summed():
 
 
 def fates_of(old: list[int], new: list[int], targets: list[int], mask_id: int) -> list[str]:
-    """For each token the color of what becomes of it."""
+    """The color of each token: it is masked, kept, replaced, or not to be predicted."""
     colors = [ORANGE if n == mask_id else GREEN if n == o else PURPLE for o, n in zip(old, new, strict=True)]
     return [WHITE if target == NO_TARGET else color for color, target in zip(colors, targets, strict=True)]
 

@@ -15,7 +15,7 @@ DRAWN = "byId('maps').dataset.drawn === `${state.text}.${state.layer}.${state.he
 
 
 class Browser:
-    """One tab. `errors`: the page's errors and warnings; `requests`: the addresses that it asked for."""
+    """One tab. `errors`: the page's errors and warnings; `requests`: the addresses that it requested."""
 
     def __init__(self, tab: Any):
         self.tab = tab  # playwright.sync_api.Page

@@ -288,16 +288,19 @@ def documented(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Br
     browser.open(page, width=900)
     if browser.value(FONT) != 161.6171875:
         pytest.skip("the pictures were taken with other fonts")
+    browser.tab.mouse.move(0, 0)
     browser.update("token: 8, layer: 2, head: 1")
     return browser
 
 
 @pytest.mark.parametrize("name", ["attention", "rotation", "lens"])
 def test_a_picture_of_the_documentation_is_what_the_page_shows(documented: Browser, name: str):
-    pictures = [(ROOT / f"docs/looking/{name}.png").read_bytes(), documented.picture(f"#{name}")]
-    width, height, *size, different = documented.value(
-        f"{COMPARED}({json.dumps([base64.b64encode(picture).decode() for picture in pictures])})"
-    )
+    stored = base64.b64encode((ROOT / f"docs/looking/{name}.png").read_bytes()).decode()
+    for _ in range(5):  # a busy machine may not have finished the last frame
+        shown = base64.b64encode(documented.picture(f"#{name}")).decode()
+        width, height, *size, different = documented.value(f"{COMPARED}({json.dumps([stored, shown])})")
+        if different < 20:
+            break
     assert [width, height] == size and different < 20
 
 

@@ -1,4 +1,4 @@
-"""What is measured while a model is trained: right, for nothing where nobody asks, and once for each step."""
+"""Figures of a training: they are right, written once for each step, and measured only with the flags."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ def test_the_gradient_norm_is_that_before_clipping(
     seen: list[float] = []
     step = AdamW.step
 
-    def looking(self: AdamW) -> None:
+    def noting(self: AdamW) -> None:
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         seen.append(float(sum(each.double().square().sum() for each in gradients).sqrt()))
         step(self)
 
-    monkeypatch.setattr(AdamW, "step", looking)
+    monkeypatch.setattr(AdamW, "step", noting)
     notes, clipped = Notes(), Notes()
     train(tokenizer, tmp_path, callback=notes)
     assert [each.gradient_norm for each in notes.steps] == pytest.approx(seen, rel=1e-5)

@@ -69,7 +69,7 @@ def explore(out: Path, *flags: object) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------- the file
 
 
-def test_the_page_asks_nobody_for_anything(trained: Trained):
+def test_the_page_needs_no_other_file_and_no_network(trained: Trained):
     text = trained.page.read_text("utf-8")
     outline = Outline(text)
     assert outline.attributes("src") == []
