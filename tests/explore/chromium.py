@@ -72,6 +72,15 @@ class Browser:
         nodes = self.tab.context.new_cdp_session(self.tab).send("Accessibility.getFullAXTree")["nodes"]
         return [node for node in nodes if not node.get("ignored")]
 
+    def width_of(self, words: str) -> float:
+        """The width of words in the page's font, in pixels."""
+        script = """(words) => {
+          const context = new OffscreenCanvas(1, 1).getContext("2d");
+          context.font = getComputedStyle(document.body).font;
+          return context.measureText(words).width;
+        }"""
+        return self.tab.evaluate(script, words)
+
     def picture(self, selector: str = "html") -> bytes:
         """A PNG of an element, without the bar that stays in the window."""
         self.value("scrollTo(0, 0)")

@@ -28,7 +28,7 @@ from tokenizer import Tokenizer
 ROWS = "[...document.querySelectorAll('{} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
 HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
 
-CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf-8")
+CONTRAST, COMPARED = ((Path(__file__).parent / name).read_text("utf-8") for name in ("contrast.js", "compared.js"))
 
 
 @pytest.fixture(scope="module")
@@ -256,24 +256,6 @@ def test_a_page_without_a_model_and_one_of_many_runs(browser: Browser, tmp_path:
 
 LOOKING = (ROOT / "docs" / "looking.md").read_text(encoding="utf-8")
 PICTURED = dict(re.findall(r"!\[([^]]+)\]\(looking/(\w+)\.png\)", LOOKING))
-FONT = """(() => {
-  const context = new OffscreenCanvas(1, 1).getContext("2d");
-  context.font = getComputedStyle(document.body).font;
-  return context.measureText("The quick brown fox").width;
-})()"""
-# The sizes of two pictures, and how many of their colors (0 to 255) differ by more than 96: the files have 256 colors.
-COMPARED = """(async (sources) => {
-  const [one, other] = await Promise.all(sources.map(async (source) => {
-    const picture = new Image();
-    picture.src = `data:image/png;base64,${source}`;
-    await picture.decode();
-    const context = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
-    context.drawImage(picture, 0, 0);
-    return context.getImageData(0, 0, picture.width, picture.height);
-  }));
-  const different = one.data.filter((color, at) => Math.abs(color - other.data[at]) > 96).length;
-  return [one.width, one.height, other.width, other.height, different];
-})"""
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +268,7 @@ def documented(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Br
         patch.setattr(sys, "argv", ["explore", *shlex.split(command), "--out", str(page)])
         program.main()
     browser.open(page, width=900)
-    if browser.value(FONT) != 161.6171875:
+    if browser.width_of("The quick brown fox") != 161.6171875:
         pytest.skip("the pictures were taken with other fonts")
     browser.tab.mouse.move(0, 0)
     browser.update("token: 8, layer: 2, head: 1")
@@ -298,7 +280,7 @@ def test_a_picture_of_the_documentation_is_what_the_page_shows(documented: Brows
     stored = base64.b64encode((ROOT / f"docs/looking/{name}.png").read_bytes()).decode()
     for _ in range(5):  # a busy machine may not have finished the last frame
         shown = base64.b64encode(documented.picture(f"#{name}")).decode()
-        width, height, *size, different = documented.value(f"{COMPARED}({json.dumps([stored, shown])})")
+        width, height, *size, different = documented.tab.evaluate(COMPARED, [stored, shown])
         if different < 20:
             break
     assert [width, height] == size and different < 20
