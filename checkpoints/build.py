@@ -1,4 +1,4 @@
-"""Makes the bundled checkpoint and the bundled data set from nothing but a seed.
+"""Makes the bundled checkpoint and the bundled data set from a seed.
 
     python checkpoints/build.py
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from generate_text import LABEL_NAMES, SEED, data_set, documents  # noqa: E402
-from reference import write_reference  # noqa: E402
+from reference import CHECKPOINT, write_reference  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler  # noqa: E402
 
 from classifier import LlamaZeroShotClassifier  # noqa: E402
@@ -46,19 +46,18 @@ from optimizer import AdamW  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 from utils import UserError, atomic_write, prompt_suffix  # noqa: E402
 
-CHECKPOINT = HERE / "minllama1M.pt"
 TOKENIZER = HERE / "minllama1M.model"
 RESUME = HERE / "minllama1M.resume"
 FIGURES = HERE / "figures.json"
-MAPPINGS = {"films": LABEL_NAMES, **COURSE_LABEL_NAMES}
-SHAPE = dict(vocab_size=2048, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, max_seq_len=256, attention="causal")
+LABEL_MAPPINGS = {"films": LABEL_NAMES, **COURSE_LABEL_NAMES}
+BUNDLED_SHAPE = dict(vocab_size=2048, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, max_seq_len=256, attention="causal")
 
-STEPS, BATCH, LENGTH = 1900, 16, 256
+TRAINING_STEPS, BATCH, LENGTH = 1900, 16, 256
 EPOCH = 100  # steps; then the loss on held-out text is measured and the progress saved, and what is read may change
 LR, WARMUP, HORIZON, CLIP = 4e-3, 100, 1500, 1.0
 ORDERED_FROM = 1200  # from this step on, the text of ordered reviews
 ANSWER_WEIGHT, ANSWER_FROM = 10.0, 500  # from this step on, the answer to a question counts as much as ten other tokens
-HELD_OUT = 0.02  # the share of each text that is not trained on
+HELD_OUT_SHARE = 0.02  # the share of each text that is not trained on
 HELD_OUT_BATCHES = 4
 
 
@@ -67,20 +66,20 @@ def write_data(folder: Path) -> None:
     for split, rows in data_set().items():
         with atomic_write(folder / f"films-{split}.txt") as file:
             file.writelines(f"{format_line(level, sentence)}\n" for level, sentence in rows)
-    for name, labels in MAPPINGS.items():
+    for name, labels in LABEL_MAPPINGS.items():
         with atomic_write(folder / f"{name}-label-mapping.json") as file:
             file.write(json.dumps(labels) + "\n")
 
 
 def check_label_names(tokenizer: Tokenizer) -> None:
     """Every label name must be one token: a zero-shot score reads one position."""
-    for name in (name for names in MAPPINGS.values() for name in names):
+    for name in (name for names in LABEL_MAPPINGS.values() for name in names):
         if len(tokenizer.encode(name, bos=False, eos=False)) != 1:
             raise ValueError(f"the label name {name!r} is not a single token")
 
 
 class BundledCorpus(Dataset):
-    """Documents as one long row of token ids. An item is a window that begins with a document, as every prompt does."""
+    """Documents as one long row of token ids. Each item is a window that begins with a document, as a prompt does."""
 
     def __init__(self, texts: list[str], tokenizer: Tokenizer):
         ids = tokenizer.encode_batch(texts, bos=True, eos=True)
@@ -98,14 +97,14 @@ class BundledCorpus(Dataset):
 
 def split_corpus(texts: list[str], tokenizer: Tokenizer) -> tuple[BundledCorpus, BundledCorpus]:
     """The documents to train on, and those held out."""
-    cut = round(len(texts) * (1 - HELD_OUT))
+    cut = round(len(texts) * (1 - HELD_OUT_SHARE))
     return BundledCorpus(texts[:cut], tokenizer), BundledCorpus(texts[cut:], tokenizer)
 
 
 class Draws(Sampler[list[int]]):
     """Batches from the first text, then, from step `ORDERED_FROM` on, from the second; each drawn with its own seed.
 
-    They number the windows of both texts as `ConcatDataset` does. seeds: those of an epoch's batches.
+    The numbers of the windows of both texts are those of `ConcatDataset`. seeds: epoch -> the seeds of its batches.
     """
 
     def __init__(self, corpora: Sequence[BundledCorpus], seeds: Callable[[int], range]):
@@ -128,7 +127,7 @@ class Draws(Sampler[list[int]]):
 
 
 def training_loader(corpora: Sequence[BundledCorpus], tokenizer: Tokenizer) -> DataLoader:
-    """A batch a step; answers weigh more from step `ANSWER_FROM` on."""
+    """One batch for each step; the answers have a larger weight from step `ANSWER_FROM` on."""
     draws = Draws(corpora, lambda epoch: range(SEED + epoch * EPOCH, SEED + (epoch + 1) * EPOCH))
 
     def collate(windows: list[torch.Tensor]) -> Batch:
@@ -143,7 +142,7 @@ def training_loader(corpora: Sequence[BundledCorpus], tokenizer: Tokenizer) -> D
 
 
 def held_out_loader(corpora: Sequence[BundledCorpus]) -> DataLoader:
-    """The same windows in every epoch, of the text that it trains on."""
+    """The same windows in every epoch, from the text that the epoch trains on."""
     draws = Draws(corpora, lambda epoch: range(HELD_OUT_BATCHES))
     return DataLoader(ConcatDataset(corpora), batch_sampler=draws, collate_fn=as_batch)
 
@@ -155,7 +154,7 @@ def as_batch(windows: list[torch.Tensor]) -> Batch:
 
 
 def answer_positions(tokens: torch.Tensor, tokenizer: Tokenizer) -> torch.Tensor:
-    """Where an answer comes next: after "? It is" and "? This movie is". tokens: b s -> bool b s"""
+    """True where the next token is an answer: after "? It is" and "? This movie is". tokens: b s -> bool b s"""
     verbs = torch.tensor([tokenizer.sp_model.piece_to_id(piece) for piece in ("▁is", "▁was")])
     asked = tokens == tokenizer.sp_model.piece_to_id("?")
     two_back, three_back = (F.pad(asked, (gap, -gap)) for gap in (2, 3))
@@ -171,7 +170,7 @@ class HalfPrecisionProducts(NextToken):
 
 
 class PlainLoss(Method):
-    """Moves nothing: notes each epoch's mean loss with all tokens weighed alike, which is not what is minimized."""
+    """Records each epoch's mean loss with equal weights for all tokens; training minimizes a weighted loss."""
 
     name = "plain loss"
 
@@ -192,7 +191,7 @@ class PlainLoss(Method):
 
 
 def rate_factor(step: int, total: int) -> float:
-    """Of the peak rate: a linear rise, a cosine through the first text, a line to zero through the second."""
+    """The share of the peak rate: a linear rise, a cosine through the first text, a line to zero through the second."""
     if step < WARMUP:
         return (step + 1) / WARMUP
     if step >= ORDERED_FROM:
@@ -212,8 +211,14 @@ def train(
     checkpointer = Checkpointer(
         model_path=None,
         resume_path=RESUME,
-        identity={"model_args": SHAPE, "seed": SEED, "steps": STEPS, "lr": LR, "tokens": [len(c.ids) for c in corpora]},
-        epochs=STEPS // EPOCH,
+        identity={
+            "model_args": BUNDLED_SHAPE,
+            "seed": SEED,
+            "steps": TRAINING_STEPS,
+            "lr": LR,
+            "tokens": [len(c.ids) for c in corpora],
+        },
+        epochs=TRAINING_STEPS // EPOCH,
         methods=[plain_loss],
     )
     history = resume(checkpointer, model, optimizer)
@@ -262,7 +267,7 @@ def seconds_of(history: Sequence[EpochResult]) -> float:
 def zero_shot(model: Llama, tokenizer: Tokenizer, split: str) -> dict[str, float]:
     """Accuracy of the prompt on a split of the bundled data, and that of the most frequent class."""
     names = list(LABEL_NAMES)
-    rules = EncodingRules(prompt_suffix(names), SHAPE["max_seq_len"], is_causal=True)
+    rules = EncodingRules(prompt_suffix(names), BUNDLED_SHAPE["max_seq_len"], is_causal=True)
     loader = LlamaDataset(create_data(ROOT / f"data/films-{split}.txt"), tokenizer, rules).loader(50)
     classifier = LlamaZeroShotClassifier(SimpleNamespace(num_labels=len(names)), tokenizer, names, llama=model)
     result = evaluate(classifier, loader, progress=False)
@@ -278,7 +283,7 @@ def main() -> None:
 
     write_data(ROOT / "data")
     texts, ordered_texts = list(documents()), list(documents(ordered=True, scale=0.6))
-    TOKENIZER.write_bytes(train_tokenizer(texts, SHAPE["vocab_size"]))
+    TOKENIZER.write_bytes(train_tokenizer(texts, BUNDLED_SHAPE["vocab_size"]))
     tokenizer = Tokenizer(tokenizer_model=TOKENIZER)
     check_label_names(tokenizer)
     corpora, held_out = zip(*(split_corpus(each, tokenizer) for each in (texts, ordered_texts)), strict=True)
@@ -289,19 +294,19 @@ def main() -> None:
     }
     print(size, flush=True)
 
-    model = Llama(LlamaConfig(**SHAPE))
+    model = Llama(LlamaConfig(**BUNDLED_SHAPE))
     log = train(model, tokenizer, corpora, held_out)
     val_loss = log["curve"][-1]["held_out"]
     save_tensors(
         CHECKPOINT,
-        {"model": model.state_dict(), "model_args": SHAPE, "iter_num": STEPS, "val_loss": val_loss},
+        {"model": model.state_dict(), "model_args": BUNDLED_SHAPE, "iter_num": TRAINING_STEPS, "val_loss": val_loss},
     )
     write_reference()
     model = load_pretrained(CHECKPOINT)
     figures = {
         "parameters": sum(p.numel() for p in model.parameters()),
         **size,
-        "tokens_trained_on": STEPS * BATCH * LENGTH,
+        "tokens_trained_on": TRAINING_STEPS * BATCH * LENGTH,
         "zero_shot": {split: zero_shot(model, tokenizer, split) for split in ("dev", "test")},
         **log,
     }

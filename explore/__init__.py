@@ -1,1 +1,1 @@
-"""Pages to look at: what a model computes of a text, how a run went. Imported where somebody asks for it."""
+"""HTML pages: what a model computes from a text, and how a run went. The flags that ask for a page import it."""

@@ -2,11 +2,11 @@
 
     python -m explore checkpoints/minllama1M.pt --text "A warm little film." --out page.html
     python -m explore finetune-5-0.0002.pt --data data/films-dev.txt --out page.html
-    python -m explore LOG_DIR --out page.html                                   # of a run with --log_dir
+    python -m explore LOG_DIR --out page.html                                   # a run with --log_dir
     python -m explore finetune-5-0.0002.pt --run LOG_DIR --out page.html        # both
-    python -m explore advanced/experiments/results/NAME.jsonl --out page.html   # of a grid of runs
+    python -m explore advanced/experiments/results/NAME.jsonl --out page.html   # a grid of runs
 
-The page is one file that needs no other and no network.
+The page is one file that needs no other file and no network.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from utils import UserError, find_asset
 if TYPE_CHECKING:
     from explore.inspected import InspectedModel, InspectedText
 
-TEXT = "A warm little film about a baker and her stubborn goat."
-COUNT = 6
+SAMPLE_TEXT = "A warm little film about a baker and her stubborn goat."
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m explore", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("model", metavar="MODEL", help="checkpoint, Hugging Face directory or classifier; or a --log_dir or results")
-    add("--text", metavar="T", action="append", help=f"what is read; may be given several times; else: {TEXT}")
+    add("--text", metavar="T", action="append", help=f"what is read; may be given several times; else: {SAMPLE_TEXT}")
     add("--data", metavar="FILE", help="data file, or a sentence a line: its first ones, a classifier's errors before")
-    add("--count", type=int, default=COUNT, help="how many sentences of --data are shown in full")
+    add("--count", type=int, default=6, help="how many sentences of --data are shown in full")
     add("--run", metavar="LOG_DIR", help="a run to show beside the model: its --log_dir, or a file of results")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
@@ -45,7 +44,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
 
 
 def check_args(args: Namespace) -> None:
-    """Find the files, and every mistake that can be found before PyTorch is imported. Raises `UserError`."""
+    """Find the files, without PyTorch. Raises `UserError` for a mistake."""
     check_page("--out", args.out)
     if args.text and args.data:
         raise UserError("--text and --data both say what is read; give one of them")
@@ -90,41 +89,40 @@ def page_of_run(path: str) -> dict[str, Any]:
     return page_of_results(read_results_file(path), Path(path).name)
 
 
-def both(judged: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:
-    """How the model did on --data, if that was asked, and the run beside it: the page lets one choose."""
-    return run | {"runs": [*(judged["runs"] if judged else ()), *run["runs"]]}
-
-
 def texts_of(args: Namespace, inspected: InspectedModel) -> tuple[list[InspectedText], dict[str, Any]]:
-    """What is shown in full; of a classifier and labelled data also how it did on all of them."""
+    """The texts of the page; for a classifier and labelled data, also its results on all of them as a run."""
     from engine.data import NO_GOLD_LABEL, create_data, has_gold_labels
-    from explore.inspected import InspectedText, examples_of
-
-    if args.data is None:
-        return [InspectedText(text) for text in args.text or [TEXT]], {}
-    if inspected.classifier is None or not is_labelled(args.data):
-        sentences = [sentence for sentence in read_sentences(args.data) if sentence is not None]
-        return [InspectedText(sentence) for sentence in sentences[: args.count]], {}
     from engine.families import encode_for
     from engine.outcome import Judging, outcome_of
     from engine.saved import loader_of
     from engine.training import evaluate
+    from explore.inspected import InspectedText, examples_of
 
+    if args.data is None:
+        return [InspectedText(text) for text in args.text or [SAMPLE_TEXT]], {}
+    if inspected.classifier is None or not is_labelled(args.data):
+        sentences = [sentence for sentence in read_sentences(args.data) if sentence is not None]
+        return [InspectedText(sentence) for sentence in sentences[: args.count]], {}
     examples = create_data(args.data, len(inspected.label_names), is_test=True)
+    sentences = [example.sentence for example in examples]
     dataset = encode_for(inspected.classifier, inspected.tokenizer, examples)
     device = next(inspected.llama.parameters()).device
     loader = loader_of(dataset, inspected.llama.config, inspected.about.batch_size, device)
     result = evaluate(inspected.classifier, loader, task=Judging())
-    sentences = [example.sentence for example in examples]
-    name = Path(args.data).name
-    outcome = outcome_of(name, sentences, result, inspected.label_names)
     if not has_gold_labels(result.labels):
         return [InspectedText(sentence) for sentence in sentences[: args.count]], {}
+    name = Path(args.data).name
+    run = {
+        "name": name,
+        "settings": {},
+        "steps": 0,
+        "chosen_on": "dev",
+        "curves": [],
+        "epochs": [],
+        "judged": [outcome_of(name, sentences, result, inspected.label_names)],
+    }
     labels = [None if label == NO_GOLD_LABEL else label for label in result.labels]
-    run = {"name": name, "settings": {}, "steps": 0, "chosen_on": "dev", "curves": [], "epochs": []}
-    run["judged"] = [outcome]
-    page = {"run": {"name": name, "runs": [run]}}
-    return examples_of(sentences, labels, result, args.count), page
+    return examples_of(sentences, labels, result, args.count), {"run": {"name": name, "runs": [run]}}
 
 
 def is_labelled(path: str) -> bool:
@@ -150,8 +148,9 @@ def main() -> None:
         inspected = InspectedModel.open(args.model, args.tokenizer, args.attention)
         texts, content = texts_of(args, inspected)
         content |= page_of_model(inspected, texts)
-        if args.run is not None:
-            content["run"] = both(content.get("run"), page_of_run(args.run)["run"])
+        if args.run is not None:  # after the results on --data, if there are any
+            run = page_of_run(args.run)["run"]
+            content["run"] = run | {"runs": [*content.get("run", {"runs": []})["runs"], *run["runs"]]}
     write_page(args.out, content)
     print(f"wrote {args.out}")
 

@@ -1,9 +1,9 @@
-"""Which tokens a classifier's decision hangs on, asked in two ways that do not agree in general.
+"""How much each token contributes to a classifier's decision, by two methods that do not agree in general.
 
-- Occlusion: each token in turn is left out, and what that takes from a class's probability is the token's (Li et al.
-  2016, arXiv:1612.08220: "representation erasure"). Of a long text neighbours are left out together.
+- Occlusion: the probability of a class minus its probability without the token (Li et al. 2016, arXiv:1612.08220:
+  "representation erasure"). In a long text, neighbours are left out together.
 - Gradient x input: the gradient of a class's log-probability by the token's embedding, times that embedding (Shrikumar
-  et al. 2016, arXiv:1605.01713): what a small change of the embedding's length would do, to first order.
+  et al. 2016, arXiv:1605.01713): the effect, to first order, of a small change of the embedding's length.
 
 Shapes: s position, c classes, D model dim.
 """
@@ -17,15 +17,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-BATCH = 16  # texts with something left out that are computed together
-POSITIONS = 32_000  # of all these texts: a long one is asked about in larger pieces
+TEXTS_AT_ONCE = 16  # texts without a token that are computed together
+OCCLUDED_POSITIONS = 32_000  # of all these texts; in a longer text, more neighbours are left out together
 
 
 class Decision(NamedTuple):
-    """Of one text, alone in its batch.
+    """The decision on one text, which is alone in its batch.
 
-    log_probabilities: c. occlusion: s c, a difference of probabilities, NaN where nothing can be left out, with so many
-    tokens left out `together`. gradient: s c, in nats.
+    log_probabilities: c. occlusion: s c, differences of probabilities, NaN where no token can be left out. together:
+    the number of neighbours that are left out at once. gradient: s c, in nats.
     """
 
     log_probabilities: torch.Tensor
@@ -35,28 +35,29 @@ class Decision(NamedTuple):
 
 
 def decide(model: nn.Module, embedding: nn.Module, ids: Sequence[int]) -> Decision:
-    """model: token ids b s -> log-probabilities b c, in evaluation mode. embedding: its table of tokens."""
+    """model: token ids b s -> log-probabilities b c, in evaluation mode. embedding: the model's table of tokens."""
     tokens = torch.tensor([[*ids]], device=next(model.parameters()).device)  # 1 s
     with torch.inference_mode():
         log_probabilities = model(tokens)[0]  # c
-    together = math.ceil(len(ids) ** 2 / POSITIONS)
+    together = math.ceil(len(ids) ** 2 / OCCLUDED_POSITIONS)
     occlusion = occluded(model, tokens, log_probabilities, together)
     return Decision(log_probabilities, occlusion, together, gradient_by_input(model, embedding, tokens))
 
 
 @torch.inference_mode()
 def occluded(model: nn.Module, tokens: torch.Tensor, whole: torch.Tensor, together: int = 1) -> torch.Tensor:
-    """What is lost without each token but the first, bos; so many neighbours lose alike.
+    """The loss of probability without each token; the first token, bos, is never left out.
 
-    tokens: 1 s; whole: c, of the whole text. Returns s c
+    tokens: 1 s. whole: c, the log-probabilities of the whole text. together: the number of neighbours that are left out
+    at once; all get the same value. Returns s c
     """
     length = tokens.shape[1]
     lost = torch.full((length, len(whole)), float("nan"))
-    if length < 2 + together:  # there is no text without them
+    if length < 2 + together:  # no text would be left
         return lost
-    starts = [min(start, length - together) for start in range(1, length, together)]  # all the same length: no padding
+    starts = [min(start, length - together) for start in range(1, length, together)]  # equal lengths need no padding
     without = torch.stack([torch.cat((tokens[0, :start], tokens[0, start + together :])) for start in starts])
-    rows = torch.cat([model(batch) for batch in without.split(BATCH)])
+    rows = torch.cat([model(batch) for batch in without.split(TEXTS_AT_ONCE)])
     for start, each in zip(starts, probabilities(whole) - probabilities(rows), strict=True):
         lost[start : start + together] = each
     return lost
@@ -64,22 +65,22 @@ def occluded(model: nn.Module, tokens: torch.Tensor, whole: torch.Tensor, togeth
 
 def gradient_by_input(model: nn.Module, embedding: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """tokens: 1 s -> s c"""
-    read: list[torch.Tensor] = []
+    embedded: list[torch.Tensor] = []
 
     def keep(_: nn.Module, __: tuple, output: torch.Tensor) -> torch.Tensor:
-        read.append(output.detach().requires_grad_())
-        return read[-1]
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
 
     hook = embedding.register_forward_hook(keep)
     try:
         with torch.enable_grad():
             log_probabilities = model(tokens)[0]  # c
-            rows = [torch.autograd.grad(each, read[0], retain_graph=True)[0][0] for each in log_probabilities]  # s D
+            rows = [torch.autograd.grad(each, embedded[0], retain_graph=True)[0][0] for each in log_probabilities]
     finally:
         hook.remove()
-    return torch.stack([(row * read[0].detach()[0]).sum(-1) for row in rows], dim=-1)
+    return torch.stack([(row * embedded[0].detach()[0]).sum(-1) for row in rows], dim=-1)  # each row: s D
 
 
 def probabilities(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """As `engine.predict` has them: scores of label words are compared with one another. ... c -> ... c"""
+    """As in `engine.predict`: the scores of label words are compared with one another. ... c -> ... c"""
     return log_probabilities.float().softmax(-1)

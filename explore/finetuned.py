@@ -1,4 +1,4 @@
-"""Looking at a fine-tuning while it runs and when it has ended: `--log_dir` and `--html` of `finetune`."""
+"""The figures of a fine-tuning and its page: `--log_dir` and `--html` of `finetune`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from engine.checkpointer import Checkpointer
     from engine.methods import EpochResult
 
-EXAMPLES = 4  # sentences of dev that the page shows in full: half of them the worst errors
+EXAMPLES = 4  # sentences of dev on the page: at most half of them are the worst errors
 
 
 class RunReport:
-    """What keeps the figures of a run, and makes a page of them."""
+    """Keeps the figures of a run and writes its page."""
 
     def __init__(
         self,
@@ -40,12 +40,11 @@ class RunReport:
     def finish(
         self, datasets: Mapping[str, Sentences], judged: Mapping[str, WithProbabilities], label_names: Sequence[str]
     ) -> None:
-        """Keep how it did, and write the page if that is asked for."""
+        """Keep the results on the splits, and write the page if --html asks for one."""
         if not self.is_first:
             return
-        outcomes = [outcome_of(split, datasets[split].sentences, judged[split], label_names) for split in judged]
-        for outcome in outcomes:
-            self.log.judged(outcome)
+        for split, result in judged.items():
+            self.log.judged(outcome_of(split, datasets[split].sentences, result, label_names))
         if self.html is not None:
             self._write_page(datasets["dev"], judged["dev"])
 
@@ -56,9 +55,8 @@ class RunReport:
         from explore.trained import page_of_log
 
         content: dict[str, Any] = page_of_log(self.log.all_records(), str(self.checkpointer.model_path))
-        if (
-            self.checkpointer.record["family"] == LLAMA_FAMILY.name
-        ):  # of other kinds of models the page has the run alone
+        # Other families have no page of their model, only of their run.
+        if self.checkpointer.record["family"] == LLAMA_FAMILY.name:
             inspected = InspectedModel.open(str(self.checkpointer.model_path))
             content |= page_of_model(inspected, examples_of(dev.sentences, dev.labels, result, EXAMPLES))
         write_page(self.html, content)

@@ -1,13 +1,13 @@
-"""What a Llama computes of a text: who attends to whom, what each layer would predict, how RoPE turns the queries.
+"""What a Llama computes from a text: attention weights, the prediction after each layer, queries before and after RoPE.
 
-Nothing is computed here in the model's place. A text goes through the model once for each semantics, and hooks keep
-what passes: so an edit of `llama.py` or `rope.py` is seen on the page.
+The model itself computes all of it. A text passes through the model once for each kind of attention, and hooks keep
+the values in between: the page therefore shows every edit of `llama.py` or `rope.py`.
 
-- Attention: `compute_query_key_value_scores` is asked a second time, with the identity for values: what it then
-  returns, weights times the identity, are the weights.
+- Attention: `compute_query_key_value_scores` is called a second time with the identity matrix as values. Its result,
+  weights times the identity, is the weights.
 - The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"): the model's own final norm and output
-  matrix, on the residual stream after each layer.
-- RoPE: what `compute_query` returns, and the queries that arrive at the attention.
+  matrix, applied to the residual stream after each layer.
+- RoPE: the output of `compute_query`, and the queries that the attention receives.
 
 Shapes: s query position, t key position, L layers, h heads, d head dim, D model dim, v vocabulary, k candidates.
 """
@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,10 +32,10 @@ from utils import UserError
 
 @dataclass
 class ForwardRecord:
-    """What passed through a model while it read one text.
+    """The values inside a model during one pass over one text.
 
-    attention: L of h s t. states: L + 1 of s D, the residual stream before the first layer and after each. queries:
-    L of h s d, before and after they are turned. logits: s v.
+    attention: L of h s t. states: L + 1 of s D, the residual stream before the first layer and after each layer.
+    queries: L pairs of h s d, before and after the rotation. logits: s v.
     """
 
     attention: list[torch.Tensor] = field(default_factory=list)
@@ -45,70 +45,70 @@ class ForwardRecord:
 
 
 def read(llama: Llama, ids: Sequence[int], attention: str) -> ForwardRecord | None:
-    """Read a text under one semantics, whichever the model was made for.
+    """Run the model over a text with one kind of attention, which need not be the model's own.
 
-    None where the model's attention takes no mask, so that it can only be read as it was made. Raises `UserError` where
-    something hangs on the model that gives it other positions than the text has.
+    Returns None if the kind is not the model's own and its attention takes no mask. Raises `UserError` if a method adds
+    positions to the text.
     """
     tokens = torch.tensor([[*ids]], device=next(llama.parameters()).device)  # 1 s
     is_own = attention == llama.config.attention
     if not is_own and not takes_mask(llama.layers[0].attention):
         return None
-    with recorded(llama) as reading, torch.inference_mode():
+    with recorded(llama) as record, torch.inference_mode():
         if is_own:
             logits, _ = llama(tokens, targets=tokens)  # 1 s v
         else:
-            seen = causal_mask(len(ids), len(ids), tokens.device)  # s t
-            mask = seen if attention == "causal" else torch.ones_like(seen)
+            causal = causal_mask(len(ids), len(ids), tokens.device)  # s t
+            mask = causal if attention == "causal" else torch.ones_like(causal)
             logits = llama.output(llama.encode(llama.embed(tokens), AttentionContext(mask=mask)))
-        reading.logits = logits[0]
-    if any(weights.shape[1:] != (len(ids), len(ids)) for weights in reading.attention):
+        record.logits = logits[0]
+    if any(weights.shape[1:] != (len(ids), len(ids)) for weights in record.attention):
         raise UserError("a method of this model adds positions to a text, which the page cannot show")
-    return reading
+    return record
 
 
 def takes_mask(attention: Attention) -> bool:
-    """Whether its scores can be masked: those of the assignment's first editions cannot."""
+    """Whether the scores can be masked. The assignment's first editions have no mask."""
     return len(inspect.signature(attention.compute_query_key_value_scores).parameters) > 3
 
 
 @contextmanager
 def recorded(llama: Llama) -> Iterator[ForwardRecord]:
-    """Inside it, what passes through the model is kept; afterwards it is as it was."""
-    reading = ForwardRecord()
+    """Record the model's values inside the block; after it the model is unchanged."""
+    record = ForwardRecord()
+
+    def keep_output(_: nn.Module, __: tuple, output: torch.Tensor) -> None:
+        record.states.append(output[0])  # s D
+
+    def keep_input(_: nn.Module, inputs: tuple) -> None:
+        record.states.append(inputs[0][0])  # s D
+
     with ExitStack() as undone:
-
-        def keep_state(_: nn.Module, __: Any, output: torch.Tensor) -> None:
-            reading.states.append(output[0])  # s D
-
-        def keep_first(_: nn.Module, inputs: tuple) -> None:
-            reading.states.append(inputs[0][0])
-
-        undone.callback(llama.layers[0].register_forward_pre_hook(keep_first).remove)
+        undone.callback(llama.layers[0].register_forward_pre_hook(keep_input).remove)
         for layer in llama.layers:
-            undone.callback(layer.register_forward_hook(keep_state).remove)
-            undone.enter_context(_recorded(layer.attention, reading))
-        yield reading
+            undone.callback(layer.register_forward_hook(keep_output).remove)
+            undone.enter_context(_recorded_attention(layer.attention, record))
+        yield record
 
 
 @contextmanager
-def _recorded(attention: Attention, reading: ForwardRecord) -> Iterator[None]:
-    """One layer's weights and queries."""
+def _recorded_attention(attention: Attention, record: ForwardRecord) -> Iterator[None]:
+    """Record one layer's weights and queries inside the block."""
     compute, own = attention.compute_query_key_value_scores, vars(attention).copy()
     before: list[torch.Tensor] = []
 
-    def keep_query(_: nn.Module, __: Any, output: torch.Tensor) -> None:
+    def keep_query(_: nn.Module, __: tuple, output: torch.Tensor) -> None:
         before.append(output[0].unflatten(-1, (attention.n_heads, -1)).transpose(0, 1))  # h s d
 
-    def ask_twice(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *seen: Any, **more: Any) -> torch.Tensor:
+    def twice(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: Any, **more: Any) -> torch.Tensor:
         identity = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device)  # t t
-        weights = compute(query, key, identity.expand(*key.shape[:2], -1, -1), *seen, **more)  # 1 h s t
-        reading.attention.append(weights[0].float())
-        reading.queries.append((before[-1].float(), query[0].float()))
-        return compute(query, key, value, *seen, **more)
+        weights = compute(query, key, identity.expand(*key.shape[:2], -1, -1), *mask, **more)  # 1 h s t
+        record.attention.append(weights[0].float())
+        record.queries.append((before[-1].float(), query[0].float()))
+        return compute(query, key, value, *mask, **more)
 
     hook = attention.compute_query.register_forward_hook(keep_query)
-    attention.compute_query_key_value_scores = ask_twice
+    attention.compute_query_key_value_scores = twice
     try:
         yield
     finally:
@@ -119,17 +119,16 @@ def _recorded(attention: Attention, reading: ForwardRecord) -> Iterator[None]:
             del attention.compute_query_key_value_scores
 
 
-def readings(llama: Llama, ids: Sequence[int]) -> dict[str, ForwardRecord | None]:
-    """Under both semantics, by name; None where that is not possible."""
+def read_both(llama: Llama, ids: Sequence[int]) -> dict[str, ForwardRecord | None]:
+    """The record of each kind of attention, see `read`."""
     return {attention: read(llama, ids, attention) for attention in ATTENTION_KINDS}
 
 
 # ------------------------------------------------------------------------------------------------- predictions
 
 
-@dataclass
-class Lens:
-    """What would come next, after one layer: the likeliest tokens, and the one that does come.
+class Lens(NamedTuple):
+    """The predictions of the next token after one layer: the likeliest tokens, and the token that does come next.
 
     ids, probabilities: s k. next_probability, next_rank: s - 1; rank 1 is the likeliest.
     """
@@ -151,24 +150,24 @@ def lens(logits: torch.Tensor, ids: Sequence[int], candidates: int) -> Lens:
 
 
 @torch.inference_mode()
-def lenses(llama: Llama, reading: ForwardRecord, ids: Sequence[int], candidates: int) -> list[Lens]:
-    """After each layer, and first before any; the last one is what the model says."""
-    early = [lens(llama.output(llama.norm(state)), ids, candidates) for state in reading.states[:-1]]
-    return [*early, lens(reading.logits, ids, candidates)]
+def lenses(llama: Llama, record: ForwardRecord, ids: Sequence[int], candidates: int) -> list[Lens]:
+    """L + 1 lenses: before the first layer and after each layer; the last one is the model's own prediction."""
+    early = [lens(llama.output(llama.norm(state)), ids, candidates) for state in record.states[:-1]]
+    return [*early, lens(record.logits, ids, candidates)]
 
 
 # -------------------------------------------------------------------------------------------------------- RoPE
 
 
-def turned(config: LlamaConfig, length: int) -> torch.Tensor:
-    """Where `apply_rotary_emb` turns the pair (1, 0) to, at each position. Returns s d/2 2"""
+def rotated(config: LlamaConfig, length: int) -> torch.Tensor:
+    """The pair (1, 0) after `apply_rotary_emb`, at each position. Returns s d/2 2"""
     ones = torch.tensor([1.0, 0.0]).repeat(config.head_dim // 2).expand(1, length, 1, -1)  # 1 s 1 d
     angles = (config.head_dim, config.max_seq_len, config.rope_theta)
-    rotated, _ = apply_rotary_emb(ones, ones, *angles, scaling=config.rope_scaling)
-    return rotated[0, :, 0].unflatten(-1, (-1, 2))
+    pairs, _ = apply_rotary_emb(ones, ones, *angles, scaling=config.rope_scaling)
+    return pairs[0, :, 0].unflatten(-1, (-1, 2))
 
 
 def match_at_distance(config: LlamaConfig, length: int) -> torch.Tensor:
-    """How well a query matches an equal key that stands so far before it: their product, 1 at distance 0. Returns s"""
-    pairs = turned(config, length)  # s d/2 2
+    """The product of a query and an equal key, by the distance between them; 1 at distance 0. Returns s"""
+    pairs = rotated(config, length)  # s d/2 2
     return (pairs[-1] * pairs.flip(0)).sum(-1).mean(-1)

@@ -1,6 +1,6 @@
-"""One file to look at: `page/` has its HTML, its style and its program, and here the figures are put into it.
+"""Write an HTML page: the HTML, the style and the scripts of `page/`, with the values that they show.
 
-The file needs no other and asks no network for anything: its content policy forbids both.
+The page needs no other file and no network: its content policy forbids both.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from typing import Any
 
 from utils import UserError, atomic_write
 
-FOLDER = Path(__file__).parent / "page"
+PAGE_FOLDER = Path(__file__).parent / "page"
 SCRIPTS = ("base", "charts", "tokens", "attention", "rotation", "lens", "decision", "run", "main")
-LARGEST = 5_000_000  # bytes
+MAX_PAGE_BYTES = 5_000_000
 
 
 def write_page(path: str, content: Mapping[str, Any]) -> None:
-    """Whole or not at all. content: plain values, see `inspected` and `trained`. Raises `UserError` for too many."""
+    """Write the page whole or not at all.
+
+    content: plain values, see `inspected` and `trained`. Raises `UserError` if the page would be too large.
+    """
     page = render(content).encode()
-    if len(page) > LARGEST:
-        size, most = (f"{each / 1e6:.1f} MB" for each in (len(page), LARGEST))
+    if len(page) > MAX_PAGE_BYTES:
+        size, most = (f"{each / 1e6:.1f} MB" for each in (len(page), MAX_PAGE_BYTES))
         raise UserError(f"the page would have {size}, and {most} is the most; give fewer or shorter texts")
     with atomic_write(path, "wb") as file:
         file.write(page)
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """The page."""
+    """The page as HTML."""
     parts = {
         "title": html.escape(title_of(content)),
         "style": _part("style.css"),
@@ -45,10 +48,10 @@ def title_of(content: Mapping[str, Any]) -> str:
 
 
 def as_script(content: Mapping[str, Any]) -> str:
-    """JSON that stands in an HTML page: no `</script>` or `<!--` in a text can end it."""
+    """JSON inside of an HTML page, where no `</script>` or `<!--` in a text may end it."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _part(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
+    return (PAGE_FOLDER / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the page shows of a run: from its `--log_dir`, or of many runs from the results of `advanced.experiments`."""
+"""A run from its `--log_dir`, or many runs from the results of `advanced.experiments`, as plain values for the page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from engine.data import create_data, read_label_names, unpack
 from engine.metrics import Record
 from utils import UserError, find_asset, read_text
 
-POINTS = 1500  # of a curve; of more steps some are left out
-WORST = 30
+POINTS = 1500  # of a curve; a longer run is thinned
+HARD_SENTENCES = 30
 STEP_CURVES = {
     "loss": "Loss",
     "lr": "Learning rate",
@@ -21,7 +21,9 @@ STEP_CURVES = {
     "rows_per_second": "Sentences a second",
     "memory_mb": "Memory at most, MB",
 }
-SETTINGS = ("epochs", "lr", "batch_size", "seed", "hidden_dropout_prob", "attention", "precision", "methods", "shots")
+SHOWN_SETTINGS = (
+    "epochs", "lr", "batch_size", "seed", "hidden_dropout_prob", "attention", "precision", "methods", "shots",
+)  # fmt: skip
 
 
 def page_of_log(records: Sequence[Record], name: str) -> dict[str, Any]:
@@ -37,28 +39,32 @@ def page_of_log(records: Sequence[Record], name: str) -> dict[str, Any]:
     ]
     run = {
         "name": Path(name).name,
-        "settings": {key: value for key in SETTINGS if (value := identity.get(key)) not in (None, {}, [])},
+        "settings": {key: value for key in SHOWN_SETTINGS if (value := identity.get(key)) not in (None, {}, [])},
         "steps": len(steps),
         "chosen_on": chosen_on(identity),
         "curves": curves,
-        "epochs": [{key: value for key, value in each.items() if key != "kind"} for each in epochs],
-        "judged": [{key: value for key, value in each.items() if key != "kind"} for each in judged],
+        "epochs": [_without_kind(each) for each in epochs],
+        "judged": [_without_kind(each) for each in judged],
     }
     return {"run": {"name": run["name"], "runs": [run]}}
 
 
+def _without_kind(record: Record) -> Record:
+    return {key: value for key, value in record.items() if key != "kind"}
+
+
 def chosen_on(settings: Mapping[str, Any]) -> str:
-    """What the score of an epoch is of."""
+    """The data that the score of an epoch is measured on."""
     return "held-out sentences" if settings.get("hold_out") else "dev"
 
 
 def _highest(value: float | list[float] | None) -> float | None:
-    """Of the rates of several groups of parameters."""
+    """The highest of several rates; each group of parameters has one."""
     return max(value) if isinstance(value, list) else value
 
 
 def thin(records: Sequence[Record], most: int = POINTS) -> list[Record]:
-    """At most so many, at even distances, the last one among them."""
+    """At most `most` records at even distances, with the last one."""
     every = -(-len(records) // most) or 1
     return [*records[::-1][::every]][::-1]
 
@@ -67,7 +73,7 @@ def thin(records: Sequence[Record], most: int = POINTS) -> list[Record]:
 
 
 def page_of_results(results: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """results: of runs that looked at dev. Raises `UserError` where there are none."""
+    """results: a run each; those without a score on dev are left out. Raises `UserError` if none is left."""
     final = [result for result in results if "dev" in result]
     if not final:
         raise UserError(f"{name} has no run that was judged on dev")
@@ -101,7 +107,7 @@ def _judged(result: Mapping[str, Any], split: str) -> dict[str, Any]:
     if data is None:
         return judged
     (labels, _), names, predictions = data, names_of(result["data"]), unpack(result[split]["predictions"])
-    if names is None or len(labels) != len(predictions):  # the data have changed since
+    if names is None or len(labels) != len(predictions):  # the data file is not the one of the run
         return judged
     majority = max(Counter(labels).values()) / len(labels)
     more = {"confusion": confusion(labels, predictions, len(names)), "label_names": names, "majority": majority}
@@ -109,7 +115,7 @@ def _judged(result: Mapping[str, Any], split: str) -> dict[str, Any]:
 
 
 def read_split(data: str, split: str) -> tuple[list[int], list[str]] | None:
-    """The labels and sentences of a data set; None where its file is not here."""
+    """The labels and sentences of a data set; None: its file is not here."""
     path = find_asset(f"data/{data}-{split}.txt")
     if path is None:
         return None
@@ -123,7 +129,7 @@ def names_of(data: str) -> list[str] | None:
 
 
 def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The sentences of dev that most runs got wrong; results have no probabilities to order errors by."""
+    """The sentences of dev with the largest share of wrong runs; results hold no probabilities."""
     found: list[dict[str, Any]] = []
     for data in dict.fromkeys(result["data"] for result in results):
         split, names = read_split(data, "dev"), names_of(data)
@@ -133,19 +139,19 @@ def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         runs = [unpack(result["dev"]["predictions"]) for result in results if result["data"] == data]
         runs = [run for run in runs if len(run) == len(labels)]
         for place, label in enumerate(labels):
-            said = Counter(run[place] for run in runs)
-            wrong = sum(said.values()) - said[label]
+            predicted = Counter(run[place] for run in runs)
+            wrong = len(runs) - predicted[label]
             if wrong:
-                often = max((count, -each) for each, count in said.items() if each != label)[1]
+                often = max((count, -each) for each, count in predicted.items() if each != label)[1]
                 found.append({
                     "data": data, "sentence": sentences[place], "label": names[label],
                     "prediction": names[-often], "wrong": wrong, "runs": len(runs),
                 })  # fmt: skip
-    return sorted(found, key=lambda each: -each["wrong"] / each["runs"])[:WORST]
+    return sorted(found, key=lambda each: -each["wrong"] / each["runs"])[:HARD_SENTENCES]
 
 
 def read_results_file(path: str) -> list[dict[str, Any]]:
-    """Raises `UserError` for what is no file of results."""
+    """Raises `UserError` if the file does not hold results."""
     try:
         lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
         if lines and all({"row", "data", "seed", "shots", "settings", "method"} <= line.keys() for line in lines):

@@ -1,1 +1,1 @@
-"""The pages about single components, `docs/components/` and `bert/components/`: their worked examples and pictures."""
+"""The pages about single components, `docs/components/` and `bert/components/`: their worked examples."""

@@ -1,15 +1,14 @@
-"""Compute the worked examples of the pages about components, and draw their pictures.
+"""Compute the worked examples of the pages about components.
 
     python -m explore.components [NAME ...]
 
-A NAME is that of a page, as in `rope`; without one all are made. Each example stands in its page; what it prints is
-written below it. The pictures go to `docs/components/pictures/`.
+NAME is a page, such as `rope`; without a name all pages are written. Each example stands in its page; its output is
+written below it.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from engine.programs import ArgumentParser, run_main
 from utils import UserError, atomic_write
@@ -21,24 +20,16 @@ def main() -> None:
     names = parser.parse_args().names
 
     from explore.components.pages import pages
-    from explore.components.pictures import FOLDER, PICTURES
 
     found = pages()
     if unknown := {*names} - {page.name for page in found}:
         raise UserError(f"there is no page {min(unknown)}; there are {', '.join(page.name for page in found)}")
     for page in found:
         if not names or page.name in names:
-            write(page.path, page.rewritten())
-    for name, draw in PICTURES.items():
-        if not names or name in names:
-            write(FOLDER / f"{name}.svg", draw().xml())
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(text)
-    print(f"wrote {path}")
+            text = page.rewritten()
+            with atomic_write(page.path) as file:
+                file.write(text)
+            print(f"wrote {page.path}")
 
 
 if __name__ == "__main__":

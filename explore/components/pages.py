@@ -1,11 +1,11 @@
-"""What a page about a component holds that can be wrong: lines of code, tests, numbers, links.
+"""The parts of a page about a component that can be wrong: lines of code, tests, numbers, pictures, links.
 
-A page is Markdown for GitHub. Four of its sections are read here:
+A page is Markdown for GitHub. Four of its sections have a fixed form:
 
-- "In the code": a link to a file, then lines that stand in it, in a block of Python.
+- "In the code": a link to a file, then lines of this file in a block of Python.
 - "Judged by": tests as `tests/file.py::name`, and parts of `sanity_check.py --parts` by their names.
-- "With numbers": a block of Python that anybody can run in the project's folder, then a block of what it prints.
-- "A common mistake": a line that begins with > holds what a grading script says to it.
+- "With numbers": a block of Python that runs in the project's folder, then a block with its output.
+- "A common mistake": a line that begins with > quotes a grading script's message about it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
 
 
 class Quote(NamedTuple):
-    """Lines of code, and the file that is said to hold them."""
+    """Lines of code that a page quotes, and the file that it names for them."""
 
     file: Path
     lines: tuple[str, ...]
@@ -35,7 +35,7 @@ class Quote(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """One component."""
+    """A page about one component."""
 
     path: Path
     text: str
@@ -49,17 +49,22 @@ class Page:
         return self.path.stem
 
     def section(self, title: str) -> str:
-        """What stands below a heading; nothing where there is none."""
+        """The text below a heading; empty if the page has no such heading."""
         found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", self.text, re.DOTALL | re.MULTILINE)
         return found[1] if found else ""
 
     def links(self) -> list[str]:
-        """Of files of the project, as they are written; those of pictures too."""
+        """All links to files of the project, pictures included, as they stand in the text."""
         prose = re.sub(r"```.*?```", "", self.text, flags=re.DOTALL)
         return [target for target in re.findall(r"\]\(([^)]+)\)", prose) if not target.startswith("https://")]
 
+    def pictures(self) -> list[tuple[str, Path]]:
+        """The description and the file of each picture."""
+        found = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", self.text)
+        return [(words, self.path.parent / target) for words, target in found]
+
     def quotes(self) -> list[Quote]:
-        """Every block of Python in "In the code", with the last file that was linked before it."""
+        """Every block of Python in "In the code", each with the last link before it."""
         found, file = [], self.path
         for link, block in re.findall(r"\]\(([^)]+)\)|```python\n(.*?)```", self.section("In the code"), re.DOTALL):
             if link:
@@ -69,37 +74,37 @@ class Page:
         return found
 
     def tests(self) -> list[tuple[str, str]]:
-        """File and name of every test that is said to judge it."""
+        """File and name of every test on the page."""
         return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", self.text)
 
     def parts(self) -> list[str]:
-        """What the sanity check calls the parts that it judges."""
+        """The names of the sanity check's parts on the page."""
         return re.findall(r'"([^"]+)"', self.section("Judged by"))
 
     def verdicts(self) -> list[str]:
-        """What a grading script says to the mistake."""
+        """The grading scripts' messages about the mistake."""
         return re.findall(r"^> (.+)$", self.section("A common mistake"), re.MULTILINE)
 
     def example(self) -> tuple[str, str]:
-        """The worked example, and what it is said to print. Raises `UserError` where the page has none."""
+        """The worked example and its output on the page. Raises `UserError` if the page has none."""
         found = EXAMPLE.search(self.text)
         if not found:
             raise UserError(f'{self.path.name}: there is no Python and no output below "With numbers"')
         return found[2], found[4]
 
     def rewritten(self) -> str:
-        """The page with what its example prints now."""
+        """The page with the example's present output."""
         printed = run(self.example()[0], self.path)
         return EXAMPLE.sub(lambda found: "".join((*found.group(1, 2, 3), printed, found[5])), self.text)
 
 
 def pages() -> list[Page]:
-    """All of them, but the lists of them."""
+    """All pages about components, without the README files."""
     return [Page.of(path) for folder in FOLDERS for path in sorted(folder.glob("*.md")) if path.stem != "README"]
 
 
 def run(code: str, path: Path) -> str:
-    """What an example prints. It is computed in this process, in a space of its own."""
+    """Run an example in this process, with its own globals. Returns its output."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, f"<{path.name}>", "exec"), {"__name__": "example"})
@@ -107,14 +112,14 @@ def run(code: str, path: Path) -> str:
 
 
 def stands_in(quote: Quote) -> bool:
-    """Whether the lines stand in the file one after another, however they are indented."""
+    """Whether the file has these lines in this order, without other lines between; indentation does not count."""
     lines = [line.strip() for line in quote.file.read_text(encoding="utf-8").splitlines() if line.strip()]
     count = len(quote.lines)
     return any(tuple(lines[first : first + count]) == quote.lines for first in range(len(lines) - count + 1))
 
 
 def is_close(one: str, other: str, tolerance: float = 2.0) -> bool:
-    """Whether two texts say the same, their decimal numbers up to so many units of their last digit."""
+    """Whether two texts are equal, up to `tolerance` units of the last digit of each decimal number."""
     if NUMBER.sub("#", one) != NUMBER.sub("#", other):
         return False
     pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
@@ -122,6 +127,6 @@ def is_close(one: str, other: str, tolerance: float = 2.0) -> bool:
 
 
 def _unit(number: str) -> float:
-    """Of the last digit that is written."""
+    """The value of one unit of the last digit."""
     digits, _, exponent = number.partition("e")
     return 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))

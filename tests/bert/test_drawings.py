@@ -1,259 +1,297 @@
-"""The drawings: they are what the code says now, they can be read, and nothing in them runs into anything else."""
+"""The committed pictures of `bert/README.md` say what the code says now."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
-from typing import NamedTuple
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
+from svg_picture import BLUE, GREEN, GREY, ORANGE, PURPLE, SEGMENTS, WHITE, Box, Picture
+from torch import nn
 
 import bert.model
 import llama
+from bert.basic import words
 from bert.config import BertConfig
-from bert.drawings import __main__ as program
-from bert.drawings import inputs, models, probe
-from bert.examples import Noise, sentences_of
+from bert.examples import Noise, PretrainingData, sentences_of
+from bert.heads import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
+from bert.spans import windows_of
+from bert.squad import Answer, Question
+from bert.wordpiece import SPECIAL, WordPiece
 from config import LlamaConfig
-from explore.svg import WIDTH, Drawing
-from utils import UserError
+from engine.tasks import NO_TARGET
 
-NAMES = sorted(program.drawings())
-SVG = "{http://www.w3.org/2000/svg}"
-# Widths of letters in 1/100 em, about those of DejaVu Sans, the widest of the fonts that are named.
-NARROW, WIDE = dict.fromkeys(" .,:;'()[]ijltfr", 40), dict.fromkeys("mwMW", 97)
-MONO = 60.2
+FOLDER = ROOT / "bert" / "drawings"
+PICTURES = {path.stem: Picture(path) for path in sorted(FOLDER.glob("*.svg"))}
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a fresh run of the program."""
-    folder = tmp_path_factory.mktemp("drawings") / "new"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["bert.drawings", "--out", str(folder)])
-        program.main()
-    return folder
+def tokenizer_of(*texts: str) -> WordPiece:
+    """A vocabulary of the words of texts."""
+    found = [word.text for text in texts for word in words(text, lower_case=True)]
+    return WordPiece([*SPECIAL, *dict.fromkeys(found)])
 
 
-def root_of(name: str) -> ElementTree.Element:
-    return ElementTree.parse(program.FOLDER / f"{name}.svg").getroot()
+def test_the_pictures_are_readable_by_all():
+    assert [*PICTURES] == ["embeddings", "layers", "next-sentence", "noise", "set-ups"]
+    for picture in PICTURES.values():
+        picture.check()
 
 
-# ------------------------------------------------------------------------------------------------------ files
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_committed_file_is_what_the_program_draws(drawn: Path, name: str):
-    assert (program.FOLDER / f"{name}.svg").read_bytes() == (drawn / f"{name}.svg").read_bytes()
-
-
-def test_there_are_no_other_files(drawn: Path):
-    assert sorted(path.stem for path in drawn.iterdir()) == NAMES
-    assert sorted(path.stem for path in program.FOLDER.glob("*.svg")) == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_drawing_has_a_title_a_description_and_no_script(name: str):
-    root = root_of(name)
-    said = {element.get("id"): element.text for element in root if element.tag in (f"{SVG}title", f"{SVG}desc")}
-    assert root.get("role") == "img" and root.get("aria-labelledby").split() == [*said]
-    assert len(said["title"]) > 5 and len(said["desc"]) > 50
-    assert {element.tag.removeprefix(SVG) for element in root} == {*"title desc rect text".split()} | (
-        {"polyline", "polygon"} if name in ("layers", "set-ups") else set()
-    )
-
-
-def test_out_that_is_a_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(sys, "argv", ["bert.drawings", "--out", str(tmp_path / "file")])
-    with pytest.raises(UserError, match="--out .*file"):
-        program.main()
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-# ----------------------------------------------------------------------------------------------------- layout
-
-
-class Area(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def holds(self, other: Area) -> bool:
-        return (
-            self.left <= other.left
-            and self.top <= other.top
-            and other.right <= self.right
-            and other.bottom <= self.bottom
-        )
-
-    def meets(self, other: Area) -> bool:
-        return (
-            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
-        )
-
-
-def area_of_text(element: ElementTree.Element) -> Area:
-    size, x, y = (float(element.get(name)) for name in ("font-size", "x", "y"))
-    if "Mono" in element.get("font-family"):
-        width = len(element.text) * MONO
-    else:
-        width = sum(NARROW.get(letter, WIDE.get(letter, 61)) for letter in element.text)
-    width *= (
-        size / 100 * (1.12 if element.get("font-weight") == "bold" and "Mono" not in element.get("font-family") else 1)
-    )
-    left = x - width / 2 if element.get("text-anchor") == "middle" else x
-    return Area(left, y - 0.75 * size, left + width, y + 0.2 * size)
-
-
-def area_of_box(element: ElementTree.Element) -> Area:
-    x, y, width, height = (float(element.get(name)) for name in ("x", "y", "width", "height"))
-    return Area(x, y, x + width, y + height)
-
-
-def layout(root: ElementTree.Element) -> tuple[Area, list[Area], list[tuple[str, Area]]]:
-    """The page, the boxes on it, and the texts."""
-    page, *boxes = (area_of_box(element) for element in root.iter(f"{SVG}rect"))
-    return page, boxes, [(element.text, area_of_text(element)) for element in root.iter(f"{SVG}text")]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_words_are_in_their_boxes_and_run_into_nothing(name: str):
-    page, boxes, texts = layout(root_of(name))
-    for text, area in texts:
-        assert page.holds(area), text
-        assert all(box.holds(area) for box in boxes if box.meets(area)), text
-    for (text, area), (other, its) in itertools.combinations(texts, 2):
-        assert not area.meets(its), (text, other)
-    for one, other in itertools.combinations(boxes, 2):
-        assert not one.meets(other)
-    assert all(page.holds(box) for box in boxes)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_lines_stay_on_the_page(name: str):
-    root = root_of(name)
-    page, _, _ = layout(root)
-    for element in (*root.iter(f"{SVG}polyline"), *root.iter(f"{SVG}polygon")):
-        for point in element.get("points").split():
-            x, y = map(float, point.split(","))
-            assert page.holds(Area(x, y, x, y))
-
-
-def test_words_that_do_not_fit_are_an_error():
-    drawing = Drawing("a title", "a description")
-    drawing.box(0, 0, 60, 28, "[MASK]")
-    with pytest.raises(ValueError, match=r"'\[MASK\]' does not fit into a box of 40 x 28"):
-        drawing.box(0, 0, 40, 28, "[MASK]")
-    with pytest.raises(ValueError, match="does not fit into a box of 60 x 28"):
-        drawing.box(0, 0, 60, 28, "two", "lines")
-    for x, anchor in ((WIDTH - 20, "start"), (10, "middle")):
-        with pytest.raises(ValueError, match="does not fit on the page"):
-            drawing.text(x, 20, "some words", anchor=anchor)
-
-
-# -------------------------------------------------------------------------------------------------- what is said
+# -------------------------------------------------------------------------------------------------- embeddings
 
 
 def test_the_numbers_of_the_first_drawing_are_the_rows_that_are_summed():
-    _, boxes, texts = layout(root_of("embeddings"))
-    cells = [(area.top, text) for text, area in texts if any(box.holds(area) for box in boxes)]
-    rows = [[text for _, text in row] for _, row in itertools.groupby(cells, lambda cell: cell[0])]
-    rows = [[*map(int, row)] for row in rows if all(map(str.isdigit, row))]
-    config = BertConfig.from_preset("mini", dropout=0.0)
-    module = bert.model.Embeddings(config).eval()
-    tokens, positions, segments = (torch.tensor(row) for row in rows)
+    picture = PICTURES["embeddings"]
+    tokenizer = WordPiece([*SPECIAL, *"the tide is ris ##ing it covers sand".split()])
+    ids, segments, _ = tokenizer.encode_pair("The tide is rising", "It covers the sand")
+    with torch.device("meta"):
+        parts = dict(bert.model.Embeddings(BertConfig()).named_children())
+    tables = [name for name, part in parts.items() if isinstance(part, nn.Embedding)]
+    expected = ["WordPiece", *(tokenizer.pieces[id] for id in ids)]
+    for name, row in zip(tables, (ids, range(len(ids)), segments), strict=True):
+        size = f"{parts[name].num_embeddings} x {parts[name].embedding_dim}"
+        expected += [name if name == "tokens" else f"+ {name}", size, *map(str, row)]
+    for name, part in parts.items():
+        expected += [] if name in tables else [name, type(part).__name__]
+    assert picture.words[:-1] == expected
+    assert f"as {len(ids)} tokens" in picture.description and f"tables: {', '.join(tables)}." in picture.description
+    rows = picture.rows()
+    colors = [SEGMENTS[segment] for segment in segments]
+    assert [[box.fill for box in row] for row in rows[:4]] == [colors, [GREY] * 12, [GREY] * 12, colors]
+
+    module = bert.model.Embeddings(BertConfig.from_preset("mini", dropout=0.0)).eval()
+    tokens, positions, segments = (torch.tensor([int(box.words) for box in row]) for row in rows[1:4])
     summed = module.tokens.weight[tokens] + module.positions.weight[positions] + module.segments.weight[segments]
     torch.testing.assert_close(module(tokens[None], segments[None])[0], module.norm(summed))
 
 
+# ----------------------------------------------------------------------------------------------- masked tokens
+
+
+def fates_of(old: list[int], new: list[int], targets: list[int], mask_id: int) -> list[str]:
+    """The color of each token: it is masked, kept, replaced, or not to be predicted."""
+    colors = [ORANGE if n == mask_id else GREEN if n == o else PURPLE for o, n in zip(old, new, strict=True)]
+    return [WHITE if target == NO_TARGET else color for color, target in zip(colors, targets, strict=True)]
+
+
 def test_the_drawn_noise_is_that_of_its_seed_and_shows_all_three():
-    texts = [element.text for element in root_of("noise").iter(f"{SVG}text")]
-    (seed,) = (int(found[1]) for text in texts if (found := re.search(r"Random\((\d+)\)", text)))
-    tokenizer = inputs.tokenizer_of(inputs.SENTENCE)
-    ids = tokenizer.encode(inputs.SENTENCE)
-    noisy, targets = Noise().apply(ids, tokenizer, Random(seed))
-    changes = [(old, new) for old, new, target in zip(ids, noisy, targets, strict=True) if target >= 0]
-    kinds = ["mask" if new == tokenizer.mask_id else "same" if new == old else "other" for old, new in changes]
-    assert sorted(kinds) == ["mask", "other", "same"]
-    assert texts.count("[MASK]") == 1 and f"here {len(changes)} of {len(ids) - 2}:" in texts[0]
-    for old, new in changes:
-        assert tokenizer.pieces[old] in texts and tokenizer.pieces[new] in texts
+    picture, noise = PICTURES["noise"], Noise()
+    rows = picture.rows()
+    sentence = " ".join(box.words for row in (rows[1], rows[4]) for box in row if not box.words.startswith("["))
+    tokenizer = tokenizer_of(sentence)
+    ids = tokenizer.encode(sentence)
+    seed = int(re.search(r"^Noise\(\)\.apply\(ids, tokenizer, Random\((\d+)\)\), the first", picture.words[-1])[1])
+    draws = [noise.apply(ids, tokenizer, Random(each)) for each in range(seed + 1)]
+    fates = [fates_of(ids, *draw, tokenizer.mask_id) for draw in draws]
+    assert [{ORANGE, GREEN, PURPLE} <= {*each} for each in fates] == [False] * seed + [True]
+    (noisy, _), colors = draws[-1], fates[-1]
+    assert len(colors) - colors.count(WHITE) == 3
+
+    old, new = ([tokenizer.pieces[id] for id in row] for row in (ids, noisy))
+    half = len(ids) // 2
+    for first, part in ((1, slice(half)), (4, slice(half, None))):
+        text, read, asked = rows[first : first + 3]
+        assert [(box.words, box.fill) for box in text] == [(piece, WHITE) for piece in old[part]]
+        assert [(box.words, box.fill) for box in read] == [*zip(new[part], colors[part], strict=True)]
+        found = zip(text, old[part], colors[part], strict=True)
+        assert [(box.x, box.words, box.fill) for box in asked] == [
+            (above.x, piece, color) for above, piece, color in found if color != WHITE
+        ]
+    rule = (noise.mask, "become [MASK]"), (noise.random, "another token"), (1 - noise.mask - noise.random, "stay")
+    assert [box.words for box in rows[0]] == [f"{share:.0%} {fate}" for share, fate in rule]
+    assert [box.fill for box in rows[0]] == [ORANGE, PURPLE, GREEN]
+    assert picture.words[0] == f"{noise.share:.0%} of the tokens are to be predicted, here 3 of {len(ids) - 2}:"
+    assert picture.description.startswith(f"A sentence of {len(ids) - 2} tokens, of which 3 are to be predicted")
 
 
-def test_a_pair_begins_where_the_last_one_ended_or_was_replaced():
-    texts = (inputs.LAMP, inputs.BREAD)
-    tokenizer = inputs.tokenizer_of(*texts)
-    _, pairs = inputs.pairs_of_both_kinds([*sentences_of(texts, tokenizer)], tokenizer, 34)
-    assert {pair.target for pair in pairs} == {0, 1}
-    begin = (0, 0)
-    for a, b, target in pairs:
-        assert a[0] == begin
+# ---------------------------------------------------------------------------------------------- next sentences
+
+
+def test_the_drawn_pairs_are_those_of_the_first_document():
+    picture = PICTURES["next-sentence"]
+    said = [(label, text) for label, text in itertools.pairwise(picture.words) if re.fullmatch(r"\d\.\d", label)]
+    sentences = {label: text for label, text in said if text.endswith(".")}
+    texts = ["\n".join(text for label, text in sentences.items() if label[0] == number) for number in "12"]
+    tokenizer = tokenizer_of(*texts)
+    documents = [*sentences_of(texts, tokenizer)]
+    assert [len(document) for document in documents] == [6, 4] and tokenizer.unk_id not in sum(documents[0], [])
+
+    length, seed = map(int, re.search(r"tokenizer, (\d+), seed=(\d+)\)\.pairs\(0\)$", picture.words[-1]).groups())
+    assert f"of at most {length} tokens" in " ".join(picture.words)
+    data = PretrainingData(documents, tokenizer, length, seed=seed)
+    starts = {tuple(sentence) for sentence in documents[0]}
+    expected = [
+        (a, b, data[0, place]["next"])
+        for place, (a, b, _) in enumerate(data.pairs(0))
+        if any(tuple(a[: len(start)]) == start for start in starts)
+    ]
+    verdicts = [re.fullmatch(r"class (\d): (.*)", text) for text in picture.words]
+    verdicts = [(int(found[1]), found[2]) for found in verdicts if found]
+    pairs = [segments_of(row) for row in picture.rows()]
+    encoded = [[[*itertools.chain(*(documents[d][s] for d, s in part))] for part in pair] for pair in pairs]
+    assert [(*pair, target) for pair, (target, _) in zip(encoded, verdicts, strict=True)] == expected
+    assert {*verdicts} == {(0, "B follows A"), (1, "another document")}
+    assert f"{len(documents[0])} sentences gives {len(pairs)} pairs" in picture.description
+
+    begin = (0, 0)  # a pair begins where the last one ended, or with what another document replaced
+    for (a, b), (target, _) in zip(pairs, verdicts, strict=True):
         after = (0, a[-1][1] + 1)
-        assert (b[0] == after) if target == 0 else b[0][0] == 1
+        assert a[0] == begin and (b[0] == after if target == 0 else b[0][0] == 1)
         begin = (0, b[-1][1] + 1) if target == 0 else after
 
 
-def test_what_heads_read():
-    tokenizer = models.WordPiece([*models.SPECIAL, *dict.fromkeys(models.WORDS.split())])
-    text, pair, tokens, answer = models.set_ups_of(tokenizer)
-    encoder = bert.model.Bert(BertConfig.from_preset("mini", vocab_size=len(tokenizer)))
-    for set_up, is_all in ((text, False), (pair, False), (tokens, True), (answer, True)):
-        ids, segments, _ = set_up.encoding
-        reading = probe.reading_of(set_up.make(encoder).eval(), ids, segments)
-        assert reading.is_read == [is_all or place == 0 for place in range(len(ids))]
-        assert reading.is_pooled == (not is_all)
-        encoder.zero_grad()
-        assert len({*segments}) == (1 if set_up in (text, tokens) else 2)
-        assert tokenizer.unk_id not in ids
-    spans = {words: place for place, words in answer.answers.items()}
-    pieces = [tokenizer.pieces[id] for id in answer.encoding.ids]
-    assert pieces[spans["first"] : spans["last"] + 1] == ["our", "team"]
+def segments_of(row: list[Box]) -> list[list[tuple[int, int]]]:
+    """The two segments of a drawn pair, each as places (document, sentence), from 0."""
+    first = [box.words for box in row].index("[SEP]")
+    assert [row[0].words, row[-1].words] == ["[CLS]", "[SEP]"]
+    segments = [row[1:first], row[first + 1 : -1]]
+    for box in (*segments[0], *segments[1]):
+        assert box.fill == SEGMENTS[int(box.words[0]) - 1]
+    return [[tuple(int(digit) - 1 for digit in box.words.split(".")) for box in segment] for segment in segments]
 
 
-def test_who_sees_whom_of_layers_that_are_known():
-    def next_alone(x: torch.Tensor) -> torch.Tensor:
-        return x.roll(-1, dims=1)
-
-    cases: list[tuple[Callable, torch.Tensor]] = [
-        (lambda x: x.cumsum(dim=1), torch.ones(4, 4).tril()),
-        (lambda x: -x.cumsum(dim=1), torch.ones(4, 4).tril()),
-        (lambda x: x + x.mean(dim=1, keepdim=True), torch.ones(4, 4)),
-        (next_alone, torch.eye(4).roll(1, dims=1)),
-    ]
-    for layer, wanted in cases:
-        assert torch.equal(torch.tensor(probe.who_sees_whom(layer, 4, 8)), wanted.bool())
+# ----------------------------------------------------------------------------------------------------- set-ups
 
 
-def test_what_is_said_of_the_layers():
-    ours, theirs = models.both()
-    assert ours.order == ["attention", "attention_norm", "feed_forward", "ffn_norm"]
-    assert theirs.order == ["attention_norm", "attention", "ffn_norm", "feed_forward"]
-    assert ours.lines[0] == "LayerNorm, post-norm" and theirs.lines[0] == "RMSNorm, pre-norm"
-    assert ours.lines[3] == "matrices with biases" and theirs.lines[3] == "matrices without biases"
-    seen = models.attentions()
-    assert all(len(rows) == 5 and len(rows[0]) == 6 for rows in seen.values())
-    assert all(row == [True] * 5 + [False] for row in seen["BERT"])
-    assert torch.equal(torch.tensor(seen["Llama, causal"]), torch.ones(5, 6).tril().bool())
-    assert all(all(row) for row in seen["Llama, bidirectional"])
+def probe_head(model: nn.Module, ids: list[int], segments: list[int]) -> tuple[tuple, list[bool], bool]:
+    """The outputs of a model with a head, which of the last hidden states they depend on, and whether through the
+    pooler."""
+    states: list[torch.Tensor] = []
+
+    def cut(layer: nn.Module, inputs: Any, hidden: torch.Tensor) -> torch.Tensor:
+        states.append(hidden.detach().requires_grad_())
+        return states[0]
+
+    model.encoder.layers[-1].register_forward_hook(cut)
+    outputs = model(torch.tensor([ids]), torch.tensor([segments]))
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    sum(map(mixed, outputs)).backward()
+    pooler = model.encoder.pooler
+    return outputs, depends(states[0].grad[0]), pooler is not None and pooler.weight.grad is not None
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_formula_of_the_feed_forward_is_what_it_computes(number: int):
-    side = models.both()[number]
-    part = side.layer.feed_forward
-    code = re.sub(r"(w\d) x", r"\1(x)", side.lines[1])
-    x = torch.randn(1, 3, side.dim)
-    silu, gelu = torch.nn.functional.silu, torch.nn.functional.gelu
-    matrices = {name: getattr(part, name) for name in ("w1", "w2", "w3") if hasattr(part, name)}
-    torch.testing.assert_close(eval(code, {"x": x, "silu": silu, "gelu": gelu, **matrices}), part(x))
+def mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """One number that depends on all of them, on each in its own way."""
+    return (numbers * torch.arange(1.0, numbers.numel() + 1).view_as(numbers)).sum()
+
+
+def depends(gradient: torch.Tensor) -> list[bool]:
+    """s D -> s"""
+    return (gradient != 0).any(dim=-1).tolist()
+
+
+VOCABULARY = "who won ? it rains outside the street is wet a warm little film our team ada lives in basel"
+TOKENIZER = WordPiece([*SPECIAL, *dict.fromkeys(VOCABULARY.split())])
+QUESTION = Question("", "who won ?", "our team won", (Answer("our team", 0),))
+(WINDOW,) = windows_of(0, QUESTION, TOKENIZER, length=32, stride=16)
+KINDS = {1: "person", 2: "neither", 3: "neither", 4: "place"}
+SPAN = {WINDOW.start: "first", WINDOW.end: "last"}
+SET_UPS = {  # the class of the head, its number of classes, the texts, and the answer at each token that has one
+    "One text": (BertForSequenceClassification, [5], ["a warm little film"], {0: "good"}),
+    "A pair of texts": (BertForSequenceClassification, [3], ["it rains outside", "the street is wet"], {0: "follows"}),
+    "Each token": (BertForTokenClassification, [3], ["ada lives in basel"], KINDS),
+    "An answer": (BertForQuestionAnswering, [], [QUESTION.text, QUESTION.context], SPAN),
+}
+
+
+@pytest.mark.parametrize("number", range(4), ids=SET_UPS)
+def test_what_heads_read(number: int):
+    title, (head_class, classes, texts, answers) = [*SET_UPS.items()][number]
+    ids, segments, _ = TOKENIZER.encode_pair(*texts)
+    config = BertConfig.from_preset("mini", vocab_size=len(TOKENIZER))
+    model = head_class(bert.model.Bert(config), *classes).eval()
+    outputs, is_read, is_pooled = probe_head(model, ids, segments)
+    head = ["pooler"] * is_pooled + [name for name, _ in model.named_children() if name != "encoder"]
+    sizes = " and ".join(" x ".join(map(str, output.shape)) for output in outputs)
+    expected = [title, type(model).__name__, "is read", "last states", "head", "answer", sizes, ", ".join(head)]
+    for place, id in enumerate(ids):
+        expected += [TOKENIZER.pieces[id], str(place), *filter(None, [answers.get(place)])]
+    picture = PICTURES["set-ups"]
+    begins = [picture.words.index(title) for title in SET_UPS] + [-1]
+    assert picture.words[begins[number] : begins[number + 1]] == expected and "[UNK]" not in expected
+
+    pieces, states, _, answered = picture.rows()[4 * number : 4 * number + 4]
+    assert [box.fill for box in pieces] == [SEGMENTS[segment] for segment in segments]
+    assert [box.fill == GREEN for box in states] == is_read == [number > 1 or place == 0 for place in range(len(ids))]
+    assert {box.x: box.words for box in answered} == {pieces[place].x: text for place, text in answers.items()}
+    assert is_pooled == (number < 2)
+    arrows = [points[0][0] for _, points in picture.curves if points[0][1] == states[0].y + states[0].height]
+    assert arrows == [box.x + box.width / 2 for box in states if box.fill == GREEN]
+
+
+# ------------------------------------------------------------------------------------------------------ layers
+
+
+def order_of(layer: nn.Module, dim: int) -> list[str]:
+    """The names of a layer's parts, in the order in which they compute."""
+    names: list[str] = []
+    for name, part in layer.named_children():
+        part.register_forward_hook(lambda *_, name=name: names.append(name))
+    layer(torch.zeros(1, 1, dim))
+    return names
+
+
+def who_sees_whom(layer: Callable[[torch.Tensor], torch.Tensor], dim: int) -> list[list[bool]]:
+    """For each of 5 real positions, on which of 6 its output depends; the last is padding. layer: 1 s D -> 1 s D"""
+    x = torch.randn(1, 6, dim, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    states = layer(x)[0, :5]  # s D
+    return [depends(torch.autograd.grad(mixed(state), x, retain_graph=True)[0][0]) for state in states]
+
+
+OURS, THEIRS = BertConfig.from_preset("mini"), LlamaConfig.from_preset("tiny", attention="causal")
+SIDES = {
+    "BERT": (bert.model.BertLayer(OURS).eval(), OURS.dim, f"positions: {OURS.positions}, added to the tokens"),
+    "Llama": (llama.LlamaLayer(0, THEIRS).eval(), THEIRS.dim, "positions: RoPE of queries and keys"),
+}
+
+
+@pytest.mark.parametrize("title", SIDES)
+def test_what_is_said_of_the_layers(title: str):
+    layer, dim, positions = SIDES[title]
+    order = order_of(layer, dim)
+    is_pre_norm = order[0].endswith("norm")
+    drawn = [part for name in order for part in ([name] if name.endswith("norm") else [name, "+"])]
+    formula = re.search(r"w2\(.*\)", type(layer.feed_forward).__doc__)[0]
+    has_biases = any(isinstance(part, nn.Linear) and part.bias is not None for part in layer.modules())
+    expected = [title, "x: b s D", *drawn]
+    expected.append(f"{type(layer.attention_norm).__name__}, {'pre' if is_pre_norm else 'post'}-norm")
+    expected += [formula, positions, f"matrices {'with' if has_biases else 'without'} biases"]
+    picture = PICTURES["layers"]
+    begin = picture.words.index(title)
+    assert picture.words[begin : begin + len(expected)] == expected
+    assert f"{title}: {', '.join(order)}" in picture.description
+    column = [box for box in picture.boxes if box.words in drawn and (box.x < 380) == (title == "BERT")]
+    assert [box.words for box in column] == drawn
+    kinds = {"+": GREY, "attention": BLUE, "feed_forward": BLUE}
+    assert [box.fill for box in column] == [kinds.get(name, ORANGE) for name in drawn]
+
+    x = torch.randn(1, 3, dim)
+    functions = {"silu": nn.functional.silu, "gelu": nn.functional.gelu, "x": x}
+    matrices = dict(layer.feed_forward.named_children())
+    computed = eval(re.sub(r"(w\d) x", r"\1(x)", formula), functions | matrices)
+    torch.testing.assert_close(computed, layer.feed_forward(x))
+
+
+def test_who_sees_whom_is_what_gradients_say():
+    layer, dim, _ = SIDES["BERT"]
+    is_real = torch.arange(6) < 5
+    seen = {"BERT": who_sees_whom(lambda x: layer(x, is_real[None, None, None]), dim)}
+    for kind in ("causal", "bidirectional"):
+        config = LlamaConfig.from_preset("tiny", attention=kind)
+        seen[f"Llama, {kind}"] = who_sees_whom(llama.LlamaLayer(0, config).eval(), config.dim)
+    assert seen["BERT"] == [[True] * 5 + [False]] * 5
+    picture = PICTURES["layers"]
+    grids = [[box for box in row if box.width == 24] for row in picture.rows()[-5:]]
+    for number, rows in enumerate(seen.values()):
+        drawn = [[box.fill == BLUE for box in row[6 * number : 6 * number + 6]] for row in grids]
+        assert drawn == rows
+    places = [*"01234", "pad", *"01234"]
+    assert picture.words[-36:] == [word for title in seen for word in (title, *places)]
 
 
 def test_only_the_llamas_layer_knows_the_order_of_what_it_reads():

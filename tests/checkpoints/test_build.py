@@ -23,8 +23,10 @@ import build  # noqa: E402
 from generate_text import documents  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TINY = dict(BATCH=4, LENGTH=48, EPOCH=3, STEPS=15, WARMUP=2, HORIZON=9, ANSWER_FROM=3, ORDERED_FROM=9, CLIP=0.1)
-SHAPE = dict(vocab_size=2048, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, max_seq_len=48, attention="causal")
+TINY = dict(
+    BATCH=4, LENGTH=48, EPOCH=3, TRAINING_STEPS=15, WARMUP=2, HORIZON=9, ANSWER_FROM=3, ORDERED_FROM=9, CLIP=0.1
+)
+TINY_SHAPE = dict(vocab_size=2048, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, max_seq_len=48, attention="causal")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer: Tokenizer, 
     """Trains a tiny model for a few epochs that have all that the real ones have; returns the model and the log."""
     for name, value in TINY.items():
         monkeypatch.setattr(build, name, value)
-    monkeypatch.setattr(build, "SHAPE", SHAPE)
+    monkeypatch.setattr(build, "BUNDLED_SHAPE", TINY_SHAPE)
     monkeypatch.setattr(build, "RESUME", tmp_path / "tiny.resume")
 
     def train() -> tuple[Llama, dict]:
@@ -55,7 +57,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer: Tokenizer, 
 
 def new_model() -> Llama:
     torch.manual_seed(0)
-    return Llama(LlamaConfig(**SHAPE))
+    return Llama(LlamaConfig(**TINY_SHAPE))
 
 
 class SpelledOut:
@@ -90,7 +92,9 @@ class SpelledOut:
 
     def step(self, step: int) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate_at(step, *(TINY[name] for name in ("STEPS", "WARMUP", "HORIZON", "ORDERED_FROM")))
+            group["lr"] = rate_at(
+                step, *(TINY[name] for name in ("TRAINING_STEPS", "WARMUP", "HORIZON", "ORDERED_FROM"))
+            )
         text = int(step >= TINY["ORDERED_FROM"])
         tokens, targets = self.batch(self.trained_on[text], build.SEED + step)
         losses = self.token_losses(tokens, targets)
@@ -125,47 +129,40 @@ def groups_of(model: Llama) -> list[dict]:
     return [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
 
 
-def assert_same_curve(log: dict, slow: SpelledOut, tolerance: float) -> None:
-    epoch = TINY["EPOCH"]
-    assert [row["step"] for row in log["curve"]] == list(range(epoch, TINY["STEPS"] + 1, epoch))
-    trained = [sum(slow.losses[first : first + epoch]) / epoch for first in range(0, TINY["STEPS"], epoch)]
+@pytest.mark.parametrize(
+    ("made", "tolerance"), [((AdamW, {"eps": 1e-8}), 1e-6), ((torch.optim.AdamW, {}), 3e-4)], ids=["own", "pytorch"]
+)
+def test_every_step_is_what_it_is_spelled_out(
+    tiny: Callable, tokenizer: Tokenizer, texts: tuple, made: tuple, tolerance: float
+):
+    """Windows, answers' weights, rates, clipping, weight decay and held-out windows.
+
+    PyTorch's AdamW decays before the update and adds eps elsewhere.
+    """
+    model, log = tiny()
+    twin, (optimizer, settings) = new_model(), made
+    slow = SpelledOut(twin, optimizer(groups_of(twin), betas=(0.9, 0.95), **settings), tokenizer, texts)
+    for step in range(TINY["TRAINING_STEPS"]):
+        slow.step(step)
+    epoch, steps = TINY["EPOCH"], TINY["TRAINING_STEPS"]
+    assert [row["step"] for row in log["curve"]] == list(range(epoch, steps + 1, epoch))
+    trained = [sum(slow.losses[first : first + epoch]) / epoch for first in range(0, steps, epoch)]
     assert [row["train"] for row in log["curve"]] == pytest.approx(trained, abs=tolerance)
     assert [row["held_out"] for row in log["curve"]] == pytest.approx(slow.held_out, abs=tolerance)
-
-
-def test_every_step_is_what_it_is_spelled_out(tiny: Callable, tokenizer: Tokenizer, texts: tuple):
-    """Windows, answers' weights, rates, clipping, weight decay and held-out windows."""
-    model, log = tiny()
-    twin = new_model()
-    slow = SpelledOut(twin, AdamW(groups_of(twin), betas=(0.9, 0.95), eps=1e-8), tokenizer, texts)
-    for step in range(TINY["STEPS"]):
-        slow.step(step)
-    assert_same_curve(log, slow, 1e-6)
-    moved = 0.0
-    for (name, trained), start in zip(model.state_dict().items(), new_model().state_dict().values(), strict=True):
-        torch.testing.assert_close(trained, twin.state_dict()[name], atol=1e-6, rtol=0)
-        moved = max(moved, (trained - start).abs().max().item())
-    assert moved > 0.02
-
-
-def test_pytorchs_adamw_learns_the_same(tiny: Callable, tokenizer: Tokenizer, texts: tuple):
-    """It decays before the update and adds eps elsewhere."""
-    _, log = tiny()
-    twin = new_model()
-    slow = SpelledOut(twin, torch.optim.AdamW(groups_of(twin), betas=(0.9, 0.95)), tokenizer, texts)
-    for step in range(TINY["STEPS"]):
-        slow.step(step)
-    assert_same_curve(log, slow, 3e-4)
+    if optimizer is AdamW:
+        start, found, expected = new_model().state_dict(), model.state_dict(), twin.state_dict()
+        assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in start)
+        assert max((found[name] - start[name]).abs().max().item() for name in start) > 0.02
 
 
 def test_the_rates_of_all_steps():
-    factors = [build.rate_factor(step, build.STEPS) * build.LR for step in range(build.STEPS)]
+    factors = [build.rate_factor(step, build.TRAINING_STEPS) * build.LR for step in range(build.TRAINING_STEPS)]
     assert factors == pytest.approx([rate_at(step) for step in range(1900)], rel=1e-12)
     assert max(factors) == build.LR and 0.0 < factors[-1] < 1e-5
 
 
 def test_what_changes_on_the_way_changes_between_two_epochs():
-    assert not any(each % build.EPOCH for each in (build.STEPS, build.ANSWER_FROM, build.ORDERED_FROM))
+    assert not any(each % build.EPOCH for each in (build.TRAINING_STEPS, build.ANSWER_FROM, build.ORDERED_FROM))
 
 
 def test_an_interrupted_training_goes_on(tiny: Callable, monkeypatch: pytest.MonkeyPatch):

@@ -1,42 +1,39 @@
 """The page in a real browser: it draws what it was given, answers the mouse and the keyboard, and can be read by all.
 
-Skipped where no Chromium is installed; `.ci/run` installs one where it may.
+Skipped where Playwright or a Chromium is not installed.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import shlex
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import random_llama
+from chromium import DRAWN, Browser, browsing
+from conftest import ROOT, random_llama
 from pages import Trained, data_of, trained  # noqa: F401
 
 from engine.saved import load_classifier
-from explore.browser import DRAWN, Browser, browsing, find_browser
+from explore import __main__ as program
 from explore.inspected import InspectedModel, InspectedText, page_of_model
 from explore.look import read
 from explore.page import write_page
 from tokenizer import Tokenizer
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed, so the page is not looked at")
-
 ROWS = "[...document.querySelectorAll('{} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
 HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
 
-CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf-8")
+CONTRAST, COMPARED = ((Path(__file__).parent / name).read_text("utf-8") for name in ("contrast.js", "compared.js"))
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with ExitStack() as ended:
-        try:
-            found = ended.enter_context(browsing(tmp_path_factory.mktemp("browser") / "profile"))
-        except RuntimeError as error:
-            pytest.skip(f"{find_browser()} does not start here: {error}")
+def browser() -> Iterator[Browser]:
+    with browsing() as found:
         yield found
 
 
@@ -56,32 +53,22 @@ def number_in(percent: str) -> float:
     return float(percent.removesuffix(" %"))
 
 
-def drawn(browser: Browser) -> None:
-    """Until the maps are those of what is chosen."""
-    browser.wait(f"byId('maps').dataset.drawn === `{DRAWN}`")
-
-
-def content_of(trained: Trained) -> dict[str, Any]:
-    return data_of(trained.page)
-
-
 # ------------------------------------------------------------------------------------------------ what is shown
 
 
 def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
-    content = content_of(trained)
+    content = data_of(trained.page)
     model, _ = load_classifier(trained.model)
     ids, place = content["texts"][0]["ids"], 3
-    page.value(f"update({{ token: {place}, layer: 1, head: 2 }})")
-    drawn(page)
+    page.update(f"token: {place}, layer: 1, head: 2")
     for number, attention in enumerate(("bidirectional", "causal")):
-        reading = read(model.llama, ids, attention)
-        weights = reading.attention[1][2, place]
+        record = read(model.llama, ids, attention)
+        weights = record.attention[1][2, place]
         shown = rows(page, f"#maps .card:nth-child({number + 1}) .looks")
         for (token, _, percent), most in zip(shown, weights.sort(descending=True).values.tolist(), strict=False):
             own = float(weights[int(token.rpartition(" ")[2]) - 1])  # of the token with that number
             assert number_in(percent) == pytest.approx(100 * own, abs=0.4) == pytest.approx(100 * most, abs=0.8)
-        probabilities, likeliest = reading.logits[place].softmax(-1).topk(5)
+        probabilities, likeliest = record.logits[place].softmax(-1).topk(5)
         shown, pieces = rows(page, f"#expected .card:nth-child({number + 1})"), content["pieces"]
         assert [row[0] for row in shown] == [pieces[str(id)] for id in likeliest.tolist()]
         percents = [number_in(row[2]) for row in shown]
@@ -95,10 +82,9 @@ def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
 
 def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained):
     """Of a causal model nothing above the diagonal; where the most of a row is, the deepest colour."""
-    page.value("update({ layer: 0, head: 0 })")
-    drawn(page)
+    page.update("layer: 0, head: 0")
     model, _ = load_classifier(trained.model)
-    ids = content_of(trained)["texts"][0]["ids"]
+    ids = data_of(trained.page)["texts"][0]["ids"]
     weights = read(model.llama, ids, "causal").attention[0][0]
     shades = page.value("""(() => {
       const { canvas } = maps.get("causal");
@@ -114,7 +100,7 @@ def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained)
 
 
 def test_the_run_is_shown(page: Browser, trained: Trained):
-    (run,) = content_of(trained)["run"]["runs"]
+    (run,) = data_of(trained.page)["run"]["runs"]
     figures = page.value("[...document.querySelectorAll('#curves figcaption')].map((each) => each.textContent)")
     assert len(figures) == 7 and "Gradient norm" in figures and figures[0].startswith("Score after each epoch")
     points = page.value("document.querySelectorAll('#curves .line')[3].getAttribute('points').split(' ').length")
@@ -144,13 +130,13 @@ def test_the_numbers_beside_a_curve_are_inside_its_chart(page: Browser):
 def test_clicks_change_what_they_should(page: Browser, trained: Trained):
     before = rows(page, "#expected .card:first-child")
     page.click('#chips [data-place="2"]')
-    drawn(page)
+    page.wait(DRAWN)
     assert page.value("state.token") == 2 and rows(page, "#expected .card:first-child") != before
     assert page.value("byId('at').textContent").startswith("Token 3 of ")
     looks = rows(page, "#maps .card:first-child .looks")
-    config = content_of(trained)["model"]
+    config = data_of(trained.page)["model"]
     page.click("#maps .card:last-child .heads", x=2.5 * min(1 / config["n_heads"], 0.16), y=1.5 / config["n_layers"])
-    drawn(page)
+    page.wait(DRAWN)
     assert page.value("[state.layer, state.head, byId('layer').value, byId('head').value]") == [1, 2, "1", "2"]
     assert rows(page, "#maps .card:first-child .looks") != looks
     page.click("#maps .card:first-child .map", x=0.9, y=0.995)  # the last row
@@ -168,9 +154,9 @@ def test_clicks_change_what_they_should(page: Browser, trained: Trained):
 
 
 def test_another_text_is_another_page(page: Browser, trained: Trained):
-    texts = content_of(trained)["texts"]
+    texts = data_of(trained.page)["texts"]
     page.value("byId('text').value = 1, byId('text').dispatchEvent(new Event('change'))")
-    drawn(page)
+    page.wait(DRAWN)
     assert page.value("document.querySelectorAll('#chips .chip').length") == len(texts[1]["ids"])
     assert page.value("document.querySelectorAll('#contributions .chip').length") == len(texts[1]["ids"])
     assert page.value("byId('label').selectedIndex") == max(
@@ -180,30 +166,28 @@ def test_another_text_is_another_page(page: Browser, trained: Trained):
 
 def test_the_keyboard_is_enough(page: Browser):
     page.value("document.body.focus(), scrollTo(0, 0)")
-    page.press("Tab", 9)
+    page.press("Tab")
     assert page.value("document.activeElement.className") == "skip"
     seen = []
     while not page.value("document.activeElement === document.body") and len(seen) < 200:
-        page.press("Tab", 9)
+        page.press("Tab")
         seen.append(page.value("document.activeElement.id || document.activeElement.closest('[id]')?.id"))
     order = ["theme", "sections", "text", "later", "chips", "method", "label", "layer", "head", "semantics", "grid"]
     assert sorted(order, key=seen.index) == order
     assert seen.count("chips") == 1  # the arrow keys go on from there
     page.value("byId('chips').querySelector('[tabindex=\"0\"]').focus()")
     start = page.value("state.token")
-    keys = ("ArrowRight", 39, start + 1), ("ArrowLeft", 37, start), ("Home", 36, 0), ("ArrowUp", 38, 0)
-    for key, code, place in keys:
-        page.press(key, code)
+    for key, place in (("ArrowRight", start + 1), ("ArrowLeft", start), ("Home", 0), ("ArrowUp", 0)):
+        page.press(key)
         assert page.value("state.token") == place == page.value("Number(document.activeElement.dataset.place)")
-    page.press("End", 35)
+    page.press("End")
     assert page.value("state.token === count() - 1")
     assert page.value("byId('said').textContent").startswith("Token ")
 
 
 def test_all_that_can_be_used_has_a_name(page: Browser):
     page.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
-    nodes = [node for node in nodes if not node.get("ignored")]
+    nodes = page.accessibility_tree()
     roles = {node["role"]["value"] for node in nodes}
     assert {"button", "radio", "combobox", "table", "image", "main", "navigation", "status", "region"} <= roles
     named = {"button", "radio", "combobox", "link", "image", "table", "region", "radiogroup", "heading"}
@@ -218,12 +202,7 @@ def test_all_that_can_be_used_has_a_name(page: Browser):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_it_can_be_read_at_every_width_and_in_both_themes(
-    browser: Browser,
-    trained: Trained,
-    width: int,
-    dark: bool,
-):
+def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, trained: Trained, width: int, dark: bool):
     browser.open(trained.page, width=width, dark=dark)
     assert browser.value("document.documentElement.scrollWidth") <= width
     assert browser.value(CONTRAST) == []
@@ -271,3 +250,42 @@ def test_a_page_without_a_model_and_one_of_many_runs(browser: Browser, tmp_path:
     assert browser.value("state.run") == 1 and browser.errors == []
     browser.size(390, 800)
     assert browser.value("document.documentElement.scrollWidth") == 390
+
+
+# ------------------------------------------------------------------------------------------- docs/looking.md
+
+LOOKING = (ROOT / "docs" / "looking.md").read_text(encoding="utf-8")
+PICTURED = dict(re.findall(r"!\[([^]]+)\]\(looking/(\w+)\.png\)", LOOKING))
+
+
+@pytest.fixture(scope="module")
+def documented(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    """The page that the first command of docs/looking.md makes."""
+    command = re.search(r"^python -m explore (checkpoints/.*) --out page\.html$", LOOKING, re.MULTILINE)[1]
+    page = tmp_path_factory.mktemp("documented") / "page.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", ["explore", *shlex.split(command), "--out", str(page)])
+        program.main()
+    browser.open(page, width=900)
+    if browser.width_of("The quick brown fox") != 161.6171875:
+        pytest.skip("the pictures were taken with other fonts")
+    browser.tab.mouse.move(0, 0)
+    browser.update("token: 8, layer: 2, head: 1")
+    return browser
+
+
+@pytest.mark.parametrize("name", ["attention", "rotation", "lens"])
+def test_a_picture_of_the_documentation_is_what_the_page_shows(documented: Browser, name: str):
+    stored = base64.b64encode((ROOT / f"docs/looking/{name}.png").read_bytes()).decode()
+    for _ in range(5):  # a busy machine may not have finished the last frame
+        shown = base64.b64encode(documented.picture(f"#{name}")).decode()
+        width, height, *size, different = documented.tab.evaluate(COMPARED, [stored, shown])
+        if different < 20:
+            break
+    assert [width, height] == size and different < 20
+
+
+def test_every_picture_of_the_documentation_is_a_described_section(page: Browser):
+    assert {*PICTURED.values()} == {path.stem for path in (ROOT / "docs" / "looking").iterdir()}
+    assert all(len(words) > 30 and page.value(f"!byId('{name}').hidden") for words, name in PICTURED.items())

@@ -12,7 +12,6 @@ from conftest import ROOT
 
 from explore.components import __main__ as program
 from explore.components.pages import SECTIONS, Page, Quote, is_close, pages, stands_in
-from explore.components.pictures import FOLDER, PICTURES
 from grading import adamw, mistakes, parts, questions, rotation
 from grading.editions import ATTENTION_KINDS
 from utils import UserError
@@ -95,39 +94,6 @@ def test_the_pages_name_every_part_that_the_sanity_check_judges():
     known = {re.sub(", .*", "", part.name) for part in parts.all_parts(ATTENTION_KINDS)}
     named = {re.sub(", .*", "", part) for page in PAGES for part in page.parts()}
     assert known - named == {parts.IMPORT, "loading"}
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_is_what_is_drawn_now(name: str):
-    stored = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
-    assert same_picture(stored, PICTURES[name]().xml()), f"python -m explore.components {name}"
-
-
-def same_picture(one: str, other: str) -> bool:
-    """Coordinates may differ by a pixel and colours by a shade: other processors round otherwise."""
-    numbers = re.compile(r"#[0-9a-f]{6}|-?\d+(?:\.\d+)?")
-    if numbers.sub("@", one) != numbers.sub("@", other):
-        return False
-    pairs = zip(numbers.findall(one), numbers.findall(other), strict=True)
-    return all(a == b or max(map(abs, difference(a, b))) <= (3 if a[0] == "#" else 1.0) for a, b in pairs)
-
-
-def difference(a: str, b: str) -> list[float]:
-    if a[0] == b[0] == "#":
-        return [int(a[at : at + 2], 16) - int(b[at : at + 2], 16) for at in (1, 3, 5)]
-    return [float("inf")] if "#" in a + b else [float(a) - float(b)]
-
-
-def test_pictures_are_shown_described_and_small():
-    shown = {path.name: words for page in PAGES for words, path in pictures_of(page)}
-    assert {path.stem for path in FOLDER.glob("*")} == {*PICTURES}
-    assert {f"{name}.svg" for name in PICTURES} <= {*shown}
-    assert all(len(words) > 20 for words in shown.values())
-    assert sum(path.stat().st_size for path in FOLDER.glob("*")) < 400_000
-
-
-def pictures_of(page: Page) -> list[tuple[str, Path]]:
-    return [(words, page.path.parent / target) for words, target in re.findall(r"!\[([^]]+)\]\(([^)]+)\)", page.text)]
 
 
 # -------------------------------------------------------------------------------------------------- the program

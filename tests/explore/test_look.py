@@ -1,4 +1,4 @@
-"""What the page says of a text is what the model computes, asked in another way; and an edit of the model is seen."""
+"""The page of a text equals what the model computes in another way, and an edit of the model changes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from base_llama import AttentionContext
 from classifier import LlamaEmbeddingClassifier
 from explore.decision import decide, gradient_by_input, occluded
 from explore.inspected import InspectedModel, InspectedText, lengths, page_of_model, to_bytes
-from explore.look import lenses, match_at_distance, read, readings, turned
+from explore.look import lenses, match_at_distance, read, read_both, rotated
 from llama import Attention, Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -34,7 +34,7 @@ def llama(request: pytest.FixtureRequest) -> Llama:
 
 
 def other(llama: Llama, attention: str) -> Llama:
-    """The same weights in a model of that semantics."""
+    """The same weights in a model with that kind of attention."""
     model = Llama(replace(llama.config, attention=attention)).eval()
     model.load_state_dict(llama.state_dict())
     return model
@@ -47,41 +47,41 @@ def weights_by_hand(llama: Llama, states: torch.Tensor, layer: int, is_causal: b
     angles = torch.arange(length)[:, None] * config.rope_theta ** -(torch.arange(0, part.head_dim, 2) / part.head_dim)
     heads = []
     for head in range(config.n_heads):
-        rotated = []
+        both = []
         for linear, place in ((part.compute_query, head), (part.compute_key, head // part.n_rep)):
             of_head = linear(x)[:, place * part.head_dim : (place + 1) * part.head_dim]
             even, odd = of_head[:, 0::2], of_head[:, 1::2]
             pairs = even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()
-            rotated.append(torch.stack(pairs, -1).flatten(-2))
-        scores = rotated[0] @ rotated[1].T / math.sqrt(part.head_dim)
+            both.append(torch.stack(pairs, -1).flatten(-2))
+        scores = both[0] @ both[1].T / math.sqrt(part.head_dim)
         if is_causal:
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
         heads.append(scores.softmax(-1))
     return torch.stack(heads)
 
 
-# -------------------------------------------------------------------------------------------------- the reading
+# --------------------------------------------------------------------------------------------------- the record
 
 
 @pytest.mark.parametrize("attention", BOTH)
-def test_a_reading_is_that_of_a_model_of_the_semantics(llama: Llama, attention: str):
-    reading, model = read(llama, IDS, attention), other(llama, attention)
+def test_a_record_is_that_of_a_model_with_this_attention(llama: Llama, attention: str):
+    record, model = read(llama, IDS, attention), other(llama, attention)
     tokens = torch.tensor([IDS])
     logits, hidden = model(tokens, targets=tokens)
-    assert torch.allclose(reading.logits, logits[0], atol=1e-5)
-    assert torch.allclose(model.norm(reading.states[-1]), hidden[0], atol=1e-5)
-    assert torch.equal(reading.states[0], model.tok_embeddings(tokens)[0])
+    assert torch.allclose(record.logits, logits[0], atol=1e-5)
+    assert torch.allclose(model.norm(record.states[-1]), hidden[0], atol=1e-5)
+    assert torch.equal(record.states[0], model.tok_embeddings(tokens)[0])
     with torch.inference_mode():
         for layer in range(model.config.n_layers):
-            expected = weights_by_hand(model, reading.states[layer], layer, attention == "causal")
-            assert torch.allclose(reading.attention[layer], expected, atol=1e-5)
+            expected = weights_by_hand(model, record.states[layer], layer, attention == "causal")
+            assert torch.allclose(record.attention[layer], expected, atol=1e-5)
 
 
 def test_the_model_is_left_as_it_was(llama: Llama):
     before = [set(vars(layer.attention)) for layer in llama.layers]
     tokens = torch.tensor([IDS])
     expected = llama(tokens)[0]
-    readings(llama, IDS)
+    read_both(llama, IDS)
     assert [set(vars(layer.attention)) for layer in llama.layers] == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in llama.modules())
     assert torch.equal(llama(tokens)[0], expected)
@@ -109,18 +109,18 @@ def test_an_edit_on_an_instance_is_seen_and_kept(llama: Llama):
 
     part.compute_query_key_value_scores = shifted
     try:
-        reading = read(llama, IDS, llama.config.attention)
-        assert torch.allclose(reading.attention[0].sum(-1), torch.tensor(0.5))
+        record = read(llama, IDS, llama.config.attention)
+        assert torch.allclose(record.attention[0].sum(-1), torch.tensor(0.5))
         assert part.compute_query_key_value_scores is shifted
     finally:
         del part.compute_query_key_value_scores
 
 
 def test_an_edit_of_rope_is_seen(llama: Llama, monkeypatch: pytest.MonkeyPatch):
-    plain = turned(llama.config, 5)
+    plain = rotated(llama.config, 5)
     turn = rope._rotate_pairs
     monkeypatch.setattr(rope, "_rotate_pairs", lambda x, cos, sin: turn(x, cos, -sin))
-    assert torch.allclose(turned(llama.config, 5)[..., 1], -plain[..., 1])
+    assert torch.allclose(rotated(llama.config, 5)[..., 1], -plain[..., 1])
     before, after = read(llama, IDS, "causal").queries[0]
     angle = torch.atan2(after[..., 1], after[..., 0]) - torch.atan2(before[..., 1], before[..., 0])
     assert torch.allclose(angle[:, 1].sin(), torch.tensor(-1.0).sin(), atol=1e-4)  # the first pair turns by 1 a token
@@ -134,18 +134,12 @@ def test_queries_are_turned_by_the_angles_of_the_paper(llama: Llama):
     assert torch.allclose(after, expected, atol=1e-4)
 
 
-def test_the_match_by_distance_is_the_mean_cosine(llama: Llama):
-    distance = torch.arange(20)[:, None]
-    expected = (distance * 10000.0 ** -(torch.arange(0, 8, 2) / 8)).cos().mean(-1)
-    assert torch.allclose(match_at_distance(llama.config, 20), expected, atol=1e-5)
-
-
-def test_angles_on_the_page_are_those_of_a_scaled_model():
-    config = random_llama(rope_scaling=("linear", 4.0)).config
-    plain = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
-    angles = torch.arange(9)[:, None] * plain / 4
-    assert torch.allclose(turned(config, 9), torch.stack((angles.cos(), angles.sin()), -1), atol=1e-5)
-    assert torch.allclose(match_at_distance(config, 9), angles.cos().mean(-1), atol=1e-5)
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_angles_and_matches_are_those_of_the_paper(factor: float):
+    config = random_llama(rope_scaling=("linear", factor) if factor > 1 else None).config
+    angles = torch.arange(20)[:, None] * 10000.0 ** -(torch.arange(0, 8, 2) / 8) / factor
+    assert torch.allclose(rotated(config, 20), torch.stack((angles.cos(), angles.sin()), -1), atol=1e-5)
+    assert torch.allclose(match_at_distance(config, 20), angles.cos().mean(-1), atol=1e-5)
 
 
 def test_code_whose_attention_takes_no_mask_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch):
@@ -155,7 +149,7 @@ def test_code_whose_attention_takes_no_mask_is_read_as_it_is(monkeypatch: pytest
     llama = random_llama(attention="bidirectional")
     plain = read(llama, IDS, "bidirectional").attention[1]
     monkeypatch.setattr(Attention, "compute_query_key_value_scores", three)
-    found = readings(llama, IDS)
+    found = read_both(llama, IDS)
     assert found["causal"] is None and torch.allclose(found["bidirectional"].attention[1], plain, atol=1e-6)
 
 
@@ -171,29 +165,22 @@ def test_positions_that_a_method_adds_are_refused(llama: Llama, monkeypatch: pyt
 # ----------------------------------------------------------------------------------------------------- the lens
 
 
-def test_the_last_lens_is_what_the_model_says(llama: Llama):
-    reading = read(llama, IDS, llama.config.attention)
-    layers = lenses(llama, reading, IDS, 3)
+def test_a_lens_is_the_head_on_the_state_after_a_layer(llama: Llama):
+    record, tokens = read(llama, IDS, llama.config.attention), torch.tensor([IDS])
+    layers = lenses(llama, record, IDS, 4)
     assert len(layers) == llama.config.n_layers + 1
-    expected = llama(torch.tensor([IDS]), targets=torch.tensor([IDS]))[0][0].detach().softmax(-1)
-    for place, following in enumerate(IDS[1:]):
-        assert layers[-1].next_probability[place] == pytest.approx(float(expected[place, following]), rel=1e-5)
-        rank = sorted(expected[place].tolist(), reverse=True).index(float(expected[place, following])) + 1
-        assert layers[-1].next_rank[place] == rank
-    assert layers[-1].ids[:, 0].tolist() == expected.argmax(-1).tolist()
-
-
-def test_an_early_lens_is_the_head_on_that_state(llama: Llama):
-    reading = read(llama, IDS, llama.config.attention)
-    early = lenses(llama, reading, IDS, 4)[1]
     with torch.inference_mode():
-        state = llama.layers[0](llama.tok_embeddings(torch.tensor([IDS])), view_of(llama))
-        expected = (llama.norm(state)[0] @ llama.output.weight.T).softmax(-1).topk(4)
-    assert torch.allclose(early.probabilities, expected.values, atol=1e-6) and torch.equal(early.ids, expected.indices)
-
-
-def view_of(llama: Llama) -> AttentionContext:
-    return AttentionContext.of_text(len(IDS), llama.config.is_causal, torch.device("cpu"))
+        view = AttentionContext.of_text(len(IDS), llama.config.is_causal, torch.device("cpu"))
+        early = llama.norm(llama.layers[0](llama.tok_embeddings(tokens), view))[0] @ llama.output.weight.T
+        expected = early.softmax(-1).topk(4)
+        last = llama(tokens, targets=tokens)[0][0].softmax(-1)
+    assert torch.allclose(layers[1].probabilities, expected.values, atol=1e-6)
+    assert torch.equal(layers[1].ids, expected.indices)
+    for place, following in enumerate(IDS[1:]):
+        assert layers[-1].next_probability[place] == pytest.approx(float(last[place, following]), rel=1e-5)
+        rank = sorted(last[place].tolist(), reverse=True).index(float(last[place, following])) + 1
+        assert layers[-1].next_rank[place] == rank
+    assert layers[-1].ids[:, 0].tolist() == last.argmax(-1).tolist()
 
 
 # ------------------------------------------------------------------------------------------------- the decision
@@ -288,12 +275,12 @@ def test_the_page_stores_what_was_read(llama: Llama, tokenizer: Tokenizer):
         assert ids == tokenizer.encode(text["text"], bos=True, eos=False) and text["shown"] == len(ids)
         assert [content["pieces"][id] for id in ids] == [tokenizer.sp_model.id_to_piece(id) for id in ids]
         for attention in BOTH:
-            reading, stored = read(llama, ids, attention), text["semantics"][attention]
+            record, stored = read(llama, ids, attention), text["semantics"][attention]
             raw = np.frombuffer(zlib.decompress(base64.b64decode(stored["attention"])), np.uint8)
             shape = config.n_layers, config.n_heads, len(ids), len(ids)
             weights = torch.tensor((raw.reshape(shape) / 255.0) ** 2)
-            assert (weights - torch.stack(reading.attention)).abs().max() < 0.004
-            for number, layer in enumerate(lenses(llama, reading, ids, 5)):
+            assert (weights - torch.stack(record.attention)).abs().max() < 0.004
+            for number, layer in enumerate(lenses(llama, record, ids, 5)):
                 assert stored["lens"][number]["ids"] == layer.ids.flatten().tolist()
                 assert stored["lens"][number]["p"] == pytest.approx(layer.probabilities.flatten().tolist(), rel=1e-3)
                 assert stored["lens"][number]["next"] == pytest.approx(layer.next_probability.tolist(), rel=1e-3)
@@ -308,12 +295,16 @@ def hidden_dim(llama: Llama) -> int:
     return len(llama.layers[0].feed_forward.w1.weight)
 
 
-def test_several_texts_share_the_room(llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("explore.inspected.ROOM", 12_000)
+def test_attention_is_cut_to_the_first_tokens_and_several_texts_share_the_room(
+    llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("explore.inspected.ATTENTION_BYTES", 12_000)
     asked = [InspectedText("slow rain " * 12), InspectedText("a thin joke")]
-    texts = page_of_model(InspectedModel("tiny.pt", llama, tokenizer), asked)["texts"]
-    stored = [sum(len(each["attention"]) for each in text["semantics"].values()) for text in texts]
-    assert stored[0] <= 6_000 and texts[0]["shown"] < len(texts[0]["ids"]) and texts[1]["shown"] == len(texts[1]["ids"])
+    long, short = page_of_model(InspectedModel("tiny.pt", llama, tokenizer), asked)["texts"]
+    assert 8 <= long["shown"] < len(long["ids"]) and short["shown"] == len(short["ids"])
+    assert sum(len(each["attention"]) for each in long["semantics"].values()) <= 6_000
+    assert len(long["semantics"]["causal"]["lens"][0]["rank"]) == len(long["ids"]) - 1
+    assert [*lengths(10)] == [10, 9, 8] and [*lengths(3)] == [3]
 
 
 def test_a_text_beyond_the_model_s_positions_is_named(
@@ -325,17 +316,6 @@ def test_a_text_beyond_the_model_s_positions_is_named(
     assert capsys.readouterr().err == ""
     page_of_model(inspected, [InspectedText(f"{fits}a")])
     assert "has 65 tokens, and the model was made for 64" in capsys.readouterr().err
-
-
-def test_what_does_not_fit_is_cut_to_the_first_tokens(
-    llama: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("explore.inspected.ROOM", 6_000)
-    (text,) = page_of_model(InspectedModel("tiny.pt", llama, tokenizer), [InspectedText("slow rain " * 12)])["texts"]
-    assert 8 <= text["shown"] < len(text["ids"])
-    assert len(text["semantics"]["causal"]["lens"][0]["rank"]) == len(text["ids"]) - 1
-    assert sum(len(each["attention"]) for each in text["semantics"].values()) <= 6_000
-    assert [*lengths(10)] == [10, 9, 8] and [*lengths(3)] == [3]
 
 
 def test_bytes_of_weights_are_near():

@@ -1,4 +1,4 @@
-"""What is measured while a model is trained: right, for nothing where nobody asks, and once for each step."""
+"""Figures of a training: they are right, written once for each step, and measured only with the flags."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import importlib.util
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from conftest import drive_in, outputs, random_llama
+from conftest import SENTENCES, drive_in, outputs, random_llama
 from pages import FLAGS, Trained, trained  # noqa: F401
 
 from classifier import LlamaEmbeddingClassifier
@@ -50,12 +51,7 @@ class Notes(TrainingCallback):
     def __init__(self) -> None:
         self.steps: list[StepMeasurement] = []
         self.epochs: list[EpochResult] = []
-
-    def step(self, measured: StepMeasurement) -> None:
-        self.steps.append(measured)
-
-    def epoch(self, result: EpochResult) -> None:
-        self.epochs.append(result)
+        self.step, self.epoch = self.steps.append, self.epochs.append
 
 
 def train(tokenizer: Tokenizer, folder: Path, **how: object) -> tuple[dict[str, torch.Tensor], list[EpochResult]]:
@@ -73,8 +69,7 @@ def train(tokenizer: Tokenizer, folder: Path, **how: object) -> tuple[dict[str, 
 
 
 def test_watching_changes_no_bit(tokenizer: Tokenizer, tmp_path: Path):
-    plain, _ = train(tokenizer, tmp_path)
-    watched, _ = train(tokenizer, tmp_path, callback=Notes())
+    plain, watched = (train(tokenizer, tmp_path, callback=callback)[0] for callback in (None, Notes()))
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
 
@@ -82,9 +77,9 @@ def test_what_is_told_of_steps_and_epochs(tokenizer: Tokenizer, tmp_path: Path):
     notes = Notes()
     _, results = train(tokenizer, tmp_path, callback=notes, schedule=lambda number, total: (number + 1) / total)
     assert notes.epochs == results
-    assert [(each.number, each.epoch) for each in notes.steps] == [(number, number // 3) for number in range(6)]
-    assert [each.rows for each in notes.steps] == [4, 4, 2] * 2
-    assert [each.rates for each in notes.steps] == [[pytest.approx(1e-3 * (number + 1) / 6)] for number in range(6)]
+    told = [(each.number, each.epoch, each.rows, each.rates) for each in notes.steps]
+    rows = [4, 4, 2] * 2
+    assert told == [(step, step // 3, rows[step], [pytest.approx(1e-3 * (step + 1) / 6)]) for step in range(6)]
     for result in results:  # the loss of an epoch is the mean over its batches
         losses = [each.loss for each in notes.steps if each.epoch == result.epoch]
         assert sum(losses) / 3 == pytest.approx(result.train_loss, rel=1e-9)
@@ -92,7 +87,7 @@ def test_what_is_told_of_steps_and_epochs(tokenizer: Tokenizer, tmp_path: Path):
 
 
 def test_a_step_is_timed_by_itself(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """On a clock that goes on by a second whenever somebody looks at it."""
+    """On a clock that goes on by a second at each call."""
     clock = itertools.count()
     monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     notes = Notes()
@@ -106,12 +101,12 @@ def test_the_gradient_norm_is_that_before_clipping(
     seen: list[float] = []
     step = AdamW.step
 
-    def looking(self: AdamW) -> None:
+    def noting(self: AdamW) -> None:
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         seen.append(float(sum(each.double().square().sum() for each in gradients).sqrt()))
         step(self)
 
-    monkeypatch.setattr(AdamW, "step", looking)
+    monkeypatch.setattr(AdamW, "step", noting)
     notes, clipped = Notes(), Notes()
     train(tokenizer, tmp_path, callback=notes)
     assert [each.gradient_norm for each in notes.steps] == pytest.approx(seen, rel=1e-5)
@@ -145,10 +140,7 @@ def test_a_run_leaves_its_figures(trained: Trained):
 
 
 def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
-    trained: Trained,
-    tmp_path: Path,
-    classify_flags: Callable,
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Trained, tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("explore.finetuned", "engine.metrics"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
@@ -157,10 +149,7 @@ def test_without_the_flags_nothing_is_imported_and_the_outputs_are_the_same(
 
 
 def test_an_interrupted_run_goes_on_without_a_doubled_line(
-    tmp_path: Path,
-    classify_flags: Callable,
-    monkeypatch: pytest.MonkeyPatch,
-    trained: Trained,
+    tmp_path: Path, classify_flags: Callable, monkeypatch: pytest.MonkeyPatch, trained: Trained
 ):
     flags = [*classify_flags("finetune"), *FLAGS, "--log_dir", "log"]
     whole = MetricsLog.step
@@ -190,21 +179,27 @@ def test_an_interrupted_run_goes_on_without_a_doubled_line(
 # ------------------------------------------------------------------------------------------------------ the file
 
 
-def test_a_run_that_goes_on_keeps_the_steps_of_its_finished_epochs(tmp_path: Path):
-    log = MetricsLog(tmp_path / "log", {"seed": 1, "names": ("a", "b")}, CPU)
-    for number in range(4):
-        log.step(STEP._replace(number=number, epoch=number // 2))
-        if number == 1:
-            log.epoch(result(0))
+def log_steps(folder: Path, steps: Sequence[StepMeasurement], epochs: int = 0, **settings: Any) -> None:
+    """Write a log of steps, then of finished epochs."""
+    log = MetricsLog(folder, settings.pop("identity", {}), CPU, **settings)
+    for measured in steps:
+        log.step(measured)
+    for epoch in range(epochs):
+        log.epoch(result(epoch))
     log.close()
-    again = MetricsLog(tmp_path / "log", {"seed": 1, "names": ("a", "b")}, CPU, [result(0)])
-    again.step(STEP._replace(number=2, epoch=1))
-    again.close()
-    records = read_records(tmp_path / "log")
+
+
+def test_a_run_that_goes_on_keeps_the_steps_of_its_finished_epochs(tmp_path: Path):
+    folder, identity = tmp_path / "log", {"seed": 1, "names": ("a", "b")}
+    steps = [STEP._replace(number=number, epoch=number // 2) for number in range(4)]
+    log_steps(folder, steps[:2], 1, identity=identity)
+    log_steps(folder, steps[2:], history=[result(0)], identity=identity)
+    log_steps(folder, steps[2:3], history=[result(0)], identity=identity)
+    records = read_records(folder)
     assert steps_of(records) == [0, 1, 2] and [each["kind"] for each in records].count("epoch") == 1
     assert records[3]["train_score"] is None  # not measured: JSON has no NaN
     with pytest.raises(UserError, match="other data or settings"):
-        MetricsLog(tmp_path / "log", {"seed": 2, "names": ("a", "b")}, CPU)
+        MetricsLog(folder, identity | {"seed": 2}, CPU)
 
 
 def test_a_line_has_the_pace_of_its_step_and_stands_there_at_once(tmp_path: Path):
@@ -219,10 +214,7 @@ def test_a_line_has_the_pace_of_its_step_and_stands_there_at_once(tmp_path: Path
 
 
 def test_only_the_first_process_writes(tmp_path: Path):
-    log = MetricsLog(tmp_path / "log", {}, CPU, is_first=False)
-    log.step(STEP)
-    log.epoch(result(0))
-    log.close()
+    log_steps(tmp_path / "log", [STEP], 1, is_first=False)
     assert not (tmp_path / "log").exists()
 
 
@@ -250,9 +242,7 @@ def test_a_folder_is_checked_before_anything_is_loaded(tmp_path: Path):
 
 def test_tensorboard_is_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(metrics, "has_tensorboard", lambda: False)
-    log = MetricsLog(tmp_path, {}, CPU)
-    log.step(STEP)
-    log.close()
+    log_steps(tmp_path, [STEP])
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
@@ -260,15 +250,9 @@ def test_tensorboard_is_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_tensorboard_has_the_same_figures_also_after_going_on(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = MetricsLog(tmp_path, {}, CPU)
-    for number in range(4):
-        log.step(STEP._replace(number=number, epoch=number // 2, loss=number + 0.5))
-    log.epoch(result(0))
-    log.close()
-    again = MetricsLog(tmp_path, {}, CPU, [result(0)])
-    for number in (2, 3):
-        again.step(STEP._replace(number=number, epoch=1, loss=number + 0.5))
-    again.close()
+    steps = [STEP._replace(number=number, epoch=number // 2, loss=number + 0.5) for number in range(4)]
+    log_steps(tmp_path, steps, 1)
+    log_steps(tmp_path, steps[2:], history=[result(0)])
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(n, n + 0.5) for n in range(4)]
 
@@ -288,8 +272,6 @@ def test_a_long_run_is_thinned_and_keeps_its_last_step():
 
 
 def test_pretraining_keeps_figures_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from conftest import SENTENCES
-
     from advanced.pretrain import main
 
     text = "\n\n".join(f"{SENTENCES[index]}\n{SENTENCES[index - 3]} ." for index in range(10))

@@ -14,7 +14,7 @@ SENTENCES = [f"sentence {index}" for index in range(6)]
 
 
 def judged(labels: list[int] = LABELS, rows: list[list[float]] = PROBABILITIES) -> WithProbabilities:
-    """What stands there after all sentences were asked for, in one batch, the last one first."""
+    """The result after one batch of all sentences, the last one first."""
     result = WithProbabilities([-1] * len(labels), [*labels])
     order = [*range(len(labels))][::-1]
     result.add(torch.tensor(rows).log()[order], {"indices": order})
