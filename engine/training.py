@@ -119,28 +119,16 @@ def fit(
     """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
     model: prepared by the methods and spread over the processes. seed: of what methods draw by `Step.generator`.
-    checkpointer: saves models and resume points. schedule: of (step, total), the factor of the learning rates.
+    checkpointer: saves models and resume points. schedule: of (step, steps in all), the factor of the learning rates.
     clip: the largest norm of all gradients together. stop: of the results so far, whether to train no further. history:
     the epochs that a resumed run has done. train_eval: measure the score on the training data as the reference does.
-    callback: told of steps and epochs; without one, steps are not measured. A loader whose batch sampler has `set_epoch`
+    callback: told of steps and epochs; without one, steps are not measured. A loader whose sampler has `set_epoch`
     is told each epoch's number. Raises `Diverged` when the loss is not finite; what earlier epochs saved stays.
     """
     for method in methods:
         task = method.task(task, train)
-    run = _Run(
-        model,
-        optimizer,
-        train if train_eval else None,
-        dev,
-        task,
-        methods,
-        checkpointer,
-        progress,
-        distributed,
-        seed,
-        callback,
-    )
-    run.history = list(history)
+    scored, shared = train if train_eval else None, (progress, distributed, seed, callback)
+    run = _Run(model, optimizer, scored, dev, task, methods, checkpointer, *shared, list(history))
     pace = _Pace([*filter(None, [schedule]), *(method.rate for method in methods)], clip, epochs * len(train))
     stops = [*filter(None, [stop]), *(method.stop for method in methods)]
     for epoch in range(len(run.history), epochs):
