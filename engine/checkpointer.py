@@ -171,8 +171,8 @@ def choose_model_path(
     reasons = []
     for candidate in own or candidates:
         lock = NameLock(candidate.with_suffix(".lock"))
-        if holder := lock.acquire():
-            reasons.append(f"{candidate} is in use by {holder}")
+        if not lock.acquire():
+            reasons.append(f"{candidate} is in use by another process")
             continue
         is_ours = bool(own) or identity_of(candidate).get("train") == identity["train"]
         if is_ours or not candidate.exists():

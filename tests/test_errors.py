@@ -1180,10 +1180,10 @@ def test_two_runs_at_once_do_not_mix(call: Callable, classify_flags: Callable, t
     for path in tmp_path.iterdir():
         path.unlink()
     other = locks.NameLock(tmp_path / "finetune-1-2e-05.lock")
-    assert other.acquire() is None
+    assert other.acquire()
     status, out, _ = call(*flags, "--seed", 7)
     other.release()
-    assert status == 0 and "is in use by process" in out
+    assert status == 0 and "is in use by another process" in out
     assert "save the model to finetune-1-2e-05-films-train.pt" in out
     results = [[line for line in text.splitlines() if " :: " in line] for text in (out, alone)]
     assert results[0] == results[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -196,77 +195,57 @@ def test_leftovers_of_dead_processes_alone_are_removed(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {*kept, "out.txt"}
 
 
-def test_a_lock_is_held_by_one_and_taken_from_the_dead(tmp_path: Path):
+def test_a_lock_is_held_by_one_and_its_file_goes_with_it(tmp_path: Path):
     path = tmp_path / "run.lock"
     first, second = NameLock(path), NameLock(path)
-    assert first.acquire() is None
-    assert f"process {os.getpid()} on this machine" in second.acquire()
+    assert first.acquire() and first.acquire() and not second.acquire()
+    second.release()  # it has none, so it frees none
+    assert path.exists() and not second.acquire()
     first.release()
-    assert not path.exists() and second.acquire() is None
-    dead = {"host": host_name(), "process": a_dead_process(), "started": None}
-    for content, holder in (
-        (json.dumps(dead), None),
-        (json.dumps({**dead, "process": os.getpid(), "started": "1"}), None),  # the number was given again
-        (json.dumps({**dead, "host": "elsewhere"}), "elsewhere"),
-        ("", "just starting"),
-    ):
-        path.write_text(content)
-        taken = NameLock(path).acquire()
-        assert taken is None if holder is None else holder in taken
-    os.utime(path, (0, 0))
-    assert NameLock(path).acquire() is None
+    assert not path.exists() and second.acquire() and not first.acquire()
+    second.release()
+    path.write_text("left by a process that died")
+    assert first.acquire()
 
 
-def lock_of_a_dead_process(path: Path) -> None:
-    path.write_text(json.dumps({"host": host_name(), "process": a_dead_process(), "started": None}))
-
-
-def test_of_many_that_take_a_dead_ones_lock_one_has_it(tmp_path: Path):
+def test_a_process_that_dies_frees_its_lock(tmp_path: Path):
     path = tmp_path / "run.lock"
-    lock_of_a_dead_process(path)
-    dead = path.read_text()
+    code = (
+        "import sys, engine.locks as l; k = l.NameLock(sys.argv[1]); print(k.acquire(), flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout.readline() == "True\n" and not NameLock(path).acquire()
+    owner.kill()
+    owner.wait()
+    assert NameLock(path).acquire()
+
+
+def test_of_many_threads_one_has_the_lock(tmp_path: Path):
+    path = tmp_path / "run.lock"
     for _ in range(50):
-        path.write_text(dead)
+        locks = [NameLock(path) for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
-            holders = list(pool.map(lambda _: NameLock(path).acquire(), range(4)))
-        assert holders.count(None) == 1
-    assert list(tmp_path.iterdir()) == [path]
+            assert [*pool.map(NameLock.acquire, locks)].count(True) == 1
+        for lock in locks:
+            lock.release()
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_lock_that_was_taken_while_one_looked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    first, second = NameLock(tmp_path / "run.lock"), NameLock(tmp_path / "run.lock")
-    lock_of_a_dead_process(first.path)
-    look = second._holder
+def test_a_file_that_its_owner_removed_meanwhile_is_not_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else a third process would lock the next file of that name, and two would have it."""
+    lock, paths = NameLock(tmp_path / "run.lock"), []
+    acquire = lock._lock.acquire
 
-    def look_slowly(content: str) -> str | None:
-        monkeypatch.setattr(second, "_holder", look)
-        holder = look(content)
-        assert holder is None and first.acquire() is None
-        return holder
+    def acquire_late(**how: float) -> None:
+        acquire(**how)
+        paths.append(lock.path.stat().st_ino)
+        if len(paths) == 1:
+            lock.path.unlink()
 
-    monkeypatch.setattr(second, "_holder", look_slowly)
-    assert f"process {os.getpid()} on this machine" in second.acquire()
-
-
-def test_a_dead_ones_lock_is_removed_by_one_at_a_time(tmp_path: Path):
-    lock, turn = NameLock(tmp_path / "run.lock"), tmp_path / "run.turn.lock"
-    lock_of_a_dead_process(lock.path)
-    turn.touch()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lock.acquire)
-        time.sleep(0.2)
-        assert not waiting.done()
-        turn.unlink()
-        assert waiting.result() is None
-    lock_of_a_dead_process(lock.path)
-    turn.touch()
-    os.utime(turn, (0, 0))  # its process has died
-    assert lock.acquire() is None and list(tmp_path.iterdir()) == [lock.path]
-
-
-def test_no_module_needs_the_kernels_locks():
-    code = "import sys; sys.modules['fcntl'] = None; import engine.locks, engine.storage, engine.training, run_llama"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    monkeypatch.setattr(lock._lock, "acquire", acquire_late)
+    assert lock.acquire() and len(paths) == 2 and not NameLock(lock.path).acquire()
 
 
 # ------------------------------------------------------------------------------------------------ numbers in text

@@ -29,7 +29,7 @@ FLOORS = {
 CORE_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 OPTIONAL_LIBRARIES = {  # imported inside of functions, named in pyproject.toml
     "convert": {"gguf", "onnx", "onnxruntime", "onnxscript", "tokenizers", "safetensors"},
-    "engine": {"tensorboard"},
+    "engine": {"tensorboard", "filelock"},  # the latter comes with PyTorch; locks.py alone takes it
 }
 SOURCES = sorted(
     path

@@ -105,7 +105,7 @@ class Runner:
                 return
             key = trial.key(self.model)
             lock = NameLock(self.work / f"{key}.lock")
-            if key in taken or lock.acquire():
+            if key in taken or not lock.acquire():
                 continue
             if trial not in self.left():  # another process has ended it since
                 lock.release()
@@ -126,7 +126,7 @@ def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: P
         found, others = False, results_beside(path, model.name)
         for trial in left():
             key = trial.key(model)
-            if key not in others or (lock := NameLock(work / f"{key}.lock")).acquire():
+            if key not in others or not (lock := NameLock(work / f"{key}.lock")).acquire():
                 continue
             try:
                 if key not in read_results([path]):

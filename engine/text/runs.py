@@ -102,8 +102,8 @@ class TextSaver(Checkpointer):
 def alone(args: Namespace, outputs: Outputs, rows: Callable[[], Iterator]) -> Iterator:
     """What `rows` yields, while no other process writes under this name."""
     lock = NameLock(outputs.lock)
-    if holder := lock.acquire():
-        raise UserError(f"{outputs.flag} {args.out} is in use by {holder}")
+    if not lock.acquire():
+        raise UserError(f"{outputs.flag} {args.out} is in use by another process")
     try:
         outputs.check(args)  # once more: another run may have ended since
         yield from rows()

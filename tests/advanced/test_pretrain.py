@@ -482,7 +482,7 @@ def test_two_runs_do_not_share_a_name(tmp_path: Path, text: Path):
     flags = "--text", text, "--out", tmp_path / "new.pt", *SHAPE, *PACE
     first = running(arguments(*flags))
     next(first)
-    with pytest.raises(UserError, match="in use by process"):
+    with pytest.raises(UserError, match="in use by another process"):
         rows_of(arguments(*flags, "--resume"))
     first.close()
     assert not (tmp_path / "new.pt.lock").exists() and rows_of(arguments(*flags, "--resume"))

@@ -131,7 +131,7 @@ def test_no_more_runs_are_started_than_there_are_workers(running: runner.Runner)
 
 def test_a_run_that_another_process_has_taken_is_left_to_it(running: runner.Runner, model: Model, tmp_path: Path):
     key = running.left()[0].key(model)
-    assert NameLock(tmp_path / f"{key}.lock").acquire() is None
+    assert NameLock(tmp_path / f"{key}.lock").acquire()
     assert key not in [each.key(model) for each, _ in running.free()]
 
 

@@ -405,7 +405,7 @@ def test_an_empty_folder_may_be_filled_and_a_strangers_file_stays(flags: list, t
 def test_two_runs_do_not_share_a_name(flags: list, tmp_path: Path):
     first = running(arguments(*flags))
     next(first)
-    with pytest.raises(UserError, match="--out .* is in use by process"):
+    with pytest.raises(UserError, match="--out .* is in use by another process"):
         rows_of(arguments(*flags))
     first.close()
     assert rows_of(arguments(*flags)) and not (tmp_path / "new.lock").exists()
