@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from argparse import Namespace
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from engine.columns import FORMATS, Columns, has_columns
 from engine.files import check_files, check_overlaps, find_llama
 from engine.flags import HELD_OUT, INPUTS, LORA_ALPHA, LORA_RANK, LORA_TARGETS, NEEDED, TRAINING, flag_name
-from engine.programs import Default, NeedsCausal, import_folder
+from engine.programs import Default, NeedsCausal, require_folder
 from utils import UserError, join_names, warn
 
 
@@ -122,10 +121,7 @@ def _check_option(args: Namespace) -> None:
     if len(searches) > 1:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")
     _check_texts(args)
-    advanced = import_folder("advanced") if searches else None
-    if searches and advanced is None:
-        flag = f"--{searches[0]}"
-        raise UserError(f"{flag} needs the folder advanced/ of this package beside run_llama.py")
+    advanced = require_folder("advanced", f"--{searches[0]}") if searches else None
     if "contrastive" in searches and getattr(args, "attention", None) == "bidirectional":
         raise UserError(f"{advanced.part('table').CONTRASTIVE_WHY}; add --attention causal")
     if args.option == "predict" and not isinstance(args.pretrained_model_path, Default):
@@ -170,8 +166,8 @@ def _check_precision(args: Namespace) -> None:
         raise UserError("--precision int8 rounds the weights, which cannot be trained then; use bf16 or fp32")
     if args.precision != "fp32" and args.kernels == "plain":
         raise UserError(f"--kernels plain is fp32 alone; leave it out for --precision {args.precision}")
-    if args.precision != "fp32" and importlib.util.find_spec("fast") is None:
-        raise UserError(f"--precision {args.precision} needs the folder fast/ beside run_llama.py")
+    if args.precision != "fp32":
+        require_folder("fast", f"--precision {args.precision}")
 
 
 def is_one_of_several() -> bool:
@@ -198,9 +194,7 @@ def _choose_methods(args: Namespace) -> tuple:
         if assignments:
             raise UserError("--method-args are for the methods that --method names")
         return ()
-    advanced = import_folder("advanced")
-    if advanced is None:
-        raise UserError("--method needs the folder advanced/ of this package beside run_llama.py")
+    advanced = require_folder("advanced", "--method")
     option = "finetune" if args.option == "lora" else args.option
     kinds = getattr(args, "family", "llama"), getattr(args, "attention", None)
     try:
@@ -213,7 +207,7 @@ def _held_out(args: Namespace) -> float:
     """The share that is asked for, or, where a method chooses by a score that is not to be that of dev, a tenth."""
     if not args.methods:
         return args.hold_out or 0.0
-    entries = import_folder("advanced").METHODS
+    entries = require_folder("advanced", "--method").METHODS
     choosing = [method.name for method in args.methods if entries[method.name].holds_out]
     if choosing and args.hold_out == 0:
         warn(f"--hold_out 0: {join_names(choosing)} chooses on dev, whose accuracy is then too high")

@@ -20,7 +20,7 @@ from engine.batches import EncodingRules, LlamaDataset, Sentences
 from engine.data import Example
 from engine.methods import Method
 from engine.plan import Plan
-from engine.programs import import_folder, import_part, tokenizer_name
+from engine.programs import import_part, require_folder, tokenizer_name
 from engine.weights import load_pretrained, shape_errors
 from llama import Llama
 from tokenizer import Tokenizer
@@ -195,18 +195,16 @@ def model_settings(head: tuple[str, Any] | None, num_labels: int, hidden_dropout
 
 
 def advanced_folder() -> Any:
-    advanced = import_folder("advanced")
-    if advanced is None:
-        raise UserError("methods need the folder advanced/ of this package beside run_llama.py")
-    return advanced
+    return require_folder("advanced", "a method")
 
 
 def family_named(name: str) -> ModelFamily:
-    """Raises `UserError` where the folder of that kind is not here."""
+    """Raises `UserError` for an unknown kind, and where its folder is not here."""
     if name == LLAMA_FAMILY.name:
         return LLAMA_FAMILY
-    if name not in OTHERS or import_folder(name) is None:
-        raise UserError(f"models of the kind {short_repr(name)} need a folder of this package that is not here")
+    if name not in OTHERS:
+        raise UserError(f"models of the kind {short_repr(name)} are unknown here")
+    require_folder(name, f"a model of the kind {name}")
     return importlib.import_module(f"{name}.family").FAMILY
 
 

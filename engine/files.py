@@ -17,7 +17,7 @@ from engine.flags import (
     flag_name,
 )
 from engine.metrics import check_folder
-from engine.programs import Default, check_writable, import_folder, import_part, tokenizer_name
+from engine.programs import Default, check_writable, import_part, require_folder, tokenizer_name
 from engine.stream import STANDARD_INPUT
 from utils import UserError, find_asset, sha256_of
 
@@ -109,8 +109,8 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
 def _check_looking(args: Namespace) -> dict[str, Path]:
     """The page of the run, and the figures of its steps."""
     given = [flag for flag in ("log_dir", "html") if getattr(args, flag) is not None]
-    if given and import_folder("explore") is None:
-        raise UserError(f"--{given[0]} needs the folder explore/ of this package beside run_llama.py")
+    if given:
+        require_folder("explore", f"--{given[0]}")
     if "html" in given:
         check_page("--html", args.html)
     if "log_dir" in given:

@@ -234,11 +234,17 @@ def import_folder(name: str) -> ModuleType | None:
         return None
 
 
+def require_folder(name: str, wanted_for: str) -> ModuleType:
+    """The same. Raises `UserError` that names what needs the folder, where it is absent."""
+    folder = import_folder(name)
+    if folder is None:
+        raise UserError(f"{wanted_for} needs the folder {name}/ of this package beside run_llama.py")
+    return folder
+
+
 def import_part(name: str, wanted_for: str) -> ModuleType:
-    """A module of such a folder, as `convert.directory`. Raises `UserError` that names what it is wanted for."""
-    folder = name.partition(".")[0]
-    if import_folder(folder) is None:
-        raise UserError(f"{wanted_for} needs the folder {folder}/ of this package beside run_llama.py")
+    """A module of such a folder, as `convert.directory`. Raises `UserError` as `require_folder` does."""
+    require_folder(name.partition(".")[0], wanted_for)
     return importlib.import_module(name)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from engine.columns import derive_label_names, has_columns, read_examples
 from engine.data import Example, create_data, format_line, read_label_names
-from engine.programs import NeedsCausal, import_folder
+from engine.programs import NeedsCausal, require_folder
 from utils import UserError, atomic_write, find_asset, warn
 
 if TYPE_CHECKING:
@@ -244,9 +244,7 @@ def print_methods(args: Namespace, missing: str) -> None:
     """
     from engine.families import load_llama
 
-    advanced = import_folder("advanced")
-    if advanced is None:
-        raise UserError("--list-methods needs the folder advanced/ of this package beside run_llama.py")
+    advanced = require_folder("advanced", "--list-methods")
     listing, trained = advanced.part("listing"), None
     listing.chosen_of(args.method)  # a wrong name is said before anything is loaded
     if missing:

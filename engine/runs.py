@@ -19,7 +19,7 @@ from engine.families import LLAMA_FAMILY, advanced_folder, create_methods, famil
 from engine.methods import EpochResult, Method, prepare, pretrained_of
 from engine.plan import ComputeSettings, Plan
 from engine.processes import SINGLE_PROCESS, Distributed
-from engine.programs import import_folder
+from engine.programs import import_folder, require_folder
 from engine.saved import loader_of, record_of
 from engine.training import Trainer
 from llama import Llama
@@ -130,12 +130,11 @@ def compute_fast(
         model.to(compute.device)
     if compute.kernels != "auto":
         return
-    if (fast := import_folder("fast")) is not None:
+    fast = require_folder("fast", f"the precision {precision}") if precision != "fp32" else import_folder("fast")
+    if fast is not None:
         # splitting a model is there to avoid whole copies of its weights
         purpose = dict(generates=generates, trains=trains, keeps_copies=not compute.shard)
         fast.accelerate(model, precision, compute.device, **purpose)
-    elif precision != "fp32":
-        raise UserError(f"the precision {precision} needs the folder fast/ of this package")
     else:
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
 

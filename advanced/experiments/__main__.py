@@ -28,7 +28,7 @@ from advanced.experiments.report import write_report
 from advanced.experiments.results import read_results, results_beside
 from advanced.experiments.runner import Runner, describe, take_over
 from engine.files import check_page
-from engine.programs import ArgumentParser, Default, check_new, check_writable, import_folder, run_main
+from engine.programs import ArgumentParser, Default, check_new, check_writable, require_folder, run_main
 from utils import UserError, warn
 
 HERE = Path(__file__).resolve().parent
@@ -84,8 +84,7 @@ def check_args(args: Namespace) -> None:
         if Path(args.results).exists():
             check_writable(args.results, "--results")
     if args.html:
-        if import_folder("explore") is None:
-            raise UserError("--html needs the folder explore/ of this package")
+        require_folder("explore", "--html")
         check_page("--html", args.html)
     if args.report:
         if Path(args.report).suffix != ".md":

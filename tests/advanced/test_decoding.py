@@ -393,7 +393,7 @@ def test_without_the_folder_a_search_is_an_error(
         monkeypatch.setattr(f"engine.{module}.import_folder", lambda name: None)
     with pytest.raises(UserError, match=f"{flags[0]} needs the folder advanced/"):
         drive("--pretrained-model-path", tiny_checkpoint, *flags)
-    with pytest.raises(UserError, match="need the folder advanced/"):
+    with pytest.raises(UserError, match="a method needs the folder advanced/"):
         runs.search_of(causal(), causal(), beams=2)
     assert not list(tmp_path.iterdir())
 

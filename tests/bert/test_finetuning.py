@@ -141,7 +141,7 @@ def test_a_plan_knows_a_directory_by_its_files(directory: Path, tmp_path: Path):
 def test_a_file_of_another_kind_is_refused_in_one_line(plan: Plan, tmp_path: Path):
     run, path, _ = train(replace(plan, epochs=1), tmp_path)
     saved = torch.load(path, weights_only=True)
-    wrong = {"gpt": "need a folder of this package", "llama": "holds another kind of model|has unknown keys"}
+    wrong = {"gpt": "are unknown here", "llama": "holds another kind of model|has unknown keys"}
     for family, words in wrong.items():
         torch.save({**saved, "family": family}, tmp_path / "other.pt")
         with pytest.raises(UserError, match=words) as error:
