@@ -38,7 +38,7 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
     splits, label_names = read_data(args)
     llama, tokenizer = load_llama(args)
     texts = [example.sentence for example in splits.pop("train", ())]
-    where = dict(question=args.question, precision=args.precision, compute=compute, distributed=distributed)
+    where = dict(question=args.question, compute=compute, distributed=distributed)
     with naming_the_flag():
         model = assemble_zero_shot(llama, tokenizer, label_names, args.methods, texts=texts, **where)
     if remark := getattr(model, "remark", ""):
@@ -60,8 +60,9 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
     from engine.stream import read_sentences, shown_before_waiting
 
     model, saved = load_classifier(args.model)
-    precision = saved.precision if isinstance(args.precision, Default) and args.kernels == "auto" else args.precision
-    compute_fast(model, precision, compute)
+    if isinstance(args.precision, Default) and args.kernels == "auto":
+        compute = compute._replace(precision=saved.precision)
+    compute_fast(model, compute)
     predictions = predicted(model, saved, shown_before_waiting(read_sentences(args.input, args.columns)))
     with ExitStack() as written:
         file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
@@ -88,7 +89,7 @@ def perplexity(args: Namespace, compute: ComputeSettings) -> None:
     llama, tokenizer = load_llama(args)
     if not llama.config.is_causal:
         raise UserError("a bidirectional model sees the tokens that it would predict; add --attention causal")
-    compute_fast(llama, args.precision, compute, trains=False)
+    compute_fast(llama, compute, trains=False)
     result = saved.perplexity(llama, tokenizer, text, args.batch_size)
     print(f"{result.tokens} tokens in {args.input}")
     print(f"nats a token :: {result.nats_per_token:.4f}, bits a byte :: {result.bits_per_byte:.4f}")
@@ -162,7 +163,8 @@ def main() -> None:
 
     with join_world(args) as distributed:
         seed_everything(args.seed)
-        compute = ComputeSettings(choose_device(args.device, args.use_gpu), args.kernels, args.shard)
+        device = choose_device(args.device, args.use_gpu)
+        compute = ComputeSettings(device, args.kernels, args.shard, str(args.precision))
         if args.option in ("prompt", "finetune", "lora"):
             {"prompt": prompt, "finetune": finetune, "lora": finetune}[args.option](args, compute, distributed)
         else:

@@ -87,7 +87,8 @@ def main() -> None:
 
     seed_everything(args.seed)
     outputs = outputs_of(args)
-    rows = follow(args, outputs, pretrain(args, ComputeSettings(choose_device(args.device)), outputs, SHAPE), line_of)
+    compute = ComputeSettings(choose_device(args.device), precision=str(args.precision))
+    rows = follow(args, outputs, pretrain(args, compute, outputs, SHAPE), line_of)
     made_of = origin(args.text, args.out.with_suffix(".model"), args.init)
     outputs.write_figures(args, rows, {"made_of": made_of, "weights": sha256_of(args.out)})
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])

@@ -104,7 +104,7 @@ def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs, sizes
     corpus = read_corpus(args)
     torch.manual_seed(args.seed)
     model = make_model(args, corpus.tokenizer, sizes)
-    compute_fast(model, args.precision, compute)
+    compute_fast(model, compute)
     rounds = Rounds.of(args, len(corpus.train) // args.length)
     train = training_batches(corpus.train, corpus.tokenizer, args.length, args.batch_size, rounds.steps, args.seed)
     held_out = TextWindows(corpus.held_out, corpus.tokenizer.bos_id, args.length).loader(args.batch_size)

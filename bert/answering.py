@@ -80,7 +80,7 @@ def _check_shape(args: Namespace, model: nn.Module) -> None:
 def judge(args: Namespace, model: nn.Module, tokenizer: WordPiece, compute: ComputeSettings) -> SpanEvaluation:
     questions, may_be_unanswered = read_squad(args.dev)
     data = SpanData(questions, tokenizer, args.length, args.stride)
-    compute_fast(model, "fp32", compute, trains=False)
+    compute_fast(model, compute, trains=False)
     return evaluate(model, data.loader(args.batch_size), task=Spans(may_be_unanswered), desc="dev")
 
 
@@ -141,7 +141,7 @@ def _epochs(args: Namespace, outputs: Outputs, compute: ComputeSettings) -> Iter
     (questions, _), (asked, may_be_unanswered) = read_squad(args.train), read_squad(args.dev)
     data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, asked))
     print(f"{len(questions)} questions in {len(data)} windows to train on, {len(asked)} in {len(dev)} to be answered")
-    compute_fast(model, "fp32", compute)
+    compute_fast(model, compute)
     optimizer = make_optimizer(model, args.lr, 0.01)
     methods = [create("schedule", {"warmup": 0.1, "decay": "linear"})]
     identity = {

@@ -196,7 +196,7 @@ def _pretrain(
     train, held_out = data_of(args, corpus)
     tokens = sum(len(pair.a) + len(pair.b) for pair in train.pairs(0))
     print(f"{train.count} rows in a pass, of {tokens} tokens")
-    compute_fast(model, "fp32", compute)
+    compute_fast(model, compute)
     rounds = Rounds.of(args, train.count)
     recording = Recording()
     methods = [paced(args), recording]

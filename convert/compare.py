@@ -49,8 +49,8 @@ def main() -> None:
     run = program_of(args.file)
     sentences = [sentence for sentence in read_sentences(args.input) if sentence is not None]
     model, about = saved.load_classifier(args.model)
-    compute = ComputeSettings(torch.device("cpu"))
-    runs.compute_fast(model, about.precision, compute, trains=False)
+    compute = ComputeSettings(torch.device("cpu"), precision=about.precision)
+    runs.compute_fast(model, compute, trains=False)
     dataset = families.encode_for(model, about.tokenizer, [Example(sentence, NO_GOLD_LABEL) for sentence in sentences])
     loader = saved.loader_of(dataset, about.config, about.batch_size, compute.device)
     batches = [batch["token_ids"] for batch in loader]

@@ -44,7 +44,7 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
     if held_out:
         splits["held-out"] = held_out
     with naming_the_flag():
-        run = assemble(plan_of(args, label_names), compute, distributed)
+        run = assemble(plan_of(args, label_names, compute.precision), compute, distributed)
     print_model(args, pretrained_of(run.model))
     datasets = encode(args, splits, run.tokenizer, run.model)
     with ExitStack() as held:  # the lock on the run's name
@@ -58,7 +58,7 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
         model, saved = load_classifier(checkpointer.model_path, distributed)
         if (saved.identity, saved.epoch) != (checkpointer.identity, best_of(history).epoch):
             raise UserError(f"{checkpointer.model_path} is not what this run saved: another process has replaced it")
-        compute_fast(model, args.precision, compute)
+        compute_fast(model, compute)
         distributed.spread(model, compute.device)
         print(f"load model from {checkpointer.model_path}")
         judged = predict_and_report(args, model, datasets, label_names, compute.device, distributed, look and look.task)
@@ -76,7 +76,7 @@ def chosen_on(args: Namespace) -> str:
     return "held-out" if args.hold_out else "dev"
 
 
-def plan_of(args: Namespace, label_names: list[str]) -> Plan:
+def plan_of(args: Namespace, label_names: list[str], precision: str) -> Plan:
     from engine.plan import InputFile, Plan
 
     names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
@@ -87,7 +87,7 @@ def plan_of(args: Namespace, label_names: list[str]) -> Plan:
         train=InputFile.of(args.train, columns=args.columns),
         dev=InputFile.of(args.dev, columns=args.columns),
         label_names=tuple(label_names),
-        precision=str(args.precision),
+        precision=precision,
         train_eval=not args.no_train_eval,
         family=getattr(args, "family", "llama"),
         **{name: getattr(args, name, None) for name in names},

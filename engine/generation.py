@@ -42,7 +42,7 @@ class PromptDecoder(NamedTuple):
         from engine.runs import generator_of, search_of
 
         llama, tokenizer = load_llama(args)
-        generator = generator_of(llama, args.precision, compute, texts * args.max_new_tokens, args.cuda_graphs)
+        generator = generator_of(llama, compute, texts * args.max_new_tokens, args.cuda_graphs)
         with naming_the_flag():
             search = search_of(llama, generator, args.beam, args.contrastive)
         settings = {name: getattr(args, name) for name in SAMPLING}

@@ -87,12 +87,13 @@ class Plan:
 
 
 class ComputeSettings(NamedTuple):
-    """Where a run is computed, which changes rounding, and on another kind of device the masks of dropout.
+    """Where and how a run is computed: this changes rounding, and on another kind of device the masks of dropout.
 
     kernels: "auto" for the fastest that agree with the code, "plain" for the code as it is written. shard: split the
-    model over several processes.
+    model over several processes. precision: the number format of the products, see `config.PRECISIONS`.
     """
 
     device: torch.device
     kernels: str = "auto"
     shard: bool = False
+    precision: str = "fp32"

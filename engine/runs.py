@@ -55,7 +55,7 @@ def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Di
     Methods wrap a plain model; kernels replace what they left; several processes share the result; the optimizer is
     given what is trained in the end.
     """
-    compute = compute or ComputeSettings(torch.device("cpu"))
+    compute = (compute or ComputeSettings(torch.device("cpu")))._replace(precision=plan.precision)
     family = family_named(plan.family)
     pretrained, tokenizer = family.load(plan)
     head, chosen = head_among(plan.methods)
@@ -65,7 +65,7 @@ def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Di
     prepare(model, methods)
     if remark := getattr(model, "remark", ""):
         warn(remark)
-    compute_fast(model, plan.precision, compute)
+    compute_fast(model, compute)
     distributed.spread(model, compute.device)
     for method in methods:
         method.start(model)
@@ -84,7 +84,6 @@ def assemble_zero_shot(
     *,
     texts: Sequence[str] | None = None,
     question: str | None = None,
-    precision: str = "fp32",
     compute: ComputeSettings | None = None,
     distributed: Distributed = SINGLE_PROCESS,
 ) -> nn.Module:
@@ -101,7 +100,7 @@ def assemble_zero_shot(
         model.prompt_suffix = _asked_of(model, head, label_names, question)
     prepare(model, create_methods(chosen))
     model.requires_grad_(False)
-    compute_fast(model, precision, compute, trains=False)
+    compute_fast(model, compute, trains=False)
     distributed.spread(model, compute.device)
     if hasattr(model, "estimate"):
         model.eval().estimate(texts)
@@ -119,9 +118,7 @@ def _asked_of(model: nn.Module, head: tuple[str, Any] | None, label_names: Seque
     return prompt_suffix(model.words, question).rstrip()
 
 
-def compute_fast(
-    model: nn.Module, precision: str, compute: ComputeSettings, *, trains: bool = True, generates: bool = False
-) -> None:
+def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = True, generates: bool = False) -> None:
     """Put `model` on its device and give it the kernels of this machine.
 
     Where the root modules stand alone, float32 is computed as it is written. Raises `UserError` for another precision.
@@ -130,21 +127,23 @@ def compute_fast(
         model.to(compute.device)
     if compute.kernels != "auto":
         return
-    fast = require_folder("fast", f"the precision {precision}") if precision != "fp32" else import_folder("fast")
-    if fast is not None:
-        # splitting a model is there to avoid whole copies of its weights
-        purpose = dict(generates=generates, trains=trains, keeps_copies=not compute.shard)
-        fast.accelerate(model, precision, compute.device, **purpose)
-    else:
+    if compute.precision != "fp32":
+        require_folder("fast", f"the precision {compute.precision}")
+    if (fast := import_folder("fast")) is None:
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
+        return
+    keeps_copies = not compute.shard  # splitting a model is there to avoid whole copies of its weights
+    fast.accelerate(
+        model, compute.precision, compute.device, generates=generates, trains=trains, keeps_copies=keeps_copies
+    )
 
 
-def generator_of(llama: Llama, precision: str, compute: ComputeSettings, tokens: int, cuda_graphs: bool = False) -> Any:
-    """What generates so many tokens in the model's place, by a method `generate` like its own; perhaps itself."""
-    fast = import_folder("fast") if compute.kernels == "auto" else None
+def generator_of(llama: Llama, compute: ComputeSettings, tokens: int, cuda_graphs: bool = False) -> Any:
+    """The decoder that generates `tokens` tokens by a method `generate` like the model's; perhaps the model itself."""
+    fast, precision = import_folder("fast") if compute.kernels == "auto" else None, compute.precision
     if fast is not None and precision == "fp32" and compute.device.type == "cpu" and fast.is_small_job(llama, tokens):
         return llama  # choosing kernels would take longer
-    compute_fast(llama, precision, compute, trains=False, generates=True)
+    compute_fast(llama, compute, trains=False, generates=True)
     return llama if fast is None else fast.decoder(llama, precision, tokens=tokens, cuda_graphs=cuda_graphs)
 
 

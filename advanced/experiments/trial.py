@@ -138,7 +138,7 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
     del run
     if trial.phase == "final":
         saved, _ = load_classifier(path)
-        compute_fast(saved, plan.precision, compute, trains=False)
+        compute_fast(saved, compute._replace(precision=plan.precision), trains=False)
         figures |= _judge(saved, tokenizer, trial, compute)
     return figures
 
@@ -174,7 +174,7 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     train = create_data(path_of(trial.data, "train"), len(names))
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
     texts = [example.sentence for example in train]
-    how = dict(texts=texts, precision=settings["precision"], compute=compute)
+    how = dict(texts=texts, compute=compute._replace(precision=settings["precision"]))
     asked = assemble_zero_shot(llama, tokenizer, names, methods, **how)
     sample = random.Random(trial.seed).sample(train, min(SAMPLE, len(train)))
     if trial.phase == "tune":

@@ -389,8 +389,7 @@ def test_a_search_that_the_attention_rules_out_is_refused_before_anything_is_loa
 def test_without_the_folder_a_search_is_an_error(
     drive: Callable, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ):
-    for module in ("arguments", "families"):
-        monkeypatch.setattr(f"engine.{module}.import_folder", lambda name: None)
+    monkeypatch.setattr("engine.programs.import_folder", lambda name: None)
     with pytest.raises(UserError, match=f"{flags[0]} needs the folder advanced/"):
         drive("--pretrained-model-path", tiny_checkpoint, *flags)
     with pytest.raises(UserError, match="a method needs the folder advanced/"):

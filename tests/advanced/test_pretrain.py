@@ -58,7 +58,8 @@ def rows_of(args: Namespace, most: int | None = None) -> list[dict]:
 
 
 def running(args: Namespace) -> Iterator[dict]:
-    return pretrain(args, ComputeSettings(torch.device("cpu")), outputs_of(args), SIZES)
+    compute = ComputeSettings(torch.device("cpu"), precision=str(args.precision))
+    return pretrain(args, compute, outputs_of(args), SIZES)
 
 
 # --------------------------------------------------------------------------------------------------------- text

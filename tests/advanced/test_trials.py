@@ -131,7 +131,8 @@ def test_no_more_runs_are_started_than_there_are_workers(running: runner.Runner)
 
 def test_a_run_that_another_process_has_taken_is_left_to_it(running: runner.Runner, model: Model, tmp_path: Path):
     key = running.left()[0].key(model)
-    assert NameLock(tmp_path / f"{key}.lock").acquire()
+    lock = NameLock(tmp_path / f"{key}.lock")
+    assert lock.acquire()
     assert key not in [each.key(model) for each, _ in running.free()]
 
 
@@ -197,9 +198,9 @@ def test_what_was_trained_is_judged_with_the_rounding_of_its_row(
     seen: list[tuple[str, bool]] = []
     compute_fast = runs.compute_fast
 
-    def watched(model: nn.Module, precision: str, compute: ComputeSettings, trains: bool = True) -> None:
-        seen.append((precision, trains))
-        compute_fast(model, precision, compute, trains=trains)
+    def watched(model: nn.Module, compute: ComputeSettings, trains: bool = True) -> None:
+        seen.append((compute.precision, trains))
+        compute_fast(model, compute, trains=trains)
 
     monkeypatch.setattr(runs, "compute_fast", watched)
     table = table_of(tmp_path, rows=[{"name": "plain", "settings": {"precision": "bf16"}}], shots=[4])

@@ -108,9 +108,9 @@ def test_the_command_prints_the_figures(flags: list[str], more: list[str], drive
 def test_the_model_gets_the_kernels_of_the_flags(flags: list[str], drive: Callable, monkeypatch: pytest.MonkeyPatch):
     seen, compute_fast = [], runs.compute_fast
 
-    def noting(model: Llama, precision: str, compute: ComputeSettings, **purpose: bool) -> None:
-        seen.append((precision, compute.kernels, purpose))
-        compute_fast(model, precision, compute, **purpose)
+    def noting(model: Llama, compute: ComputeSettings, **purpose: bool) -> None:
+        seen.append((compute.precision, compute.kernels, purpose))
+        compute_fast(model, compute, **purpose)
 
     monkeypatch.setattr(runs, "compute_fast", noting)
     drive(*flags, "--precision", "bf16")

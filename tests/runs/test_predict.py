@@ -175,7 +175,7 @@ def test_settings_of_the_text_are_kept(tmp_path: Path, classify_flags: Callable,
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         compute_fast = runs.compute_fast
-        patch.setattr(runs, "compute_fast", lambda *args: seen.append(args[1]) or compute_fast(*args))
+        patch.setattr(runs, "compute_fast", lambda *args: seen.append(args[1].precision) or compute_fast(*args))
         own = (tmp_path / "films-dev-finetuning-output.txt").read_text()
         assert predicted(tmp_path, "--input", films["dev"]) == own
     assert seen == ["bf16"]
