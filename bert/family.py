@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
 from bert.load import SIZES, load_pretrained, load_tokenizer
@@ -15,7 +13,7 @@ from bert.model import Bert
 from bert.wordpiece import WordPiece
 from engine.batches import Sentences
 from engine.data import Example
-from engine.families import ModelFamily, model_settings
+from engine.families import ModelFamily, part_of, require_shapes
 from engine.plan import Plan
 from engine.weights import shape_errors_of
 
@@ -38,12 +36,18 @@ class BertFamily(ModelFamily):
     """The models of `bert/model.py`, from Hugging Face's directories. The plan's tokenizer is the directory's."""
 
     name = "bert"
-    part = "encoder"
 
     def load(self, plan: Plan) -> tuple[Bert, WordPiece]:
         encoder, tokenizer = load_pretrained(plan.checkpoint.path), load_tokenizer(plan.checkpoint.path)
         tokenizer.max_len = plan.max_sentence_len
         return encoder, tokenizer
+
+    def reopen(self, saved: dict[str, Any], path: str) -> tuple[Bert, WordPiece]:
+        config = BertConfig(**saved["model_config"]["model_args"])
+        require_shapes(shape_errors_of(part_of(saved["model"], "encoder"), config, Bert, SIZES))
+        tokenizer = WordPiece.from_bytes(saved["tokenizer"].numpy().tobytes(), path)
+        tokenizer.max_len = saved["max_sentence_len"]
+        return Bert(config), tokenizer
 
     def make_classifier(
         self,
@@ -57,27 +61,10 @@ class BertFamily(ModelFamily):
         model.dropout.p = settings["hidden_dropout_prob"]
         return model
 
-    def settings_of(self, model: BertForSequenceClassification) -> dict[str, Any]:
-        return model_settings(None, model.num_labels, model.dropout.p)
-
     def encode(
         self, model: BertForSequenceClassification, tokenizer: WordPiece, examples: Sequence[Example]
     ) -> BertSentences:
         return BertSentences(examples, tokenizer, model.encoder.config.max_seq_len)
-
-    def config(self, model_args: dict[str, Any]) -> BertConfig:
-        return BertConfig(**model_args)
-
-    def shape_errors(self, state: dict[str, Any], config: BertConfig) -> list[str]:
-        return shape_errors_of(state, config, Bert, SIZES)
-
-    def make(self, config: BertConfig) -> nn.Module:
-        return Bert(config)
-
-    def tokenizer(self, saved: bytes, max_len: int | None, path: str) -> WordPiece:
-        tokenizer = WordPiece.from_bytes(saved, path)
-        tokenizer.max_len = max_len
-        return tokenizer
 
 
 FAMILY = BertFamily()

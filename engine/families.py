@@ -24,7 +24,7 @@ from engine.programs import import_part, require_folder, tokenizer_name
 from engine.weights import load_pretrained, shape_errors
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError, short_repr, warn
+from utils import UserError, join_names, short_repr, warn
 
 
 class OtherVocabulary(UserError):
@@ -32,17 +32,24 @@ class OtherVocabulary(UserError):
 
 
 class ModelFamily:
-    """One kind of pretrained model. `part` is what its classifiers call the model in them.
+    """One kind of pretrained model.
 
     Its models have a `config`, a frozen dataclass with `max_seq_len`, `attention` and `ignores_padding`. Its tokenizers
     have `pad_id`, `max_len` and `to_bytes`.
     """
 
     name: str
-    part: str
 
     def load(self, plan: Plan) -> tuple[nn.Module, Any]:
         """The pretrained model of a plan, and its tokenizer. Raises `UserError`."""
+        raise NotImplementedError
+
+    def reopen(self, saved: dict[str, Any], path: str) -> tuple[nn.Module, Any]:
+        """The pretrained model of a saved classifier, whose weights are to be loaded, and its tokenizer.
+
+        saved: what `saved.record_of` made, and the weights under "model"; they are compared with the shape before a
+        model of it is made. path: names the file in errors. Raises `UserError` or `ValueError`.
+        """
         raise NotImplementedError
 
     def make_classifier(
@@ -56,29 +63,21 @@ class ModelFamily:
         """Token ids b s -> log-probabilities b c. settings: see `model_settings`."""
         raise NotImplementedError
 
-    def settings_of(self, model: nn.Module) -> dict[str, Any]:
-        """Those from which `make_classifier` makes this classifier again."""
-        raise NotImplementedError
-
     def encode(self, model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
         """A data set as a classifier reads it."""
         raise NotImplementedError
 
-    def config(self, model_args: dict[str, Any]) -> Any:
-        """Raises `ValueError` for what no model of this kind can have."""
-        raise NotImplementedError
 
-    def shape_errors(self, state: dict[str, Any], config: Any) -> list[str]:
-        """What keeps `state` from filling a model of this config, found without allocating one."""
-        raise NotImplementedError
+def require_shapes(found: list[str]) -> None:
+    """Raises `UserError` that names what `shape_errors` has found."""
+    if found:
+        raise UserError(f"the model does not fit its model_args: {join_names(found)}")
 
-    def make(self, config: Any) -> nn.Module:
-        """A model whose weights are about to be replaced."""
-        raise NotImplementedError
 
-    def tokenizer(self, saved: bytes, max_len: int | None, path: str) -> Any:
-        """What `to_bytes` has saved. path: what errors call it. Raises `UserError`."""
-        raise NotImplementedError
+def part_of(state: dict[str, Any], part: str) -> dict[str, Any]:
+    """The entries of a classifier's state dict that belong to its attribute `part`, under that part's own names."""
+    prefix = f"{part}."
+    return {str(name).removeprefix(prefix): state[name] for name in state if str(name).startswith(prefix)}
 
 
 # ---------------------------------------------------------------------------------------------------- Llamas
@@ -90,10 +89,16 @@ class LlamaFamily(ModelFamily):
     """The models of `llama.py`."""
 
     name = "llama"
-    part = "llama"
 
     def load(self, plan: Plan) -> tuple[Llama, Tokenizer]:
         return load_llama(plan.checkpoint.path, plan.tokenizer.path, plan.attention, plan.max_sentence_len)
+
+    def reopen(self, saved: dict[str, Any], path: str) -> tuple[Llama, Tokenizer]:
+        config = LlamaConfig.from_checkpoint(saved["model_config"]["model_args"])
+        require_shapes(shape_errors(part_of(saved["model"], "llama"), config))
+        vocabulary, max_len = saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"]
+        kind = _json_tokenizers(path) if vocabulary.startswith(b"{") else Tokenizer
+        return Llama(config), kind.from_bytes(vocabulary, max_len, path)
 
     def make_classifier(
         self,
@@ -112,31 +117,11 @@ class LlamaFamily(ModelFamily):
         labels = (tokenizer, list(label_names)) if head == "label words" else ()
         return HEADS[head](config, *labels, llama=pretrained)
 
-    def settings_of(self, model: nn.Module) -> dict[str, Any]:
-        own = [name for name, kind in HEADS.items() if isinstance(model, kind)]
-        head = (own[0], {}) if own else (model.name, model.settings)
-        dropout = model.dropout.p if isinstance(model, LlamaEmbeddingClassifier) else 0.0
-        return model_settings(head, model.num_labels, dropout)
-
     def encode(self, model: nn.Module, tokenizer: Tokenizer, examples: Sequence[Example]) -> LlamaDataset:
         """What it asks follows every text, and there is the room that it needs for answers."""
         config, room = model.llama.config, getattr(model, "room", None)
         rules = EncodingRules(model.prompt_suffix, config.max_seq_len, config.is_causal, room)
         return LlamaDataset(examples, tokenizer, rules)
-
-    def config(self, model_args: dict[str, Any]) -> LlamaConfig:
-        return LlamaConfig.from_checkpoint(model_args)
-
-    def shape_errors(self, state: dict[str, Any], config: LlamaConfig) -> list[str]:
-        return shape_errors(state, config)
-
-    def make(self, config: LlamaConfig) -> Llama:
-        return Llama(config)
-
-    def tokenizer(self, saved: bytes, max_len: int | None, path: str) -> Tokenizer:
-        if saved.startswith(b"{"):
-            return _json_tokenizers(path).from_bytes(saved, max_len, path)
-        return Tokenizer.from_bytes(saved, max_len, path)
 
 
 LLAMA_FAMILY = LlamaFamily()
@@ -189,6 +174,14 @@ def model_settings(head: tuple[str, Any] | None, num_labels: int, hidden_dropout
     name, settings = head or ("linear", ())
     shape = {"num_labels": num_labels, "hidden_dropout_prob": hidden_dropout_prob}
     return {"head": name, "head_settings": dict(settings), **shape}
+
+
+def settings_of(model: nn.Module) -> dict[str, Any]:
+    """The settings from which `ModelFamily.make_classifier` makes this classifier again."""
+    own = next((name for name, kind in HEADS.items() if isinstance(model, kind)), None)
+    head = (own, {}) if own else (model.name, model.settings) if hasattr(model, "name") else None
+    dropout = getattr(model, "dropout", None)
+    return model_settings(head, model.num_labels, 0.0 if dropout is None else dropout.p)
 
 
 # ------------------------------------------------------------------------------------------------ which one

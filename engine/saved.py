@@ -21,7 +21,7 @@ from config import PRECISIONS
 from engine.batches import Sentences, TextWindows
 from engine.checkpointer import KINDS
 from engine.data import NO_GOLD_LABEL, Example
-from engine.families import LLAMA_FAMILY, create_methods, encode_for, family_named, family_of
+from engine.families import LLAMA_FAMILY, create_methods, encode_for, family_named, family_of, settings_of
 from engine.methods import prepare, pretrained_of
 from engine.processes import SINGLE_PROCESS, Distributed
 from engine.storage import load_tensors, save_tensors
@@ -30,7 +30,7 @@ from engine.training import evaluate
 from engine.weights import is_finite
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError, join_names
+from utils import UserError
 
 # ----------------------------------------------------------------------------------------------------------- saved runs
 
@@ -66,7 +66,7 @@ def record_of(
     return {
         "family": family.name,
         "model_config": {
-            **family.settings_of(model),
+            **settings_of(model),
             "model_args": dataclasses.asdict(pretrained_of(model).config),
         },
         "label_names": list(label_names),
@@ -103,11 +103,8 @@ def load_classifier(path: str | os.PathLike, distributed: Distributed = SINGLE_P
 def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
     settings, state = saved["model_config"], saved["model"]
     family = family_named(saved.get("family", LLAMA_FAMILY.name))
-    config, prefix = family.config(settings["model_args"]), f"{family.part}."
-    pretrained = {str(name).removeprefix(prefix): state[name] for name in state if str(name).startswith(prefix)}
-    if found := family.shape_errors(pretrained, config):  # before a model of this shape is made
-        raise UserError(f"the model does not fit its model_args: {join_names(found)}")
-    tokenizer = family.tokenizer(saved["tokenizer"].numpy().tobytes(), saved["max_sentence_len"], path)
+    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced at once
+        pretrained, tokenizer = family.reopen(saved, path)
     names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
     most, precision = saved["max_sentence_len"], saved["precision"]
     is_possible = len(names) == settings["num_labels"] and all(isinstance(name, str) for name in names)
@@ -115,9 +112,9 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
     is_possible &= isinstance(suffix, str | None) and precision in PRECISIONS
     if not is_possible:
         raise ValueError("settings that cannot be")
-    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced at once
+    with torch.random.fork_rng(devices=[]):
         settings = {"head_settings": {}, **settings}
-        model = family.make_classifier(settings, family.make(config), tokenizer, names)
+        model = family.make_classifier(settings, pretrained, tokenizer, names)
         model.prompt_suffix = suffix
         own = saved["methods"]  # of the methods that could not be merged into the plain model
         prepare(model, create_methods([(name, own[name]["settings"]) for name in reversed(own)]))
@@ -125,7 +122,7 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
     if damaged := [name for name, tensor in model.state_dict().items() if not is_finite(tensor)]:
         raise UserError(f"not all numbers are finite in {damaged[0]}")
     about = SavedRun(
-        tuple(names), tokenizer, suffix, batch_size, precision, config,
+        tuple(names), tokenizer, suffix, batch_size, precision, pretrained.config,
         saved.get("identity", {}), saved.get("epoch"), saved.get("dev_score"),
     )  # fmt: skip
     return model.requires_grad_(False).eval(), about
