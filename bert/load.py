@@ -16,7 +16,7 @@ from torch import nn
 from bert import heads
 from bert.config import BertConfig
 from bert.model import Bert
-from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Layout
+from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, Layout
 from bert.wordpiece import SETTINGS, THEIR_NAMES, VOCABULARY, WordPiece
 from convert.directory import CONFIG, State, read_settings, read_tensors
 from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
@@ -48,7 +48,7 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     make = make or _declared(path, layout, settings)
     encoder, stored = _load_encoder(path, layout, settings)
     model = make(encoder)
-    own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEADS}
+    own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEAD_PARTS}
     if any(_part(name) == _part(DECODER) for name in stored):
         stored.setdefault(DECODER, encoder.state_dict()[TOKENS])
     new, found, wrong = [], {}, []
@@ -137,7 +137,7 @@ def _load_encoder(path: str | os.PathLike, layout: Layout, settings: dict[str, A
         config = layout.config(settings, has_pooler=any(_part(name) == "pooler" for name in state))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    stored = {name: state.pop(name) for name in [*state] if _part(name) in HEADS}
+    stored = {name: state.pop(name) for name in [*state] if _part(name) in HEAD_PARTS}
     if found := shape_errors_of(state, config, Bert, SIZES):
         raise UserError(f"{file} does not fit its {CONFIG}: {layout.in_their_words(join_names(found))}")
     _check_finite(file, state, layout)
@@ -159,7 +159,7 @@ def _canonical_state(tensors: dict, layout: Layout) -> dict:
     for name, tensor in tensors.items():
         full = str(name)
         name = layout.ours(full)
-        if name in LEFT_OVER:
+        if name in COUNTERS:
             continue
         if name in renamed and not _are_alike(tensor, renamed[name]):
             raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")

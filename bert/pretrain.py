@@ -30,7 +30,7 @@ from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fi
 from utils import UserError, warn
 
 SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
-POINT = "pretraining.resume"
+RESUME_POINT = "pretraining.resume"
 NOTHING_LEARNED = (
     "what [MASK] hides is predicted no better than by how frequent each token is; "
     "shorter rows (--length 32), a smaller --lr or more --epochs may help"
@@ -111,7 +111,7 @@ def outputs_of(args: Namespace) -> Outputs:
     beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
     of_init = () if init is None else (Path(init, name) for name in (CONFIG, VOCABULARY, SETTINGS, *WEIGHTS))
     inputs = *args.text, *of_init, args.tokenizer
-    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / POINT, lock_of(out), inputs=inputs)
+    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / RESUME_POINT, lock_of(out), inputs=inputs)
 
 
 def line_of(row: Row) -> str:

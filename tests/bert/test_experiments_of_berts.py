@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_llama, save_checkpoint
+from error_helpers import refused
 from small import our_directory
 
 from advanced.experiments import __main__ as program
@@ -20,9 +21,8 @@ from convert import hugging_face
 from engine.families import load_llama
 from engine.lineage import checksum
 from engine.plan import ComputeSettings
-from utils import UserError
 
-TABLE = {
+TWO_KINDS = {
     "title": "Two kinds",
     "data": {"films": {"batch_size": 4, "epochs": 2}},
     "seeds": [1],
@@ -39,7 +39,7 @@ def table(tmp_path: Path, films: dict[str, Path], tiny_checkpoint: Path, monkeyp
     our_directory(tmp_path / "encoder")
     save_checkpoint(tmp_path / "tiny.pt", random_llama(1))
     (tmp_path / "tiny.model").write_bytes(tiny_checkpoint.with_suffix(".model").read_bytes())
-    return write(tmp_path, TABLE)
+    return write(tmp_path, TWO_KINDS)
 
 
 def write(folder: Path, table: dict) -> Path:
@@ -90,8 +90,8 @@ def test_a_llama_in_a_directory_is_the_llama_of_its_file(table: Path, tmp_path: 
 
 def test_another_kind_of_model_is_refused_by_its_name(table: Path, tmp_path: Path):
     (tmp_path / "encoder" / "config.json").write_text('{"model_type": "t5"}', encoding="utf-8")
-    with pytest.raises(UserError, match="describes a model of type .t5.; known here are llama, bert, distilbert"):
-        model_of(str(tmp_path / "encoder"), None, {})
+    words = "describes a model of type .t5.; known here are llama, bert, distilbert"
+    refused(words, model_of, str(tmp_path / "encoder"), None, {})
 
 
 def test_the_command_lists_what_can_be_started(
@@ -116,18 +116,16 @@ def test_the_command_lists_what_can_be_started(
 def test_what_is_not_for_a_bert_is_refused_before_anything_runs(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict, words: str
 ):
-    path = write(tmp_path, {**TABLE, "rows": [{"name": "plain"}, {"name": "other", **row}]})
-    with pytest.raises(UserError, match=words):
-        run(monkeypatch, path, "--pretrained-model-path", tmp_path / "encoder", "--list")
+    path = write(tmp_path, {**TWO_KINDS, "rows": [{"name": "plain"}, {"name": "other", **row}]})
+    refused(words, run, monkeypatch, path, "--pretrained-model-path", tmp_path / "encoder", "--list")
 
 
 def test_a_directory_has_its_own_vocabulary(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flags = [table, "--pretrained-model-path", tmp_path / "encoder", "--list"]
-    with pytest.raises(UserError, match="the vocabulary is that of --pretrained-model-path"):
-        run(monkeypatch, *flags, "--tokenizer", tmp_path / "tiny.model")
+    words = "the vocabulary is that of --pretrained-model-path"
+    refused(words, run, monkeypatch, *flags, "--tokenizer", tmp_path / "tiny.model")
     (tmp_path / "encoder" / "vocab.txt").unlink()
-    with pytest.raises(UserError, match="holds no vocab.txt"):
-        run(monkeypatch, *flags)
+    refused("holds no vocab.txt", run, monkeypatch, *flags)
 
 
 def test_the_cost_of_an_encoder_is_measured_beside_that_of_a_decoder(
@@ -155,5 +153,4 @@ def test_methods_of_decoders_are_not_measured_on_an_encoder(
 ):
     flags = ["--pretrained-model-path", str(tmp_path / "encoder"), "--methods", "prompt-finetune"]
     monkeypatch.setattr(sys, "argv", ["cost", *flags])
-    with pytest.raises(UserError, match="prompt-finetune is not for models of the kind bert"):
-        cost.main()
+    refused("prompt-finetune is not for models of the kind bert", cost.main)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import asset
+from error_helpers import refused
 
 tokenizers = pytest.importorskip("tokenizers")
 from bert import compare  # noqa: E402
 from bert.merges import by_count, by_likelihood, continued, learn, read, with_end, with_space  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
-from utils import UserError  # noqa: E402
 
 SPELLINGS = (with_end, with_space, continued)
 
@@ -111,8 +111,7 @@ def test_the_page_is_what_the_program_writes(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("page", ["", "<!-- table a -->\n<!-- end -->\n" * 2, "<!-- table b -->\n<!-- end -->\n"])
 def test_a_page_without_its_marks_is_refused(page: str):
-    with pytest.raises(UserError, match="must have the marks"):
-        compare.fill(page, {"a": []})
+    refused("must have the marks", compare.fill, page, {"a": []})
 
 
 def test_llamas_own_tokenizer_gives_every_sentence_back(assets: Path):

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 import torch
+from error_helpers import refused
 
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.pairs import Document, pairs_of
 from bert.wordpiece import SPECIAL, WordPiece
 from engine.tasks import NO_TARGET
-from utils import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -280,8 +280,7 @@ def test_a_run_that_was_stopped_sees_what_it_would_have_seen(tokenizer: WordPiec
     ],
 )
 def test_a_text_or_a_row_that_is_too_small_is_refused(tokenizer: WordPiece, texts: list, settings: dict, words: str):
-    with pytest.raises(UserError, match=words):
-        PretrainingData([*sentences_of(texts, tokenizer)], tokenizer, **{"length": 24, **settings})
+    refused(words, PretrainingData, [*sentences_of(texts, tokenizer)], tokenizer, **{"length": 24, **settings})
     least = {"length": 5} if settings.get("has_next", True) else {"length": 3, "has_next": False}
     assert PretrainingData([*sentences_of(["a b\nc d", "e"], tokenizer)], tokenizer, **least)[0, 0]["token_ids"]
 

@@ -6,12 +6,12 @@ import string
 
 import pytest
 import torch
+from error_helpers import refused
 
 from bert.spans import LONGEST, SpanData, Spans, best_span, windows_of
 from bert.squad import Answer, Question
 from bert.wordpiece import SPECIAL, WordPiece
 from engine.processes import SINGLE_PROCESS
-from utils import UserError
 
 WORDS = [f"{first}{second}" for first in string.ascii_lowercase for second in string.ascii_lowercase]
 TOKENIZER = WordPiece([*SPECIAL, *WORDS, "?"])
@@ -77,10 +77,8 @@ def test_no_answer_is_cls_and_a_long_question_is_cut():
     long = question_of(30, asked=" ".join(WORDS[100:160]))
     windows = [*windows_of(0, long, TOKENIZER, 20, 9)]
     assert all(window.first == 10 and len(window.ids) <= 20 for window in windows)
-    with pytest.raises(UserError, match="no room for a question"):
-        SpanData([long], TOKENIZER, 7, 3)
-    with pytest.raises(UserError, match="a stride of 0"):
-        SpanData([long], TOKENIZER, 20, 0)
+    refused("no room for a question", SpanData, [long], TOKENIZER, 7, 3)
+    refused("a stride of 0", SpanData, [long], TOKENIZER, 20, 0)
 
 
 def test_a_batch_is_padded():
