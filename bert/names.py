@@ -97,7 +97,7 @@ class Layout:
         return {"cls.predictions.decoder.bias": "cls.predictions.bias"}.get(theirs, theirs)
 
     def config(self, settings: Mapping[str, Any], has_pooler: bool) -> BertConfig:
-        """The config that a `config.json` describes. Raises `ValueError` for what no model here computes."""
+        """The config of a `config.json`. Raises `ValueError` for a setting that no model here computes."""
         for name, plain in FIXED_SETTINGS.items():
             if settings.get(name, plain) not in (plain, None):
                 raise ValueError(f"{name}={short_repr(settings[name])}: no model here computes that")
@@ -112,7 +112,7 @@ class Layout:
             raise ValueError(self.in_their_words(str(error))) from None
 
     def in_their_words(self, message: str) -> str:
-        """What a message says of our settings and tensors, of theirs, which the reader can look up in the file."""
+        """A message with their names of settings and tensors for ours: the reader can look them up in the file."""
 
         def tensor(found: re.Match) -> str:
             try:
@@ -124,7 +124,7 @@ class Layout:
         return re.sub(r"[\w.]+\.(weight|bias)\b", tensor, message)
 
     def config_json(self, config: BertConfig) -> dict[str, Any]:
-        """What a `config.json` says of a config."""
+        """The content of a `config.json` for a config."""
         settings = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
         return {"model_type": self.name, **settings, "sinusoidal_pos_embds": config.positions == "sinusoidal"}
 

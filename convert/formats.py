@@ -1,4 +1,4 @@
-"""What the formats of other programs have in common: which numbers they hold, and what none of them can say."""
+"""Shared by the formats of other programs: their types of numbers, checks, and writing a file whole or not at all."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
 
 
 def _heads(name: str, config: LlamaConfig) -> int | None:
-    """How many heads a matrix projects to, if what it gives is rotated."""
+    """The number of heads of a matrix whose output is rotated, else None."""
     return {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}.get(name.split(".")[-2])
 
 
@@ -74,7 +74,7 @@ def _heads(name: str, config: LlamaConfig) -> int | None:
 
 
 def read_config(folder: Path, attention: str | None = None) -> LlamaConfig:
-    """The config of a directory. Raises `UserError` for what no model here computes, by name."""
+    """The config of a directory. Raises `UserError` that names a setting which no model here computes."""
     file = folder / CONFIG
     settings = read_settings(file)
     if (kind := settings.get("model_type")) != "llama":
@@ -87,7 +87,7 @@ def read_config(folder: Path, attention: str | None = None) -> LlamaConfig:
 
 
 def config_of(settings: Mapping[str, Any], attention: str = "causal") -> LlamaConfig:
-    """What a `config.json` describes. Raises `ValueError`."""
+    """The config of a `config.json`. Raises `ValueError`."""
     for name, harmless in HARMLESS.items():
         if settings.get(name) is not None and settings[name] not in harmless:
             raise ValueError(f"{name}={short_repr(settings[name])}: no model here computes that")
@@ -183,7 +183,7 @@ def our_name(theirs: str) -> str | None:
 
 
 def in_their_words(message: str) -> str:
-    """What a message says of our settings and tensors, of theirs, which the reader can look up in the file."""
+    """A message with their names of settings and tensors for ours: the reader can look them up in the file."""
     from convert.names import LAYER_NAMES, MODEL_NAMES
 
     message = re.sub(r"\b([a-z_]+)(?==)", lambda found: LLAMA_SETTINGS.get(found[1], (found[1],))[0], message)
@@ -228,7 +228,7 @@ def write(
 
 
 def tensors_of(state: Mapping[str, torch.Tensor], config: LlamaConfig, dtype: str) -> State:
-    """A state dict under their names; what is tied stands there once. Raises `UserError` as `write`."""
+    """A state dict under their names, with one of two tied matrices. Raises `UserError` as `write`."""
     import torch
 
     from convert.names import hugging_face_state

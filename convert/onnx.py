@@ -98,7 +98,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 
 def write(path: str | os.PathLike, classifier: nn.Module, about: SavedRun) -> None:
-    """Write what `engine.load_classifier` gave. Raises `UserError` for another kind of classifier."""
+    """Write a classifier that `engine.load_classifier` has loaded. Raises `UserError` for other kinds."""
     _import_onnx()
     size = sum(4 * parameter.numel() for parameter in classifier.parameters())
     if size >= MOST_ONNX_BYTES:

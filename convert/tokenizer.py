@@ -50,7 +50,7 @@ class JsonTokenizer:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike, max_len: int | None = None) -> JsonTokenizer:
-        """The tokenizer of a file, with what the files beside it say of its special tokens. Raises `UserError`."""
+        """The tokenizer of a file, with the special tokens that the files beside it name. Raises `UserError`."""
         require_file(Path(path), MOST_JSON_BYTES)
         try:
             content = Path(path).read_bytes().decode("utf-8-sig")
@@ -60,7 +60,7 @@ class JsonTokenizer:
 
     @classmethod
     def from_bytes(cls, saved: bytes, max_len: int | None = None, path: str = TOKENIZER_JSON) -> JsonTokenizer:
-        """What `to_bytes` has saved. path: what errors call it."""
+        """The inverse of `to_bytes`. path: its name in errors."""
         try:
             content = json.loads(saved)
             return cls(content["tokenizer"], dict(content["special"]), max_len, path)
@@ -93,7 +93,7 @@ class JsonTokenizer:
         return both[len(before) :] if both[: len(before)] == before else self.encode_all(f" {text}")
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special tokens become nothing, and so does what is beyond the vocabulary."""
+        """The text of token ids; special tokens and ids beyond the vocabulary become nothing."""
         with self._naming_the_file("it cannot decode every token"):
             return self.tokenizer.decode([number for number in ids if number < self.n_words], skip_special_tokens=True)
 
@@ -142,7 +142,7 @@ class JsonTokenizer:
 
 
 def _special_tokens(folder: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer say: texts or ids of bos and eos, and whether bos stands before a text."""
+    """From the files beside a tokenizer: texts or ids of bos and eos, and whether bos stands before a text."""
     beside, config = folder / TOKENIZER_CONFIG, folder / CONFIG
     said = read_settings(beside) if os.path.lexists(beside) else {}
     ids = read_settings(config) if os.path.lexists(config) else {}

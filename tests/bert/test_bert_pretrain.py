@@ -9,7 +9,6 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def made_of(*flags: object) -> list[dict]:
 
 def running(args: Namespace) -> Iterator[dict]:
     compute, outputs = ComputeSettings(torch.device("cpu")), program.outputs_of(args)
-    return pretrain(args, compute, outputs, program.SHAPE, partial(program.config_of, args))
+    return pretrain(args, compute, outputs)
 
 
 def names_in(folder: Path) -> set[str]:
@@ -104,30 +103,36 @@ def test_the_figures_are_those_of_the_saved_model(flags: list, more: list):
     kind = transformers.BertForMaskedLM if args.no_nsp else transformers.BertForPreTraining
     hf, data = kind.from_pretrained(args.out).eval(), held_out_data(args)
     words, hidden, nexts = [], [], []
+
+    def scored(logits: torch.Tensor, target: int) -> tuple[float, bool]:
+        scores = logits.log_softmax(-1)
+        return -float(scores[target]), int(scores.argmax()) == target
+
+    def means(found: list[tuple]) -> tuple[float, float]:
+        return tuple(sum(values) / len(found) for values in zip(*found, strict=True))
+
     for index in range(data.count):
         example = data[0, index]
         with torch.no_grad():
             found = hf(torch.tensor([example["token_ids"]]), token_type_ids=torch.tensor([example["segment_ids"]]))
         logits = found.logits if args.no_nsp else found.prediction_logits
-        for compute, target in enumerate(example["targets"]):
+        for place, target in enumerate(example["targets"]):
             if target != NO_TARGET:
-                scores = logits[0, compute].log_softmax(-1)
-                words.append((-float(scores[target]), int(scores.argmax()) == target))
-                if example["token_ids"][compute] == data.tokenizer.mask_id:
+                words.append(scored(logits[0, place], target))
+                if example["token_ids"][place] == data.tokenizer.mask_id:
                     hidden.append(words[-1])
         if not args.no_nsp:
-            scores = found.seq_relationship_logits[0].log_softmax(-1)
-            nexts.append((-float(scores[example["next"]]), int(scores.argmax()) == example["next"]))
-    loss, accuracy = (sum(values) / len(words) for values in zip(*words, strict=True))
+            nexts.append(scored(found.seq_relationship_logits[0], example["next"]))
+    loss, accuracy = means(words)
     assert best["word_loss"] == pytest.approx(loss, abs=1e-4) and best["word_accuracy"] == pytest.approx(accuracy)
     assert best["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
-    loss, accuracy = (sum(values) / len(hidden) for values in zip(*hidden, strict=True))
+    loss, accuracy = means(hidden)
     assert (len(hidden) == len(words)) == (args.mask == 1)
     assert best["hidden_perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
     assert best["hidden_accuracy"] == pytest.approx(accuracy)
     assert ("next_loss" in best) == (not args.no_nsp)
     if nexts:
-        loss, accuracy = (sum(values) / len(nexts) for values in zip(*nexts, strict=True))
+        loss, accuracy = means(nexts)
         assert best["next_loss"] == pytest.approx(loss, abs=1e-4) and best["next_accuracy"] == pytest.approx(accuracy)
     assert best["held_out"] == pytest.approx(best["word_loss"] + best.get("next_loss", 0.0))
 
@@ -191,7 +196,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(flags: list, tmp_p
     undisturbed = made_of(*flags, *more)
     there = [*flags, *more, "--out", tmp_path / "other"]
     rows_of(arguments(*there), most=3)
-    assert program.RESUME_POINT in names_in(tmp_path / "other")
+    assert program.PRETRAINING_POINT in names_in(tmp_path / "other")
     rows = made_of(*there, "--resume")
 
     def figures(rows: list[dict]) -> list[dict]:
@@ -200,7 +205,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(flags: list, tmp_p
     assert figures(rows) == figures(undisturbed) and len(rows) > 4
     one, other = (load_pretrained(tmp_path / name).state_dict() for name in ("new", "other"))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert program.RESUME_POINT not in names_in(tmp_path / "other")
+    assert program.PRETRAINING_POINT not in names_in(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -329,6 +334,7 @@ def test_next_sentences_need_a_pooler_and_two_segments(
         (["--init", "."], "--tokenizer: the vocabulary is that of --init"),
         (["--precision", "bf16"], "unrecognized arguments"),
         (["--held_out", 0.01], "--held_out 0.01 is too little"),
+        (["--held_out", 0.9], "--held_out 0.9 leaves 1 documents to train on"),
     ],
 )
 def test_a_wrong_flag_is_one_line(flags: list, tmp_path: Path, more: list, words: str, monkeypatch: pytest.MonkeyPatch):
@@ -379,13 +385,6 @@ def test_what_is_there_is_not_overwritten(flags: list, tmp_path: Path):
     refused("is also an input", arguments, "--text", tmp_path / "text.txt", "--init", out, "--out", out, *SHORT_RUN)
 
 
-def test_an_empty_folder_may_be_filled_and_a_strangers_file_stays(flags: list, tmp_path: Path):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "notes").write_text("mine")
-    made_of(*flags)
-    assert names_in(tmp_path / "new") == FILES_OF_RUN - {RECORD} | {"notes"}
-
-
 def test_two_runs_do_not_share_a_name(flags: list, tmp_path: Path):
     first = running(arguments(*flags))
     next(first)
@@ -410,7 +409,7 @@ def test_a_run_that_ends_early_says_what_is_kept(
     with pytest.raises((UserError, KeyboardInterrupt), match=f"{error}; .*{kept}"):
         run_main(monkeypatch, *flags)
     there = names_in(tmp_path / "new") if after else set()
-    assert there == (FILES_OF_RUN | {program.RESUME_POINT} if after else set())
+    assert there == (FILES_OF_RUN | {program.PRETRAINING_POINT} if after else set())
 
 
 def test_equal_runs_make_equal_files(flags: list, tmp_path: Path):
@@ -434,14 +433,13 @@ def test_what_stands_beside_a_vocabulary_counts(
     assert json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())["do_lower_case"] is lower_case
 
 
-def test_a_run_may_write_to_the_folder_where_one_is(flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_may_write_to_the_folder_where_one_is_and_a_strangers_file_stays(
+    flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "notes").write_text("mine")
     monkeypatch.chdir(tmp_path / "here")
     args = arguments(*flags, "--out", ".")
     assert program.outputs_of(args).lock == tmp_path / "here.lock"
     rows_of(args)
-    assert names_in(tmp_path / "here") == FILES_OF_RUN - {RECORD}  # which the program writes
-
-
-def test_what_leaves_nothing_is_named(flags: list):
-    refused("--held_out 0.9 leaves 1 documents to train on", made_of, *flags, "--held_out", 0.9)
+    assert names_in(tmp_path / "here") == FILES_OF_RUN - {RECORD} | {"notes"}  # the program writes the record

@@ -128,16 +128,14 @@ def test_a_text_is_shown_and_its_states_are_written(call: Callable, directory: P
 
 
 def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
-    printed = call("--pretrained-model-path", directory, "--text", "very " * 100)
+    given = ["--pretrained-model-path", directory, "--text"]
+    printed = call(*given, "very " * 100)
     assert "102 tokens, of which 64 are read" in printed and "and 24 more" in printed
     assert "hidden states: 64 tokens of 32 numbers" in printed
-    printed = call("--pretrained-model-path", directory, "--text", "very " * 100, "--max_sentence_len", 3)
-    assert "102 tokens, of which 5 are read" in printed
-    printed = call("--pretrained-model-path", directory, "--text", "a film", "--max_sentence_len", 2)
-    assert "of which" not in printed and "hidden states: 4 tokens" in printed
-    pair = ["--text", "a film", "--text_b", "very good"]
-    printed = call("--pretrained-model-path", directory, *pair, "--max_sentence_len", 4)
-    assert "of which" not in printed and "hidden states: 7 tokens" in printed
+    assert "102 tokens, of which 5 are read" in call(*given, "very " * 100, "--max_sentence_len", 3)
+    for most, pair, tokens in ((2, [], 4), (4, ["--text_b", "very good"], 7)):
+        printed = call(*given, "a film", *pair, "--max_sentence_len", most)
+        assert "of which" not in printed and f"hidden states: {tokens} tokens" in printed
 
 
 # --------------------------------------------------------------------------------------------------- errors
@@ -211,12 +209,11 @@ def test_what_the_model_is_read_from_is_not_written_over(
     call: Callable, flags: Flags, directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = {file.name: file.read_bytes() for file in directory.iterdir()}
-    (directory / "link.pt").symlink_to(directory / "model.safetensors")
-    link = directory / "link.pt"
+    (link := directory / "link.pt").symlink_to(directory / "model.safetensors")
     encode = ["--pretrained-model-path", directory, "--text", "a", "--output", link]
     for given in (encode, [*flags, "--model_out", link]):
         refused("is also model.safetensors of --pretrained-model-path", call, *given)
-    (directory / "link.pt").unlink()
+    link.unlink()
     assert {file.name: file.read_bytes() for file in directory.iterdir()} == files
 
 

@@ -141,29 +141,25 @@ def test_questions_are_learned_answered_and_scored(call: Callable, files: list, 
 
 
 def test_one_question_is_answered_from_its_paragraph(call: Callable, files: list, tmp_path: Path):
-    """By a model whose weights we choose: it begins and ends where the token is [MASK]."""
-    encoder = load_pretrained("bert")
-    encoder_with = BertForQuestionAnswering(encoder)
-    tokenizer = load_tokenizer("bert")
+    """By a model whose weights the test chooses: its answer begins and ends at one token."""
+    model, tokenizer = BertForQuestionAnswering(load_pretrained("bert")), load_tokenizer("bert")
+    encoder = model.encoder
     with torch.no_grad():
-        for parameter in encoder.layers.parameters():
+        for parameter in (*encoder.layers.parameters(), *encoder.embeddings.segments.parameters()):
             parameter.zero_()
         for layer in encoder.layers:
             for norm in (layer.attention_norm, layer.ffn_norm):
                 norm.weight.fill_(1.0)
         encoder.embeddings.positions.weight.zero_()
-        encoder.embeddings.segments.weight.zero_()
-        state = encoder(torch.tensor([[tokenizer.ids["oslo"]]]))[0][0, 0]
-        encoder_with.span.weight.copy_(torch.stack([state, state]))
-    save_pretrained("chosen", encoder_with, tokenizer)
-    given = ["--option", "qa", "--pretrained-model-path", "chosen", "--text"]
-    assert "answer: oslo\n" in call(*given, "where is ben ?", "--text_b", "ben plays in Oslo .".lower())
-    with torch.no_grad():
-        state = encoder(torch.tensor([[tokenizer.cls_id]]))[0][0, 0]
-        encoder_with.span.weight.copy_(torch.stack([state, state]))
-    save_pretrained("none", encoder_with, tokenizer)
-    given[3] = "none"
-    assert "the paragraph does not say it" in call(*given, "where is ben ?", "--text_b", "anna is in basel .")
+    for token, paragraph, said in (
+        (tokenizer.ids["oslo"], "ben plays in oslo .", "answer: oslo\n"),
+        (tokenizer.cls_id, "anna is in basel .", "the paragraph does not say it"),
+    ):
+        with torch.no_grad():
+            model.span.weight.copy_(encoder(torch.tensor([[token]]))[0][0, 0].expand(2, -1))
+        save_pretrained("chosen", model, tokenizer)
+        given = ["--option", "qa", "--pretrained-model-path", "chosen", "--text", "where is ben ?"]
+        assert said in call(*given, "--text_b", paragraph)
 
 
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(

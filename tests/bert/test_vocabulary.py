@@ -73,7 +73,7 @@ def test_words_of_any_text_are_those_that_we_read(lower_case: bool):
     steps = learn(found.elements(), continued, by_count, 10**6)
     pieces = dict.fromkeys(step.piece for step in steps)
     assert [*pieces] == tokenizer.pieces[-len(pieces) :]
-    assert {word for word, count in found.items() if count >= vocabulary.LEAST} <= {*tokenizer.pieces}
+    assert {word for word, count in found.items() if count >= vocabulary.LEAST_SEEN} <= {*tokenizer.pieces}
 
 
 def test_the_same_in_every_process():

@@ -178,8 +178,7 @@ def opened(llama_cpp: ModuleType, path: Path, **how: object):
 
 
 def test_llama_cpp_says_the_same(llama_cpp: ModuleType, tmp_path: Path):
-    command = [sys.executable, "-m", "convert", BUNDLED, tmp_path / "model.gguf", "--to", "gguf"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_module(BUNDLED, tmp_path / "model.gguf", "--to", "gguf", cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == f"wrote {tmp_path / 'model.gguf'}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
@@ -293,13 +292,8 @@ def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, t
 )
 def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tmp_path: Path):
     kind = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, **settings}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 3),
-        model_prefix=str(tmp_path / "other"),
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **kind,
-    )
+    how = dict(model_prefix=str(tmp_path / "other"), hard_vocab_limit=False, minloglevel=2, **kind)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), **how)
     model = Tokenizer(tokenizer_model=tmp_path / "other.model").sp_model
     refused(words, read_vocabulary, model, "other.model")
 

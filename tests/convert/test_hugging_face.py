@@ -35,6 +35,11 @@ def assert_same(ours: Llama, theirs: torch.nn.Module) -> None:
         torch.testing.assert_close(ours(IDS, targets=IDS)[0], theirs(IDS).logits, atol=1e-4, rtol=0)
 
 
+def tensors_in(weights: Path) -> dict[str, torch.Tensor]:
+    """Copies of them, so that the file may be written anew."""
+    return {name: tensor.clone() for name, tensor in load_file(weights).items()}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return save(tmp_path / "model", hf_llama())
@@ -72,11 +77,11 @@ def test_every_way_of_storing(format: str, tmp_path: Path):
     if format == "shards":
         assert len(list(tmp_path.glob("model-*.safetensors"))) > 2 and not weights.exists()
     elif format == "bin-shards":
-        tensors = load_file(weights)
-        halves = [dict(list(tensors.items())[part::2]) for part in (0, 1)]
-        placed = {name: f"pytorch_model-{part}.bin" for part, half in enumerate(halves) for name in half}
-        for part, half in enumerate(halves):
-            torch.save({name: tensor.clone() for name, tensor in half.items()}, tmp_path / f"pytorch_model-{part}.bin")
+        tensors, placed = tensors_in(weights), {}
+        for part in (0, 1):
+            half = dict([*tensors.items()][part::2])
+            placed |= dict.fromkeys(half, f"pytorch_model-{part}.bin")
+            torch.save(half, tmp_path / f"pytorch_model-{part}.bin")
         (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
         weights.unlink()
     elif format in ("bin", "pickle"):
@@ -88,7 +93,7 @@ def test_every_way_of_storing(format: str, tmp_path: Path):
         save(tmp_path, theirs.to(torch.bfloat16))
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     else:
-        tensors = {name.removeprefix("model."): tensor.clone() for name, tensor in load_file(weights).items()}
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors_in(weights).items()}
         tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # as old versions saved it
         save_file(tensors, weights)
     ours = load_pretrained(tmp_path)
@@ -142,7 +147,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
 def test_a_tied_matrix_may_stand_there_twice_or_once_but_not_as_two(tmp_path: Path):
     theirs = hf_llama("smollm")
     weights = save(tmp_path, theirs) / "model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}
+    tensors = tensors_in(weights)
     assert "lm_head.weight" not in tensors
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, weights)
     assert_same(load_pretrained(tmp_path), theirs)
@@ -200,7 +205,7 @@ def test_dropout_in_attention_is_left_out_with_a_warning(folder: Path, capfd: py
 
 def test_tensors_that_do_not_fit_are_named_as_the_file_names_them(folder: Path):
     weights = folder / "model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}
+    tensors = tensors_in(weights)
     del tensors["model.layers.1.mlp.down_proj.weight"], tensors["lm_head.weight"]
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
     tensors["layers.0.attention.compute_query.weight"] = torch.zeros(64, 64)  # a name of ours is foreign there
@@ -367,11 +372,10 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_there_is_not_overwritten(tiny_checkpoint: Path, tmp_path: Path):
-    for name in ("file", "folder"):
-        (tmp_path / name).mkdir() if name == "folder" else (tmp_path / name).write_text("old")
-        refused(
-            "is there already", run_convert, tiny_checkpoint, tmp_path / name, "--to", "hf", "--attention", "causal"
-        )
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("old")
+    for out in tmp_path.iterdir():
+        refused("is there already", run_convert, tiny_checkpoint, out, "--to", "hf", "--attention", "causal")
 
 
 def test_the_bundled_model_and_its_tokenizer_in_transformers(tmp_path: Path):
