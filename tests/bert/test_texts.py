@@ -13,7 +13,6 @@ import transformers
 from error_helpers import refused
 from small import PIECES, call, our_directory, shake, write_vocabulary  # noqa: F401
 
-from bert import answering
 from bert.config import BertConfig
 from bert.heads import BertForPreTraining, BertForQuestionAnswering
 from bert.load import load_model, load_pretrained, load_tokenizer
@@ -21,6 +20,7 @@ from bert.model import Bert
 from bert.questions import FACTS, NOT_SAID, squad
 from bert.save import save_pretrained
 from bert.wordpiece import WordPiece
+from engine.training import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -166,14 +166,14 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     call: Callable, files: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     undisturbed = call(*files, "--model_out", "one", "--epochs", 3)
-    plain = answering.fit
+    plain = Trainer.fit
 
     def stopped(*args: object, **settings: object):
         yield next(plain(*args, **settings))
         raise KeyboardInterrupt("interrupted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(answering, "fit", stopped)
+        patch.setattr(Trainer, "fit", stopped)
         with pytest.raises(KeyboardInterrupt, match="interrupted; the best model so far stays in other, and --resume"):
             call(*files, "--model_out", "other", "--epochs", 3)
     other = [*files, "--model_out", "other", "--epochs", 3]
