@@ -281,6 +281,7 @@ def test_going_on_begins_with_what_the_directory_predicts(flags: list, text: Pat
     rows = rows_of(args)
     assert rows[0]["step"] == 0 and rows[0]["word_loss"] == pytest.approx(rows[1]["word_loss"], rel=0.1)
     assert load_pretrained(args.out).config == load_pretrained(tmp_path / "new").config
+    assert (args.dim, args.dropout) == (32, 0.1)  # noted for the file of figures
     assert (args.out / "vocab.txt").read_bytes() == (tmp_path / "new" / "vocab.txt").read_bytes()
 
 
@@ -361,6 +362,7 @@ def test_without_the_library_a_vocabulary_must_be_given(flags: list, monkeypatch
 
 
 def test_the_shape_and_the_case_are_those_of_the_directory(text: Path, tmp_path: Path):
+    assert arguments("--text", text, "--out", tmp_path / "new", "--dim", 60).hidden_dim == 240  # unless a flag says it
     directory = our_directory(tmp_path / "encoder")
     flags = ["--text", text, *SHORT_RUN, "--out", tmp_path / "new", "--init", directory]
     for more, words in (
