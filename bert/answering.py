@@ -22,20 +22,20 @@ from bert.heads import BertForQuestionAnswering
 from bert.load import check_pairs, load_model, load_tokenizer
 from bert.spans import SpanData, SpanEvaluation, Spans
 from bert.squad import Question, Scores, read_squad
-from bert.wordpiece import SETTINGS, VOCABULARY, WordPiece
+from bert.wordpiece import TOKENIZER_SETTINGS, VOCABULARY, WordPiece
 from convert.directory import CONFIG, SAFETENSORS, lock_of
 from engine.lineage import checksum
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
 from engine.runs import compute_fast
-from engine.text.flags import Outputs
+from engine.text.flags import Outputs, follow
 from engine.text.runs import alone, make_optimizer, resume
-from engine.training import Diverged, Trainer, evaluate
+from engine.training import Trainer, evaluate
 from utils import UserError, atomic_write, choose_device, sha256_of
 
-SCORES, POINT = "scores.json", "finetuning.resume"
-LENGTH = 384  # tokens in a window, as in the code that was published with the paper
-OF_RUN = ("epochs", "lr", "batch_size", "length", "stride", "seed")
+SCORES_FILE, FINETUNING_POINT = "scores.json", "finetuning.resume"
+WINDOW_LENGTH = 384  # tokens in a window, as in the code that was published with the paper
+IDENTITY_FLAGS = ("epochs", "lr", "batch_size", "length", "stride", "seed")
 
 
 def run(args: Namespace) -> None:
@@ -44,7 +44,7 @@ def run(args: Namespace) -> None:
         train(args, compute)
     elif args.dev is not None:
         model, tokenizer = answering_model(args)
-        report(args, judge(args, model, tokenizer, compute))
+        report(args, evaluate_on_dev(args, model, tokenizer, compute))
     else:
         answer(args, compute)
 
@@ -72,12 +72,14 @@ def _check_shape(args: Namespace, model: nn.Module) -> None:
     check_pairs(model.encoder, args.pretrained_model_path)
     positions = model.encoder.config.max_seq_len
     if args.length is None:
-        args.length = min(LENGTH, positions)
+        args.length = min(WINDOW_LENGTH, positions)
     elif args.length > positions:
         raise UserError(f"--length {args.length}: the model has {positions} positions")
 
 
-def judge(args: Namespace, model: nn.Module, tokenizer: WordPiece, compute: ComputeSettings) -> SpanEvaluation:
+def evaluate_on_dev(
+    args: Namespace, model: nn.Module, tokenizer: WordPiece, compute: ComputeSettings
+) -> SpanEvaluation:
     questions, may_be_unanswered = read_squad(args.dev)
     data = SpanData(questions, tokenizer, args.length, args.stride)
     compute_fast(model, compute, trains=False)
@@ -106,27 +108,23 @@ def line_of(scores: Scores) -> str:
 
 def outputs_of(args: Namespace) -> Outputs:
     out = args.out
-    beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
+    beside = tuple(out / name for name in (CONFIG, VOCABULARY, TOKENIZER_SETTINGS))
     inputs = args.train, args.dev, *(Path(args.pretrained_model_path, name) for name in args.model_files)
-    return Outputs(out / SAFETENSORS, beside, out / SCORES, out / POINT, lock_of(out), "--model_out", inputs)
+    figures, point = out / SCORES_FILE, out / FINETUNING_POINT
+    return Outputs(out / SAFETENSORS, beside, figures, point, lock_of(out), "--model_out", inputs)
 
 
 def train(args: Namespace, compute: ComputeSettings) -> None:
-    """Fine-tune, then answer --dev with the epoch that was best on it, made anew from its files."""
+    """Fine-tune, then answer --dev with the best epoch, loaded from its files."""
     args.out = Path(args.model_out)
     outputs = outputs_of(args)
     outputs.check(args)
-    try:
-        for result in alone(args, outputs, lambda: _epochs(args, outputs, compute)):
-            f1 = 100 * result.dev_score
-            print(f"epoch {result.epoch}: train loss :: {result.train_loss:.3f}, dev F1 :: {f1:.2f}", flush=True)
-    except Diverged as error:
-        raise UserError(f"{error}; try a smaller --lr; {outputs.what_is_kept(args)}") from None
-    except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(f"{str(error) or 'interrupted'}; {outputs.what_is_kept(args)}") from None
+    epochs = alone(args, outputs, lambda: _epochs(args, outputs, compute))
+    rows = ({"epoch": each.epoch, "loss": each.train_loss, "f1": 100 * each.dev_score} for each in epochs)
+    follow(args, outputs, rows, "epoch {epoch}: train loss :: {loss:.3f}, dev F1 :: {f1:.2f}".format_map)
     print(f"save the model to {args.out}")
     best, _ = load_model(args.out, BertForQuestionAnswering)
-    found = judge(args, best, load_tokenizer(args.out), compute)
+    found = evaluate_on_dev(args, best, load_tokenizer(args.out), compute)
     with atomic_write(outputs.figures) as file:
         file.write(json.dumps(found.scores._asdict(), indent=1) + "\n")
     report(args, found)
@@ -149,7 +147,7 @@ def _epochs(args: Namespace, outputs: Outputs, compute: ComputeSettings) -> Iter
         "dev": sha256_of(args.dev),
         "init": checksum(args.pretrained_model_path),
         "model_args": asdict(model.encoder.config),
-        **{name: getattr(args, name) for name in OF_RUN},
+        **{name: getattr(args, name) for name in IDENTITY_FLAGS},
     }
     checkpointer = DirectoryCheckpointer(
         outputs.model, outputs.point, {}, identity, args.epochs, methods, flag=outputs.flag, tokenizer=tokenizer

@@ -47,7 +47,7 @@ class Word(NamedTuple):
 def words(
     text: str, lower_case: bool, strip_accents: bool | None = None, spaces_chinese: bool = True
 ) -> Iterator[Word]:
-    """The words of a text, in order. strip_accents: None for what `lower_case` says."""
+    """The words of a text, in order. strip_accents: None means the value of `lower_case`."""
     characters = clean(text, spaces_chinese)
     if lower_case if strip_accents is None else strip_accents:
         characters = without_accents(characters)
@@ -135,7 +135,7 @@ def cleaned(char: str, spaces_chinese: bool) -> str:
 
 @lru_cache(REMEMBERED)
 def decomposed(char: str) -> str:
-    """The letter and the marks that a character stands for."""
+    """The canonical decomposition (NFD) of a character: a letter and its marks."""
     return unicodedata.normalize("NFD", char)
 
 

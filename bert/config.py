@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import dataclass
 
 from config import Checks
@@ -10,11 +11,13 @@ from utils import short_repr
 POSITIONS = ("learned", "sinusoidal")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")  # as `config.json` calls them; gelu_new is GELU approximated by tanh
 
-PRESETS = {
+BERT_PRESETS = {
     "base": dict(dim=768, n_layers=12, n_heads=12),
     "large": dict(dim=1024, n_layers=24, n_heads=16),
     "mini": dict(vocab_size=300, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_seq_len=64),
 }
+# The shape of a new model of `bert.pretrain`, unless flags say otherwise.
+NEW_BERT = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class BertConfig(Checks):
     n_segments, has_pooler: 0 and False in a DistilBERT (Sanh et al. 2019, arXiv:1910.01108, section 3).
     """
 
-    presets = PRESETS
+    presets = BERT_PRESETS
 
     vocab_size: int = 30522
     dim: int = 768
@@ -82,5 +85,13 @@ class BertConfig(Checks):
 
     @property
     def ignores_padding(self) -> bool:
-        """Nobody sees padding, so what is said of a text does not depend on the batch that it stands in."""
+        """No token attends to padding, so the result for a text does not depend on the rest of its batch."""
         return True
+
+
+def config_of(args: Namespace, vocab_size: int, pad_id: int = 0) -> BertConfig:
+    """The config of a new model of `bert.pretrain`. Raises `ValueError` for a shape that no model can have."""
+    sizes = {name: getattr(args, name) for name in NEW_BERT if name != "vocab_size"}
+    return BertConfig(
+        vocab_size=vocab_size, pad_id=pad_id, dropout=args.dropout, attention_dropout=args.dropout, **sizes
+    )

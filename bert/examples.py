@@ -40,7 +40,7 @@ class Noise:
     whole_words: bool = False
 
     def apply(self, ids: list[int], tokenizer: WordPiece, drawing: Random) -> tuple[list[int], list[int]]:
-        """The noisy ids, and the targets: what stood there, `NO_TARGET` where nothing is to be predicted."""
+        """The noisy ids, and the targets: the original ids at masked places, `NO_TARGET` at all others."""
         noisy, targets = [*ids], [NO_TARGET] * len(ids)
         for place in self._chosen(ids, tokenizer, drawing):
             targets[place] = ids[place]
@@ -63,7 +63,7 @@ class Noise:
         return chosen or units[0][:1]
 
     def _units(self, ids: list[int], tokenizer: WordPiece) -> list[list[int]]:
-        """The places of what is chosen together: tokens, or whole words; special tokens never are."""
+        """Groups of places that are chosen together: single tokens, or all tokens of a word; no special tokens."""
         units: list[list[int]] = []
         for place, token in enumerate(ids):
             if token in (tokenizer.cls_id, tokenizer.sep_id):
@@ -106,14 +106,14 @@ class PretrainingData(Dataset):
 
     @cached_property
     def count(self) -> int:
-        """How many examples a pass draws from: as many as the first one has."""
+        """The number of examples in every pass: that of the first one."""
         return len(self.pairs(0))
 
     def __len__(self) -> int:
         return self.count
 
     def pairs(self, number: int) -> list[SegmentPair]:
-        """Of a pass, if they are dynamic. Those of the last one that was asked for are kept."""
+        """The pairs of a pass. Keeps those of the last pass that was read."""
         if self._made[0] != number:
             drawing = Random(f"pairs {self.seed} {number}")
             self._made = number, pairs_of(self.documents, self.length, self.has_next, drawing)
@@ -122,7 +122,7 @@ class PretrainingData(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> dict[str, list[int] | int]:
         number, place = key if self.is_dynamic else (0, key[1])
         pairs = self.pairs(number)
-        a, b, is_next = pairs[place * len(pairs) // self.count]  # what a longer pass has more is left out all over it
+        a, b, is_next = pairs[place * len(pairs) // self.count]  # a longer pass skips some pairs, evenly
         special = self.tokenizer
         ids = [special.cls_id, *a, special.sep_id, *([*b, special.sep_id] if self.has_next else ())]
         segment_ids = [0] * (len(a) + 2) + [1] * (len(ids) - len(a) - 2)
@@ -131,13 +131,10 @@ class PretrainingData(Dataset):
 
     def collate_fn(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """token_ids, segment_ids, targets, is_real: b s; weights: b s, 1 / the number of targets at each; next: b."""
-        longest = max(lengths := [len(example["token_ids"]) for example in examples])
+        lengths = torch.tensor([len(example["token_ids"]) for example in examples])
         fill = {"token_ids": self.tokenizer.pad_id, "segment_ids": 0, "targets": NO_TARGET}
-        batch = {
-            name: torch.tensor([example[name] + [value] * (longest - len(example[name])) for example in examples])
-            for name, value in fill.items()
-        }
-        batch["is_real"] = torch.arange(longest) < torch.tensor(lengths)[:, None]  # a random token may be [PAD] too
+        batch = {name: padded([example[name] for example in examples], value) for name, value in fill.items()}
+        batch["is_real"] = torch.arange(int(lengths.max())) < lengths[:, None]  # a random token may be [PAD] too
         is_asked = batch["targets"] != NO_TARGET
         batch["weights"] = is_asked / is_asked.sum()
         if self.has_next:
@@ -156,6 +153,12 @@ class PretrainingData(Dataset):
         return DataLoader(self, batch_sampler=each, collate_fn=self.collate_fn)
 
 
+def padded(rows: Sequence[list[int]], fill: int) -> torch.Tensor:
+    """Rows of several lengths as b s, with `fill` at the end of the shorter ones."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
+
+
 class NumberedPasses(Passes):
     """`Passes` whose places come with the number of their pass."""
 
@@ -164,8 +167,11 @@ class NumberedPasses(Passes):
 
 
 def sentences_of(documents: Sequence[str], tokenizer: WordPiece) -> Iterator[Document]:
-    """The token ids of documents, which have a sentence in each line. What has no tokens is left out, and so is a
-    special token that the text writes out: it would end a segment, or hide a token that nobody asks for."""
+    """The token ids of documents that have a sentence in each line.
+
+    Leaves out sentences without tokens. Leaves out special tokens that the text spells out, as "[SEP]": they would end
+    a segment, or stand for a token that no target names.
+    """
     special = {tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.mask_id}
     for document in documents:
         lines = map(tokenizer.tokenize, document.split("\n"))

@@ -1,6 +1,7 @@
-"""What is asked of a BERT: heads that turn its hidden states into log-probabilities.
+"""The heads of a BERT, which turn its hidden states into log-probabilities.
 
-All take what the encoder takes, `(input_ids, segment_ids=None, padding_mask=None)`, and train it along.
+All models here take the arguments of the encoder, `(input_ids, segment_ids=None, padding_mask=None)`, and train the
+encoder with the head.
 
 Shapes: b batch   s position   D model dim   v vocabulary   c classes
 """
@@ -40,7 +41,7 @@ class MaskedLM(nn.Module):
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits. hidden: ... D -> ... v: all positions, or those that are asked for alone."""
+        """Logits. hidden: ... D -> ... v, for all positions or a selection of them."""
         return self.decoder(self.norm(self.activation(self.transform(hidden))))
 
 
@@ -110,7 +111,7 @@ class BertForMaskedLM(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, segment_ids: Ids = None, padding_mask: Ids = None, at: Ids = None
     ) -> torch.Tensor:
-        """b s -> log-probabilities b s v, or n v where `at` says which tokens alone are asked for."""
+        """b s -> log-probabilities b s v. at: b s, true at n tokens -> n v for these alone."""
         hidden, _ = self.encoder(input_ids, segment_ids, padding_mask)
         return _words(self.masked_lm, hidden, at)
 

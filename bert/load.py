@@ -16,8 +16,8 @@ from torch import nn
 from bert import heads
 from bert.config import BertConfig
 from bert.model import Bert
-from bert.names import BERT, DISTILBERT, HEADS, LEFT_OVER, Layout
-from bert.wordpiece import SETTINGS, THEIR_NAMES, VOCABULARY, WordPiece
+from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, Layout
+from bert.wordpiece import THEIR_NAMES, TOKENIZER_SETTINGS, VOCABULARY, WordPiece
 from convert.directory import CONFIG, State, read_settings, read_tensors
 from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
 from utils import UserError, join_names, short_repr, shorten, warn
@@ -29,9 +29,9 @@ DECODER, TOKENS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # whic
 def load_pretrained(path: str | os.PathLike) -> Bert:
     """The encoder of a directory, in float32 on the CPU, in evaluation mode; weights of heads are passed over.
 
-    A directory that has no weights of a pooler gives an encoder without one. A DistilBERT that is trained further drops
-    out the output of attention too, as BERT does. Raises `UserError` if a file is missing
-    or damaged, or describes another kind of model: every missing, unexpected or misshapen key is named.
+    A directory without weights of a pooler gives an encoder without one. Further training of a DistilBERT drops out the
+    output of attention too, as in BERT. Raises `UserError` if a file is missing or damaged, or describes another kind
+    of model: the message names every missing, unexpected or misshapen key.
     """
     return _load_encoder(path, *read_config(path))[0]
 
@@ -48,7 +48,7 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     make = make or _declared(path, layout, settings)
     encoder, stored = _load_encoder(path, layout, settings)
     model = make(encoder)
-    own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEADS}
+    own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEAD_PARTS}
     if any(_part(name) == _part(DECODER) for name in stored):
         stored.setdefault(DECODER, encoder.state_dict()[TOKENS])
     new, found, wrong = [], {}, []
@@ -94,7 +94,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     """
     if lower_case is not None:
         return WordPiece.from_file(path, lower_case)
-    beside = Path(path).with_name(SETTINGS)
+    beside = Path(path).with_name(TOKENIZER_SETTINGS)
     said = read_settings(beside) if beside.exists() else {}
     found = {ours: said[theirs] for ours, theirs in THEIR_NAMES.items() if said.get(theirs) is not None}
     for name, value in found.items():
@@ -104,13 +104,13 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
 
 
 def check_pairs(encoder: Bert, path: str | os.PathLike) -> None:
-    """Raises `UserError` for an encoder of one segment, which cannot be told two texts apart by."""
+    """Raises `UserError` for an encoder of one segment: it cannot tell two texts apart."""
     if encoder.config.n_segments == 1:
         raise UserError(f"{path} has one segment (type_vocab_size is 1), and a pair of texts needs two")
 
 
 def read_config(path: str | os.PathLike) -> tuple[Layout, dict[str, Any]]:
-    """Which of the two formats a directory has, and its settings. Raises `UserError`."""
+    """The format of a directory, BERT's or DistilBERT's, and its settings. Raises `UserError`."""
     if not Path(path).is_dir():
         raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT")
     file = Path(path, CONFIG)
@@ -137,7 +137,7 @@ def _load_encoder(path: str | os.PathLike, layout: Layout, settings: dict[str, A
         config = layout.config(settings, has_pooler=any(_part(name) == "pooler" for name in state))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    stored = {name: state.pop(name) for name in [*state] if _part(name) in HEADS}
+    stored = {name: state.pop(name) for name in [*state] if _part(name) in HEAD_PARTS}
     if found := shape_errors_of(state, config, Bert, SIZES):
         raise UserError(f"{file} does not fit its {CONFIG}: {layout.in_their_words(join_names(found))}")
     _check_finite(file, state, layout)
@@ -159,7 +159,7 @@ def _canonical_state(tensors: dict, layout: Layout) -> dict:
     for name, tensor in tensors.items():
         full = str(name)
         name = layout.ours(full)
-        if name in LEFT_OVER:
+        if name in COUNTERS:
             continue
         if name in renamed and not _are_alike(tensor, renamed[name]):
             raise ValueError(f"{shorten(before[name])} and {shorten(full)} are names of the same tensor; keep one")
@@ -168,9 +168,7 @@ def _canonical_state(tensors: dict, layout: Layout) -> dict:
 
 
 def _are_alike(a: Any, b: Any) -> bool:
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return False
-    return a.shape == b.shape and are_equal(a, b)
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and are_equal(a, b)
 
 
 def _declared(path: str | os.PathLike, layout: Layout, settings: dict[str, Any]) -> Callable[[Bert], nn.Module]:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from bert.vocabulary import LEAST
+from bert.vocabulary import LEAST_SEEN
 from bert.wordpiece import CONTINUED
 
-END, SPACE = "</w>", "\u2581"
+WORD_END, SPACE_MARK = "</w>", "\u2581"
 
 Parts = tuple[str, ...]  # of one word
 Score = Callable[[int, int, int], float]
@@ -38,16 +38,16 @@ def by_likelihood(pair: int, first: int, second: int) -> float:
 
 def with_end(word: str) -> Parts:
     """As Sennrich et al. do it: a part of its own says where the word ends."""
-    return (*word, END)
+    return (*word, WORD_END)
 
 
 def with_space(word: str) -> Parts:
     """As SentencePiece does it: the space in front of a word is a character."""
-    return (SPACE, *word)
+    return (SPACE_MARK, *word)
 
 
 def continued(word: str) -> Parts:
-    """As WordPiece does it: what does not begin a word has ## in front."""
+    """As WordPiece does it: every part but the first one of a word has ## in front."""
     return (word[0], *(f"{CONTINUED}{letter}" for letter in word[1:]))
 
 
@@ -67,7 +67,7 @@ class MergeStep(NamedTuple):
 
 
 def learn(words: Iterable[str], spell: Callable[[str], Parts], score: Score, steps: int) -> Iterator[MergeStep]:
-    """The first steps, as long as there are pairs that occur at least `LEAST` times.
+    """The first steps, as long as there are pairs that occur at least `LEAST_SEEN` times.
 
     Of pairs with equal scores, that of the parts wins that are known the longest: at the beginning letters in the order
     of their code points, and behind them those with ##.
@@ -78,15 +78,14 @@ def learn(words: Iterable[str], spell: Callable[[str], Parts], score: Score, ste
         count(word, times, parts, pairs)
     known = {part: number for number, part in enumerate(sorted(parts, key=_begins_a_word_first))}
     for _ in range(steps):
-        scores = {(a, b): score(n, parts[a], parts[b]) for (a, b), n in pairs.items() if n >= LEAST}
+        scores = {(a, b): score(n, parts[a], parts[b]) for (a, b), n in pairs.items() if n >= LEAST_SEEN}
         if not scores:
             return
         highest = max(scores.values())
         best = [pair for pair in scores if scores[pair] == highest]
         first, second = min(best, key=lambda pair: (known[pair[0]], known[pair[1]]))
-        step = MergeStep(
-            first, second, joined(first, second), pairs[first, second], (parts[first], parts[second]), highest
-        )
+        seen, parts_seen = pairs[first, second], (parts[first], parts[second])
+        step = MergeStep(first, second, joined(first, second), seen, parts_seen, highest)
         yield step
         known.setdefault(step.piece, len(known))
         for word in [word for word in spelled if first in word]:

@@ -122,7 +122,7 @@ class BertLayer(nn.Module):
 class Bert(nn.Module):
     """The encoder: token ids to a hidden state for each token and, with a pooler, a vector for the whole text."""
 
-    kernels = "bert.kernels"  # what plans faster stand-ins for its modules, see `fast.apply`
+    kernels = "bert.kernels"  # the module that plans faster replacements, see `fast.apply`
 
     def __init__(self, config: BertConfig):
         super().__init__()

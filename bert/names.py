@@ -10,97 +10,71 @@ from typing import Any
 from bert.config import BertConfig
 from utils import short_repr
 
-# Names within a layer, and around the layers. Each stands for a weight and, but for embeddings, a bias.
-BERT_LAYER = {
-    "attention.compute_query": "attention.self.query",
-    "attention.compute_key": "attention.self.key",
-    "attention.compute_value": "attention.self.value",
-    "attention.compute_output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "feed_forward.w1": "intermediate.dense",
-    "feed_forward.w2": "output.dense",
-    "ffn_norm": "output.LayerNorm",
-}
-DISTILBERT_LAYER = {
-    "attention.compute_query": "attention.q_lin",
-    "attention.compute_key": "attention.k_lin",
-    "attention.compute_value": "attention.v_lin",
-    "attention.compute_output": "attention.out_lin",
-    "attention_norm": "sa_layer_norm",
-    "feed_forward.w1": "ffn.lin1",
-    "feed_forward.w2": "ffn.lin2",
-    "ffn_norm": "output_layer_norm",
-}
-EMBEDDINGS = {
-    "embeddings.tokens": "embeddings.word_embeddings",
-    "embeddings.positions": "embeddings.position_embeddings",
-    "embeddings.segments": "embeddings.token_type_embeddings",
-    "embeddings.norm": "embeddings.LayerNorm",
-}
-BERT_HEADS = {
-    "pooler": "pooler.dense",
-    "masked_lm.transform": "cls.predictions.transform.dense",
-    "masked_lm.norm": "cls.predictions.transform.LayerNorm",
-    "masked_lm.decoder": "cls.predictions.decoder",
-    "next_sentence": "cls.seq_relationship",
-    "classifier": "classifier",
-    "span": "qa_outputs",
-}
-DISTILBERT_HEADS = {
-    "masked_lm.transform": "vocab_transform",
-    "masked_lm.norm": "vocab_layer_norm",
-    "masked_lm.decoder": "vocab_projector",
-    "transform": "pre_classifier",
-    "classifier": "classifier",
-    "span": "qa_outputs",
-}
-HEADS = {name.partition(".")[0] for name in (*BERT_HEADS, *DISTILBERT_HEADS)} - {"pooler"}
-LEFT_OVER = ("embeddings.position_ids", "embeddings.token_type_ids")  # counters that older versions saved as well
+# Our name of a weight and its bias, that in a BERT, that in a DistilBERT; None where it has no such tensor.
+LAYER_TENSORS = (
+    ("attention.compute_query", "attention.self.query", "attention.q_lin"),
+    ("attention.compute_key", "attention.self.key", "attention.k_lin"),
+    ("attention.compute_value", "attention.self.value", "attention.v_lin"),
+    ("attention.compute_output", "attention.output.dense", "attention.out_lin"),
+    ("attention_norm", "attention.output.LayerNorm", "sa_layer_norm"),
+    ("feed_forward.w1", "intermediate.dense", "ffn.lin1"),
+    ("feed_forward.w2", "output.dense", "ffn.lin2"),
+    ("ffn_norm", "output.LayerNorm", "output_layer_norm"),
+)
+EMBEDDING_TENSORS = (
+    ("embeddings.tokens", "embeddings.word_embeddings", "embeddings.word_embeddings"),
+    ("embeddings.positions", "embeddings.position_embeddings", "embeddings.position_embeddings"),
+    ("embeddings.segments", "embeddings.token_type_embeddings", "embeddings.token_type_embeddings"),
+    ("embeddings.norm", "embeddings.LayerNorm", "embeddings.LayerNorm"),
+)
+HEAD_TENSORS = (
+    ("pooler", "pooler.dense", None),
+    ("masked_lm.transform", "cls.predictions.transform.dense", "vocab_transform"),
+    ("masked_lm.norm", "cls.predictions.transform.LayerNorm", "vocab_layer_norm"),
+    ("masked_lm.decoder", "cls.predictions.decoder", "vocab_projector"),
+    ("next_sentence", "cls.seq_relationship", None),
+    ("transform", None, "pre_classifier"),
+    ("classifier", "classifier", "classifier"),
+    ("span", "qa_outputs", "qa_outputs"),
+)
+HEAD_PARTS = {ours.partition(".")[0] for ours, *_ in HEAD_TENSORS} - {"pooler"}
+COUNTERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # older versions saved them beside the weights
 
-BERT_SETTINGS = {
-    "vocab_size": "vocab_size",
-    "dim": "hidden_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "hidden_dim": "intermediate_size",
-    "max_seq_len": "max_position_embeddings",
-    "n_segments": "type_vocab_size",
-    "activation": "hidden_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "head_dropout": "classifier_dropout",
-    "layer_norm_eps": "layer_norm_eps",
-    "pad_id": "pad_token_id",
-}
-DISTILBERT_SETTINGS = {
-    "vocab_size": "vocab_size",
-    "dim": "dim",
-    "n_layers": "n_layers",
-    "n_heads": "n_heads",
-    "hidden_dim": "hidden_dim",
-    "max_seq_len": "max_position_embeddings",
-    "activation": "activation",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "head_dropout": "seq_classif_dropout",
-    "pad_id": "pad_token_id",
-}
+CONFIG_FIELDS = (  # of `BertConfig`, and the names of the same settings in the two kinds of `config.json`
+    ("vocab_size", "vocab_size", "vocab_size"),
+    ("dim", "hidden_size", "dim"),
+    ("n_layers", "num_hidden_layers", "n_layers"),
+    ("n_heads", "num_attention_heads", "n_heads"),
+    ("hidden_dim", "intermediate_size", "hidden_dim"),
+    ("max_seq_len", "max_position_embeddings", "max_position_embeddings"),
+    ("n_segments", "type_vocab_size", None),
+    ("activation", "hidden_act", "activation"),
+    ("dropout", "hidden_dropout_prob", "dropout"),
+    ("attention_dropout", "attention_probs_dropout_prob", "attention_dropout"),
+    ("head_dropout", "classifier_dropout", "seq_classif_dropout"),
+    ("layer_norm_eps", "layer_norm_eps", None),
+    ("pad_id", "pad_token_id", "pad_token_id"),
+)
+# Settings of a `config.json` that would change what is computed, each with the value that changes nothing.
+FIXED_SETTINGS = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the two formats. defaults: of settings that a `config.json` leaves out, where they are not `BertConfig`'s.
+    """One of the two formats. Every mapping goes from our names to theirs.
 
-    Settings and defaults go from our names; `tensors` and `layer` too, without `.weight` and `.bias`.
+    name: the model_type in `config.json`, and what stands before the names of a model with a head. prefix: of the names
+    of classes. layers: what stands before a layer's number. layer, tensors: without `.weight` and `.bias`. defaults: of
+    settings that a `config.json` leaves out, where they differ from those of `BertConfig`.
     """
 
-    name: str  # model_type in `config.json`; in front of the names of a model with a head
-    layers: str  # in front of a layer's number
+    name: str
+    prefix: str
+    layers: str
     layer: Mapping[str, str]
     tensors: Mapping[str, str]
     settings: Mapping[str, str]
     defaults: Mapping[str, Any]
-    prefix: str  # of the names of classes
 
     def ours(self, name: str) -> str:
         """Our name for a tensor of a file, of any age; an unknown one stays as it is."""
@@ -123,8 +97,8 @@ class Layout:
         return {"cls.predictions.decoder.bias": "cls.predictions.bias"}.get(theirs, theirs)
 
     def config(self, settings: Mapping[str, Any], has_pooler: bool) -> BertConfig:
-        """The config that a `config.json` describes. Raises `ValueError` for what no model here computes."""
-        for name, plain in PLAIN.items():
+        """The config of a `config.json`. Raises `ValueError` for a setting that no model here computes."""
+        for name, plain in FIXED_SETTINGS.items():
             if settings.get(name, plain) not in (plain, None):
                 raise ValueError(f"{name}={short_repr(settings[name])}: no model here computes that")
         fields = dict(self.defaults)
@@ -138,7 +112,7 @@ class Layout:
             raise ValueError(self.in_their_words(str(error))) from None
 
     def in_their_words(self, message: str) -> str:
-        """What a message says of our settings and tensors, of theirs, which the reader can look up in the file."""
+        """A message with their names of settings and tensors for ours: the reader can look them up in the file."""
 
         def tensor(found: re.Match) -> str:
             try:
@@ -150,7 +124,7 @@ class Layout:
         return re.sub(r"[\w.]+\.(weight|bias)\b", tensor, message)
 
     def config_json(self, config: BertConfig) -> dict[str, Any]:
-        """What a `config.json` says of a config."""
+        """The content of a `config.json` for a config."""
         settings = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
         return {"model_type": self.name, **settings, "sinusoidal_pos_embds": config.positions == "sinusoidal"}
 
@@ -159,30 +133,17 @@ def _inverse(names: Mapping[str, str]) -> dict[str, str]:
     return {theirs: ours for ours, theirs in names.items()}
 
 
-# what `config.json` may say that would change what is computed, with the value under which it does not
-PLAIN = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
-BERT = Layout(
-    name="bert",
-    layers="encoder.layer.",
-    layer=BERT_LAYER,
-    tensors=EMBEDDINGS | BERT_HEADS,
-    settings=BERT_SETTINGS,
-    defaults={"hidden_dim": 3072},
-    prefix="Bert",
-)
-DISTILBERT = Layout(
-    name="distilbert",
-    layers="transformer.layer.",
-    layer=DISTILBERT_LAYER,
-    tensors=EMBEDDINGS | DISTILBERT_HEADS,
-    settings=DISTILBERT_SETTINGS,
-    defaults={"hidden_dim": 3072, "n_layers": 6, "n_segments": 0, "head_dropout": 0.2},
-    prefix="DistilBert",
-)
+def _layout(column: int, name: str, prefix: str, layers: str, **defaults: Any) -> Layout:
+    """The format of this column in the tables above."""
+    tables = LAYER_TENSORS, EMBEDDING_TENSORS + HEAD_TENSORS, CONFIG_FIELDS
+    names = ({row[0]: row[column] for row in table if row[column] is not None} for table in tables)
+    return Layout(name, prefix, layers, *names, defaults={"hidden_dim": 3072, **defaults})
+
+
+BERT = _layout(1, "bert", "Bert", "encoder.layer.")
+DISTILBERT = _layout(
+    2, "distilbert", "DistilBert", "transformer.layer.", n_layers=6, n_segments=0, head_dropout=0.2
+)  # fmt: skip
 
 
 def layout_of(config: BertConfig) -> Layout:

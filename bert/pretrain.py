@@ -8,29 +8,27 @@ of a BERT; heads that it lacks begin anew. A vocabulary is trained on the texts,
 
 DIR becomes such a directory: the best model so far by the loss of held-out documents, its vocabulary and, in
 pretraining.json, the figures after about every `--every` steps: loss, perplexity and accuracy of masked tokens, loss
-and accuracy of next sentences, beside them what one gets who says the most frequent token everywhere. Nothing is there
-before the first measurement, and what is there already is never overwritten by another run.
+and accuracy of next sentences, beside those of predictions from the frequencies of tokens alone. No file is written
+before the first measurement, and no run overwrites the files of another one.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 
-from bert.config import BertConfig
+from bert.config import NEW_BERT, config_of
 from bert.package import PACKAGE, directory_of
 from bert.vocabulary import tokenizers
-from bert.wordpiece import SETTINGS, VOCABULARY
+from bert.wordpiece import TOKENIZER_SETTINGS, VOCABULARY
 from convert.directory import CONFIG, SAFETENSORS, WEIGHTS, lock_of, require_safetensors
 from engine.lineage import RECORD
 from engine.programs import ArgumentParser, run_main
 from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
 from utils import UserError, warn
 
-SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
-POINT = "pretraining.resume"
+PRETRAINING_POINT = "pretraining.resume"
 NOTHING_LEARNED = (
     "what [MASK] hides is predicted no better than by how frequent each token is; "
     "shorter rows (--length 32), a smaller --lr or more --epochs may help"
@@ -53,7 +51,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--whole_words", action="store_true", help="the pieces of a word are chosen together")
     add("--static", action="store_true", help="every pass has the pairs and masks of the first one")
     shape = parser.add_argument_group("a new model").add_argument
-    for name, value in SHAPE.items():
+    for name, value in NEW_BERT.items():
         shape(f"--{name}", type=int, help=f"{value} if not given")
     shape("--dropout", type=float, help="in training; 0.1 if not given")
     cased = "the vocabulary tells case and accents apart; else as is written beside --tokenizer"
@@ -77,7 +75,8 @@ def check_args(args: Namespace) -> None:
         args.tokenizer = found("tokenizer", args.tokenizer)
     elif args.init is None:
         tokenizers()
-    _fill_shape(args)
+    sizes = {**NEW_BERT, "hidden_dim": 4 * (args.dim or NEW_BERT["dim"]), "dropout": 0.1}
+    fill_shape(args, sizes, lambda: config_of(args, args.vocab_size))
     require_safetensors()
     args.out = Path(args.out)
     outputs_of(args).check(args)
@@ -94,24 +93,12 @@ def _check_init(args: Namespace) -> None:
         raise UserError(f"--init {path} holds no {VOCABULARY}")
 
 
-def _fill_shape(args: Namespace) -> None:
-    sizes = {**SHAPE, "hidden_dim": 4 * (args.dim or SHAPE["dim"]), "dropout": 0.1}
-    fill_shape(args, sizes, lambda: config_of(args, args.vocab_size))
-
-
-def config_of(args: Namespace, vocab_size: int, pad_id: int = 0) -> BertConfig:
-    """Raises `ValueError` for what no model can be."""
-    sizes = {name: getattr(args, name) for name in SHAPE if name != "vocab_size"}
-    dropouts = dict(dropout=args.dropout, attention_dropout=args.dropout)
-    return BertConfig(vocab_size=vocab_size, pad_id=pad_id, **sizes, **dropouts)
-
-
 def outputs_of(args: Namespace) -> Outputs:
-    out, init = args.out, args.init
-    beside = tuple(out / name for name in (CONFIG, VOCABULARY, SETTINGS))
-    of_init = () if init is None else (Path(init, name) for name in (CONFIG, VOCABULARY, SETTINGS, *WEIGHTS))
+    out, names = args.out, (CONFIG, VOCABULARY, TOKENIZER_SETTINGS)
+    beside = tuple(out / name for name in names)
+    of_init = () if args.init is None else (Path(args.init, name) for name in (*names, *WEIGHTS))
     inputs = *args.text, *of_init, args.tokenizer
-    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / POINT, lock_of(out), inputs=inputs)
+    return Outputs(out / SAFETENSORS, beside, out / RECORD, out / PRETRAINING_POINT, lock_of(out), inputs=inputs)
 
 
 def line_of(row: Row) -> str:
@@ -142,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
     seed_everything(args.seed)
     outputs = outputs_of(args)
     compute = ComputeSettings(choose_device(args.device))
-    rows = follow(args, outputs, pretrain(args, compute, outputs, SHAPE, partial(config_of, args)), line_of)
+    rows = follow(args, outputs, pretrain(args, compute, outputs), line_of)
     outputs.write_figures(args, rows, record_of(args))
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])
     figures = f"masked tokens :: perplexity {best['perplexity']:.2f}, acc {best['word_accuracy']:.3f}"

@@ -1,4 +1,4 @@
-"""The run of `bert.pretrain`: texts as pairs with masked tokens, the model, what is saved, its figures."""
+"""The run of `bert.pretrain`: texts as pairs with masked tokens, the model, its files, its figures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import hashlib
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from bert.config import BertConfig
+from bert.config import NEW_BERT, config_of
 from bert.directory import DirectoryCheckpointer
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.heads import BertForMaskedLM, BertForPreTraining
@@ -33,7 +33,7 @@ from engine.text.runs import Rounds, alone, identity_of, paced, read_texts, trai
 from engine.training import evaluate
 from utils import UserError
 
-ASKED = ("no_nsp", "share", "mask", "random", "whole_words", "static")
+TASK_FLAGS = ("no_nsp", "share", "mask", "random", "whole_words", "static")
 
 
 class PretrainingCorpus(NamedTuple):
@@ -61,7 +61,7 @@ def read_corpus(args: Namespace) -> PretrainingCorpus:
 
 
 def data_of(args: Namespace, corpus: PretrainingCorpus) -> tuple[PretrainingData, PretrainingData]:
-    """What is trained on, and what is held out, which is the same in every measurement."""
+    """The training examples, and the held-out ones, which are the same in every measurement."""
     noise = Noise(args.share, args.mask, args.random, args.whole_words)
     shape = corpus.tokenizer, args.length, noise, not args.no_nsp
     if len(corpus.train) < 2 - args.no_nsp:
@@ -73,12 +73,12 @@ def data_of(args: Namespace, corpus: PretrainingCorpus) -> tuple[PretrainingData
         raise UserError(f"--held_out {args.held_out} is too little: {error}") from None
 
 
-def new_model(args: Namespace, tokenizer: WordPiece, make_config: Callable[[int, int], BertConfig]) -> nn.Module:
-    return _counted(_with_heads(args)(Bert(make_config(len(tokenizer), tokenizer.pad_id))))
+def new_model(args: Namespace, tokenizer: WordPiece) -> nn.Module:
+    return _counted(_with_heads(args)(Bert(config_of(args, len(tokenizer), tokenizer.pad_id))))
 
 
-def model_of_init(args: Namespace, sizes: Collection[str]) -> nn.Module:
-    """sizes: the fields of its config that flags give. Raises `UserError` for one that cannot be trained so."""
+def model_of_init(args: Namespace) -> nn.Module:
+    """The model of --init, whose shape is noted in `args`. Raises `UserError` for one that cannot be trained so."""
     model, new = load_model(args.init, _with_heads(args))
     if new:
         print(f"{args.init} has no {' and no '.join(new)}: what it lacks begins anew")
@@ -87,9 +87,8 @@ def model_of_init(args: Namespace, sizes: Collection[str]) -> nn.Module:
         lacks = f"--init {args.init} has no pooler or no second segment"
         raise UserError(f"{lacks} to tell next sentences by; add --no_nsp")
     check_length(args, config.max_seq_len)
-    for name in sizes:  # as it is, for the figures
+    for name in (*NEW_BERT, "dropout"):  # for the file of figures
         setattr(args, name, getattr(config, name))
-    args.dropout = config.dropout
     return _counted(model)
 
 
@@ -139,8 +138,8 @@ class _Recorded(Pretraining):
 
 def figures_of(found: PretrainingEvaluation) -> dict[str, float]:
     words, hidden, nexts = found.words, found.hidden, found.nexts
-    figures = {"held_out": -found.score, "word_loss": words.loss, "perplexity": words.perplexity}
-    figures["word_accuracy"] = words.accuracy
+    figures = {"held_out": -found.score, "word_loss": words.loss}
+    figures |= {"perplexity": words.perplexity, "word_accuracy": words.accuracy}
     if hidden.count:
         figures |= {"hidden_perplexity": hidden.perplexity, "hidden_accuracy": hidden.accuracy}
     if nexts.count:
@@ -149,9 +148,9 @@ def figures_of(found: PretrainingEvaluation) -> dict[str, float]:
 
 
 def unigrams(train: Sequence[Document], held_out: PretrainingData) -> dict[str, float]:
-    """What one gets at the held-out masks who knows how frequent each token is, and nothing else.
+    """Perplexity and accuracy at the held-out masks, predicted from the frequencies of tokens alone.
 
-    Each token counts once more than it was seen, for none to be impossible.
+    Each token counts once more than it was seen, so that none is impossible.
     """
     counts = Counter(token for document in train for sentence in document for token in sentence)
     size = len(held_out.tokenizer)
@@ -164,35 +163,20 @@ def unigrams(train: Sequence[Document], held_out: PretrainingData) -> dict[str, 
     return {"unigram_perplexity": math.exp(loss), "unigram_accuracy": right}
 
 
-def pretrain(
-    args: Namespace,
-    compute: ComputeSettings,
-    outputs: Outputs,
-    sizes: Collection[str],
-    make_config: Callable[[int, int], BertConfig],
-) -> Iterator[Row]:
-    """Yields a row of figures after about every `--every` steps; the model is saved whenever it is the best.
+def pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs) -> Iterator[Row]:
+    """Yields a row of figures after about every `--every` steps, and saves the model whenever it is the best.
 
-    outputs: what is written. sizes: the fields of the config that flags give. make_config: of a new model, from the
-    number of pieces and the id of padding. Raises `UserError` where another process uses `--out`, or a text is too
-    short.
+    outputs: the files of the run. Raises `UserError` if another process uses `--out`, or a text is too short.
     """
-    yield from alone(args, outputs, lambda: _pretrain(args, compute, outputs, sizes, make_config))
+    yield from alone(args, outputs, lambda: _pretrain(args, compute, outputs))
 
 
-def _pretrain(
-    args: Namespace,
-    compute: ComputeSettings,
-    outputs: Outputs,
-    sizes: Collection[str],
-    make_config: Callable[[int, int], BertConfig],
-) -> Iterator[Row]:
+def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs) -> Iterator[Row]:
     torch.manual_seed(args.seed)
-    # a model that is refused is refused before long reading
-    model = None if args.init is None else model_of_init(args, sizes)
+    model = None if args.init is None else model_of_init(args)  # first: reading the texts takes longer
     corpus = read_corpus(args)
     if model is None:
-        model = new_model(args, corpus.tokenizer, make_config)
+        model = new_model(args, corpus.tokenizer)
     train, held_out = data_of(args, corpus)
     tokens = sum(len(pair.a) + len(pair.b) for pair in train.pairs(0))
     print(f"{train.count} rows in a pass, of {tokens} tokens")
@@ -205,7 +189,7 @@ def _pretrain(
         init=None if args.init is None else checksum(args.init),
         tokenizer=hashlib.sha256(corpus.tokenizer.to_bytes()).hexdigest(),
         model_args=asdict(model.encoder.config),
-        **{name: getattr(args, name) for name in ASKED},
+        **{name: getattr(args, name) for name in TASK_FLAGS},
     )
     checkpointer = DirectoryCheckpointer(
         outputs.model, outputs.point, {}, identity, rounds.count, methods, tokenizer=corpus.tokenizer
@@ -225,5 +209,5 @@ def row_of(result: EpochResult, figures: dict[str, float], steps: int, args: Nam
 
 
 def record_of(args: Namespace) -> dict[str, Any]:
-    """What the finished model was made of, for `engine.lineage`."""
+    """The inputs of the finished model, for `engine.lineage`."""
     return {"made_of": origin(args.text, args.out / VOCABULARY, args.init), "weights": checksum(args.out)}

@@ -1,4 +1,4 @@
-"""Questions in SQuAD's format that are made up, to try question answering with before real ones are at hand.
+"""Made-up questions in SQuAD's format, to try question answering without the real data.
 
     python -m bert.questions --out FOLDER [--paragraphs 120] [--version v2.0|1.1]
 
@@ -20,7 +20,7 @@ from typing import Any
 from engine.programs import ArgumentParser, check_new, run_main
 from utils import UserError, atomic_write
 
-FACTS = {  # what is asked, and what is answered
+FACTS = {  # a question, and its possible answers
     "Who plays?": ("Anna", "Ben", "Dora", "Emil", "Greta", "Hugo"),
     "What is played?": ("a cello", "a flute", "a harp", "an organ", "a trumpet"),
     "Where is it?": ("Basel", "Oslo", "Lisbon", "Vienna", "Dublin"),

@@ -32,7 +32,8 @@ from utils import UserError, choose_device, seed_everything
 OF_TEXTS = ("encode", "fill-mask", "nsp")
 OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
 STATES = "bert-states.pt"
-SQUAD_FLAGS = {**dict.fromkeys(("epochs", "lr", "model_out", "resume"), "train"), "dev_out": "dev"}  # what each is for
+# Flags of question answering, each with the flag that it needs.
+SQUAD_FLAGS = {"epochs": "train", "lr": "train", "model_out": "train", "resume": "train", "dev_out": "dev"}
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -164,7 +165,7 @@ def _check_squad_files(args: Namespace) -> None:
 
 
 def find_bert(args: Namespace) -> bool:
-    """Turn the name of the directory into its path, and name its vocabulary; nothing stands in for an absent one."""
+    """Turn the name of the directory into its path, and name its vocabulary. Returns False: there is no replacement."""
     given = args.pretrained_model_path
     path = installed() if isinstance(given, Default) else directory_of(given, "--pretrained-model-path")
     if not (path / VOCABULARY).is_file():

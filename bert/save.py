@@ -42,13 +42,13 @@ def save_pretrained(
 
 
 def saved_about(path: str | os.PathLike) -> dict[str, str]:
-    """What was written beside the weights of a directory. Raises an error of some kind where there are none."""
+    """The metadata of a directory's weights. Raises an error of `safetensors` or `OSError` if they cannot be read."""
     with importlib.import_module("safetensors").safe_open(Path(path, SAFETENSORS), "pt") as file:
         return file.metadata() or {}
 
 
 def _settings(model: nn.Module, encoder: Bert, layout: Layout) -> dict[str, Any]:
-    """What `config.json` says."""
+    """The content of `config.json`."""
     kind = "Model" if model is encoder else type(model).__name__.removeprefix("Bert")
     settings = {"architectures": [f"{layout.prefix}{kind}"], **layout.config_json(encoder.config)}
     if hasattr(model, "classifier"):
@@ -63,7 +63,7 @@ def _settings(model: nn.Module, encoder: Bert, layout: Layout) -> dict[str, Any]
 
 
 def _tensors(model: nn.Module, layout: Layout) -> State:
-    """The state dict under their names; what is tied is written once."""
+    """The state dict under their names; of tied tensors one is written."""
     tensors = {}
     for name, tensor in model.state_dict().items():
         is_inner = name.startswith("encoder.")

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from bert.examples import padded
 from bert.squad import Question, Scores, scores_of
 from bert.wordpiece import Token, WordPiece
 from engine.processes import Batch, Distributed
@@ -109,12 +110,11 @@ class SpanData(Dataset):
         """token_ids, segment_ids, is_real: b s; starts, ends: b; indices: which windows they are."""
         indices, windows = zip(*items, strict=True)
         lengths = torch.tensor([len(window.ids) for window in windows])
-        longest = int(lengths.max())
-        pad = self.tokenizer.pad_id
+        segments = [[0] * window.first + [1] * (len(window.ids) - window.first) for window in windows]
         return {
-            "token_ids": torch.tensor([window.ids + [pad] * (longest - len(window.ids)) for window in windows]),
-            "segment_ids": torch.tensor([_segments(window, longest) for window in windows]),
-            "is_real": torch.arange(longest) < lengths[:, None],
+            "token_ids": padded([window.ids for window in windows], self.tokenizer.pad_id),
+            "segment_ids": padded(segments, 0),
+            "is_real": torch.arange(int(lengths.max())) < lengths[:, None],
             "starts": torch.tensor([window.start for window in windows]),
             "ends": torch.tensor([window.end for window in windows]),
             "indices": list(indices),
@@ -122,11 +122,6 @@ class SpanData(Dataset):
 
     def loader(self, batch_size: int, *, shuffle: bool = False) -> DataLoader:
         return DataLoader(self, batch_size=batch_size, shuffle=shuffle, collate_fn=self.collate_fn)
-
-
-def _segments(window: Window, length: int) -> list[int]:
-    after = len(window.ids) - window.first
-    return [0] * window.first + [1] * after + [0] * (length - len(window.ids))
 
 
 # ------------------------------------------------------------------------------------------------------- task
@@ -153,7 +148,7 @@ class Spans(Task):
         return SpanEvaluation(dataset, self.may_be_unanswered)
 
 
-LONGEST = 30  # tokens of an answer
+LONGEST_ANSWER = 30  # tokens of an answer
 
 
 @dataclass
@@ -206,7 +201,7 @@ class SpanEvaluation:
 def best_span(starts: torch.Tensor, ends: torch.Tensor, window: Window) -> tuple[float, int, int] | None:
     """The margin of the best span of a window, and its first and last token among the paragraph's; None for none.
 
-    starts, ends: s. It begins at a token that no other window shows better, and has at most `LONGEST` tokens.
+    starts, ends: s. It begins at a token that no other window shows better, and has at most `LONGEST_ANSWER` tokens.
     """
     count = len(window.offsets)
     if not any(window.is_central):
@@ -214,7 +209,7 @@ def best_span(starts: torch.Tensor, ends: torch.Tensor, window: Window) -> tuple
     begins, stops = (scores[window.first : window.first + count] for scores in (starts, ends))
     begins = begins.masked_fill(~torch.tensor(window.is_central), float("-inf"))
     sums = begins[:, None] + stops  # t t
-    spans = torch.ones(count, count, dtype=torch.bool).triu().tril(LONGEST - 1)
+    spans = torch.ones(count, count, dtype=torch.bool).triu().tril(LONGEST_ANSWER - 1)
     best = int(sums.masked_fill(~spans, float("-inf")).argmax())
     start, end = divmod(best, count)
     return float(sums[start, end] - starts[0] - ends[0]), start, end

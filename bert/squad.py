@@ -109,7 +109,7 @@ class Scores(NamedTuple):
 def scores_of(questions: Sequence[Question], predictions: Mapping[str, str], may_be_unanswered: bool) -> Scores:
     """predictions: a text for each question's id, empty for no answer.
 
-    A question that nobody predicted is wrong in version 1.1, and left out in version 2.0, as in the published scripts.
+    A question without a prediction is wrong in version 1.1, and left out in version 2.0, as in the published scripts.
     """
     exact, f1 = {}, {}
     if may_be_unanswered:

@@ -1,6 +1,6 @@
-"""What is asked of a BERT beyond classes: masked words, next sentences, spans.
+"""The task of pre-training: masked tokens and next sentences, with their loss and their evaluation.
 
-Shapes: b batch   s position   n tokens that are asked for   v vocabulary
+Shapes: b batch   s position   n masked tokens   v vocabulary
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Answers(NamedTuple):
 
 @dataclass
 class Tally:
-    """Of what was asked: the sum of the losses in nats, how much it was, and how much was right."""
+    """The sum of the losses of predictions in nats, their number, and the number of right ones."""
 
     nats: float = 0.0
     count: int = 0
@@ -51,7 +51,7 @@ class Tally:
         self.right += int(is_right.sum())
 
 
-def judged(log_probabilities: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def losses_and_hits(log_probabilities: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """n v, n -> the loss of each in nats, and whether it is right: n, n"""
     scores, targets = log_probabilities.cpu().double(), targets.cpu()  # MPS has no float64
     return F.nll_loss(scores, targets, reduction="none"), scores.argmax(-1) == targets
@@ -72,18 +72,18 @@ class PretrainingEvaluation:
 
     @property
     def score(self) -> float:
-        """The higher, the better: what is trained is the sum of both losses."""
+        """Minus the sum of both losses, which training makes smaller: the higher, the better."""
         return -(self.words.loss + (self.nexts.loss if self.nexts.count else 0.0))
 
     def add(self, outputs: Answers, batch: Batch) -> None:
         is_asked = batch["targets"] != NO_TARGET  # b s
-        nats, is_right = judged(outputs.words, batch["targets"][is_asked])  # n, n
+        nats, is_right = losses_and_hits(outputs.words, batch["targets"][is_asked])  # n, n
         self.words.add(nats, is_right)
         if self.mask_id is not None:
             is_hidden = batch["token_ids"][is_asked].cpu() == self.mask_id  # n
             self.hidden.add(nats[is_hidden], is_right[is_hidden])
         if outputs.next is not None:
-            self.nexts.add(*judged(outputs.next, batch["next"]))
+            self.nexts.add(*losses_and_hits(outputs.next, batch["next"]))
 
     def finish(self, distributed: Distributed) -> None:
         for tally in (self.words, self.hidden, self.nexts):

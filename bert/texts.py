@@ -1,4 +1,4 @@
-"""What a BERT makes of a text: its states, tokens for the masks in it, whether one text follows another."""
+"""The options of `bert.run` for a single text: hidden states, tokens for masks, whether one text follows another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN_TOKENS = 40  # the rest is counted
 
 
 def encode(args: Namespace) -> None:
-    """Show the tokens of a text, or of two segments, and write what the encoder makes of them."""
+    """Show the tokens of a text, or of two segments, and write their hidden states to a file."""
     encoder, tokenizer = load_pretrained(args.pretrained_model_path), load_tokenizer(args.pretrained_model_path)
     print(f"load model from {args.pretrained_model_path}")
     encoding = read(args, encoder, tokenizer)
@@ -76,7 +76,7 @@ def with_head(args: Namespace, make: Callable[[Bert], nn.Module], part: str, wha
 
 
 def read(args: Namespace, encoder: Bert, tokenizer: WordPiece) -> Encoding:
-    """The text, or both, as far as the model and --max_sentence_len have room; what is cut is said."""
+    """The text, or both, cut to the limits of the model and of --max_sentence_len; prints a line if it cuts."""
     limit, second = encoder.config.max_seq_len, getattr(args, "text_b", None)
     most = limit if args.max_sentence_len is None else min(limit, args.max_sentence_len + (3 if second else 2))
     if second:
@@ -89,7 +89,7 @@ def read(args: Namespace, encoder: Bert, tokenizer: WordPiece) -> Encoding:
 
 
 def ask(args: Namespace, model: nn.Module, encoding: Encoding) -> tuple:
-    """The ids and segments on the device, 1 s each, and what the model makes of them."""
+    """The ids and segments on the device, 1 s each, and the output of the model for them."""
     device = choose_device(args.device, args.use_gpu)
     ids, segments = (torch.tensor([each], device=device) for each in (encoding.ids, encoding.segment_ids))
     with torch.inference_mode():

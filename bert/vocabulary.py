@@ -16,12 +16,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bert.wordpiece import CONTINUED, SETTINGS, SPECIAL, VOCABULARY, WordPiece
+from bert.wordpiece import CONTINUED, SPECIAL, TOKENIZER_SETTINGS, VOCABULARY, WordPiece
 from engine.programs import ArgumentParser, check_new, run_main
 from engine.text.flags import found
 from utils import UserError
 
-LEAST = 2  # how often a pair must occur to become a piece: what was seen once says nothing of other texts
+LEAST_SEEN = 2  # a rarer pair becomes no piece: a pair that was seen once is no evidence of other texts
 
 
 def train_vocabulary(lines: Iterable[str], vocab_size: int, lower_case: bool = True) -> WordPiece:
@@ -47,7 +47,7 @@ def train_vocabulary(lines: Iterable[str], vocab_size: int, lower_case: bool = T
     most = len(given) + 4 * sum(map(len, lines))
     pieces = _learn(lines, min(vocab_size, most), given, lower_case)
     if len(pieces) < vocab_size:
-        raise UserError(f"{does_not_fit} at most {len(pieces)}: no other piece is seen {LEAST} times")
+        raise UserError(f"{does_not_fit} at most {len(pieces)}: no other piece is seen {LEAST_SEEN} times")
     return WordPiece(pieces, lower_case)
 
 
@@ -59,7 +59,7 @@ def _learn(lines: Sequence[str], vocab_size: int, given: Sequence[str], lower_ca
     model.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     trainer = library.trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        min_frequency=LEAST,
+        min_frequency=LEAST_SEEN,
         special_tokens=[*given],
         continuing_subword_prefix=CONTINUED,
         show_progress=False,
@@ -104,7 +104,7 @@ def check_args(args: Namespace) -> None:
     args.out = Path(args.out)
     if args.out.name != VOCABULARY:
         raise UserError(f"--out {args.out}: the name must be {VOCABULARY}, as in every directory of a BERT")
-    for path in (args.out, args.out.with_name(SETTINGS)):
+    for path in (args.out, args.out.with_name(TOKENIZER_SETTINGS)):
         check_new(path, "--out")
     tokenizers()
 

@@ -25,8 +25,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUED = "##"
 LONGEST_WORD = 100  # characters; a longer one is not cut up but unknown
 CLOSING = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # written without a space before them
-VOCABULARY, SETTINGS = "vocab.txt", "tokenizer_config.json"
-THEIR_NAMES = {  # of what a tokenizer is told, in that file
+VOCABULARY, TOKENIZER_SETTINGS = "vocab.txt", "tokenizer_config.json"
+THEIR_NAMES = {  # of the tokenizer's settings in that file
     "lower_case": "do_lower_case",
     "strip_accents": "strip_accents",
     "spaces_chinese": "tokenize_chinese_chars",
@@ -89,9 +89,9 @@ class WordPiece:
         return cls(text.removesuffix("\n").split("\n") if text else (), lower_case, str(vocab_txt), **more)
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `vocab.txt`, and beside it what else transformers has to know of this tokenizer."""
+        """Write `vocab.txt`, and beside it the settings from which transformers makes the same tokenizer."""
         # the vocabulary last: where it stands alone, it is taken for an uncased one
-        with atomic_write(Path(folder, SETTINGS)) as file:
+        with atomic_write(Path(folder, TOKENIZER_SETTINGS)) as file:
             told = {THEIR_NAMES[name]: value for name, value in self._told.items()}
             file.write(json.dumps({"tokenizer_class": "BertTokenizer", **told}) + "\n")
         with atomic_write(Path(folder, VOCABULARY)) as file:
@@ -103,12 +103,12 @@ class WordPiece:
 
     @classmethod
     def from_bytes(cls, saved: bytes, path: str = VOCABULARY) -> WordPiece:
-        """What `to_bytes` gave. path: what errors call it."""
+        """The inverse of `to_bytes`. path: the name of the vocabulary in errors."""
         return cls(path=path, **json.loads(saved))
 
     @property
     def _told(self) -> dict[str, bool]:
-        """What is not as it usually is, and the case."""
+        """The case, and the settings that differ from the defaults."""
         told = {"lower_case": self.lower_case}
         if self.strip_accents is not None:
             told["strip_accents"] = self.strip_accents

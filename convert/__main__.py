@@ -23,17 +23,19 @@ from convert.formats import DTYPES
 from engine.programs import ArgumentParser, check_new, run_main, tokenizer_name
 from utils import UserError, find_asset
 
-FORMATS = "hf: a Hugging Face directory; llama2c: a .bin file and its tokenizer.bin; gguf: for llama.cpp; onnx: a "
-FORMATS += "fine-tuned classifier"
+FORMATS_HELP = (
+    "hf: a Hugging Face directory; llama2c: a .bin file and its tokenizer.bin; gguf: for llama.cpp; "
+    "onnx: a fine-tuned classifier"
+)
 
 
 def get_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line. Raises `UserError` for what does not fit."""
+    """The command line, checked. Raises `UserError`."""
     parser = ArgumentParser(prog="python -m convert", description="a model in another program's format")
     what = "checkpoint or Hugging Face directory; for onnx a saved classifier"
     parser.add_argument("model", metavar="MODEL", help=what)
     parser.add_argument("out", metavar="OUT", help="what is written, a directory for hf; nothing is overwritten")
-    parser.add_argument("--to", choices=DTYPES, required=True, help=FORMATS)
+    parser.add_argument("--to", choices=DTYPES, required=True, help=FORMATS_HELP)
     parser.add_argument("--from", dest="source", choices=("llama2c",), help="MODEL is a .bin file of llama2.c")
     kinds = tuple(dict.fromkeys(dtype for dtypes in DTYPES.values() for dtype in dtypes))
     parser.add_argument("--dtype", choices=kinds, default="f32", help="of the matrices")
@@ -47,7 +49,7 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def check_args(args: argparse.Namespace) -> None:
-    """Everything that can be known before work starts; resolves the input files."""
+    """Find every mistake before the work starts. Turns the names of the inputs into paths. Raises `UserError`."""
     if args.dtype not in DTYPES[args.to]:
         raise UserError(f"--dtype {args.dtype} is not for --to {args.to}, which has {', '.join(DTYPES[args.to])}")
     if args.to == "onnx":
@@ -62,9 +64,9 @@ def check_args(args: argparse.Namespace) -> None:
         args.tokenizer = _find_tokenizer(args)
     outputs = [args.out]
     if args.to == "llama2c":
-        from convert.llama2c import TOKENIZER
+        from convert.llama2c import TOKENIZER_BIN
 
-        outputs.append(str(Path(args.out).with_name(TOKENIZER)))
+        outputs.append(str(Path(args.out).with_name(TOKENIZER_BIN)))
         if outputs[0] == outputs[1]:
             raise UserError(f"OUT {args.out} is where the tokenizer goes; give the model another name")
     for path in outputs:
@@ -85,7 +87,7 @@ def _find_model(args: argparse.Namespace) -> str:
 
 
 def _find_tokenizer(args: argparse.Namespace) -> str | None:
-    """None where a directory that may do without has none."""
+    """The path of the tokenizer; None for a directory without one that becomes a directory again."""
     name = tokenizer_name(args.model, args.tokenizer)
     found = find_asset(name)
     if found is None and not (args.to == "hf" and os.path.isdir(args.model) and args.tokenizer is None):

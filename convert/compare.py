@@ -20,11 +20,11 @@ from utils import UserError, find_asset
 if TYPE_CHECKING:
     import torch
 
-PASSES = 3  # over all sentences, of which the fastest counts
+TIMED_PASSES = 3  # over all sentences; the fastest one counts
 
 
 def get_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line. Raises `UserError` for what does not fit."""
+    """The command line, with the paths of its files. Raises `UserError` for a file that does not exist."""
     parser = ArgumentParser(prog="python -m convert.compare", description="a saved classifier beside its ONNX file")
     parser.add_argument("model", metavar="MODEL", help="what --option finetune has saved")
     parser.add_argument("file", metavar="FILE.onnx", help="what python -m convert --to onnx made of it")
@@ -88,9 +88,9 @@ def program_of(path: str) -> Callable[[torch.Tensor], torch.Tensor]:
 def timed(
     compute: Callable[[torch.Tensor], torch.Tensor], batches: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], float]:
-    """What is computed of every batch, and the seconds of the fastest pass over all of them."""
+    """The results for all batches, and the seconds of the fastest pass over them."""
     best = float("inf")
-    for _ in range(PASSES):
+    for _ in range(TIMED_PASSES):
         start = time.perf_counter()
         results = [compute(batch) for batch in batches]
         best = min(best, time.perf_counter() - start)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read, as one file or as several
-INDEX = ".index.json"  # after either name: which of several files holds which tensor
+INDEX_ENDING = ".index.json"  # after either name: which of several files holds which tensor
 TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
 FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `engine.families`
@@ -46,7 +46,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def require_file(file: Path, most: int | None = None) -> None:
-    """Raises `UserError` for what is no plain file (a pipe would keep everybody waiting), or has more bytes."""
+    """Raises `UserError` if `file` is no plain file (reading a pipe would not end), or has more than `most` bytes."""
     if not os.path.lexists(file):
         raise UserError(f"{file} does not exist")
     if not file.is_file():
@@ -63,7 +63,7 @@ def weight_files(folder: Path) -> list[Path]:
     for name in WEIGHTS:
         if os.path.lexists(folder / name):
             return [folder / name]
-        index = folder / f"{name}{INDEX}"
+        index = folder / f"{name}{INDEX_ENDING}"
         if os.path.lexists(index):
             return [index, *_shards(index)]
     raise UserError(f"{folder} holds no weights: neither {SAFETENSORS} nor {PICKLED}, nor an index of several files")
@@ -74,7 +74,7 @@ def _shards(index: Path) -> list[Path]:
     if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
         raise UserError(f"{index} does not say under 'weight_map' which file holds which tensor")
     names = sorted(set(placed.values()))
-    ending = index.name.removesuffix(INDEX).rpartition(".")[2]
+    ending = index.name.removesuffix(INDEX_ENDING).rpartition(".")[2]
     if foreign := [name for name in names if not name.endswith(f".{ending}") or set("/\\:\0") & set(name)]:
         raise UserError(f"{index} names {short_repr(foreign[0])}, which is no .{ending} file of this folder")
     if absent := [name for name in names if not (index.parent / name).exists()]:
@@ -83,7 +83,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def read_tensors(folder: Path) -> tuple[Path, State]:
-    """The file that the weights are known by, and what it holds, or the files that it names. Raises `UserError`."""
+    """The file or the index of a folder's weights, for messages, and the tensors. Raises `UserError`."""
     known_by, *shards = weight_files(folder)
     tensors: State = {}
     for file in shards or [known_by]:
@@ -125,7 +125,7 @@ def require_safetensors() -> None:
 
 
 def lock_of(folder: Path) -> Path:
-    """The file that says who writes to a folder, which may be that where one is: it lies beside it."""
+    """The lock file of a folder: beside it, as "." may be the folder itself."""
     return Path(f"{folder.resolve()}.lock")
 
 
@@ -146,7 +146,7 @@ def write_model(folder: Path, settings: dict[str, Any], tensors: State, about: d
 
 
 def _in_order(content: bytes) -> bytes:
-    """The same safetensors file with a sorted header: its library writes what is kept beside weights in any order."""
+    """The same safetensors file with a sorted header: the library writes metadata in any order."""
     size = int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
@@ -154,7 +154,7 @@ def _in_order(content: bytes) -> bytes:
 
 
 def files_read(folder: Path, of_tokenizer: Sequence[str]) -> list[str]:
-    """The names of the files that decide what a model is and how it reads, those that are there. Raises `UserError`."""
+    """The names of the files, of those that exist, that make the model and its tokenizer. Raises `UserError`."""
     names = (CONFIG, *(file.name for file in weight_files(folder)), *of_tokenizer)
     return [name for name in names if (folder / name).is_file()]
 

@@ -1,7 +1,12 @@
-"""What the formats of other programs have in common: which numbers they hold, and what none of them can say."""
+"""Shared by the formats of other programs: their types of numbers, checks, and writing a file whole or not at all."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils import UserError
@@ -29,3 +34,19 @@ def require_finite(name: str, tensor: torch.Tensor, dtype: str) -> None:
     """Raises `UserError` where a number became infinite on its way to `dtype`."""
     if not tensor.isfinite().all():
         raise UserError(f"{name} has numbers that {dtype} cannot hold; --dtype f32 keeps them")
+
+
+@contextmanager
+def whole(path: str | os.PathLike) -> Iterator[Path]:
+    """A path to write a file or a folder at, which becomes `path` at the end; nothing is left after an error.
+
+    Raises `OSError` that names `path`.
+    """
+    path = Path(path)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".minllama-", suffix=".tmp") as folder:
+            temporary = Path(folder, path.name)
+            yield temporary
+            os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

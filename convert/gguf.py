@@ -9,16 +9,15 @@ Angles that are scaled as Llama 3's are declared as what each pair's are divided
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from config import LlamaConfig
-from convert.formats import DTYPES, require_causal
+from convert.formats import DTYPES, require_causal, whole
 from convert.vocabulary import Vocabulary
 from utils import UserError
 
@@ -55,29 +54,9 @@ def write(
     """
     gguf = _import_gguf()
     require_causal(config, "a GGUF Llama")
-    if len(vocabulary.pieces) != config.vocab_size:
-        raise UserError(
-            f"the tokenizer has {len(vocabulary.pieces)} pieces and the model's vocabulary {config.vocab_size}"
-        )
-    path = Path(path)
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".minllama-", suffix=".tmp") as folder:
-            temporary = Path(folder) / path.name
-            _write(gguf.GGUFWriter(temporary, "llama"), state, config, vocabulary, dtype, name)
-            os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _write(
-    writer: GGUFWriter,
-    state: dict[str, torch.Tensor],
-    config: LlamaConfig,
-    vocabulary: Vocabulary,
-    dtype: str,
-    name: str,
-) -> None:
-    try:
+    if (pieces := len(vocabulary.pieces)) != config.vocab_size:
+        raise UserError(f"the tokenizer has {pieces} pieces and the model's vocabulary {config.vocab_size}")
+    with whole(path) as temporary, closing(gguf.GGUFWriter(temporary, "llama")) as writer:
         _describe(writer, config, dtype, name)
         _describe_vocabulary(writer, vocabulary)
         for tensor_name, tensor in renamed(state, config):
@@ -86,8 +65,6 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-    finally:
-        writer.close()
 
 
 def _import_gguf() -> ModuleType:
@@ -100,41 +77,47 @@ def _import_gguf() -> ModuleType:
 
 def _describe(writer: GGUFWriter, config: LlamaConfig, dtype: str, name: str) -> None:
     gguf = _import_gguf()
-    file_types = {
-        "f32": gguf.LlamaFileType.ALL_F32,
-        "f16": gguf.LlamaFileType.MOSTLY_F16,
-        "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    kinds = gguf.LlamaFileType
+    described = {
+        "name": name,
+        "file_type": {"f32": kinds.ALL_F32, "f16": kinds.MOSTLY_F16, "q8_0": kinds.MOSTLY_Q8_0}[dtype],
+        "quantization_version": gguf.GGML_QUANT_VERSION,
+        "context_length": config.max_seq_len,
+        "embedding_length": config.dim,
+        "block_count": config.n_layers,
+        "feed_forward_length": config.hidden_dim,
+        "head_count": config.n_heads,
+        "head_count_kv": config.n_kv_heads,
+        "layer_norm_rms_eps": config.layer_norm_eps,
+        "rope_dimension_count": config.head_dim,
+        "rope_freq_base": config.rope_theta,
     }
-    writer.add_name(name)
-    writer.add_file_type(file_types[dtype])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_context_length(config.max_seq_len)
-    writer.add_embedding_length(config.dim)
-    writer.add_block_count(config.n_layers)
-    writer.add_feed_forward_length(config.hidden_dim)
-    writer.add_head_count(config.n_heads)
-    writer.add_head_count_kv(config.n_kv_heads)
-    writer.add_layer_norm_rms_eps(config.layer_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
     if config.rope_scaling is not None and config.rope_scaling[0] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope_scaling[1])
-    writer.add_vocab_size(config.vocab_size)
+        described |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": config.rope_scaling[1]}
+    _add(writer, described | {"vocab_size": config.vocab_size})
 
 
 def _describe_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(vocabulary.pieces)
-    writer.add_token_scores(vocabulary.scores)
-    writer.add_token_types(vocabulary.types)
-    writer.add_unk_token_id(vocabulary.unk_id)
-    writer.add_bos_token_id(vocabulary.bos_id)
-    writer.add_eos_token_id(vocabulary.eos_id)
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(vocabulary.adds_space)
+    described = {
+        "tokenizer_model": "llama",
+        "tokenizer_pre": "default",
+        "token_list": vocabulary.pieces,
+        "token_scores": vocabulary.scores,
+        "token_types": vocabulary.types,
+        "unk_token_id": vocabulary.unk_id,
+        "bos_token_id": vocabulary.bos_id,
+        "eos_token_id": vocabulary.eos_id,
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "add_space_prefix": vocabulary.adds_space,
+    }
+    _add(writer, described)
+
+
+def _add(writer: GGUFWriter, described: dict[str, Any]) -> None:
+    """Each entry by the writer's method of its name: `add_block_count` for "block_count"."""
+    for name, value in described.items():
+        getattr(writer, f"add_{name}")(value)
 
 
 def _encoded(name: str, tensor: torch.Tensor, dtype: str) -> tuple[np.ndarray, GGMLQuantizationType]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from config import ROPE_SCALINGS, LlamaConfig
 from convert import vocabulary
 from convert.directory import CONFIG, State, read_settings, read_tensors, write_model
-from convert.formats import DTYPES, require_causal, require_finite
+from convert.formats import DTYPES, require_causal, require_finite, whole
 from utils import UserError, atomic_write, join_names, short_repr, shorten, warn
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from llama import Llama
 
-SETTINGS = {  # what ours are called in `config.json`, and what they are where it leaves them out
+LLAMA_SETTINGS = {  # our names: the names in `config.json`, and the values where it leaves them out
     "vocab_size": ("vocab_size", 32000),
     "dim": ("hidden_size", 4096),
     "hidden_dim": ("intermediate_size", 11008),
@@ -35,7 +34,7 @@ SETTINGS = {  # what ours are called in `config.json`, and what they are where i
     "layer_norm_eps": ("rms_norm_eps", 1e-6),
     "tied": ("tie_word_embeddings", False),
 }
-PLAIN = {  # what would change what is computed, and the values under which it does not
+HARMLESS = {  # settings that would change what is computed, each with the values that change nothing
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
     "mlp_bias": (False,),
@@ -43,7 +42,7 @@ PLAIN = {  # what would change what is computed, and the values under which it d
     "rope_interleaved": (False,),
     "partial_rotary_factor": (1.0,),
 }
-LEFT_OVER = re.compile(r"rotary_emb\.inv_freq$")  # a table that older versions saved as well
+ANGLES_TABLE = re.compile(r"rotary_emb\.inv_freq$")  # older versions saved it beside the weights
 
 
 def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
@@ -67,7 +66,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
 
 
 def _heads(name: str, config: LlamaConfig) -> int | None:
-    """How many heads a matrix projects to, if what it gives is rotated."""
+    """The number of heads of a matrix whose output is rotated, else None."""
     return {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}.get(name.split(".")[-2])
 
 
@@ -75,13 +74,12 @@ def _heads(name: str, config: LlamaConfig) -> int | None:
 
 
 def read_config(folder: Path, attention: str | None = None) -> LlamaConfig:
-    """The config of a directory. Raises `UserError` for what no model here computes, by name."""
+    """The config of a directory. Raises `UserError` that names a setting which no model here computes."""
     file = folder / CONFIG
     settings = read_settings(file)
     if (kind := settings.get("model_type")) != "llama":
-        raise UserError(
-            f"{file} describes a model of type {short_repr(kind)}; llama is known here, and bert to bert.run"
-        )
+        known = "llama is known here, and bert to bert.run"
+        raise UserError(f"{file} describes a model of type {short_repr(kind)}; {known}")
     try:
         return config_of(settings, attention or "causal")
     except ValueError as error:
@@ -89,15 +87,13 @@ def read_config(folder: Path, attention: str | None = None) -> LlamaConfig:
 
 
 def config_of(settings: Mapping[str, Any], attention: str = "causal") -> LlamaConfig:
-    """What a `config.json` describes. Raises `ValueError`."""
-    for name, plain in PLAIN.items():
-        if settings.get(name) is not None and settings[name] not in plain:
+    """The config of a `config.json`. Raises `ValueError`."""
+    for name, harmless in HARMLESS.items():
+        if settings.get(name) is not None and settings[name] not in harmless:
             raise ValueError(f"{name}={short_repr(settings[name])}: no model here computes that")
-    if settings.get("attention_dropout"):
-        warn(
-            f"attention_dropout={short_repr(settings['attention_dropout'])} is for training alone, and is left out here"
-        )
-    fields = {ours: settings.get(theirs, default) for ours, (theirs, default) in SETTINGS.items()}
+    if dropout := settings.get("attention_dropout"):
+        warn(f"attention_dropout={short_repr(dropout)} is for training alone, and is left out here")
+    fields = {ours: settings.get(theirs, default) for ours, (theirs, default) in LLAMA_SETTINGS.items()}
     theta, scaling = _rope(settings)
     config = LlamaConfig(**fields, attention=attention, rope_theta=theta, rope_scaling=scaling)
     if settings.get("head_dim") not in (None, config.head_dim):
@@ -114,10 +110,8 @@ def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
             raise ValueError(f"{name}={short_repr(settings[name])} must be an object")
     said = next((settings[name] for name in names if settings.get(name)), {})
     theta = said.get("rope_theta", settings.get("rope_theta", 10000.0))
-    if said.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
-            f"partial_rotary_factor={short_repr(said['partial_rotary_factor'])}: no model here computes that"
-        )
+    if (factor := said.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ValueError(f"partial_rotary_factor={short_repr(factor)}: no model here computes that")
     kind = said.get("rope_type", said.get("type", "default"))
     if kind == "default":
         return theta, None
@@ -131,7 +125,7 @@ def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
 
 def settings_of(config: LlamaConfig) -> dict[str, Any]:
     """What a `config.json` says of a config, for old versions of transformers and for new ones."""
-    settings = {theirs: getattr(config, ours) for ours, (theirs, _) in SETTINGS.items()}
+    settings = {theirs: getattr(config, ours) for ours, (theirs, _) in LLAMA_SETTINGS.items()}
     rope = {"rope_type": "default"}
     if config.rope_scaling is not None:
         kind, *numbers = config.rope_scaling
@@ -169,7 +163,7 @@ def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tupl
             raise UserError(f"{file}: {both} are names of the same tensor; keep one")
         if ours is not None:
             state[ours], before[ours] = tensor, str(name)
-        elif not LEFT_OVER.search(str(name)):
+        elif not ANGLES_TABLE.search(str(name)):
             foreign.append(str(name))
     return canonical_state(state, tied), foreign
 
@@ -189,10 +183,10 @@ def our_name(theirs: str) -> str | None:
 
 
 def in_their_words(message: str) -> str:
-    """What a message says of our settings and tensors, of theirs, which the reader can look up in the file."""
+    """A message with their names of settings and tensors for ours: the reader can look them up in the file."""
     from convert.names import LAYER_NAMES, MODEL_NAMES
 
-    message = re.sub(r"\b([a-z_]+)(?==)", lambda found: SETTINGS.get(found[1], (found[1],))[0], message)
+    message = re.sub(r"\b([a-z_]+)(?==)", lambda found: LLAMA_SETTINGS.get(found[1], (found[1],))[0], message)
     parts = {names.ours: names.hugging_face for names in LAYER_NAMES}
     whole = {names.ours: names.hugging_face for names in MODEL_NAMES}
 
@@ -226,21 +220,15 @@ def write(
     if tokenizer is not None:
         beside = tokenizer.files() if hasattr(tokenizer, "files") else vocabulary.files(tokenizer)
         settings |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
-    out = Path(out)
-    try:
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".minllama-", suffix=".tmp") as folder:
-            temporary = Path(folder, out.name)
-            write_model(temporary, settings, tensors)
-            for name, content in beside.items():
-                with atomic_write(temporary / name, "wb") as file:
-                    file.write(content)
-            os.rename(temporary, out)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(out)) from error
+    with whole(out) as folder:
+        write_model(folder, settings, tensors)
+        for name, content in beside.items():
+            with atomic_write(folder / name, "wb") as file:
+                file.write(content)
 
 
 def tensors_of(state: Mapping[str, torch.Tensor], config: LlamaConfig, dtype: str) -> State:
-    """A state dict under their names; what is tied stands there once. Raises `UserError` as `write`."""
+    """A state dict under their names, with one of two tied matrices. Raises `UserError` as `write`."""
     import torch
 
     from convert.names import hugging_face_state

@@ -31,32 +31,29 @@ if TYPE_CHECKING:
 
     from llama import Llama
 
-SHAPE = struct.Struct("<7i")
+SHAPE_NUMBERS = struct.Struct("<7i")
 MAGIC, HEADER = struct.pack("<I", 0x616B3432), 256  # of versions 1 and later
 THETA, EPSILON, BOS, FIRST_BYTE = 10000.0, 1e-5, 1, 3
-TABLE = "a table of angles"  # which version 0 still holds and nobody reads
-TOKENIZER = "tokenizer.bin"  # what run.c looks for where it is not told
+ANGLES = "a table of angles"  # in a file of version 0; no program reads it
+TOKENIZER_BIN = "tokenizer.bin"  # the name that run.c reads by default
 
 
 # ------------------------------------------------------------------------------------------------------ layout
 
-ATTENTION = ("compute_query", "compute_key", "compute_value", "compute_output")
-FEED_FORWARD = ("w1", "w2", "w3")
-
 
 def _names(config: LlamaConfig, version: int) -> Iterator[str]:
     """Our names of the tensors, in the order of a file."""
-    attention = [f"attention.{name}" for name in ATTENTION]
-    feed_forward = [f"feed_forward.{name}" for name in FEED_FORWARD]
+    attention = [f"attention.compute_{name}" for name in ("query", "key", "value", "output")]
+    feed_forward = [f"feed_forward.{name}" for name in ("w1", "w2", "w3")]
     orders = {
-        0: ("tok_embeddings", ["attention_norm", *attention, "ffn_norm", *feed_forward], "norm", TABLE, TABLE),
+        0: ("tok_embeddings", ["attention_norm", *attention, "ffn_norm", *feed_forward], "norm", ANGLES, ANGLES),
         1: (["attention_norm", "ffn_norm"], "norm", "tok_embeddings", [*attention, *feed_forward]),
     }
     for part in orders[version]:
         if isinstance(part, list):  # one kind of tensor after another, each over all layers
             yield from (f"layers.{layer}.{name}.weight" for name in part for layer in range(config.n_layers))
         else:
-            yield part if part is TABLE else f"{part}.weight"
+            yield part if part is ANGLES else f"{part}.weight"
     if not config.tied:
         yield "output.weight"
 
@@ -91,22 +88,20 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     try:
         size = Path(path).stat().st_size
         with open(path, "rb") as file:
-            header = read_header(file.read(HEADER), attention or "causal")
+            config, version, start = read_header(file.read(HEADER), attention or "causal")
+        if (wanted := start + 4 * _count(config, version)) != size:
+            raise ValueError(f"its header describes {wanted} bytes, but it has {size}")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except ValueError as error:
         raise UserError(f"{path} is not a model of llama2.c, or it is damaged: {error}") from None
-    config, version, start = header
-    if (wanted := start + 4 * _count(config, version)) != size:
-        sizes = f"its header describes {wanted} bytes, but it has {size}"
-        raise UserError(f"{path} is not a model of llama2.c, or it is damaged: {sizes}")
     numbers = np.memmap(path, dtype="<f4", mode="c", offset=start)
     shapes = {name: tensor.shape for name, tensor in blueprint(config).state_dict().items()}
     state, at = {}, 0
     for name in _names(config, version):
-        shape = (config.max_seq_len, config.head_dim // 2) if name is TABLE else shapes[name]
+        shape = (config.max_seq_len, config.head_dim // 2) if name is ANGLES else shapes[name]
         taken = numbers[at : (at := at + math.prod(shape))]
-        if name is not TABLE:
+        if name is not ANGLES:
             state[name] = torch.from_numpy(taken).view(*shape)
     if config.tied:
         state["output.weight"] = state["tok_embeddings.weight"]
@@ -115,9 +110,9 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
 
 def read_header(start: bytes, attention: str) -> Llama2cHeader:
     """What the first bytes of a file say. Raises `ValueError`."""
-    if len(start) < SHAPE.size:
+    if len(start) < SHAPE_NUMBERS.size:
         raise ValueError(f"it has only {len(start)} bytes")
-    version, shape, length = 0, SHAPE.unpack_from(start), SHAPE.size
+    version, shape, length = 0, SHAPE_NUMBERS.unpack_from(start), SHAPE_NUMBERS.size
     tied = shape[5] > 0
     if start.startswith(MAGIC):
         if len(start) < HEADER:
@@ -126,12 +121,12 @@ def read_header(start: bytes, attention: str) -> Llama2cHeader:
         if version != 1:
             reason = "8-bit numbers" if version == 2 else "numbers"
             raise ValueError(f"it holds {reason} of version {version}; versions 0 and 1 are read here")
-        shape, length, tied = SHAPE.unpack_from(start, 8), HEADER, bool(start[8 + SHAPE.size])
+        shape, length, tied = SHAPE_NUMBERS.unpack_from(start, 8), HEADER, bool(start[8 + SHAPE_NUMBERS.size])
     names = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
     fields = dict(zip(names, shape, strict=True))
     fields["vocab_size"] = abs(fields["vocab_size"])
-    fixed = dict(rope_theta=THETA, layer_norm_eps=EPSILON, tied=tied, attention=attention)
-    return Llama2cHeader(LlamaConfig(**fields, **fixed), version, length)
+    config = LlamaConfig(**fields, rope_theta=THETA, layer_norm_eps=EPSILON, tied=tied, attention=attention)
+    return Llama2cHeader(config, version, length)
 
 
 # ----------------------------------------------------------------------------------------------------- writing
@@ -145,7 +140,7 @@ def write(
     Raises `UserError` for a model or a vocabulary that `run.c` would read as another one.
     """
     pieces = pieces_of(vocabulary)
-    with atomic_write(Path(path).with_name(TOKENIZER), "wb") as tokenizer, atomic_write(path, "wb") as model:
+    with atomic_write(Path(path).with_name(TOKENIZER_BIN), "wb") as tokenizer, atomic_write(path, "wb") as model:
         model.writelines(content_of(state, config))
         tokenizer.writelines(content_of_tokenizer(pieces, vocabulary.scores))
 
@@ -160,10 +155,10 @@ def content_of(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> Iterat
         settings += "" if config.rope_scaling is None else f", rope_scaling={config.rope_scaling[0]}"
         raise UserError(f"llama2.c computes with rope_theta=10000, layer_norm_eps=1e-05 alone; this has {settings}")
     shape = (config.dim, config.hidden_dim, config.n_layers, config.n_heads, config.n_kv_heads)
-    yield SHAPE.pack(*shape, config.vocab_size if config.tied else -config.vocab_size, config.max_seq_len)
+    yield SHAPE_NUMBERS.pack(*shape, config.vocab_size if config.tied else -config.vocab_size, config.max_seq_len)
     tables = iter(rope_table(config.head_dim, config.max_seq_len))
     for name in _names(config, version=0):
-        tensor = next(tables) if name is TABLE else state[name]
+        tensor = next(tables) if name is ANGLES else state[name]
         yield tensor.detach().float().contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 

@@ -24,7 +24,7 @@ MODEL_NAMES = (
     Names("norm", "norm", "model.norm", "output_norm"),
     Names("output", "output", "lm_head", "output"),
 )
-LAYER = Names("layers.", "layers.", "model.layers.", "blk.")  # before a layer's number
+LAYER_PREFIXES = Names("layers.", "layers.", "model.layers.", "blk.")  # before a layer's number
 LAYER_NAMES = (
     Names("attention.compute_query", "attention.wq", "self_attn.q_proj", "attn_q"),
     Names("attention.compute_key", "attention.wk", "self_attn.k_proj", "attn_k"),
@@ -44,7 +44,7 @@ def all_names(config: LlamaConfig) -> Iterator[Names]:
         yield Names(*(f"{name}.weight" for name in names))
     for layer in range(config.n_layers):
         for names in LAYER_NAMES:
-            yield Names(*(f"{before}{layer}.{name}.weight" for before, name in zip(LAYER, names, strict=True)))
+            yield Names(*(f"{before}{layer}.{name}.weight" for before, name in zip(LAYER_PREFIXES, names, strict=True)))
 
 
 def half_rotation_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:

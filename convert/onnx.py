@@ -1,8 +1,8 @@
 """A fine-tuned classifier as an ONNX file: token ids b s -> log-probabilities b c, any batch and any length.
 
 Both kinds of attention can be said in ONNX. Complex numbers cannot, so the rotation of `rope.py` is written here with
-real ones; the rest is the modules of `llama.py`, called in its order. What is exported is first compared with the
-classifier itself, so that an edit of the page that has no place here ends in an error, and not in another model.
+real ones; the rest is the modules of `llama.py`, called in its order. The exported model is first compared with the
+classifier, so that an edit of llama.py that this file does not know of ends in an error, and not in another model.
 
 Shapes:
     b batch   s position   h heads   g key/value heads   d head dim   D model dim   c classes
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 INPUT, OUTPUT = "token_ids", "log_probabilities"
 OPSET = 18
-MOST_BYTES = 2**31  # of a protocol buffer
-CLOSE = 1e-4  # between log-probabilities: float32 sums in another order
+MOST_ONNX_BYTES = 2**31  # of a protocol buffer
+TOLERANCE = 1e-4  # between log-probabilities: float32 sums in another order
 
 
 # ------------------------------------------------------------------------------------------- what is written
@@ -98,11 +98,11 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 
 def write(path: str | os.PathLike, classifier: nn.Module, about: SavedRun) -> None:
-    """Write what `engine.load_classifier` gave. Raises `UserError` for another kind of classifier."""
+    """Write a classifier that `engine.load_classifier` has loaded. Raises `UserError` for other kinds."""
     _import_onnx()
     size = sum(4 * parameter.numel() for parameter in classifier.parameters())
-    if size >= MOST_BYTES:
-        raise UserError(f"this classifier has {size} bytes of weights; one ONNX file holds less than {MOST_BYTES}")
+    if size >= MOST_ONNX_BYTES:
+        raise UserError(f"this classifier has {size} bytes of weights; one ONNX file holds less than {MOST_ONNX_BYTES}")
     if type(classifier) is not LlamaEmbeddingClassifier:
         raise UserError(f"a {type(classifier).__name__} is not written as ONNX; what --option finetune saves is")
     model = RealClassifier(classifier).eval()
@@ -113,14 +113,14 @@ def write(path: str | os.PathLike, classifier: nn.Module, about: SavedRun) -> No
 
 @torch.inference_mode()
 def require_equal(model: RealClassifier, classifier: LlamaEmbeddingClassifier) -> None:
-    """Raises `UserError` where the classifier computes something else than is written."""
+    """Raises `UserError` where the exported model and the classifier differ on a batch of random tokens."""
     config = classifier.llama.config
     generator = torch.Generator().manual_seed(0)
     length = min(config.max_seq_len, 24)
     token_ids = torch.randint(0, config.vocab_size, (3, length), generator=generator)  # b s
     for row in range(1, 3):
         token_ids[row, length * row // 3 :] = classifier.pad_id
-    if not torch.allclose(model(token_ids), classifier(token_ids), rtol=0, atol=CLOSE):
+    if not torch.allclose(model(token_ids), classifier(token_ids), rtol=0, atol=TOLERANCE):
         reason = "methods that are part of it, or edits of llama.py or rope.py, have no place there"
         raise UserError(f"this classifier computes something else than what would be written as ONNX: {reason}")
 
@@ -148,7 +148,7 @@ def _exported(model: RealClassifier, about: SavedRun) -> bytes:
 
 
 def _metadata(model: RealClassifier, about: SavedRun) -> dict[str, str]:
-    """What whoever runs the file must know to make batches for it."""
+    """Settings from which a program that runs the file makes its batches."""
     config = model.classifier.llama.config
     return {
         "labels": json.dumps(list(about.label_names)),
@@ -160,7 +160,7 @@ def _metadata(model: RealClassifier, about: SavedRun) -> dict[str, str]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter tells of its progress and of what it will become."""
+    """Without the exporter's log and its warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -18,8 +18,9 @@ from convert.directory import CONFIG, TOKENIZER_CONFIG, TOKENIZER_JSON, read_set
 from tokenizer import NO_PIECE
 from utils import UserError
 
-MOST_BYTES = 2**27  # of a file; the largest known ones have 35 MB
-IDS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}  # the names in the two files that tell them
+MOST_JSON_BYTES = 2**27  # of a file; the largest known ones have 35 MB
+# A special token is named by its text in `tokenizer_config.json`, by its id in `config.json`.
+ID_SETTINGS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
 
 
 class JsonTokenizer:
@@ -40,7 +41,7 @@ class JsonTokenizer:
             ids = set(self.tokenizer.get_vocab(with_added_tokens=True).values())
             begins = self.tokenizer.encode("").ids
         self.n_words = max(ids, default=-1) + 1
-        bos, eos = (self._id_of(special.get(name)) for name in IDS)
+        bos, eos = (self._id_of(special.get(name)) for name in ID_SETTINGS)
         if bos is None and eos is None:
             raise UserError(f"{path}: neither {TOKENIZER_CONFIG} nor {CONFIG} beside it names a bos or an eos token")
         self.bos_id, self.eos_id = (eos if bos is None else bos), (bos if eos is None else eos)
@@ -49,8 +50,8 @@ class JsonTokenizer:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike, max_len: int | None = None) -> JsonTokenizer:
-        """The tokenizer of a file, with what the files beside it say of its special tokens. Raises `UserError`."""
-        require_file(Path(path), MOST_BYTES)
+        """The tokenizer of a file, with the special tokens that the files beside it name. Raises `UserError`."""
+        require_file(Path(path), MOST_JSON_BYTES)
         try:
             content = Path(path).read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -59,7 +60,7 @@ class JsonTokenizer:
 
     @classmethod
     def from_bytes(cls, saved: bytes, max_len: int | None = None, path: str = TOKENIZER_JSON) -> JsonTokenizer:
-        """What `to_bytes` has saved. path: what errors call it."""
+        """The inverse of `to_bytes`. path: its name in errors."""
         try:
             content = json.loads(saved)
             return cls(content["tokenizer"], dict(content["special"]), max_len, path)
@@ -87,12 +88,12 @@ class JsonTokenizer:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_next(self, text: str) -> list[int]:
-        """What a text and a space before it add to the ids of another one, if no piece crosses that space."""
+        """The ids that a space and a text add to those of a text before them, if no piece crosses that space."""
         before, both = self.encode_all("a"), self.encode_all(f"a {text}")
         return both[len(before) :] if both[: len(before)] == before else self.encode_all(f" {text}")
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special tokens become nothing, and so does what is beyond the vocabulary."""
+        """The text of token ids; special tokens and ids beyond the vocabulary become nothing."""
         with self._naming_the_file("it cannot decode every token"):
             return self.tokenizer.decode([number for number in ids if number < self.n_words], skip_special_tokens=True)
 
@@ -107,7 +108,7 @@ class JsonTokenizer:
 
     def files(self) -> dict[str, bytes]:
         """What a directory holds of it, by name."""
-        special = {name: self._token(getattr(self, name.removesuffix("_token") + "_id")) for name in IDS}
+        special = {name: self._token(getattr(self, name.removesuffix("_token") + "_id")) for name in ID_SETTINGS}
         if "add_bos_token" in self.special:
             special["add_bos_token"] = self.special["add_bos_token"]
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "clean_up_tokenization_spaces": False}
@@ -131,7 +132,7 @@ class JsonTokenizer:
 
     @contextmanager
     def _naming_the_file(self, reason: str) -> Iterator[None]:
-        """A library written in Rust meets damage with errors of its own, some of which are no `Exception`."""
+        """Turns the library's errors into `UserError`. Damage makes its Rust code panic, which is no `Exception`."""
         try:
             yield
         except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
@@ -141,12 +142,12 @@ class JsonTokenizer:
 
 
 def _special_tokens(folder: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer say: texts or ids of bos and eos, and whether bos stands before a text."""
+    """From the files beside a tokenizer: texts or ids of bos and eos, and whether bos stands before a text."""
     beside, config = folder / TOKENIZER_CONFIG, folder / CONFIG
     said = read_settings(beside) if os.path.lexists(beside) else {}
     ids = read_settings(config) if os.path.lexists(config) else {}
-    found = {name: said.get(name) for name in (*IDS, "add_bos_token")}
-    for name, number in IDS.items():
+    found = {name: said.get(name) for name in (*ID_SETTINGS, "add_bos_token")}
+    for name, number in ID_SETTINGS.items():
         if found[name] is None:
             listed = ids.get(number)
             found[name] = listed[0] if isinstance(listed, list) and listed else listed

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces, SentencePiece's numbers too
 SPACE = "\u2581"
-NEVER = -1e11  # the score of what no pair is merged to: llama2.c takes scores above -1e10
+NEVER = -1e11  # the score of a piece that no pair becomes: llama2.c merges to scores above -1e10
 
 
 class Vocabulary(NamedTuple):
@@ -51,7 +51,7 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 
 
 def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
-    """What a SentencePiece model knows. Raises `UserError` naming `path` for one that other programs read otherwise."""
+    """The vocabulary of a SentencePiece model. Raises `UserError` for one that other programs would read otherwise."""
     ids = range(model.vocab_size())
     scores = [model.get_score(token) for token in ids]
     try:
@@ -74,7 +74,7 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
 
 
 def files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """What a directory holds of a SentencePiece model: itself, and the same as a `tokenizer.json`.
+    """The files of a SentencePiece model in a directory: itself, and the same as a `tokenizer.json`.
 
     The latter is what transformers reads. Raises `UserError` as `read_vocabulary`.
     """
@@ -96,7 +96,7 @@ def files(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
     """A `tokenizer.json` that encodes and decodes as the SentencePiece model does. normalizers: come first."""
-    bos = vocabulary.pieces[vocabulary.bos_id]
+    bos, types = vocabulary.pieces[vocabulary.bos_id], vocabulary.types
     framed = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     second = [{**part, next(iter(part)): {**next(iter(part.values())), "type_id": 1}} for part in framed]
     second[1]["Sequence"]["id"] = "B"
@@ -108,7 +108,7 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(token, vocabulary) for token in _special_ids(vocabulary)],
+        "added_tokens": [_added(vocabulary, id) for id, kind in enumerate(types) if kind in (UNKNOWN, CONTROL)],
         "normalizer": {"type": "Sequence", "normalizers": [*normalizers, *prepended, with_spaces]},
         "pre_tokenizer": None,
         "post_processor": {
@@ -133,11 +133,7 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
     }
 
 
-def _special_ids(vocabulary: Vocabulary) -> Iterator[int]:
-    return (token for token, kind in enumerate(vocabulary.types) if kind in (UNKNOWN, CONTROL))
-
-
-def _added(token: int, vocabulary: Vocabulary) -> dict[str, Any]:
+def _added(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": vocabulary.pieces[token], **plain, "special": True}
 
@@ -156,23 +152,24 @@ def merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return [pair for *_, pair in sorted(found)]
 
 
-# ------------------------------------------------------------------- what a model says of its pieces and of normalizing
+# ----------------------------------------------------------------- pieces and normalizing in SentencePiece's own file
 
-PIECE, TYPE, NORMALIZER, RULES, STRIPS = 1, 3, 3, 2, 4  # numbers of fields in SentencePiece's protocol buffer
+# Numbers of fields in SentencePiece's protocol buffer.
+PIECE_FIELD, TYPE_FIELD, NORMALIZER_FIELD, RULES_FIELD, STRIPS_FIELD = 1, 3, 3, 2, 4
 
 
 def _types(model: bytes) -> list[int]:
-    """Of every piece."""
-    return [dict(_fields(piece)).get(TYPE, NORMAL) for number, piece in _fields(model) if number == PIECE]
+    """The type of every piece."""
+    return [dict(_fields(piece)).get(TYPE_FIELD, NORMAL) for number, piece in _fields(model) if number == PIECE_FIELD]
 
 
 def _normalizer(model: bytes) -> list[dict]:
     """How a text is changed before it is cut into pieces, but for its spaces, as `tokenizer.json` says it."""
-    spec = dict(_fields(dict(_fields(model)).get(NORMALIZER, b"")))
+    spec = dict(_fields(dict(_fields(model)).get(NORMALIZER_FIELD, b"")))
     found = []
-    if rules := spec.get(RULES):
+    if rules := spec.get(RULES_FIELD):
         found.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()})
-    if spec.get(STRIPS, 1):  # true where it is not said
+    if spec.get(STRIPS_FIELD, 1):  # true by default
         found.append({"type": "Strip", "strip_left": True, "strip_right": True})
         found.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     return found

@@ -7,8 +7,13 @@ import os
 import pickle
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+
+import pytest
+
+from utils import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRESS_BAR = re.compile(r"^\s*\w[\w ]*: +\d+%\|")
@@ -48,6 +53,14 @@ def check_one_error(status: int, stderr: str, *words: object, expected: int = 2)
     for word in words:
         assert str(word).lower() in lines[0].lower(), f"{str(word)!r} is not in {lines[0]!r}"
     return lines[0]
+
+
+def refused(words: str, function: Callable, *given: object, **named: object) -> str:
+    """Assert that a call raises `UserError` with one line, which matches `words` if any are given. Returns the line."""
+    with pytest.raises(UserError, match=words or None) as caught:
+        function(*given, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 class MarkerWriter:

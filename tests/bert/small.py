@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from bert import run
 from bert.config import BertConfig
 from bert.model import Bert
 from bert.package import installed
@@ -25,9 +32,8 @@ PIECES = [
         (*WORDS.split(), *LETTERS, *(f"##{letter}" for letter in LETTERS), *LETTERS.upper(), "É", "σ", "##ς")
     ),
 ]
-SIZES = dict(vocab_size=300, max_position_embeddings=64)
-BERT_SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, **SIZES)
-DISTILBERT_SIZES = dict(dim=32, n_layers=2, n_heads=4, hidden_dim=64, **SIZES)
+BERT_SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+DISTILBERT_SIZES = dict(dim=32, n_layers=2, n_heads=4, hidden_dim=64)
 
 
 def hf_model(name: str, seed: int = 0, **changes) -> nn.Module:
@@ -35,7 +41,8 @@ def hf_model(name: str, seed: int = 0, **changes) -> nn.Module:
     torch.manual_seed(seed)
     is_distilled = name.startswith("Distil")
     sizes, make = (DISTILBERT_SIZES, "DistilBertConfig") if is_distilled else (BERT_SIZES, "BertConfig")
-    config = getattr(transformers, make)(**{**sizes, "attn_implementation": "eager", **changes})
+    common = {"vocab_size": 300, "max_position_embeddings": 64, "attn_implementation": "eager"}
+    config = getattr(transformers, make)(**{**common, **sizes, **changes})
     model = getattr(transformers, name)(config)
     shake(model)
     return model.eval()
@@ -68,6 +75,51 @@ def our_directory(folder: Path, **shape: int) -> Path:
     torch.nn.init.normal_(encoder.embeddings.tokens.weight)
     save_pretrained(folder, encoder, WordPiece(PIECES))
     return folder
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`our_directory`, one for a file of tests."""
+    return our_directory(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run `python -m bert.run` in the test's own folder, in this process; returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_it(*given: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["bert.run", *map(str, given)])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            run.main()
+        return printed.getvalue()
+
+    return run_it
+
+
+def write_vocabulary(path: Path, pieces: Iterable[str] = PIECES) -> Path:
+    path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    return path
+
+
+def rewrite_config(folder: Path, **settings: object) -> None:
+    """Change what `config.json` says; None takes a setting out."""
+    path = folder / "config.json"
+    known = {**json.loads(path.read_text()), **settings}
+    path.write_text(json.dumps({name: value for name, value in known.items() if value is not None}))
+
+
+@contextlib.contextmanager
+def edited_tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of `model.safetensors`; what becomes of them is written back at the end."""
+    tensors = tensors_of(folder)
+    yield tensors
+    save_file(tensors, folder / "model.safetensors")
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Copies of them, so that the file may be written anew."""
+    return {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
 def batch(size: int, length: int, padding: bool = True, seed: int = 0) -> tuple[torch.Tensor, ...]:

@@ -38,17 +38,19 @@ def losses_equal(ours: torch.Tensor, theirs: torch.Tensor, model: nn.Module, hf:
 # -------------------------------------------------------------------------------------------------- encoder
 
 
+def assert_encoders_equal(folder: Path, hf: nn.Module, ids: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor):
+    with torch.inference_mode():
+        hidden, pooled = load_pretrained(hf_directory(folder, hf))(ids, segments, mask)
+        theirs = hf(ids, attention_mask=mask, token_type_ids=segments)
+    assert_equal(hidden, theirs.last_hidden_state)
+    assert_equal(pooled, theirs.pooler_output)
+
+
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("length", [1, 2, 17, 64])
 def test_hidden_states_and_pooled_vectors_equal(tmp_path: Path, length: int, size: int, padding: bool):
-    hf = hf_model("BertModel", seed=length)
-    ids, segments, mask = batch(size, length, padding)
-    with torch.inference_mode():
-        hidden, pooled = load_pretrained(hf_directory(tmp_path, hf))(ids, segments, mask)
-        theirs = hf(ids, attention_mask=mask, token_type_ids=segments)
-    assert_equal(hidden, theirs.last_hidden_state)
-    assert_equal(pooled, theirs.pooler_output)
+    assert_encoders_equal(tmp_path, hf_model("BertModel", seed=length), *batch(size, length, padding))
 
 
 @pytest.mark.parametrize(
@@ -62,13 +64,8 @@ def test_hidden_states_and_pooled_vectors_equal(tmp_path: Path, length: int, siz
     ],
 )
 def test_other_shapes_and_settings_equal(tmp_path: Path, changes: dict):
-    hf = hf_model("BertModel", type_vocab_size=3, **changes)
     ids, segments, mask = batch(3, 12)
-    with torch.inference_mode():
-        hidden, pooled = load_pretrained(hf_directory(tmp_path, hf))(ids, segments + 1, mask)
-        theirs = hf(ids, attention_mask=mask, token_type_ids=segments + 1)
-    assert_equal(hidden, theirs.last_hidden_state)
-    assert_equal(pooled, theirs.pooler_output)
+    assert_encoders_equal(tmp_path, hf_model("BertModel", type_vocab_size=3, **changes), ids, segments + 1, mask)
 
 
 def test_without_a_mask_padding_is_hidden_and_without_segments_all_is_the_first(tmp_path: Path):
@@ -82,27 +79,17 @@ def test_without_a_mask_padding_is_hidden_and_without_segments_all_is_the_first(
     assert not torch.allclose(model(ids, None, torch.ones_like(ids))[0], model(ids)[0], atol=1e-3)
 
 
-def test_training_drops_what_transformers_drops(tmp_path: Path):
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
+def test_training_drops_what_transformers_drops(tmp_path: Path, kind: str):
     changes = dict(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3, classifier_dropout=0.4)
-    hf = hf_model("BertForSequenceClassification", num_labels=3, **changes).train()
-    model = load_model(hf_directory(tmp_path, hf))[0].train()
-    ids, segments, mask = batch(3, 12)
-    torch.manual_seed(1)
-    ours = model(ids, segments, mask)
-    torch.manual_seed(1)
-    theirs = hf(ids, attention_mask=mask, token_type_ids=segments).logits.log_softmax(-1)
-    assert_equal(ours, theirs)
-    assert not torch.allclose(ours, model.eval()(ids, segments, mask), atol=1e-2)
-
-
-def test_token_classification_drops_what_transformers_drops(tmp_path: Path):
-    hf = hf_model("BertForTokenClassification", num_labels=3, hidden_dropout_prob=0.3).train()
+    hf = hf_model(f"BertFor{kind}", num_labels=3, **changes).train()
     model = load_model(hf_directory(tmp_path, hf))[0].train()
     ids, segments, mask = batch(3, 12)
     torch.manual_seed(1)
     ours = model(ids, segments, mask)
     torch.manual_seed(1)
     assert_equal(ours, hf(ids, attention_mask=mask, token_type_ids=segments).logits.log_softmax(-1))
+    assert not torch.allclose(ours, model.eval()(ids, segments, mask), atol=1e-2)
 
 
 def test_a_text_that_is_too_long_is_refused_and_one_of_padding_stays_finite():
@@ -178,79 +165,52 @@ def test_sinusoidal_positions_are_the_formula_and_are_not_trained():
 # ---------------------------------------------------------------------------------------------------- heads
 
 
-def test_pre_training_equals_with_its_loss(tmp_path: Path):
-    hf = hf_model("BertForPreTraining")
+def labels_for(kind: str, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Arguments of transformers' models, in the order of our outputs. mask: b s, true at real tokens."""
+    size = len(mask)
+    words = torch.randint(0, 300, mask.shape).where(mask.bool() & (torch.rand(mask.shape) < 0.3), -100)
+    return {
+        "PreTraining": {"next_sentence_label": torch.randint(2, (size,)), "labels": words},
+        "MaskedLM": {"labels": words},
+        "NextSentencePrediction": {"labels": torch.randint(2, (size,))},
+        "SequenceClassification": {"labels": torch.randint(5, (size,))},
+        "TokenClassification": {"labels": torch.randint(5, mask.shape)},
+        "QuestionAnswering": {"start_positions": torch.arange(size), "end_positions": torch.arange(size) + 2},
+    }[kind]
+
+
+KINDS_OF_HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BertForPreTraining", "BertForNextSentencePrediction"),
+        *(f"{family}For{kind}" for family in ("Bert", "DistilBert") for kind in KINDS_OF_HEADS),
+    ],
+)
+def test_a_head_equals_with_its_loss(tmp_path: Path, name: str):
+    kind = name.partition("For")[2]
+    hf = hf_model(name, **({"num_labels": 5} if "Classification" in kind else {}))
     model, new = load_model(hf_directory(tmp_path, hf))
-    assert new == [] and isinstance(model, heads.BertForPreTraining)
+    assert new == [] and type(model) is getattr(heads, f"BertFor{kind}")
     ids, segments, mask = batch(4, 17)
-    labels = torch.where(torch.rand(4, 17) < 0.3, torch.randint(0, 300, (4, 17)), -100)
-    follows = torch.tensor([0, 1, 1, 0])
-    next_sentence, masked_lm = model(ids, segments, mask)
-    theirs = hf(ids, attention_mask=mask, token_type_ids=segments, labels=labels, next_sentence_label=follows)
-    assert_equal(masked_lm, theirs.prediction_logits.log_softmax(-1))
-    assert_equal(next_sentence, theirs.seq_relationship_logits.log_softmax(-1))
-    loss = F.nll_loss(masked_lm.flatten(0, 1), labels.flatten()) + F.nll_loss(next_sentence, follows)
-    losses_equal(loss, theirs.loss, model, hf)
-    chosen = labels != -100  # the head may be asked for some positions alone
-    some = model.masked_lm(model.encoder(ids, segments, mask)[0][chosen]).log_softmax(-1)
-    torch.testing.assert_close(some, masked_lm[chosen], atol=1e-5, rtol=0)
-
-
-def test_next_sentences_alone_equal_with_their_loss(tmp_path: Path):
-    hf = hf_model("BertForNextSentencePrediction")
-    model, new = load_model(hf_directory(tmp_path, hf))
-    assert new == [] and isinstance(model, heads.BertForNextSentencePrediction)
-    ids, segments, mask = batch(3, 17)
-    labels = torch.tensor([1, 0, 1])
-    theirs = hf(ids, token_type_ids=segments, attention_mask=mask, labels=labels)
+    labels = labels_for(kind, mask)
+    extra = {"token_type_ids": segments} if name.startswith("Bert") else {}
+    theirs = hf(ids, attention_mask=mask, **labels, **extra)
     ours = model(ids, segments, mask)
-    assert_equal(ours, theirs.logits.log_softmax(-1))
-    losses_equal(F.nll_loss(ours, labels), theirs.loss, model, hf)
-
-
-@pytest.mark.parametrize("family", ["Bert", "DistilBert"])
-def test_masked_lm_equals_with_its_loss(tmp_path: Path, family: str):
-    hf = hf_model(f"{family}ForMaskedLM")
-    model, new = load_model(hf_directory(tmp_path, hf))
-    assert new == [] and isinstance(model, heads.BertForMaskedLM)
-    ids, _, mask = batch(3, 17)
-    labels = torch.where(mask.bool(), ids, -100)
-    theirs = hf(ids, attention_mask=mask, labels=labels)
-    ours = model(ids, None, mask)
-    assert_equal(ours, theirs.logits.log_softmax(-1))
-    losses_equal(F.nll_loss(ours.flatten(0, 1), labels.flatten()), theirs.loss, model, hf)
-    assert model.masked_lm.decoder.weight is model.encoder.embeddings.tokens.weight
-
-
-@pytest.mark.parametrize("family", ["Bert", "DistilBert"])
-@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
-def test_classification_equals_with_its_loss(tmp_path: Path, family: str, kind: str):
-    hf = hf_model(f"{family}For{kind}", num_labels=5)
-    model, new = load_model(hf_directory(tmp_path, hf))
-    assert new == [] and isinstance(model, getattr(heads, f"BertFor{kind}"))
-    ids, segments, mask = batch(4, 9)
-    segments = segments if family == "Bert" else None
-    labels = torch.tensor([4, 0, 2, 1]) if kind == "SequenceClassification" else torch.randint(0, 5, (4, 9))
-    extra = {} if segments is None else {"token_type_ids": segments}
-    theirs = hf(ids, attention_mask=mask, labels=labels, **extra)
-    ours = model(ids, segments, mask)
-    assert_equal(ours, theirs.logits.log_softmax(-1))
-    losses_equal(F.nll_loss(ours.flatten(0, -2), labels.flatten()), theirs.loss, model, hf)
-
-
-@pytest.mark.parametrize("family", ["Bert", "DistilBert"])
-def test_question_answering_equals_with_its_loss(tmp_path: Path, family: str):
-    hf = hf_model(f"{family}ForQuestionAnswering")
-    model, new = load_model(hf_directory(tmp_path, hf))
-    assert new == []
-    ids, segments, mask = batch(3, 17)
-    extra = {"token_type_ids": segments} if family == "Bert" else {}
-    first, last = torch.tensor([1, 5, 0]), torch.tensor([3, 5, 2])
-    theirs = hf(ids, attention_mask=mask, start_positions=first, end_positions=last, **extra)
-    start, end = model(ids, segments, mask)
-    assert_equal(start, theirs.start_logits.log_softmax(-1))
-    assert_equal(end, theirs.end_logits.log_softmax(-1))
-    losses_equal((F.nll_loss(start, first) + F.nll_loss(end, last)) / 2, theirs.loss, model, hf)
+    ours = ours if isinstance(ours, tuple) else (ours,)
+    logits = [part for field, part in theirs.items() if field.endswith("logits")]
+    for output, expected in zip(ours, logits[::-1] if kind == "PreTraining" else logits, strict=True):
+        assert_equal(output, expected.log_softmax(-1))
+    pairs = zip(ours, labels.values(), strict=True)
+    losses = [F.nll_loss(output.flatten(0, -2), target.flatten()) for output, target in pairs]
+    losses_equal(sum(losses) / (2 if kind == "QuestionAnswering" else 1), theirs.loss, model, hf)
+    if hasattr(model, "masked_lm"):
+        assert model.masked_lm.decoder.weight is model.encoder.embeddings.tokens.weight
+        chosen = labels["labels"] != -100  # the head may be asked for some positions alone
+        some = model.masked_lm(model.encoder(ids, segments, mask)[0][chosen]).log_softmax(-1)
+        torch.testing.assert_close(some, ours[-1][chosen], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("has_pooler", [True, False])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import random_llama, save_checkpoint
+from error_helpers import refused
 from small import our_directory
 
 from advanced.experiments import __main__ as program
@@ -20,9 +22,8 @@ from convert import hugging_face
 from engine.families import load_llama
 from engine.lineage import checksum
 from engine.plan import ComputeSettings
-from utils import UserError
 
-TABLE = {
+TWO_KINDS = {
     "title": "Two kinds",
     "data": {"films": {"batch_size": 4, "epochs": 2}},
     "seeds": [1],
@@ -39,7 +40,7 @@ def table(tmp_path: Path, films: dict[str, Path], tiny_checkpoint: Path, monkeyp
     our_directory(tmp_path / "encoder")
     save_checkpoint(tmp_path / "tiny.pt", random_llama(1))
     (tmp_path / "tiny.model").write_bytes(tiny_checkpoint.with_suffix(".model").read_bytes())
-    return write(tmp_path, TABLE)
+    return write(tmp_path, TWO_KINDS)
 
 
 def write(folder: Path, table: dict) -> Path:
@@ -47,9 +48,15 @@ def write(folder: Path, table: dict) -> Path:
     return path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["experiments", *map(str, flags)])
-    program.main()
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the command with these flags, or the `main` of another one."""
+
+    def run(*flags: object, main: Callable[[], None] = program.main) -> None:
+        monkeypatch.setattr(sys, "argv", ["experiments", *map(str, flags)])
+        main()
+
+    return run
 
 
 def test_an_encoder_and_a_decoder_stand_in_one_table(table: Path, tmp_path: Path):
@@ -90,17 +97,17 @@ def test_a_llama_in_a_directory_is_the_llama_of_its_file(table: Path, tmp_path: 
 
 def test_another_kind_of_model_is_refused_by_its_name(table: Path, tmp_path: Path):
     (tmp_path / "encoder" / "config.json").write_text('{"model_type": "t5"}', encoding="utf-8")
-    with pytest.raises(UserError, match="describes a model of type .t5.; known here are llama, bert, distilbert"):
-        model_of(str(tmp_path / "encoder"), None, {})
+    words = "describes a model of type .t5.; known here are llama, bert, distilbert"
+    refused(words, model_of, str(tmp_path / "encoder"), None, {})
 
 
 def test_the_command_lists_what_can_be_started(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    table: Path, tmp_path: Path, call: Callable, capsys: pytest.CaptureFixture
 ):
     results = tmp_path / "two.jsonl"
     flags = [table, "--pretrained-model-path", tmp_path / "encoder", "--results", results, "--work", tmp_path / "work"]
     (tmp_path / "tiny.pt").unlink()
-    run(monkeypatch, *flags, "--list")
+    call(*flags, "--list")
     printed = capsys.readouterr()
     assert "2 runs can be started now" in printed.out and "left out: decoder" in printed.err
     assert read_results([results]) == {}
@@ -114,33 +121,29 @@ def test_the_command_lists_what_can_be_started(
     ],
 )
 def test_what_is_not_for_a_bert_is_refused_before_anything_runs(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict, words: str
+    table: Path, tmp_path: Path, call: Callable, row: dict, words: str
 ):
-    path = write(tmp_path, {**TABLE, "rows": [{"name": "plain"}, {"name": "other", **row}]})
-    with pytest.raises(UserError, match=words):
-        run(monkeypatch, path, "--pretrained-model-path", tmp_path / "encoder", "--list")
+    path = write(tmp_path, {**TWO_KINDS, "rows": [{"name": "plain"}, {"name": "other", **row}]})
+    refused(words, call, path, "--pretrained-model-path", tmp_path / "encoder", "--list")
 
 
-def test_a_directory_has_its_own_vocabulary(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_directory_has_its_own_vocabulary(table: Path, tmp_path: Path, call: Callable):
     flags = [table, "--pretrained-model-path", tmp_path / "encoder", "--list"]
-    with pytest.raises(UserError, match="the vocabulary is that of --pretrained-model-path"):
-        run(monkeypatch, *flags, "--tokenizer", tmp_path / "tiny.model")
+    other = tmp_path / "tiny.model"
+    refused("the vocabulary is that of --pretrained-model-path", call, *flags, "--tokenizer", other)
     (tmp_path / "encoder" / "vocab.txt").unlink()
-    with pytest.raises(UserError, match="holds no vocab.txt"):
-        run(monkeypatch, *flags)
+    refused("holds no vocab.txt", call, *flags)
 
 
 def test_the_cost_of_an_encoder_is_measured_beside_that_of_a_decoder(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    table: Path, tmp_path: Path, call: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """Each row has its own parameters, with the classes; the first is the model itself."""
     monkeypatch.setattr(cost, "path_of", trial.path_of)
     monkeypatch.setattr(cost, "apart", lambda function, *arguments: function(*arguments))
     sizes = ["--batch_size", "2", "--steps", "1", "--rounds", "1"]
-    flags = ["--data", "films", *sizes, "--out", str(tmp_path / "cost.md")]
-    models = ["--pretrained-model-path", str(tmp_path / "tiny.pt"), "--others", str(tmp_path / "encoder")]
-    monkeypatch.setattr(sys, "argv", ["cost", *models, *flags])
-    cost.main()
+    models = ["--pretrained-model-path", tmp_path / "tiny.pt", "--others", tmp_path / "encoder"]
+    call(*models, "--data", "films", *sizes, "--out", tmp_path / "cost.md", main=cost.main)
     text = (tmp_path / "cost.md").read_text(encoding="utf-8")
     assert text in capsys.readouterr().out
     decoder, encoder = (line.split(" | ") for line in text.splitlines() if line.startswith(("| tiny", "| encoder")))
@@ -150,10 +153,6 @@ def test_the_cost_of_an_encoder_is_measured_beside_that_of_a_decoder(
     assert all(float(column.split(" ")[0]) > 0 for column in (*decoder[2:4], *encoder[2:4]))
 
 
-def test_methods_of_decoders_are_not_measured_on_an_encoder(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    flags = ["--pretrained-model-path", str(tmp_path / "encoder"), "--methods", "prompt-finetune"]
-    monkeypatch.setattr(sys, "argv", ["cost", *flags])
-    with pytest.raises(UserError, match="prompt-finetune is not for models of the kind bert"):
-        cost.main()
+def test_methods_of_decoders_are_not_measured_on_an_encoder(table: Path, tmp_path: Path, call: Callable):
+    flags = ["--pretrained-model-path", tmp_path / "encoder", "--methods", "prompt-finetune"]
+    refused("prompt-finetune is not for models of the kind bert", call, *flags, main=cost.main)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import asset
+from error_helpers import refused
 
 tokenizers = pytest.importorskip("tokenizers")
 from bert import compare  # noqa: E402
 from bert.merges import by_count, by_likelihood, continued, learn, read, with_end, with_space  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
-from utils import UserError  # noqa: E402
 
 SPELLINGS = (with_end, with_space, continued)
 
@@ -100,10 +100,10 @@ def test_where_no_pair_is_seen_twice_nothing_is_learned(words: list[str]):
 
 
 def test_the_page_is_what_the_program_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = compare.PAGE.read_text(encoding="utf-8")
+    page = compare.TOKENIZERS_PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
-    copy.write_text(compare.BLOCK.sub(r"\1old\n\4", page), encoding="utf-8")
-    monkeypatch.setattr(compare, "PAGE", copy)
+    copy.write_text(compare.TABLE_BLOCK.sub(r"\1old\n\4", page), encoding="utf-8")
+    monkeypatch.setattr(compare, "TOKENIZERS_PAGE", copy)
     monkeypatch.setattr("sys.argv", ["compare.py"])
     compare.main()
     assert copy.read_text(encoding="utf-8") == page, "python -m bert.compare writes it anew"
@@ -111,11 +111,10 @@ def test_the_page_is_what_the_program_writes(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("page", ["", "<!-- table a -->\n<!-- end -->\n" * 2, "<!-- table b -->\n<!-- end -->\n"])
 def test_a_page_without_its_marks_is_refused(page: str):
-    with pytest.raises(UserError, match="must have the marks"):
-        compare.fill(page, {"a": []})
+    refused("must have the marks", compare.fill, page, {"a": []})
 
 
 def test_llamas_own_tokenizer_gives_every_sentence_back(assets: Path):
     tokenizer = Tokenizer(tokenizer_model=asset(assets, "tokenizer.model"))
-    for text in compare.SENTENCES.values():
+    for text in compare.SAMPLES.values():
         assert tokenizer.decode(tokenizer.encode(text, bos=True, eos=True)) == text

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 import torch
+from error_helpers import refused
 
 from bert.examples import Noise, PretrainingData, sentences_of
 from bert.pairs import Document, pairs_of
 from bert.wordpiece import SPECIAL, WordPiece
 from engine.tasks import NO_TARGET
-from utils import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -127,11 +127,12 @@ def test_without_next_sentences_a_row_begins_with_a_sentence_and_has_all_that_fi
     assert [pair.a for pair in rows] == [[*range(5)] * 4]
 
 
-def test_special_tokens_that_a_text_writes_out_are_no_part_of_it(tokenizer: WordPiece):
+def test_sentences_without_tokens_and_special_tokens_that_a_text_writes_out_are_left_out(tokenizer: WordPiece):
     texts = ["a [MASK] b\n[SEP]\n[CLS] c [PAD] ?", "[SEP]"]
     letters = [tokenizer.ids[letter] for letter in "abc"]
     unknown = tokenizer.ids["[UNK]"]
     assert [*sentences_of(texts, tokenizer)] == [[letters[:2], [letters[2], unknown]]]
+    assert [*sentences_of(["a\n\u200b\nb", "\u200b"], tokenizer)] == [[letters[:1], letters[1:2]]]
 
 
 # ------------------------------------------------------------------------------------------------------ noise
@@ -280,14 +281,9 @@ def test_a_run_that_was_stopped_sees_what_it_would_have_seen(tokenizer: WordPiec
     ],
 )
 def test_a_text_or_a_row_that_is_too_small_is_refused(tokenizer: WordPiece, texts: list, settings: dict, words: str):
-    with pytest.raises(UserError, match=words):
-        PretrainingData([*sentences_of(texts, tokenizer)], tokenizer, **{"length": 24, **settings})
+    refused(words, PretrainingData, [*sentences_of(texts, tokenizer)], tokenizer, **{"length": 24, **settings})
     least = {"length": 5} if settings.get("has_next", True) else {"length": 3, "has_next": False}
     assert PretrainingData([*sentences_of(["a b\nc d", "e"], tokenizer)], tokenizer, **least)[0, 0]["token_ids"]
-
-
-def test_what_has_no_tokens_is_left_out(tokenizer: WordPiece):
-    assert [*sentences_of(["a\n\u200b\nb", "\u200b"], tokenizer)] == [[[tokenizer.ids["a"]], [tokenizer.ids["b"]]]]
 
 
 def test_a_random_piece_that_is_pad_is_no_padding(tokenizer: WordPiece):

@@ -43,10 +43,8 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path, name: str):
     asked = batch_of(has_next=has_next)
     labels = {"next_sentence_label": asked["next"]} if has_next else {}
     with torch.no_grad():
-        expected = theirs(
-            asked["token_ids"], attention_mask=asked["token_ids"] != 0, token_type_ids=asked["segment_ids"],
-            labels=asked["targets"], **labels,
-        ).loss  # fmt: skip
+        labels |= {"labels": asked["targets"], "token_type_ids": asked["segment_ids"]}
+        expected = theirs(asked["token_ids"], attention_mask=asked["token_ids"] != 0, **labels).loss
         outputs = TASK.forward(ours, asked)
         assert outputs.words.shape == (int((asked["targets"] != NO_TARGET).sum()), 300)
         assert torch.allclose(TASK.loss(outputs, asked, 4), expected, atol=1e-4)

@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from error_helpers import refused
 
 from bert import questions as program
 from bert.squad import read_squad
-from utils import UserError
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
@@ -49,10 +49,8 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.
         (["--paragraphs", 14000], "--paragraphs 14000: there are 14400 paragraphs"),
         (["--out", tmp_path / "absent"], "the folder .*absent does not exist"),
     ):
-        with pytest.raises(UserError, match=words):
-            run(monkeypatch, "--out", tmp_path, *flags)
+        refused(words, run, monkeypatch, "--out", tmp_path, *flags)
     assert not [*tmp_path.iterdir()]
     (tmp_path / "questions-dev.json").write_text("mine")
-    with pytest.raises(UserError, match="questions-dev.json is there already"):
-        run(monkeypatch, "--out", tmp_path)
+    refused("questions-dev.json is there already", run, monkeypatch, "--out", tmp_path)
     assert [*tmp_path.iterdir()] == [tmp_path / "questions-dev.json"]

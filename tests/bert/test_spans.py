@@ -6,12 +6,12 @@ import string
 
 import pytest
 import torch
+from error_helpers import refused
 
-from bert.spans import LONGEST, SpanData, Spans, best_span, windows_of
+from bert.spans import LONGEST_ANSWER, SpanData, Spans, Window, best_span, windows_of
 from bert.squad import Answer, Question
 from bert.wordpiece import SPECIAL, WordPiece
 from engine.processes import SINGLE_PROCESS
-from utils import UserError
 
 WORDS = [f"{first}{second}" for first in string.ascii_lowercase for second in string.ascii_lowercase]
 TOKENIZER = WordPiece([*SPECIAL, *WORDS, "?"])
@@ -24,6 +24,10 @@ def question_of(size: int, at: int | None = 0, words: int = 1, asked: str = "zz 
         return Question("q", asked, context, ())
     answer = " ".join(WORDS[at : at + words])
     return Question("q", asked, context, (Answer(answer, context.index(answer)),))
+
+
+def answer_in(window: Window) -> list[str]:
+    return [TOKENIZER.pieces[id] for id in window.ids[window.start : window.end + 1]]
 
 
 def test_what_fits_is_one_window_and_the_answer_stands_where_it_should():
@@ -52,7 +56,7 @@ def test_windows_overlap_cover_everything_and_hold_the_answer_or_point_to_cls(si
     answer = question.answers[0].text.split()
     for window, words in zip(windows, shown, strict=True):
         if set(answer) <= {*words}:
-            assert [TOKENIZER.pieces[id] for id in window.ids[window.start : window.end + 1]] == answer
+            assert answer_in(window) == answer
         else:
             assert (window.start, window.end) == (0, 0)
 
@@ -68,7 +72,7 @@ def test_a_token_is_taken_from_the_window_that_shows_most_around_it():
 def test_an_answer_of_parts_of_tokens_is_all_of_these_tokens():
     question = Question("q", "zz", "aa ab ac", (Answer("b a", 4),))
     (window,) = windows_of(0, question, TOKENIZER, 20, 9)
-    assert [TOKENIZER.pieces[id] for id in window.ids[window.start : window.end + 1]] == ["ab", "ac"]
+    assert answer_in(window) == ["ab", "ac"]
 
 
 def test_no_answer_is_cls_and_a_long_question_is_cut():
@@ -77,10 +81,8 @@ def test_no_answer_is_cls_and_a_long_question_is_cut():
     long = question_of(30, asked=" ".join(WORDS[100:160]))
     windows = [*windows_of(0, long, TOKENIZER, 20, 9)]
     assert all(window.first == 10 and len(window.ids) <= 20 for window in windows)
-    with pytest.raises(UserError, match="no room for a question"):
-        SpanData([long], TOKENIZER, 7, 3)
-    with pytest.raises(UserError, match="a stride of 0"):
-        SpanData([long], TOKENIZER, 20, 0)
+    refused("no room for a question", SpanData, [long], TOKENIZER, 7, 3)
+    refused("a stride of 0", SpanData, [long], TOKENIZER, 20, 0)
 
 
 def test_a_batch_is_padded():
@@ -98,7 +100,7 @@ def test_a_batch_is_padded():
 def slow_best(starts: torch.Tensor, ends: torch.Tensor, window) -> tuple[float, int, int]:
     spans = {}
     for start in range(len(window.offsets)):
-        for end in range(start, min(start + LONGEST, len(window.offsets))):
+        for end in range(start, min(start + LONGEST_ANSWER, len(window.offsets))):
             if window.is_central[start]:
                 score = starts[window.first + start] + ends[window.first + end] - starts[0] - ends[0]
                 spans[start, end] = score.item()
@@ -148,9 +150,8 @@ def test_the_loss_is_the_mean_of_both_cross_entropies():
     data = SpanData([question_of(10, 3), question_of(5, 1)], TOKENIZER, 40, 16)
     (batch,) = data.loader(2)
     outputs = torch.randn(2, 2, 16).log_softmax(-1)
-    expected = (
-        -sum(outputs[row, side, batch[name][row]] for row in (0, 1) for side, name in enumerate(("starts", "ends"))) / 4
-    )
+    sides = [(side, batch[name]) for side, name in enumerate(("starts", "ends"))]
+    expected = -sum(outputs[row, side, places[row]] for row in (0, 1) for side, places in sides) / 4
     assert torch.allclose(Spans(False).loss(outputs, batch, 2), expected)
     called = []
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from error_helpers import refused
 
 from bert.squad import Answer, Question, overlap_f1, read_squad, scores_of, token_f1
-from utils import UserError
 
 CONTEXT = "The Rhine flows through Basel, and then to the North Sea."
 
@@ -17,9 +17,10 @@ def question(id: str, *answers: str) -> Question:
     return Question(id, "where?", CONTEXT, tuple(Answer(text, 0) for text in answers))
 
 
-def write(path: Path, qas: list, version: str | float = "1.1", **paragraph) -> Path:
-    paragraph = {"context": CONTEXT, "qas": qas, **paragraph}
-    path.write_text(json.dumps({"version": version, "data": [{"title": "t", "paragraphs": [paragraph]}]}))
+def write(path: Path, qas: list, version: str | float | None = "1.1") -> Path:
+    """version: None for a file that names none."""
+    content = {"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": qas}]}]}
+    path.write_text(json.dumps(content if version is None else {**content, "version": version}))
     return path
 
 
@@ -49,20 +50,13 @@ def test_of_several_answers_the_best_counts_and_each_score_has_its_own_best():
     assert scores.exact == 0.0 and scores.f1 == pytest.approx(100 * 2 * 1 * (2 / 3) / (5 / 3))
 
 
-def test_what_nobody_predicted_is_wrong_and_percentages_are_of_all_questions():
+def test_a_question_without_a_prediction_is_wrong_in_version_1_and_left_out_in_version_2():
+    questions = [question("1", "Basel"), question("2", "Rhine"), question("3")]
+    assert scores_of(questions, {"1": "Basel"}, True) == (100.0, 100.0, 1, 100.0, None)
     questions = [question("1", "Basel"), question("2", "Rhine"), question("3", "Sea")]
     scores = scores_of(questions, {"1": "Basel", "3": "North Sea"}, False)
     assert scores.total == 3 and scores.exact == pytest.approx(100 / 3)
     assert scores.f1 == pytest.approx(100 * (1 + 2 / 3) / 3) and scores.answered_f1 is None
-
-
-def test_what_nobody_predicted_is_left_out_in_version_2():
-    questions = [question("1", "Basel"), question("2", "Rhine"), question("3")]
-    assert scores_of(questions, {"1": "Basel"}, True) == (100.0, 100.0, 1, 100.0, None)
-
-
-def test_a_question_without_answers_in_version_1_is_answered_by_nothing():
-    assert scores_of([question("1")], {"1": "Basel"}, False)[:2] == (0.0, 0.0)
 
 
 def test_no_answer_is_right_where_there_is_none():
@@ -71,6 +65,7 @@ def test_no_answer_is_right_where_there_is_none():
     assert scores.exact == 50.0 and scores.f1 == 50.0
     assert scores.answered_f1 == 50.0 and scores.unanswered_f1 == 50.0
     assert scores_of([question("1", "Basel")], {"1": "Basel"}, True).unanswered_f1 is None
+    assert scores_of([question("1")], {"1": "Basel"}, False)[:2] == (0.0, 0.0)  # in version 1
 
 
 def test_the_two_versions_differ_where_an_answer_is_nothing_but_an_article():
@@ -88,14 +83,14 @@ def test_questions_of_both_versions_are_read(tmp_path: Path):
     second = {"id": "2", "question": "Who?", "answers": [], "is_impossible": True}
     questions, may_be_unanswered = read_squad(write(tmp_path / "two.json", [first, second], "v2.0"))
     assert [len(each.answers) for each in questions] == [1, 0] and may_be_unanswered
-    assert read_squad(write(tmp_path / "v2.json", [first], "v2.0"))[1]
-    assert read_squad(write(tmp_path / "v2.json", [first], 2.0))[1]
-    assert not read_squad(write(tmp_path / "v1.json", [first, second], 1.1))[1]  # what is said counts
-    for qas, may_be_unanswered in (([first], False), ([first, second], True)):  # no version is named
-        (path := tmp_path / "none.json").write_text(
-            json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]})
-        )
-        assert read_squad(path)[1] == may_be_unanswered
+    for version, qas, may_be_unanswered in (
+        ("v2.0", [first], True),
+        (2.0, [first], True),
+        (1.1, [first, second], False),  # the version counts, not the questions
+        (None, [first], False),
+        (None, [first, second], True),
+    ):
+        assert read_squad(write(tmp_path / "other.json", qas, version))[1] == may_be_unanswered
     impossible = {**first, "is_impossible": True}
     assert read_squad(write(tmp_path / "three.json", [impossible]))[0][0].answers == ()
 
@@ -120,14 +115,10 @@ GOOD = {"id": "1", "question": "?", "answers": [{"text": "Rhine", "answer_start"
 )
 def test_a_file_that_is_not_of_the_format_is_one_line(tmp_path: Path, qas: list, words: str):
     path = write(tmp_path / "wrong.json", qas)
-    with pytest.raises(UserError, match=words) as error:
-        read_squad(path)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    assert str(path) in refused(words, read_squad, path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"data": 1}', "[" * 10**5])
 def test_what_is_no_squad_file_is_one_line(tmp_path: Path, text: str):
     (path := tmp_path / "wrong.json").write_text(text)
-    with pytest.raises(UserError) as error:
-        read_squad(path)
-    assert "\n" not in str(error.value)
+    refused("", read_squad, path)

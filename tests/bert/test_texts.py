@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from small import PIECES, our_directory, shake
+from error_helpers import refused
+from small import PIECES, call, our_directory, shake, write_vocabulary  # noqa: F401
 
-from bert import run
 from bert.config import BertConfig
 from bert.heads import BertForPreTraining, BertForQuestionAnswering
 from bert.load import load_model, load_pretrained, load_tokenizer
@@ -24,21 +21,6 @@ from bert.questions import FACTS, NOT_SAID, squad
 from bert.save import save_pretrained
 from bert.wordpiece import WordPiece
 from engine.training import Trainer
-from utils import UserError
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Run the program in the test's own folder; returns what it prints."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*given: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["bert.run", *map(str, given)])
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            run.main()
-        return printed.getvalue()
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +56,8 @@ def test_masks_are_filled_as_transformers_fills_them(call: Callable, pretrained:
 
 def test_a_text_without_a_mask_is_refused(call: Callable, pretrained: Path):
     given = ["--option", "fill-mask", "--pretrained-model-path", pretrained, "--text"]
-    with pytest.raises(UserError, match=r"^--text has no \[MASK\] to be filled$"):
-        call(*given, "the film")
-    with pytest.raises(UserError, match="to be filled in the part that is read"):
-        call(*given, "very [MASK]", "--max_sentence_len", 1)
+    refused(r"^--text has no \[MASK\] to be filled$", call, *given, "the film")
+    refused("to be filled in the part that is read", call, *given, "very [MASK]", "--max_sentence_len", 1)
 
 
 @pytest.mark.parametrize(("text", "other"), [("the film", "is good"), ("a play", "don't !"), ("very bad", "2 0")])
@@ -96,8 +76,7 @@ def test_next_sentences_are_those_of_transformers(call: Callable, pretrained: Pa
 def test_a_model_without_the_head_does_not_answer_at_random(call: Callable, tmp_path: Path, option: str, what: str):
     directory = our_directory(tmp_path / "encoder")
     texts = ["--text", "a [MASK]"] + ["--text_b", "b"] * (option == "nsp")
-    with pytest.raises(UserError, match=f"has no head for {what}"):
-        call("--option", option, "--pretrained-model-path", directory, *texts)
+    refused(f"has no head for {what}", call, "--option", option, "--pretrained-model-path", directory, *texts)
 
 
 def test_a_model_of_one_segment_reads_no_pairs(call: Callable, tmp_path: Path):
@@ -107,14 +86,14 @@ def test_a_model_of_one_segment_reads_no_pairs(call: Callable, tmp_path: Path):
     save_pretrained(tmp_path / "answers", BertForQuestionAnswering(head.encoder), WordPiece(PIECES))
     pair = ["--text", "a film", "--text_b", "is good"]
     for option, folder in (("encode", "one"), ("nsp", "whole"), ("qa", "answers")):
-        with pytest.raises(UserError, match=r"has one segment \(type_vocab_size is 1\), and a pair of texts needs two"):
-            call("--option", option, "--pretrained-model-path", folder, *pair)
+        words = r"has one segment \(type_vocab_size is 1\), and a pair of texts needs two"
+        refused(words, call, "--option", option, "--pretrained-model-path", folder, *pair)
     assert "4 tokens" in call("--option", "encode", "--pretrained-model-path", "one", "--text", "a film")
 
 
 def test_pretraining_is_an_option_as_well(call: Callable, tmp_path: Path):
     (tmp_path / "text.txt").write_text("\n\n".join(["the film is good\nit is not bad\nplay it"] * 8))
-    (tmp_path / "pieces.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+    write_vocabulary(tmp_path / "pieces.txt")
     small = ["--dim", 16, "--n_layers", 1, "--n_heads", 2, "--length", 24, "--epochs", 1, "--held_out", 0.3]
     files = ["--text", "text.txt", "--tokenizer", "pieces.txt", "--out", "new"]
     assert "save the model to new" in call("--option", "pretrain", *files, *small)
@@ -162,29 +141,25 @@ def test_questions_are_learned_answered_and_scored(call: Callable, files: list, 
 
 
 def test_one_question_is_answered_from_its_paragraph(call: Callable, files: list, tmp_path: Path):
-    """By a model whose weights we choose: it begins and ends where the token is [MASK]."""
-    encoder = load_pretrained("bert")
-    encoder_with = BertForQuestionAnswering(encoder)
-    tokenizer = load_tokenizer("bert")
+    """By a model whose weights the test chooses: its answer begins and ends at one token."""
+    model, tokenizer = BertForQuestionAnswering(load_pretrained("bert")), load_tokenizer("bert")
+    encoder = model.encoder
     with torch.no_grad():
-        for parameter in encoder.layers.parameters():
+        for parameter in (*encoder.layers.parameters(), *encoder.embeddings.segments.parameters()):
             parameter.zero_()
         for layer in encoder.layers:
             for norm in (layer.attention_norm, layer.ffn_norm):
                 norm.weight.fill_(1.0)
         encoder.embeddings.positions.weight.zero_()
-        encoder.embeddings.segments.weight.zero_()
-        state = encoder(torch.tensor([[tokenizer.ids["oslo"]]]))[0][0, 0]
-        encoder_with.span.weight.copy_(torch.stack([state, state]))
-    save_pretrained("chosen", encoder_with, tokenizer)
-    given = ["--option", "qa", "--pretrained-model-path", "chosen", "--text"]
-    assert "answer: oslo\n" in call(*given, "where is ben ?", "--text_b", "ben plays in Oslo .".lower())
-    with torch.no_grad():
-        state = encoder(torch.tensor([[tokenizer.cls_id]]))[0][0, 0]
-        encoder_with.span.weight.copy_(torch.stack([state, state]))
-    save_pretrained("none", encoder_with, tokenizer)
-    given[3] = "none"
-    assert "the paragraph does not say it" in call(*given, "where is ben ?", "--text_b", "anna is in basel .")
+    for token, paragraph, said in (
+        (tokenizer.ids["oslo"], "ben plays in oslo .", "answer: oslo\n"),
+        (tokenizer.cls_id, "anna is in basel .", "the paragraph does not say it"),
+    ):
+        with torch.no_grad():
+            model.span.weight.copy_(encoder(torch.tensor([[token]]))[0][0, 0].expand(2, -1))
+        save_pretrained("chosen", model, tokenizer)
+        given = ["--option", "qa", "--pretrained-model-path", "chosen", "--text", "where is ben ?"]
+        assert said in call(*given, "--text_b", paragraph)
 
 
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(
@@ -201,24 +176,22 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
         patch.setattr(Trainer, "fit", stopped)
         with pytest.raises(KeyboardInterrupt, match="interrupted; the best model so far stays in other, and --resume"):
             call(*files, "--model_out", "other", "--epochs", 3)
-    with pytest.raises(UserError, match="is of an interrupted run; go on with --resume, or name another --model_out"):
-        call(*files, "--model_out", "other", "--epochs", 3)
-    with pytest.raises(UserError, match="another stride; use the same arguments, or name another --model_out"):
-        call(*files, "--model_out", "other", "--epochs", 3, "--resume", "--stride", 100)
-    resumed = call(*files, "--model_out", "other", "--epochs", 3, "--resume")
+    other = [*files, "--model_out", "other", "--epochs", 3]
+    refused("is of an interrupted run; go on with --resume, or name another --model_out", call, *other)
+    words = "another stride; use the same arguments, or name another --model_out"
+    refused(words, call, *other, "--resume", "--stride", 100)
+    resumed = call(*other, "--resume")
     figures = re.compile(r"^epoch .*|^dev .*", re.MULTILINE)
     assert figures.findall(resumed) == figures.findall(undisturbed) and len(figures.findall(resumed)) == 4
-    one, other = (load_pretrained(tmp_path / name).state_dict() for name in ("one", "other"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    with pytest.raises(UserError, match="model.safetensors is there already"):
-        call(*files, "--model_out", "other", "--epochs", 3)
+    one, two = (load_pretrained(tmp_path / name).state_dict() for name in ("one", "other"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    refused("model.safetensors is there already", call, *other)
 
 
 def test_a_model_without_a_head_for_answers_is_refused(call: Callable, files: list):
     given = ["--option", "qa", "--pretrained-model-path", "bert"]
     for more in (["--dev", "dev.json"], ["--text", "where ?", "--text_b", "in basel"]):
-        with pytest.raises(UserError, match="has no head for answers; train one with --train and --model_out"):
-            call(*given, *more)
+        refused("has no head for answers; train one with --train and --model_out", call, *given, *more)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +214,5 @@ def test_a_wrong_flag_is_one_line_and_nothing_is_lost(
 ):
     (tmp_path / "text.txt").write_text("no json")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=re.escape(words)) as error:
-        call(*files, *more)
-    assert "\n" not in str(error.value)
+    refused(re.escape(words), call, *files, *more)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

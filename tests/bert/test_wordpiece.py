@@ -8,57 +8,38 @@ from pathlib import Path
 
 import pytest
 from conftest import asset
+from error_helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 transformers = pytest.importorskip("transformers")
-from small import PIECES, minilm  # noqa: E402
+from small import PIECES, minilm, write_vocabulary  # noqa: E402
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy  # noqa: E402
 
 from bert.basic import words  # noqa: E402
 from bert.categories import CHANGED, plain_then  # noqa: E402
 from bert.wordpiece import SPECIAL, WordPiece  # noqa: E402
-from utils import UserError  # noqa: E402
 
 # Letters of one alphabet and another, marks, white space, controls, punctuation, CJK, what is dropped or taken apart
 POOLS = (
-    *(
-        "abcdefghinopstuvyz",
-        "ABCXYZÉÅÖÑßİıǅΣσςΑάЖжй",
-        " \t\n\r\v\f\x1c\x85\xa0\u2003\u2028\u3000",
-        "\0\x01\xad\u200d\ufeff\ufffd",
-    ),
-    *(
-        ".,!?'-$+<=>^`|~¿«»—…·;„",
-        "電影一가각漢\uf900\u3400\U00020000\U0002b830\U0002ceb0",
-        "\u0300\u0301\u0327\u0345\u302e\u302f",
-    ),
-    *(
-        "\U0001d165\U0001d16d\U0001f600\U0001f468",
-        "\u166d\u1734\u1885\u2e43\U000111c9\U0001171e\u0897\U00011f5a\U000110cd",
-    ),
+    "abcdefghinopstuvyz",
+    "ABCXYZÉÅÖÑßİıǅΣσςΑάЖжй",
+    " \t\n\r\v\f\x1c\x85\xa0\u2003\u2028\u3000",
+    "\0\x01\xad\u200d\ufeff\ufffd",
+    ".,!?'-$+<=>^`|~¿«»—…·;„",
+    "電影一가각漢\uf900\u3400\U00020000\U0002b830\U0002ceb0",
+    "\u0300\u0301\u0327\u0345\u302e\u302f",
+    "\U0001d165\U0001d16d\U0001f600\U0001f468",
+    "\u166d\u1734\u1885\u2e43\U000111c9\U0001171e\u0897\U00011f5a\U000110cd",
 )
-PHRASES = (
-    *SPECIAL,
-    "[MASK",
-    "mask]",
-    "[mask]",
-    "##ing",
-    "unaffable",
-    "don't",
-    "a" * 100,
-    "a" * 101,
-    "playing",
-    "cafés",
-)
+PHRASES = (*SPECIAL, *"[MASK mask] [mask] ##ing unaffable don't playing cafés".split(), "a" * 100, "a" * 101)
 MISSED = "\U00011938"  # taken apart since Unicode 13, but not by the library
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[WordPiece, object]:
     """Our tokenizer and theirs, of one file."""
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("".join(f"{piece}\n" for piece in PIECES), encoding="utf-8")
+    path = write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab.txt")
     return WordPiece.from_file(path, request.param), fast(path, request.param)
 
 
@@ -69,7 +50,7 @@ def fast(path: Path, lower_case: bool) -> transformers.BertTokenizer:
 def odd_text(rng: random.Random) -> str:
     """A few letters from everywhere, most of them from where something happens to them."""
 
-    def join_names() -> str:
+    def part() -> str:
         kind = rng.random()
         if kind < 0.1:
             return rng.choice(PHRASES)
@@ -77,7 +58,7 @@ def odd_text(rng: random.Random) -> str:
             return chr(rng.choice((rng.randrange(0x20, 0xD800), rng.randrange(0xE000, 0x110000))))
         return rng.choice(rng.choice(POOLS))
 
-    return "".join(join_names() for _ in range(rng.randrange(24))).replace(MISSED, "")
+    return "".join(part() for _ in range(rng.randrange(24))).replace(MISSED, "")
 
 
 def assert_equal(ours: WordPiece, theirs: object, texts: list[str]) -> None:
@@ -118,14 +99,25 @@ def test_many_fuzzed_texts_equal(pair: tuple):
         assert_equal(*pair, [odd_text(rng) for _ in range(1000)])
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
+def real_pair(request: pytest.FixtureRequest) -> tuple[WordPiece, object]:
+    """Of a real vocabulary, whose pieces make a word of most things, so that fewer tokens hide behind [UNK]."""
+    path = minilm() / "vocab.txt"
+    return WordPiece.from_file(path, request.param), fast(path, request.param)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("lower_case", [True, False])
-def test_many_fuzzed_texts_equal_with_a_real_vocabulary(lower_case: bool):
-    """Whose pieces make a word of most things, so that fewer tokens hide behind [UNK]."""
-    path, rng = minilm() / "vocab.txt", random.Random(7)
-    pair = WordPiece.from_file(path, lower_case), fast(path, lower_case)
+def test_many_fuzzed_texts_equal_with_a_real_vocabulary(real_pair: tuple):
+    rng = random.Random(7)
     for _ in range(100):
-        assert_equal(*pair, [odd_text(rng) for _ in range(1000)])
+        assert_equal(*real_pair, [odd_text(rng) for _ in range(1000)])
+
+
+@pytest.mark.slow
+def test_all_sentences_of_the_assignment_equal_with_a_real_vocabulary(assets: Path, real_pair: tuple):
+    lines = sentences(assets)
+    assert len(lines) > 13_000
+    assert_equal(*real_pair, lines)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters=MISSED), max_size=40))
@@ -172,14 +164,6 @@ def sentences(assets: Path) -> list[str]:
 
 def test_sentences_of_the_assignment_equal(pair: tuple, assets: Path):
     assert_equal(*pair, sentences(assets)[::12])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lower_case", [True, False])
-def test_all_sentences_of_the_assignment_equal_with_a_real_vocabulary(assets: Path, lower_case: bool):
-    path, lines = minilm() / "vocab.txt", sentences(assets)
-    assert len(lines) > 13_000
-    assert_equal(WordPiece.from_file(path, lower_case), fast(path, lower_case), lines)
 
 
 def test_pairs_equal_however_they_are_cut(pair: tuple):
@@ -253,8 +237,7 @@ BY_AGE = [  # Unicode 8.0 in the fast one, that of Python in the slow one
 def test_where_the_slow_tokenizer_differs(
     tmp_path: Path, text: str, lower_case: bool, fast_pieces: list[str], slow_pieces: list[str]
 ):
-    path = tmp_path / "vocab.txt"
-    path.write_text("".join(f"{piece}\n" for piece in dict.fromkeys((*SPECIAL, *fast_pieces, *slow_pieces))), "utf-8")
+    path = write_vocabulary(tmp_path / "vocab.txt", dict.fromkeys((*SPECIAL, *fast_pieces, *slow_pieces)))
     ours, slow = WordPiece.from_file(path, lower_case), BertTokenizerLegacy(str(path), do_lower_case=lower_case)
     assert [ours.pieces[id] for id in ours.encode(text)[1:-1]] == fast_pieces
     assert fast(path, lower_case).tokenize(text) == fast_pieces
@@ -275,11 +258,8 @@ def test_where_the_slow_tokenizer_differs(
     ],
 )
 def test_a_bad_vocabulary_is_one_line(tmp_path: Path, lines: list[str], words: str):
-    path = tmp_path / "vocab.txt"
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    with pytest.raises(UserError, match=words) as caught:
-        WordPiece.from_file(path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    message = refused(words, WordPiece.from_file, write_vocabulary(tmp_path / "vocab.txt", lines))
+    assert str(tmp_path / "vocab.txt") in message and len(message) < 400
 
 
 @pytest.mark.parametrize(
@@ -293,8 +273,7 @@ def test_a_bad_vocabulary_is_one_line(tmp_path: Path, lines: list[str], words: s
 def test_lines_of_a_vocabulary_that_are_never_used_are_said_to_be(
     tmp_path: Path, lines: list[str], ids: list[int], words: str, capsys: pytest.CaptureFixture
 ):
-    path = tmp_path / "vocab.txt"
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    path = write_vocabulary(tmp_path / "vocab.txt", lines)
     tokenizer = WordPiece.from_file(path)
     printed = capsys.readouterr().err
     assert words in printed and printed.count("\n") == 1 and len(printed) < 400
@@ -303,11 +282,9 @@ def test_lines_of_a_vocabulary_that_are_never_used_are_said_to_be(
 
 
 def test_a_vocabulary_that_is_no_text_or_not_there(tmp_path: Path):
-    with pytest.raises(UserError, match="does not exist"):
-        WordPiece.from_file(tmp_path / "vocab.txt")
+    refused("does not exist", WordPiece.from_file, tmp_path / "vocab.txt")
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe")
-    with pytest.raises(UserError, match="vocab.txt line 2: not UTF-8"):
-        WordPiece.from_file(tmp_path / "vocab.txt")
+    refused("vocab.txt line 2: not UTF-8", WordPiece.from_file, tmp_path / "vocab.txt")
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
@@ -327,8 +304,7 @@ def test_an_id_that_is_not_there_is_refused(ids: list[int]):
 
 def test_decoding_any_ids_equals(pair: tuple, tmp_path: Path):
     glued = (".com", "...", "n't", "'s", "'m", "'ve", "'re", "?", "!x", "##.", "'d", ";")
-    path = tmp_path / "vocab.txt"
-    path.write_text("".join(f"{piece}\n" for piece in dict.fromkeys((*PIECES, *glued))), encoding="utf-8")
+    path = write_vocabulary(tmp_path / "vocab.txt", dict.fromkeys((*PIECES, *glued)))
     ours, theirs, rng = WordPiece.from_file(path), fast(path, True), random.Random(0)
     for _ in range(1500):
         ids = [rng.randrange(len(ours)) for _ in range(rng.randrange(9))]

@@ -21,20 +21,10 @@ LLAMA3_ROPE = {
 SHAPES = {  # as small as their heads, groups, ties and angles allow
     "smollm": dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True, bos=0),
     "tinyllama": dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False),
-    "llama3": dict(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-        rope_parameters=LLAMA3_ROPE,
-        rms_norm_eps=1e-5,
-    ),
-    "linear": dict(
-        hidden_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        rope_parameters={"rope_type": "linear", "rope_theta": 20000.0, "factor": 2.0},
-    ),
+    "llama3": dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
+    | dict(rope_parameters=LLAMA3_ROPE, rms_norm_eps=1e-5),
+    "linear": dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=4)
+    | dict(rope_parameters={"rope_type": "linear", "rope_theta": 20000.0, "factor": 2.0}),
 }
 
 

@@ -8,24 +8,24 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import sentencepiece
 import torch
 from conftest import SENTENCES, random_llama, save_checkpoint
-from error_helpers import ROOT, check_one_error, snapshot
+from conversions import BUNDLED, run_convert, vocabulary_in
+from error_helpers import ROOT, check_one_error, refused, snapshot
 
 from convert import gguf as convert_gguf
 from convert import hugging_face
-from convert.__main__ import _convert_language_model, get_args
+from convert.__main__ import get_args
 from convert.vocabulary import UNUSED, read_vocabulary
 from engine.weights import load_pretrained
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError
 
-BUNDLED = ROOT / "checkpoints/minllama1M.pt"
 LLAMA_CPP = {
     "attention.compute_query": "attn_q",
     "attention.compute_key": "attn_k",
@@ -49,7 +49,7 @@ def convert(tmp_path: Path) -> Callable[..., Path]:
     pytest.importorskip("gguf", reason="the package gguf is not installed")
 
     def write(model: Llama, tokenizer: Path, dtype: str) -> Path:
-        vocabulary = read_vocabulary(Tokenizer(tokenizer_model=tokenizer).sp_model, tokenizer)
+        vocabulary = vocabulary_in(tokenizer)
         path = tmp_path / f"{dtype}.gguf"
         convert_gguf.write(path, model.state_dict(), model.config, vocabulary, dtype)
         return path
@@ -94,8 +94,8 @@ def test_shape_and_vocabulary_are_declared(convert: Callable[..., Path], tiny_to
 
 
 def test_a_vocabulary_of_another_size_is_no_file(convert: Callable[..., Path], tiny_tokenizer: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="the tokenizer has 300 pieces and the model's vocabulary 310"):
-        convert(grouped_model(vocab_size=310), tiny_tokenizer, "f32")
+    words = "the tokenizer has 300 pieces and the model's vocabulary 310"
+    refused(words, convert, grouped_model(vocab_size=310), tiny_tokenizer, "f32")
     assert not list(tmp_path.iterdir())
 
 
@@ -105,7 +105,7 @@ def test_rows_beyond_the_last_piece_have_pieces_that_no_text_has(tmp_path: Path,
     model = grouped_model(vocab_size=320)
     hugging_face.write(tmp_path / "model", model.state_dict(), model.config)
     flags = (tmp_path / "model", tmp_path / "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer)
-    _convert_language_model(get_args(list(map(str, flags))))
+    run_convert(*flags)
     fields = reader(tmp_path / "m.gguf").fields
     assert len(fields["tokenizer.ggml.tokens"].contents()) == fields["llama.vocab_size"].contents() == 320
     assert fields["tokenizer.ggml.token_type"].contents()[300:] == [UNUSED] * 20
@@ -116,9 +116,9 @@ def test_a_directory_gives_the_file_its_name(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     pytest.importorskip("safetensors", reason="the package safetensors is not installed")
     folder = tmp_path / "TinyLlama-1.1B"
-    _convert_language_model(get_args([str(BUNDLED), str(folder), "--to", "hf"]))
+    run_convert(BUNDLED, folder, "--to", "hf")
     monkeypatch.chdir(folder)
-    _convert_language_model(get_args([".", "../m.gguf", "--to", "gguf"]))
+    run_convert(".", "../m.gguf", "--to", "gguf")
     assert reader(tmp_path / "m.gguf").fields["general.name"].contents() == "TinyLlama-1.1B"
 
 
@@ -165,26 +165,27 @@ def test_scaled_angles_and_an_output_matrix_of_its_own_are_declared(convert: Cal
     np.testing.assert_allclose(factors.data, 1.0 / (share + (1.0 - share) / 8.0), rtol=1e-5)
 
 
-def llama_cpp_ids(path: Path, prompt: list[int], new: int) -> list[int]:
-    """Greedy, with keys and values in float32 as ours are."""
-    import llama_cpp
-
-    float32 = llama_cpp.GGML_TYPE_F32
-    model = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, type_k=float32, type_v=float32)
-    return prompt + list(islice(model.generate(prompt, temp=0.0), new))
-
-
-def test_llama_cpp_says_the_same(tmp_path: Path):
+@pytest.fixture
+def llama_cpp() -> ModuleType:
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    command = [sys.executable, "-m", "convert", BUNDLED, tmp_path / "model.gguf", "--to", "gguf"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+
+def opened(llama_cpp: ModuleType, path: Path, **how: object):
+    """llama.cpp's model, with keys and values in float32 as ours are."""
+    float32 = llama_cpp.GGML_TYPE_F32
+    return llama_cpp.Llama(str(path), n_threads=1, verbose=False, type_k=float32, type_v=float32, **how)
+
+
+def test_llama_cpp_says_the_same(llama_cpp: ModuleType, tmp_path: Path):
+    done = run_module(BUNDLED, tmp_path / "model.gguf", "--to", "gguf", cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == f"wrote {tmp_path / 'model.gguf'}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     prompt = tokenizer.encode("The lighthouse keeper", bos=True, eos=False)
     ours = load_pretrained(BUNDLED).generate(torch.tensor([prompt]), 60, temperature=0.0)[0].tolist()
-    assert llama_cpp_ids(tmp_path / "model.gguf", prompt, 60) == ours and len(set(ours)) > 20
+    theirs = opened(llama_cpp, tmp_path / "model.gguf", n_ctx=256)
+    assert prompt + list(islice(theirs.generate(prompt, temp=0.0), 60)) == ours and len(set(ours)) > 20
 
 
 @pytest.mark.parametrize(
@@ -196,28 +197,22 @@ def test_llama_cpp_says_the_same(tmp_path: Path):
         {"dim": 72, "n_heads": 9, "n_kv_heads": 3, "layer_norm_eps": 1e-3},
     ],
 )
-def test_llama_cpp_computes_the_same_logits(changes: dict, tmp_path: Path):
+def test_llama_cpp_computes_the_same_logits(changes: dict, llama_cpp: ModuleType, tmp_path: Path):
     """Of random weights: what a model repeats soon hides angles that are wrong."""
-    pytest.importorskip("gguf", reason="the package gguf is not installed")
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
-    vocabulary = read_vocabulary(tokenizer.sp_model, "the bundled one")
+    vocabulary = vocabulary_in(BUNDLED.with_suffix(".model"))
     model = random_llama(attention="causal", vocab_size=tokenizer.n_words, max_seq_len=128, **changes)
     convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
-    how = dict(n_ctx=128, n_threads=1, verbose=False, logits_all=True)
-    how |= dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
-    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), **how)
+    theirs = opened(llama_cpp, tmp_path / "m.gguf", n_ctx=128, logits_all=True)
     ids = torch.randint(260, tokenizer.n_words, (1, 100), generator=torch.Generator().manual_seed(1))
     theirs.eval(ids[0].tolist())
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(theirs.scores[:100]), model(ids, ids)[0][0], atol=1e-5, rtol=0)
 
 
-def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
-    pytest.importorskip("gguf", reason="the package gguf is not installed")
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+def test_llama_cpp_reads_text_as_we_do(llama_cpp: ModuleType, tmp_path: Path):
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
-    vocabulary = read_vocabulary(tokenizer.sp_model, "the bundled one")
+    vocabulary = vocabulary_in(BUNDLED.with_suffix(".model"))
     model = load_pretrained(BUNDLED)
     convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
@@ -228,7 +223,7 @@ def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------- bad input
 
 
-def run_convert(*flags: object, cwd: Path) -> subprocess.CompletedProcess:
+def run_module(*flags: object, cwd: Path) -> subprocess.CompletedProcess:
     code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('convert', run_name='__main__')"
     command = [sys.executable, "-c", code, *map(str, flags)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8")
@@ -236,10 +231,10 @@ def run_convert(*flags: object, cwd: Path) -> subprocess.CompletedProcess:
 
 def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    done = run_convert(tiny_checkpoint, "out.gguf", "--to", "gguf", cwd=tmp_path)
+    done = run_module(tiny_checkpoint, "out.gguf", "--to", "gguf", cwd=tmp_path)
     check_one_error(done.returncode, done.stderr, "bidirectional", "--attention causal")
     assert not list(tmp_path.iterdir())
-    done = run_convert(tiny_checkpoint, "out.gguf", "--to", "gguf", "--attention", "causal", cwd=tmp_path)
+    done = run_module(tiny_checkpoint, "out.gguf", "--to", "gguf", "--attention", "causal", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {tensor.name for tensor in reader(tmp_path / "out.gguf").tensors} >= {"token_embd.weight"}
 
@@ -247,11 +242,11 @@ def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint
 def test_another_tokenizer_names_both_sizes_and_no_file_is_overwritten(tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     flags = ["--to", "gguf", "--attention", "causal", "--tokenizer", BUNDLED.with_suffix(".model")]
-    done = run_convert(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
+    done = run_module(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
     check_one_error(done.returncode, done.stderr, "300", "2048", "--tokenizer")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out.gguf").write_text("old")
-    done = run_convert(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
+    done = run_module(tiny_checkpoint, "out.gguf", *flags, cwd=tmp_path)
     check_one_error(done.returncode, done.stderr, "OUT", "out.gguf is there already")
     assert snapshot(tmp_path) == {"out.gguf": b"old"}
 
@@ -260,14 +255,12 @@ def test_too_large_for_float16_is_refused(convert: Callable[..., Path], tiny_tok
     model = grouped_model()
     with torch.no_grad():
         model.layers[1].feed_forward.w1.weight[3, 4] = 70000.0
-    with pytest.raises(UserError, match="blk.1.ffn_gate.weight.*f32"):
-        convert(model, tiny_tokenizer, "f16")
+    refused("blk.1.ffn_gate.weight.*f32", convert, model, tiny_tokenizer, "f16")
     assert not list(tmp_path.iterdir())
     convert(model, tiny_tokenizer, "q8_0")
     with torch.no_grad():
         model.layers[1].feed_forward.w1.weight[3, 4] = 1e7  # 127 times the largest float16
-    with pytest.raises(UserError, match="blk.1.ffn_gate.weight.*q8_0"):
-        convert(model, tiny_tokenizer, "q8_0")
+    refused("blk.1.ffn_gate.weight.*q8_0", convert, model, tiny_tokenizer, "q8_0")
     convert(model, tiny_tokenizer, "f32")
 
 
@@ -289,9 +282,8 @@ def test_a_full_disk_leaves_the_old_file(
 def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     model = grouped_model()
-    vocabulary = read_vocabulary(Tokenizer(tokenizer_model=tiny_tokenizer).sp_model, tiny_tokenizer)
-    with pytest.raises(UserError, match="pip install"):
-        convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
+    given = tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary_in(tiny_tokenizer)
+    refused("pip install", convert_gguf.write, *given)
     assert not list(tmp_path.iterdir())
 
 
@@ -300,16 +292,10 @@ def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, t
 )
 def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tmp_path: Path):
     kind = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, **settings}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 3),
-        model_prefix=str(tmp_path / "other"),
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **kind,
-    )
+    how = dict(model_prefix=str(tmp_path / "other"), hard_vocab_limit=False, minloglevel=2, **kind)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), **how)
     model = Tokenizer(tokenizer_model=tmp_path / "other.model").sp_model
-    with pytest.raises(UserError, match=words):
-        read_vocabulary(model, "other.model")
+    refused(words, read_vocabulary, model, "other.model")
 
 
 @pytest.mark.parametrize(
@@ -329,15 +315,14 @@ def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tm
     ],
 )
 def test_wrong_flags_are_one_sentence(flags: list[object], words: list[str]):
-    with pytest.raises(UserError) as caught:
-        get_args(list(map(str, flags)))
-    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
+    message = refused("", get_args, list(map(str, flags)))
+    assert all(word in message for word in words)
 
 
 def test_a_damaged_checkpoint_is_one_line_and_no_file(tmp_path: Path, tiny_tokenizer: Path):
     (tmp_path / "m.pt").write_bytes(BUNDLED.read_bytes()[:5000])
     before = snapshot(tmp_path)
-    done = run_convert("m.pt", "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
+    done = run_module("m.pt", "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
     check_one_error(done.returncode, done.stderr, "m.pt")
     assert snapshot(tmp_path) == before
 
@@ -348,7 +333,7 @@ def test_a_checkpoint_of_original_names_converts_as_well(tiny_tokenizer: Path, t
     state = {name.replace("compute_query", "wq"): tensor for name, tensor in model.state_dict().items()}
     path = tmp_path / "original.pt"
     torch.save({"model": state, "model_args": vars(model.config)}, save_checkpoint(path, model))
-    done = run_convert(path, "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
+    done = run_module(path, "m.gguf", "--to", "gguf", "--tokenizer", tiny_tokenizer, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (query,) = (tensor for tensor in reader(tmp_path / "m.gguf").tensors if tensor.name == "blk.0.attn_q.weight")
     assert np.array_equal(query.data, model.layers[0].attention.compute_query.weight.detach().numpy())

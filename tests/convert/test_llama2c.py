@@ -11,23 +11,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_llama, save_checkpoint
-from error_helpers import ROOT, snapshot
+from conversions import BUNDLED, assert_same_weights, run_convert, vocabulary_in
+from error_helpers import refused, snapshot
 
 from convert import llama2c
-from convert.__main__ import _convert_language_model, get_args
 from convert.llama2c import MAGIC
 from convert.vocabulary import UNUSED, read_vocabulary
 from engine.weights import load_pretrained
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError
 
-BUNDLED = ROOT / "checkpoints/minllama1M.pt"
 PROMPTS = ("The lighthouse keeper", "I laughed twice, once by", "naïve café, 北京", "Is this movie good?")
-
-
-def convert(*flags: object) -> None:
-    _convert_language_model(get_args(list(map(str, flags))))
 
 
 def version_1(model: Llama) -> bytes:
@@ -53,8 +47,7 @@ def test_what_is_read_is_what_was_written(version: int, tied: bool, tmp_path: Pa
     again = llama2c.load_pretrained(tmp_path / "m.bin")
     fixed = ("multiple_of", "dropout")
     assert {**vars(again.config), **dict.fromkeys(fixed)} == {**vars(model.config), **dict.fromkeys(fixed)}
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+    assert_same_weights(model, again)
     assert not llama2c.load_pretrained(tmp_path / "m.bin", "bidirectional").config.is_causal
 
 
@@ -76,15 +69,13 @@ def test_a_tokenizer_read_back(tiny_tokenizer: Path):
 
 
 def test_vocabularies_that_run_c_would_read_otherwise(tiny_tokenizer: Path):
-    vocabulary = read_vocabulary(Tokenizer(tokenizer_model=tiny_tokenizer).sp_model, tiny_tokenizer)
+    vocabulary = vocabulary_in(tiny_tokenizer)
     first, *others = vocabulary.types
     for changed in (vocabulary._replace(bos_id=2), vocabulary._replace(types=[*others, first])):
-        with pytest.raises(UserError, match="byte b for the token b . 3; this is another order"):
-            llama2c.pieces_of(changed)
+        refused("byte b for the token b . 3; this is another order", llama2c.pieces_of, changed)
     pieces = [piece.replace("\u2581", "_") for piece in vocabulary.pieces]
     for changed in (vocabulary._replace(adds_space=False), vocabulary._replace(pieces=pieces)):
-        with pytest.raises(UserError, match="puts a space before every text; this tokenizer does not"):
-            llama2c.pieces_of(changed)
+        refused("puts a space before every text; this tokenizer does not", llama2c.pieces_of, changed)
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -96,25 +87,23 @@ def test_files_of_another_size_or_version_are_refused(version: int, tmp_path: Pa
     wrong += [(content[:200], "only 200 bytes"), (eight_bits, "8-bit numbers of version 2")] if version else []
     for damaged, words in wrong:
         (tmp_path / "m.bin").write_bytes(damaged)
-        with pytest.raises(UserError, match=f"m.bin is not a model of llama2.c, or it is damaged: .*{words}"):
-            llama2c.load_pretrained(tmp_path / "m.bin")
+        message = f"m.bin is not a model of llama2.c, or it is damaged: .*{words}"
+        refused(message, llama2c.load_pretrained, tmp_path / "m.bin")
 
 
 def test_both_files_or_none_and_nothing_overwritten(tiny_checkpoint: Path, tmp_path: Path):
     how = ("--to", "llama2c", "--attention", "causal")
-    convert(tiny_checkpoint, tmp_path / "m.bin", *how)
+    run_convert(tiny_checkpoint, tmp_path / "m.bin", *how)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.bin", "tokenizer.bin"]
     before = snapshot(tmp_path)
     for name in ("m.bin", "other.bin", "tokenizer.bin"):
-        with pytest.raises(UserError, match="is there already|another name"):
-            convert(tiny_checkpoint, tmp_path / name, *how)
+        refused("is there already|another name", run_convert, tiny_checkpoint, tmp_path / name, *how)
     assert snapshot(tmp_path) == before
     (tmp_path / "m.bin").unlink()
     (tmp_path / "tokenizer.bin").unlink()
-    with pytest.raises(UserError, match="tokenizer.bin is where the tokenizer goes; give the model another name"):
-        convert(tiny_checkpoint, tmp_path / "tokenizer.bin", *how)
-    with pytest.raises(UserError, match="bidirectional; --attention causal"):
-        convert(tiny_checkpoint, tmp_path / "m.bin", "--to", "llama2c")
+    words = "tokenizer.bin is where the tokenizer goes; give the model another name"
+    refused(words, run_convert, tiny_checkpoint, tmp_path / "tokenizer.bin", *how)
+    refused("bidirectional; --attention causal", run_convert, tiny_checkpoint, tmp_path / "m.bin", "--to", "llama2c")
     assert not list(tmp_path.iterdir())
 
 
@@ -128,8 +117,7 @@ def test_both_files_or_none_and_nothing_overwritten(tiny_checkpoint: Path, tmp_p
 )
 def test_what_run_c_cannot_compute_is_refused(changes: dict, words: str, tiny_tokenizer: Path, tmp_path: Path):
     checkpoint = save_checkpoint(tmp_path / "m.pt", random_llama(attention="causal", **changes))
-    with pytest.raises(UserError, match=words):
-        convert(checkpoint, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tiny_tokenizer)
+    refused(words, run_convert, checkpoint, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tiny_tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
 
 
@@ -137,16 +125,13 @@ def test_a_bin_file_becomes_a_directory(tiny_tokenizer: Path, tmp_path: Path):
     pytest.importorskip("safetensors")
     model = random_llama(attention="causal", max_seq_len=200)
     checkpoint = save_checkpoint(tmp_path / "m.pt", model)
-    convert(checkpoint, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tiny_tokenizer)
-    convert(tmp_path / "m.bin", tmp_path / "out", "--from", "llama2c", "--to", "hf", "--tokenizer", tiny_tokenizer)
-    again = load_pretrained(tmp_path / "out")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
-    with pytest.raises(UserError, match="m.bin.*; a .bin file of llama2.c is read with --from llama2c"):
-        convert(tmp_path / "m.bin", tmp_path / "no", "--to", "hf", "--tokenizer", tiny_tokenizer)
-    with pytest.raises(UserError, match="name the right one with --tokenizer"):
-        tokenizer = BUNDLED.with_suffix(".model")
-        convert(tmp_path / "m.bin", tmp_path / "no", "--from", "llama2c", "--to", "hf", "--tokenizer", tokenizer)
+    run_convert(checkpoint, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tiny_tokenizer)
+    run_convert(tmp_path / "m.bin", tmp_path / "out", "--from", "llama2c", "--to", "hf", "--tokenizer", tiny_tokenizer)
+    assert_same_weights(model, load_pretrained(tmp_path / "out"))
+    files, words = (tmp_path / "m.bin", tmp_path / "no"), "m.bin.*; a .bin file of llama2.c is read with --from llama2c"
+    refused(words, run_convert, *files, "--to", "hf", "--tokenizer", tiny_tokenizer)
+    other = ("--from", "llama2c", "--to", "hf", "--tokenizer", BUNDLED.with_suffix(".model"))
+    refused("name the right one with --tokenizer", run_convert, *files, *other)
 
 
 # ------------------------------------------------------------------------------------------------------- run.c
@@ -179,7 +164,7 @@ def test_run_c_says_the_same(tied: bool, program: Path, tmp_path: Path):
         save_checkpoint(tmp_path / "m.pt", model)
     source = BUNDLED if tied else tmp_path / "m.pt"
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
-    convert(source, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tokenizer.model_path)
+    run_convert(source, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tokenizer.model_path)
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt, bos=True, eos=False)
         ours = model.generate(torch.tensor([ids]), 40, temperature=0.0)[0].tolist()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import SENTENCES, random_llama
-from error_helpers import ROOT, check_one_error
+from error_helpers import ROOT, check_one_error, refused
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert import onnx as convert_onnx
@@ -19,10 +19,10 @@ from convert.__main__ import get_args
 from engine.saved import load_classifier, record_of, save_classifier
 from rope import frequencies, rotate
 from tokenizer import NO_PIECE, Tokenizer
-from utils import UserError
 
-KINDS = [("causal", 3), ("bidirectional", 3), ("causal", NO_PIECE)]
-SHAPES = [(1, 1), (1, 7), (2, 7), (5, 20), (3, 90)]  # of which the last is longer than the model
+ATTENTION_AND_PADDING = [("causal", 3), ("bidirectional", 3), ("causal", NO_PIECE)]
+OTHER = "computes something else than what would be written"
+BATCH_SHAPES = [(1, 1), (1, 7), (2, 7), (5, 20), (3, 90)]  # of which the last is longer than the model
 
 
 def classifier(attention: str = "causal", pad_id: int = 3, **changes) -> LlamaEmbeddingClassifier:
@@ -58,24 +58,24 @@ def test_the_real_rotation_is_the_complex_one():
         torch.testing.assert_close(convert_onnx.rotate(x, angles), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("attention", "pad_id"), KINDS)
+@pytest.mark.parametrize(("attention", "pad_id"), ATTENTION_AND_PADDING)
 def test_what_is_exported_computes_what_the_classifier_does(attention: str, pad_id: int):
     for changes in ({}, {"n_kv_heads": 4}, {"rope_scaling": ("linear", 2.0)}, {"tied": False}):
         model = classifier(attention, pad_id, **changes)
         real = convert_onnx.RealClassifier(model).eval()
         with torch.no_grad():
-            for shape in SHAPES:
+            for shape in BATCH_SHAPES:
                 token_ids = batch(shape, pad_id)
                 torch.testing.assert_close(real(token_ids), model(token_ids), atol=1e-5, rtol=0)
 
 
 def test_an_edit_that_has_no_place_in_a_file_is_an_error(monkeypatch: pytest.MonkeyPatch):
     model = classifier()
-    convert_onnx.require_equal(convert_onnx.RealClassifier(model).eval(), model)
+    real = convert_onnx.RealClassifier(model).eval()
+    convert_onnx.require_equal(real, model)
     queries = lambda self, x, context=None: x if context is None else context.queries(x)  # noqa: E731
     monkeypatch.setattr("llama.LlamaLayer.forward", queries)
-    with pytest.raises(UserError, match="computes something else than what would be written"):
-        convert_onnx.require_equal(convert_onnx.RealClassifier(model).eval(), model)
+    refused(OTHER, convert_onnx.require_equal, real, model)
 
 
 def test_nothing_is_written_that_computes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -83,13 +83,12 @@ def test_nothing_is_written_that_computes_something_else(tmp_path: Path, monkeyp
     monkeypatch.setattr(convert_onnx, "_exported", lambda model, about: b"file")
     convert_onnx.write(tmp_path / "m.onnx", classifier(), SimpleNamespace(label_names=("a",)))
     monkeypatch.setattr(convert_onnx, "rotate", lambda x, angles: x)
-    with pytest.raises(UserError, match="computes something else than what would be written"):
-        convert_onnx.write(tmp_path / "n.onnx", classifier(), SimpleNamespace(label_names=("a",)))
+    refused(OTHER, convert_onnx.write, tmp_path / "n.onnx", classifier(), SimpleNamespace(label_names=("a",)))
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def test_a_file_says_how_batches_for_it_are_made():
-    for attention, pad_id in KINDS:
+    for attention, pad_id in ATTENTION_AND_PADDING:
         model = convert_onnx.RealClassifier(classifier(attention, pad_id))
         said = convert_onnx._metadata(model, SimpleNamespace(label_names=("a", "b")))
         expected = {"labels": '["a", "b"]', "attention": attention, "pad_id": str(pad_id), "max_seq_len": "64"}
@@ -106,27 +105,25 @@ def test_other_classifiers_are_refused(tiny_tokenizer: Path, tmp_path: Path, mon
     monkeypatch.setattr(convert_onnx, "_import_onnx", lambda: None)
     llama, names = random_llama(attention="causal"), ["bad", "good"]
     asked = LlamaZeroShotClassifier(SimpleNamespace(num_labels=2), Tokenizer(None, tiny_tokenizer), names, llama=llama)
-    with pytest.raises(UserError, match="LlamaZeroShotClassifier is not written as ONNX"):
-        convert_onnx.write(tmp_path / "m.onnx", asked, SimpleNamespace(label_names=names))
-    monkeypatch.setattr(convert_onnx, "MOST_BYTES", 1000)
-    with pytest.raises(UserError, match="bytes of weights; one ONNX file holds less"):
-        convert_onnx.write(tmp_path / "m.onnx", classifier(), SimpleNamespace(label_names=names))
+    path, about = tmp_path / "m.onnx", SimpleNamespace(label_names=names)
+    refused("LlamaZeroShotClassifier is not written as ONNX", convert_onnx.write, path, asked, about)
+    monkeypatch.setattr(convert_onnx, "MOST_ONNX_BYTES", 1000)
+    refused("bytes of weights; one ONNX file holds less", convert_onnx.write, path, classifier(), about)
     assert not list(tmp_path.iterdir())
 
 
 def test_without_the_packages_one_line_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(UserError, match="pip install onnx onnxscript"):
-        convert_onnx.write(tmp_path / "m.onnx", classifier(), SimpleNamespace(label_names=("a",)))
+    given = tmp_path / "m.onnx", classifier(), SimpleNamespace(label_names=("a",))
+    refused("pip install onnx onnxscript", convert_onnx.write, *given)
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [["--attention", "causal"], ["--tokenizer", "t.model"], ["--from", "llama2c"], ["--dtype", "f16"]],
+    "flags", [["--attention", "causal"], ["--tokenizer", "t.model"], ["--from", "llama2c"], ["--dtype", "f16"]]
 )
 def test_flags_that_say_nothing_to_a_saved_classifier(flags: list[str], saved: Path, tmp_path: Path):
-    with pytest.raises(UserError, match=f"{flags[0]}.* is not for --to onnx"):
-        get_args([str(saved), str(tmp_path / "m.onnx"), "--to", "onnx", *flags])
+    given = [str(saved), str(tmp_path / "m.onnx"), "--to", "onnx", *flags]
+    refused(f"{flags[0]}.* is not for --to onnx", get_args, given)
 
 
 def test_a_checkpoint_is_no_classifier(tmp_path: Path):
@@ -145,7 +142,7 @@ def run_module(*flags: object):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("attention", "pad_id"), KINDS)
+@pytest.mark.parametrize(("attention", "pad_id"), ATTENTION_AND_PADDING)
 def test_onnxruntime_computes_the_same_for_any_batch(attention: str, pad_id: int, tmp_path: Path):
     """Exporting takes from ten seconds to a minute."""
     onnx = pytest.importorskip("onnx", reason="the package onnx is not installed")
@@ -155,7 +152,7 @@ def test_onnxruntime_computes_the_same_for_any_batch(attention: str, pad_id: int
     convert_onnx.write(tmp_path / "m.onnx", model, SimpleNamespace(label_names=("a", "b", "c")))
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    for shape in SHAPES:
+    for shape in BATCH_SHAPES:
         token_ids = batch(shape, pad_id)
         (theirs,) = session.run(["log_probabilities"], {"token_ids": token_ids.numpy()})
         with torch.no_grad():
