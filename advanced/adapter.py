@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.added import State, context_among, split_state
-from engine.methods import Method, pretrained_of
+from advanced.added import AddingMethod, context_among
+from engine.methods import pretrained_of
 
 
 class Bottleneck(nn.Module):
@@ -45,10 +45,11 @@ class Bottleneck(nn.Module):
         return self.scale * self.up(self.dropout(F.relu(self.down(x))))
 
 
-class Adapter(Method):
+class Adapter(AddingMethod):
     """width: r. form: sequential or parallel. scale: s. places: the sub-layers' names, joined by +."""
 
     name = "adapter"
+    mark = ".adapter."
     freezes = True
 
     def __init__(
@@ -76,11 +77,6 @@ class Adapter(Method):
         """inputs: x, b s D, and perhaps a view; output: h, b s D or b 1 D -> the same"""
         x = output
         if self.form == "parallel":
-            context = context_among(
-                inputs, named
-            )  # the last layer's attention gives the positions alone that are asked for
+            context = context_among(inputs, named)  # the last layer's attention computes only the positions it names
             x = inputs[0] if context is None else context.queries(inputs[0])
         return output + sublayer.adapter(x).to(output.dtype)
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, ".adapter.")

@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from advanced.added import State, split_state
+from advanced.added import AddingMethod
 from advanced.table import MATRICES
-from engine.methods import Method
 
 PLACES = (*MATRICES, "attention_norm", "ffn_norm")
 
 
-class BitFit(Method):
+class BitFit(AddingMethod):
     """No arguments. A plain model has no place for a bias, so a saved one needs the method."""
 
     name = "bitfit"
+    mark = ".bitfit_bias"
     freezes = True
 
     def prepare(self, model: nn.Module) -> None:
@@ -43,6 +43,3 @@ class BitFit(Method):
     def add_bias(self, layer: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         """output: ... o -> ... o"""
         return output + layer.bitfit_bias.to(output.dtype)
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, ".bitfit_bias")

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.reading import Heard, Listening, is_within
+from advanced.table import METHODS
 from base_llama import AttentionContext, causal_mask, sequence_lengths
 from classifier import Reader, read_last
 from llama import Llama
@@ -35,25 +36,25 @@ Ids = tuple[int, ...]
 
 
 class LabelWords(nn.Module):
-    """The likelihoods of the words that stand for the labels; a subclass says what `forward` makes of them.
+    """The likelihoods of the words that stand for the labels; a subclass computes its scores from them in `forward`.
 
-    template: the question after every sentence; empty: the course's, of these words. A space at its end is dropped:
-    words begin with theirs. words: one for each label, joined by +; empty: the label names. settings: those of the
-    subclass. Raises `UserError` for words that are too many, too few, or cannot be told apart.
+    settings: of the subclass's entry in the table; those that are not given have their defaults. All have template, the
+    question after every sentence ("": the course's, with these words; a space at its end is dropped, since words begin
+    with one), and words, one for each label, joined by + ("": the label names). Raises `UserError` for too many or too
+    few words, and for two words of the same tokens.
     """
 
     name = ""
 
-    def __init__(
-        self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], template: str, words: str, **settings: Any
-    ):
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__()
-        self.settings = dict(template=template, words=words, **settings)
-        self.llama, self.pad_id, self.num_labels = llama, tokenizer.pad_id, len(label_names)
-        self.words = words_of_labels(words, label_names)
+        self.settings = METHODS[self.name].defaults | settings
+        self.llama, self.tokenizer = llama, tokenizer
+        self.pad_id, self.num_labels = tokenizer.pad_id, len(label_names)
+        self.words = words_of_labels(self.settings["words"], label_names)
         self.word_ids = ids_of_words(self.words, tokenizer)
-        self.prompt_suffix: str | None = template.rstrip() or prompt_suffix(self.words).rstrip()
-        self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for what is appended
+        self.prompt_suffix: str | None = self.settings["template"].rstrip() or prompt_suffix(self.words).rstrip()
+        self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for the appended words
         self.read: Reader = read_last
 
     def log_likelihoods(self, token_ids: torch.Tensor) -> torch.Tensor:

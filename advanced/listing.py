@@ -13,7 +13,8 @@ import torch
 
 from advanced import create, reason_between
 from advanced.added import trainable_parameters
-from advanced.table import METHODS, MethodEntry
+from advanced.entries import MethodEntry
+from advanced.table import METHODS
 from config import LlamaConfig
 from engine.families import LLAMA_FAMILY, model_settings
 from engine.methods import prepare
@@ -97,7 +98,7 @@ def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names
     entry = METHODS[name]
     if "finetune" not in entry.options:
         return 0
-    chosen = name, {key: argument.default for key, argument in entry.arguments.items()}
+    chosen = name, entry.defaults
     attention = entry.attention or "bidirectional"
     with torch.device("meta"):
         llama = blueprint(dataclasses.replace(config, attention=attention))

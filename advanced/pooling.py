@@ -17,17 +17,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from advanced.added import State, split_state
+from advanced.added import AddingMethod
 from advanced.reading import reading_of
 from advanced.table import READ_ANYWAY
-from engine.methods import Method
 from utils import UserError
 
 
-class Pooling(Method):
+class Pooling(AddingMethod):
     """kind: mean, attention or last."""
 
     name = "pooling"
+    mark = "read.query"
     begins_as_base = False
     is_needed = True
 
@@ -43,6 +43,3 @@ class Pooling(Method):
         reading.pool = self.kind
         if self.kind == "attention":
             reading.query = nn.Parameter(torch.zeros_like(model.llama.norm.weight))  # D
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, "read.query")

@@ -32,23 +32,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from advanced.added import State, context_among, split_state
+from advanced.added import AddedVectors, context_among
 from advanced.reading import Listening
 from base_llama import AttentionContext, KVCache
-from engine.methods import Method, pretrained_of
+from engine.methods import pretrained_of
 from llama import Llama
 
 
-class Prefix(Method):
+class Prefix(AddedVectors):
     """length: p."""
 
     name = "prefix"
-    freezes = True
-    begins_as_base = False
-
-    def __init__(self, length: int = 16):
-        super().__init__(length=length)
-        self.length = length
+    mark = ".attention.prefix_"
 
     def prepare(self, model: nn.Module) -> None:
         llama = pretrained_of(model)
@@ -67,9 +62,6 @@ class Prefix(Method):
         if mask is not None:
             mask = torch.cat((mask.new_ones(*mask.shape[:-1], self.length), mask), dim=-1)  # ... s p+t
         return (x, context._replace(mask=mask, cache=Prefixed(attention, context.cache))), {}
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, ".attention.prefix_")
 
 
 @dataclass

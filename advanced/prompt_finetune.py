@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +43,9 @@ class PromptFinetune(LabelWords):
 
     name = "prompt-finetune"
 
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "",
-        words: str = "",
-        control: str = "none",
-    ):
-        super().__init__(llama, tokenizer, label_names, template, words, control=control)
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
+        super().__init__(llama, tokenizer, label_names, **settings)
+        control = self.settings["control"]
         if control == "shuffled-words":  # the question stays as it is
             order = derangement(self.num_labels)
             self.words, self.word_ids = ([each[place] for place in order] for each in (self.words, self.word_ids))

@@ -18,26 +18,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from advanced.added import State, split_state
+from advanced.added import AddedVectors
 from advanced.reading import reading_of
-from engine.methods import Method
 
 
-class PromptTuning(Method):
+class PromptTuning(AddedVectors):
     """length: p, how many vectors."""
 
     name = "prompt-tuning"
-    freezes = True
-    begins_as_base = False
-
-    def __init__(self, length: int = 16):
-        super().__init__(length=length)
-        self.length = length
+    mark = "read.prompt"
 
     def prepare(self, model: nn.Module) -> None:
         table = model.llama.tok_embeddings.weight.detach()  # v D
         drawn = torch.randint(len(table), (self.length,), device=table.device)  # p
         reading_of(model).prompt = nn.Parameter(table[drawn].clone())  # p D
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, "read.prompt")

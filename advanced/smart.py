@@ -31,15 +31,14 @@ Shapes: b batch   s position   D model dim   c classes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.average import Weights, follow, load_averages, trained_weights
+from advanced.average import Weights, exchanged, follow, load_averages, trained_weights
 from advanced.r_drop import symmetric_divergence
 from advanced.reading import is_within
 from base_llama import sequence_lengths
@@ -99,7 +98,7 @@ class SMART(Method):
             moved = self.forward(step, self.worst_perturbation(step))  # b c
             penalty = penalty + self.weight * symmetric_divergence(moved, step.outputs).mean()
         if self.bregman:
-            with torch.no_grad(), self.as_teacher(step.model):
+            with torch.no_grad(), exchanged(self.teacher, step.model, is_counted=False):
                 taught = step.forward()  # b c
             penalty = penalty + self.bregman * symmetric_divergence(step.outputs, taught).mean()
         return penalty
@@ -139,28 +138,6 @@ class SMART(Method):
     def after_step(self, step: Step) -> None:
         early, late = self.decays
         follow(self.teacher, step.model, early if step.number + 1 <= EARLY * step.total else late)
-
-    @contextmanager
-    def as_teacher(self, model: nn.Module) -> Iterator[None]:
-        self._exchange(model)
-        try:
-            yield
-        finally:
-            self._exchange(model)
-
-    def _exchange(self, model: nn.Module) -> None:
-        """The model has the teacher's weights, and the teacher the model's.
-
-        What a pass has kept for its backward pass are these weights: they are given back to the last bit before that,
-        and written through `data`, whose changes autograd does not count.
-        """
-        if hasattr(model, "reshard"):  # what is split over processes is written to where it is split
-            model.reshard()
-        for name, average in self.teacher.items():
-            weight = model.get_parameter(name).data
-            own = weight.clone()
-            weight.copy_(average)
-            average.copy_(own)
 
     def state(self) -> dict[str, Any]:
         return {"teacher": self.teacher} if self.bregman else {}

@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from torch import nn
 
 from advanced.label_words import LabelWords, ids_of_words, words_of_labels
 from advanced.reading import is_within
+from advanced.table import METHODS
 from base_llama import sequence_lengths
 from engine.batches import EncodingRules, LlamaDataset
 from engine.data import NO_GOLD_LABEL, Example
@@ -40,17 +42,6 @@ class Direct(LabelWords):
     """normalized: the mean over a label's tokens in the place of their sum, so that long labels lose nothing."""
 
     name = "direct"
-
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "",
-        words: str = "",
-        normalized: bool = False,
-    ):
-        super().__init__(llama, tokenizer, label_names, template, words, normalized=normalized)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: b s -> log-probabilities b c"""
@@ -81,17 +72,9 @@ class Calibrated(LabelWords):
 
     name = "calibrated"
 
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "",
-        words: str = "",
-        source: str = "content-free",
-    ):
-        super().__init__(llama, tokenizer, label_names, template, words, source=source)
-        self.tokenizer, self.remark = tokenizer, ""
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
+        super().__init__(llama, tokenizer, label_names, **settings)
+        self.remark = ""
         self.register_buffer("log_p_cf", torch.full((self.num_labels,), torch.nan))  # c
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -152,17 +135,8 @@ class PMI(LabelWords):
 
     name = "pmi"
 
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "",
-        words: str = "",
-        premise: str = "",
-    ):
-        super().__init__(llama, tokenizer, label_names, template, words, premise=premise)
-        self.tokenizer = tokenizer
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
+        super().__init__(llama, tokenizer, label_names, **settings)
         self.premise_ids()  # refused at once where it is too long
 
     def premise_ids(self) -> torch.Tensor:
@@ -194,18 +168,12 @@ class Channel(nn.Module):
 
     name = "channel"
 
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "This movie is {label}.",
-        words: str = "",
-    ):
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__()
-        self.settings = dict(template=template, words=words)
+        self.settings = METHODS[self.name].defaults | settings
         self.llama, self.pad_id, self.num_labels = llama, tokenizer.pad_id, len(label_names)
-        verbalised = [template.replace("{label}", word).rstrip() for word in words_of_labels(words, label_names)]
+        words = words_of_labels(self.settings["words"], label_names)
+        verbalised = [self.settings["template"].replace("{label}", word).rstrip() for word in words]
         self.before = ids_of_words(verbalised, tokenizer)
         self.room = max(map(len, self.before))
         self.prompt_suffix = None

@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
-from advanced.experiments.grid import Model, Table, Trial, model_of, name_of
+from advanced.experiments.grid import Table, Trial
+from advanced.experiments.models import Model, model_of, name_of
 from advanced.experiments.plots import WHY_NONE, can_plot, draw
 from advanced.experiments.render import Results, render, write_page
 from advanced.experiments.report import write_report

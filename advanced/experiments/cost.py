@@ -21,7 +21,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import METHODS, choose
-from advanced.experiments.grid import Model, model_of, path_of
+from advanced.experiments.grid import path_of
+from advanced.experiments.models import Model, model_of
 from engine.data import Example, create_data, read_label_names
 from engine.programs import ArgumentParser, Default, check_new, run_main
 from utils import UserError, atomic_write

@@ -12,7 +12,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import NamedTuple
 
-from advanced.experiments.grid import Model, Trial
+from advanced.experiments.grid import Trial, size_in_words
+from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
 from advanced.experiments.trial import clear, commit_of_code, compute_trial, end_with_parent, named
 from engine.locks import NameLock
@@ -161,5 +162,5 @@ def _now() -> str:
 def describe(trial: Trial) -> str:
     rate = [f"lr={dict(trial.settings)['lr']:g}"] if trial.option == "finetune" else []
     chosen = " ".join([*rate, *trial.arguments])
-    what = f"{trial.phase} {trial.row} on {trial.data} ({trial.size}), seed {trial.seed}"
+    what = f"{trial.phase} {trial.row} on {trial.data} ({size_in_words(trial.shots)}), seed {trial.seed}"
     return f"{what}: {chosen}" if chosen else what

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from advanced.experiments.grid import Model, Table
+from advanced.experiments.grid import Table
+from advanced.experiments.models import Model
 from advanced.experiments.plots import Panel, panels_of
 from advanced.experiments.render import difference_in_words, plain, spread, write_page
 from advanced.experiments.results import FEWEST_SEEDS, compare, read_results

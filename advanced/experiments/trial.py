@@ -16,7 +16,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from advanced import choose
-from advanced.experiments.grid import Model, Trial, path_of
+from advanced.experiments.grid import Trial, path_of
+from advanced.experiments.models import Model
 from engine.data import create_data, divide, has_gold_labels, pack, read_label_names
 from engine.lineage import checksum, files_of
 from engine.programs import peak_memory

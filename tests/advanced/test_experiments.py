@@ -24,7 +24,8 @@ from sklearn.metrics import f1_score
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import grid, report, runner, summary, trial
-from advanced.experiments.grid import Model, Row, Table, Trial
+from advanced.experiments.grid import Row, Table, Trial
+from advanced.experiments.models import Model
 from advanced.experiments.render import difference_in_words, render
 from advanced.experiments.results import (
     Difference,

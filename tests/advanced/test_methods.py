@@ -4,7 +4,6 @@ and that LoRA and the average compute what their papers say."""
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import json
 import os
@@ -23,7 +22,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import advanced
-from advanced import METHODS, ChosenMethod, MethodEntry, choose, create
+from advanced import METHODS, ChosenMethod, MethodEntry, choose, create, create_head
 from advanced.ema import EMA
 from advanced.lora import LoRA
 from classifier import LlamaEmbeddingClassifier
@@ -37,6 +36,7 @@ from engine.tasks import CLASSIFICATION
 from engine.weights import load_pretrained
 from fast import accelerate
 from optimizer import AdamW
+from tokenizer import Tokenizer
 from utils import UserError
 
 TOKENS = torch.tensor([[1, 5, 6, 99, 42], [1, 80, 7, 3, 3], [1, 260, 14, 88, 3]])
@@ -76,7 +76,7 @@ class Bottleneck(Method):
 @pytest.fixture
 def bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the bottleneck into the table of methods."""
-    entry = MethodEntry("test_methods", "Bottleneck", "", {"width": advanced.Argument(4, "")})
+    entry = MethodEntry("test_methods.Bottleneck", "", {"width": advanced.Argument(4, "")})
     monkeypatch.setitem(METHODS, "bottleneck", entry)
     monkeypatch.setitem(sys.modules, "test_methods", sys.modules[__name__])
 
@@ -378,24 +378,26 @@ def test_who_lets_a_method_choose_on_dev_is_told(classify_flags: Callable, names
 
 def test_a_key_of_two_methods_must_name_one_and_conflicts_are_refused(monkeypatch: pytest.MonkeyPatch):
     entry = METHODS["ema"]
-    monkeypatch.setitem(METHODS, "other", MethodEntry("", "", "", entry.arguments))
+    monkeypatch.setitem(METHODS, "other", MethodEntry("", "", entry.arguments))
     with pytest.raises(UserError, match="ema and other have an argument decay; write ema.decay="):
         choose("ema,other", ["decay=0.5"])
     assert dict(choose("ema,other", ["other.decay=0.5"])[1].settings) == {"decay": 0.5}
-    monkeypatch.setitem(METHODS, "third", MethodEntry("", "", "", {}, conflicts={"ema": "that is why"}))
+    monkeypatch.setitem(METHODS, "third", MethodEntry("", "", {}, conflicts={"ema": "that is why"}))
     with pytest.raises(UserError, match="third and ema cannot be combined: that is why"):
         choose("third,ema")
 
 
-def test_the_table_and_the_methods_have_the_same_defaults():
+def test_the_table_and_the_methods_have_the_same_defaults(tokenizer: Tokenizer):
     for name, entry in METHODS.items():
-        method = getattr(importlib.import_module(entry.module), entry.class_name)
-        parameters = [*inspect.signature(method).parameters.items()]
-        parameters = [(key, each) for key, each in parameters if each.kind is not each.VAR_KEYWORD]
-        own = {key: each.default for key, each in parameters[3 * entry.is_head :]}  # a head is given the model first
-        assert own == {key: each.default for key, each in entry.arguments.items()} and method.name == name
-        if not entry.is_head:
-            assert method().settings == own  # what makes it again, from a file
+        if entry.is_head:
+            head = create_head(name, {}, random_llama(attention="causal"), tokenizer, ["bad", "good"])
+            assert head.settings == entry.defaults and head.name == name
+            continue
+        method = create(name, {})
+        parameters = inspect.signature(type(method)).parameters.items()
+        own = {key: each.default for key, each in parameters if each.kind is not each.VAR_KEYWORD}
+        # a saved file holds the settings, which make the method again
+        assert own == method.settings == entry.defaults and method.name == name
 
 
 def test_arguments_may_come_in_several_flags_and_methods_in_one(classify_flags: Callable):

@@ -21,7 +21,8 @@ from torch import nn
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import cost, grid, plots, report, runner, trial
-from advanced.experiments.grid import Model, Table, Trial, model_of
+from advanced.experiments.grid import Table, Trial
+from advanced.experiments.models import Model, model_of
 from advanced.experiments.render import render
 from advanced.experiments.report import _how
 from advanced.experiments.results import paired_bootstrap, read_results
