@@ -4,22 +4,22 @@
 
     S(y) = log p(y_1) + ... + log p(y_n | y_1 ... y_n-1),
 
-continues each of them by every token, and keeps the N likeliest of what that makes. One of these N that ends with a
-stop token is set aside, and the next likeliest goes on in its place. When N have been set aside, or no more tokens are
-wanted, the text is the one that maximises
+continues each of them by every token, and keeps the N likeliest results. If one of these N ends with a stop token, it
+is set aside, and the next likeliest takes its place. When N have been set aside, or enough tokens have been made, the
+text is the one that maximises
 
     S(y) / n^alpha          (Wu et al. 2016, arXiv:1609.08144, section 7: the first form that it gives)
 
-of those set aside and, where they are fewer than N, those that go on. n counts the new tokens, the stop token as well:
+among those set aside and, if they are fewer than N, the others. n counts the new tokens, also the stop token:
 alpha = 1 compares means, alpha = 0 sums, which prefer short texts. N = 1 is greedy decoding.
 
-*Contrastive search* (Su et al. 2022, arXiv:2202.06417, equation 5) takes of the K likeliest tokens V the one that the
-model expects and that does not say again what the text has said:
+*Contrastive search* (Su et al. 2022, arXiv:2202.06417, equation 5) takes among the K likeliest tokens V one that is
+likely and whose state is unlike those of the text so far:
 
     x_t = argmax over v in V of  (1 - alpha) p(v | x_<t) - alpha max over j < t of cos(h_v, h_j)
 
-h are the hidden states after the final norm: h_j of every token of the text, the prompt's as well, and h_v of the
-candidate in its place at the end. alpha = 0 and K = 1 are greedy decoding.
+h are hidden states after the final norm: h_j of each token of the text, prompt included, and h_v of the candidate at
+the end of the text. alpha = 0 and K = 1 are greedy decoding.
 
 Shapes: b texts   n beams   k candidates   r rows (b n, or b k)   s position   v vocabulary   D model dim
 """
@@ -41,7 +41,7 @@ from llama import Llama, likeliest
 
 
 class BeamSearch:
-    """generator: a `Llama`, or what generates in its place. beams: N. alpha: of the length.
+    """generator: a `Llama`, or a decoder that generates in its place. beams: N. alpha: the exponent of the length.
 
     Raises `ValueError` for a value out of range.
     """
@@ -64,18 +64,17 @@ class BeamSearch:
     ) -> torch.Tensor:
         """The best text for each prompt. idx: b s -> b (s + new). stop_ids, settings: of `Llama.generate`.
 
-        repetition_penalty: see `engine.sampling.penalize_repeats`.
-
-        A text that ended repeats its stop token up to the end of the longest.
+        repetition_penalty: see `engine.sampling.penalize_repeats`. A text that ends earlier than the longest one
+        repeats its stop token.
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
         beams = Beams(self, idx, stop_ids, repetition_penalty, settings.get("pad"))
-        settings |= dict(stop_ids=stop_ids, choose=beams.choose)
-        return beams.best(self.generator.generate(idx, max_new_tokens, 0.0, **settings))
+        live = self.generator.generate(idx, max_new_tokens, 0.0, stop_ids=stop_ids, choose=beams.choose, **settings)
+        return beams.best(live)
 
 
 class Beams:
-    """What a beam search knows of the texts that it is about. Scores are float64, on the CPU: MPS has none."""
+    """The beams of a search and the texts that ended. Scores are float64, on the CPU, because MPS has no float64."""
 
     def __init__(
         self,
@@ -91,9 +90,9 @@ class Beams:
         self.ended: list[list[tuple[float, torch.Tensor]]] = [[] for _ in idx]  # of each text, with their final scores
 
     def choose(self, logits: torch.Tensor, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Continue the beams, best first. logits: r v, idx: r s -> r 1, and which rows these tokens continue, r
+        """Continue the beams, best first. logits: r v, idx: r s -> tokens, r 1, and the rows that they continue, r
 
-        At first there is one row for each text, and from then on n.
+        The first call has one row for each text; later calls have n.
         """
         (b, before), n, v = self.scores.shape, self.search.beams, logits.shape[-1]
         pad = None if self.pad is None else self.pad.repeat_interleave(before)  # r
@@ -101,7 +100,7 @@ class Beams:
         likeliest(logits)  # raises where they are not finite
         log_probs = logits.cpu().double().log_softmax(-1).unflatten(0, (b, before))  # b n v
         totals = (self.scores[..., None] + log_probs).flatten(1)  # b nv
-        count = n * (1 + len(self.stops))  # of so many candidates n do not end
+        count = n * (1 + len(self.stops))  # among so many candidates n do not end
         totals = F.pad(totals, (0, max(0, count - totals.shape[1])), value=-math.inf)  # a prompt may have fewer
         totals, order = totals.topk(count)  # b ..., in descending order
         rows, tokens = (order // v).clamp(max=before - 1), order % v
@@ -118,7 +117,7 @@ class Beams:
     def _set_aside(
         self, totals: torch.Tensor, is_end: torch.Tensor, idx: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor
     ) -> None:
-        """Keep those of the n likeliest that end. totals, is_end: b n; rows and tokens: of these and further ones."""
+        """Keep the ended ones of the n likeliest. totals, is_end: b n; rows and tokens may have more columns."""
         is_open = torch.tensor([not self._is_done(text) for text in range(len(totals))])
         scores = self._normalized(totals, idx.shape[1] + 1)
         for text, place in (is_end & totals.isfinite() & is_open[:, None]).nonzero().tolist():
@@ -132,8 +131,8 @@ class Beams:
         return totals / (length - self.prompt_len) ** self.search.alpha
 
     def best(self, live: torch.Tensor) -> torch.Tensor:
-        """The best text of each prompt. live: r s, what the beams have come to -> b s"""
-        if live.shape[1] == self.prompt_len:  # nothing was wanted
+        """The best text of each prompt. live: r s, the beams at the end -> b s"""
+        if live.shape[1] == self.prompt_len:  # max_new_tokens is 0
             return live
         scores = self._normalized(self.scores[:, 0], live.shape[1]).tolist()
         texts = []

@@ -1,4 +1,4 @@
-"""What is read of the last layer: more of a text than one position.
+"""Pooling: the head reads several positions of the last layer, or the last real token.
 
     mean         the mean of all tokens' states (Reimers & Gurevych 2019, "Sentence-BERT", arXiv:1908.10084, section 3)
     attention    sum_t a_t h_t with a = softmax_t(h_t . q / sqrt(D)), what a trained query q attends to (Yang et al.
@@ -6,8 +6,7 @@
                  that of Vaswani et al. 2017). q is zero at first, so that it begins as the mean
     last         the state of the last token
 
-All of them leave padding out, and count bos, which is a token of every text. Whether padding was *seen* in the layers
-below is another question: that of padding-mask.
+All of them leave out padding and include bos. Whether the layers below *see* padding is decided by padding-mask.
 
 Shapes: t position   D model dim
 """
@@ -36,7 +35,7 @@ class Pooling(AddingMethod):
         self.kind = kind
 
     def prepare(self, model: nn.Module) -> None:
-        """Raises `UserError` where the last token is what is read anyway."""
+        """Raises `UserError` if pooling would read the same token as the base."""
         reading = reading_of(model)
         if self.kind == "last" and (model.llama.config.is_causal or reading.hides_padding):
             raise UserError(f"pooling: {READ_ANYWAY}")
