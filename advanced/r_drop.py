@@ -46,7 +46,7 @@ class RDrop(Method):
         loss = step.task.loss(outputs, step.batch, len(outputs))  # the mean over these rows
         loss = loss + self.weight / 2 * symmetric_divergence(step.outputs, outputs).mean()
         # as in the first term, a text counts for as much in a short last batch as in the others
-        return loss * (step.part.total / self.batch_size)
+        return loss * (step.local.total / self.batch_size)
 
 
 def symmetric_divergence(outputs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

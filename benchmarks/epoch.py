@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,8 +19,7 @@ from torch.utils.data import DataLoader, Sampler
 from benchmarks import naive
 from benchmarks.sentences import MeasuredSentences
 from engine.batches import EncodingRules, LlamaDataset
-from engine.checkpointer import Checkpointer
-from engine.training import fit
+from engine.training import Trainer
 
 
 class FixedBatches(Sampler[list[int]]):
@@ -38,16 +36,6 @@ class FixedBatches(Sampler[list[int]]):
         start = time.perf_counter()
         yield from self.batches
         self.seconds.append(time.perf_counter() - start)
-
-
-class NotSaved(Checkpointer):
-    """Saves nothing: writing files is no part of what is compared."""
-
-    def __init__(self):
-        super().__init__(model_path=None, resume_path=Path())
-
-    def save_resume_point(self, *_: object) -> None:
-        pass
 
 
 class Phases(NamedTuple):
@@ -107,16 +95,9 @@ class Epoch:
         return phases.total
 
     def _train_and_evaluate(self) -> None:
-        """The package's own loop, around whatever model it is given."""
-        for _ in fit(
-            self.model,
-            self.optimizer,
-            self.train_loader,
-            self.dev_loader,
-            epochs=1,
-            checkpointer=NotSaved(),
-            progress=False,
-        ):
+        """The package's own loop, around whatever model it is given; it writes no file."""
+        trainer = Trainer(self.model, self.optimizer, progress=False)
+        for _ in trainer.fit(self.train_loader, self.dev_loader, epochs=1):
             pass
 
 

@@ -30,7 +30,7 @@ from engine.plan import ComputeSettings
 from engine.runs import compute_fast
 from engine.text.flags import Outputs
 from engine.text.runs import alone, make_optimizer, resume
-from engine.training import Diverged, evaluate, fit
+from engine.training import Diverged, Trainer, evaluate
 from utils import UserError, atomic_write, choose_device, sha256_of
 
 SCORES, POINT = "scores.json", "finetuning.resume"
@@ -157,7 +157,16 @@ def _epochs(args: Namespace, outputs: Outputs, compute: ComputeSettings) -> Iter
     history = resume(args, checkpointer, model, optimizer)
     yield from history
     loaders = data.loader(args.batch_size, shuffle=True), dev.loader(args.batch_size)
-    settings = dict(methods=methods, clip=1.0, checkpointer=checkpointer, history=history, train_eval=False)
-    task = Spans(may_be_unanswered)
-    yield from fit(model, optimizer, *loaders, task=task, epochs=args.epochs, seed=args.seed, **settings)
+    trainer = Trainer(
+        model,
+        optimizer,
+        Spans(may_be_unanswered),
+        methods,
+        checkpointer,
+        seed=args.seed,
+        clip=1.0,
+        train_eval=False,
+        history=list(history),
+    )
+    yield from trainer.fit(*loaders, args.epochs)
     checkpointer.resume_path.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ from engine.storage import save_tensors  # noqa: E402
 from engine.tasks import NextToken, next_token_losses  # noqa: E402
 from engine.text.runs import make_optimizer  # noqa: E402
 from engine.text.windows import train_tokenizer  # noqa: E402
-from engine.training import evaluate, fit  # noqa: E402
+from engine.training import Trainer, evaluate  # noqa: E402
 from engine.weights import load_pretrained  # noqa: E402
 from grading.editions import LABEL_NAMES as COURSE_LABEL_NAMES  # noqa: E402
 from llama import Llama  # noqa: E402
@@ -200,6 +200,13 @@ def rate_factor(step: int, total: int) -> float:
     return 0.01 + 0.495 * (1 + math.cos(math.pi * progress))
 
 
+class TwoTexts(Method):
+    """Its rate rises, falls through the first text, and ends with a line through the second."""
+
+    name = "two texts"
+    rate = staticmethod(rate_factor)
+
+
 def train(
     model: Llama, tokenizer: Tokenizer, corpora: Sequence[BundledCorpus], held_out: Sequence[BundledCorpus]
 ) -> dict:
@@ -208,36 +215,27 @@ def train(
     Returns the loss curve and the seconds.
     """
     optimizer, plain_loss = make_optimizer(model, LR), PlainLoss()
+    shape, tokens = {"model_args": BUNDLED_SHAPE, "seed": SEED}, [len(corpus.ids) for corpus in corpora]
     checkpointer = Checkpointer(
         model_path=None,
         resume_path=RESUME,
-        identity={
-            "model_args": BUNDLED_SHAPE,
-            "seed": SEED,
-            "steps": TRAINING_STEPS,
-            "lr": LR,
-            "tokens": [len(c.ids) for c in corpora],
-        },
+        identity={**shape, "steps": TRAINING_STEPS, "lr": LR, "tokens": tokens},
         epochs=TRAINING_STEPS // EPOCH,
-        methods=[plain_loss],
+        methods=[plain_loss, TwoTexts()],
     )
     history = resume(checkpointer, model, optimizer)
-    results = fit(
+    trainer = Trainer(
         model,
         optimizer,
-        training_loader(corpora, tokenizer),
-        held_out_loader(held_out),
-        task=HalfPrecisionProducts(),
-        methods=checkpointer.methods,
-        epochs=checkpointer.epochs,
-        schedule=rate_factor,
+        HalfPrecisionProducts(),
+        checkpointer.methods,
+        checkpointer,
         clip=CLIP,
-        checkpointer=checkpointer,
-        history=history,
         train_eval=False,
         progress=False,
+        history=list(history),
     )
-    for result in results:
+    for result in trainer.fit(training_loader(corpora, tokenizer), held_out_loader(held_out), checkpointer.epochs):
         history.append(result)
         print({**row_of(result, plain_loss), "seconds": round(seconds_of(history))}, flush=True)
     return {"curve": [row_of(result, plain_loss) for result in history], "seconds": seconds_of(history)}

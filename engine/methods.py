@@ -53,13 +53,13 @@ class RandomState:
 class Step:
     """One step of training, as a `Method` sees it.
 
-    batch: this process's rows, on the device. outputs: what the task read of the model for them. number: of the step in
-    the whole run, from 0; total: how many the run has.
+    local: this process's rows of the batch; batch: the same on the device. outputs: what `Task.forward` returned for
+    them. number: counts the steps of the whole run from 0; total: how many the run has.
     """
 
     model: nn.Module
     task: Task
-    part: LocalBatch
+    local: LocalBatch
     batch: Batch
     outputs: torch.Tensor
     epoch: int
@@ -96,9 +96,9 @@ class Step:
 
         shape: of one row. Returns b *shape.
         """
-        drawn, tokens = torch.randn(self.part.total, *shape, generator=self.generator), self.batch["token_ids"]
+        drawn, tokens = torch.randn(self.local.total, *shape, generator=self.generator), self.batch["token_ids"]
         # a process without rows computes one that counts for nothing
-        rows = drawn[self.part.start : self.part.end] if self.part.share else drawn[: len(tokens)]
+        rows = drawn[self.local.start : self.local.end] if self.local.share else drawn[: len(tokens)]
         return rows.to(tokens.device)
 
 

@@ -30,8 +30,8 @@ class LocalBatch(NamedTuple):
 class Distributed:
     """The processes that share a run. This one is alone; `torchrun.TorchDistributed` is one of several.
 
-    All go through the same batches in the same order, compute their part of each, and meet in the other methods, which
-    all of them must therefore call alike.
+    All processes go through the same batches in the same order and compute their rows of each. In the other methods
+    they wait for one another, so all of them must call these methods alike.
     """
 
     is_first = True  # who prints, and writes files
@@ -41,11 +41,11 @@ class Distributed:
         model.to(device)
 
     def network(self, model: nn.Module) -> Callable[..., Any]:
-        """What to call in the place of `model`, which was spread."""
+        """The callable that computes `model` after `spread`."""
         return model
 
-    def parts(self, loader: Iterable[Batch]) -> Iterator[LocalBatch]:
-        """This process's part of every batch."""
+    def local_batches(self, loader: Iterable[Batch]) -> Iterator[LocalBatch]:
+        """This process's rows of every batch."""
         for batch in loader:
             yield LocalBatch(batch, 0, len(batch["token_ids"]), len(batch["token_ids"]))
 

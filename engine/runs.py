@@ -21,7 +21,7 @@ from engine.plan import ComputeSettings, Plan
 from engine.processes import SINGLE_PROCESS, Distributed
 from engine.programs import import_folder
 from engine.saved import loader_of, record_of
-from engine.training import fit
+from engine.training import Trainer
 from llama import Llama
 from optimizer import AdamW
 from tokenizer import Tokenizer
@@ -188,20 +188,18 @@ def fine_tune(
     progress: bool = True,
     callback: TrainingCallback | None = None,
 ) -> Iterator[EpochResult]:
-    """Train as the plan says; yields what `fit` yields. dev: what epochs are chosen on, perhaps held out of train."""
-    batches = run.config, run.plan.batch_size, run.compute.device
-    return fit(
+    """Train as the plan says; yields what `Trainer.fit` yields. dev: what epochs are chosen on."""
+    plan, batches = run.plan, (run.config, run.plan.batch_size, run.compute.device)
+    trainer = Trainer(
         run.model,
         run.optimizer,
-        loader_of(train, *batches, shuffle=True),
-        loader_of(dev, *batches),
         methods=run.methods,
-        epochs=run.plan.epochs,
-        seed=run.plan.seed,
         checkpointer=checkpointer,
-        history=history,
-        train_eval=run.plan.train_eval,
+        seed=plan.seed,
+        train_eval=plan.train_eval,
         progress=progress,
         distributed=run.distributed,
         callback=callback,
+        history=list(history),
     )
+    return trainer.fit(loader_of(train, *batches, shuffle=True), loader_of(dev, *batches), plan.epochs)

@@ -185,7 +185,7 @@ class TorchDistributed(Distributed):
 
         return call
 
-    def parts(self, loader: Iterable[Batch]) -> Iterator[LocalBatch]:
+    def local_batches(self, loader: Iterable[Batch]) -> Iterator[LocalBatch]:
         for batch in loader:
             total = len(batch["token_ids"])
             start, end = total * self.rank // self.size, total * (self.rank + 1) // self.size

@@ -71,7 +71,7 @@ def sizes(seen: dict) -> list[int]:
 
 
 def lora(name: str) -> Callable[[dict], float]:
-    return lambda seen: seen["fit.methods"][0][0].settings[name]
+    return lambda seen: seen["Trainer.methods"][0][0].settings[name]
 
 
 def sampled(name: str) -> Callable[[dict], list]:
@@ -129,21 +129,21 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--dev_out": ("prompt", ["b-dev-prompting-output.txt"], files, ["b-dev-prompting-output.txt"]),
     "--test_out": ("prompt", ["b-test-prompting-output.txt"], files, ["b-test-prompting-output.txt"]),
     "--batch_size": ("finetune", [7], "loader.batch_size", [7] * 4),
-    "--method": ("finetune", ["ema", *ADVANCED], lambda seen: [each.name for each in seen["fit.methods"][0]], ["ema"]),
+    "--method": ("finetune", ["ema", *ADVANCED], lambda seen: [e.name for e in seen["Trainer.methods"][0]], ["ema"]),
     "--method-args": (
         "finetune", ["decay=0.5", "--method", "ema", *ADVANCED],
-        lambda seen: [each.settings for each in seen["fit.methods"][0]], [{"decay": 0.5}],
+        lambda seen: [each.settings for each in seen["Trainer.methods"][0]], [{"decay": 0.5}],
     ),
     "--epochs": ("finetune", [2], "fit.epochs", [2]),
     "--lr": ("finetune", [0.25], "AdamW.lr", [0.25]),
-    "--hidden_dropout_prob": ("finetune", [0.125], lambda seen: seen["fit.model"][0].dropout.p, 0.125),
-    "--model_out": ("finetune", ["best.pt"], lambda seen: seen["fit.checkpointer"][0].model_path.name, "best.pt"),
-    "--no_train_eval": ("finetune", [], "fit.train_eval", [False]),
+    "--hidden_dropout_prob": ("finetune", [0.125], lambda seen: seen["Trainer.model"][0].dropout.p, 0.125),
+    "--model_out": ("finetune", ["best.pt"], lambda seen: seen["Trainer.checkpointer"][0].model_path.name, "best.pt"),
+    "--no_train_eval": ("finetune", [], "Trainer.train_eval", [False]),
     "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
     "--shots": ("finetune", [4], sizes, [8, 10]),
     "--hold_out": ("finetune", [0.25], sizes, [18, 6]),
-    "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["fit.callback"][0]).__name__, "MetricsLog"),
-    "--html": ("finetune", ["run.html"], lambda seen: type(seen["fit.callback"][0]).__name__, "MetricsLog"),
+    "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["Trainer.callback"][0]).__name__, "MetricsLog"),
+    "--html": ("finetune", ["run.html"], lambda seen: type(seen["Trainer.callback"][0]).__name__, "MetricsLog"),
     "--lora_rank": ("lora", [2], lora("rank"), 2),
     "--lora_alpha": ("lora", [3], lora("alpha"), 3.0),
     "--model": ("predict", ["other-saved.pt"], name_of("load_classifier.path"), "other-saved.pt"),
@@ -182,7 +182,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             monkeypatch.setattr(place, name, noting)
 
     for owner, name in (
-        (data, "create_data"), (training, "fit"), (batches.LlamaDataset, "loader"), (weights, "load_pretrained"),
+        (data, "create_data"), (training.Trainer, "fit"), (batches.LlamaDataset, "loader"),
+        (weights, "load_pretrained"),
         (columns, "read_examples"), (stream, "read_sentences"), (saved, "load_classifier"),
         (utils, "seed_everything"),
         (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
@@ -192,6 +193,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for search in (decoding.BeamSearch, decoding.ContrastiveSearch):
         note(search, "__init__")
     note(sampling.Sampling, "__init__")
+    note(training.Trainer, "__init__")
     note(checkpointer.Checkpointer, "load_resume_point", lambda *args: [])
     note(utils, "choose_device", lambda *args: torch.device("cpu:0"))
     note(fast.apply, "accelerate", lambda *args, **purpose: [])

@@ -22,7 +22,7 @@ from engine.programs import check_new
 from engine.tasks import Task
 from engine.text.flags import Outputs
 from engine.text.windows import hold_out, read_documents
-from engine.training import fit
+from engine.training import Trainer
 from optimizer import AdamW
 from utils import UserError, sha256_of
 
@@ -124,12 +124,21 @@ def train_in_rounds(
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     history = resume(args, checkpointer, model, optimizer)
     yield from history
-    settings = dict(
-        methods=methods, clip=args.clip, checkpointer=checkpointer, history=history, train_eval=False, progress=False
-    )
     with watched(args, checkpointer, model, history) as callback:
-        settings |= dict(epochs=checkpointer.epochs, seed=args.seed, callback=callback)
-        yield from fit(model, optimizer, train, held_out, task=task, **settings)
+        trainer = Trainer(
+            model,
+            optimizer,
+            task,
+            methods,
+            checkpointer,
+            seed=args.seed,
+            clip=args.clip,
+            train_eval=False,
+            progress=False,
+            callback=callback,
+            history=list(history),
+        )
+        yield from trainer.fit(train, held_out, checkpointer.epochs)
     checkpointer.resume_path.unlink(missing_ok=True)
 
 

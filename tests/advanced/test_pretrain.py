@@ -397,7 +397,7 @@ def test_before_the_first_step_nothing_is_written(
     def interrupted(*how: object, **settings: object) -> None:
         raise KeyboardInterrupt("interrupted")
 
-    monkeypatch.setattr("engine.text.runs.fit", interrupted)
+    monkeypatch.setattr("engine.training.Trainer.fit", interrupted)
     with pytest.raises(KeyboardInterrupt, match="interrupted; nothing was saved"):
         run_main(monkeypatch, "--text", text, "--out", tmp_path / "new.pt", "--init", tiny_checkpoint, *PACE)
     assert files_beside(tmp_path / "new.pt") == {}

@@ -227,7 +227,7 @@ def test_the_teacher_is_of_what_is_trained_and_is_resumed():
 
 def whole_loss(step: Step, method: RDrop, batch_size: int) -> torch.Tensor:
     """What the loop would minimise."""
-    return step.task.loss(step.outputs, step.batch, batch_size) + step.part.share * method.penalty(step)
+    return step.task.loss(step.outputs, step.batch, batch_size) + step.local.share * method.penalty(step)
 
 
 @pytest.mark.parametrize("batch_size", [3, 5])  # five: a short last batch, which is divided by the nominal size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -178,7 +179,7 @@ def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
         save(model, result),
         judged.append((result, outputs_of(model, run))),
     )
-    monkeypatch.setattr("engine.training._Run._score", rising_scores())
+    monkeypatch.setattr("engine.training.Trainer.evaluate", rising_scores())
     history = laboratory.train(run, checkpointer)
     assert [result.is_finish for result in history] == [False, False, True] and history[-1].improved
     model, about = saved.load_classifier(checkpointer.model_path)
@@ -194,10 +195,10 @@ def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
     assert list(map(str, again)) == list(map(str, history)) and resumed.methods[-1].figures() == method.figures()
 
 
-def rising_scores() -> Callable[..., float]:
-    """In the place of `_score`: so that each judgement is the best so far."""
+def rising_scores() -> Callable[..., SimpleNamespace]:
+    """In the place of `Trainer.evaluate`: each score is the best so far."""
     scores = iter(number / 100 for number in range(1, 99))
-    return lambda self, loader, desc: next(scores)
+    return lambda self, loader, desc: SimpleNamespace(score=next(scores))
 
 
 def test_the_driver_prints_the_sweep_and_holds_data_out_for_it(

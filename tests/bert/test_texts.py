@@ -15,7 +15,7 @@ import torch
 import transformers
 from small import PIECES, our_directory, shake
 
-from bert import answering, run
+from bert import run
 from bert.config import BertConfig
 from bert.heads import BertForPreTraining, BertForQuestionAnswering
 from bert.load import load_model, load_pretrained, load_tokenizer
@@ -23,6 +23,7 @@ from bert.model import Bert
 from bert.questions import FACTS, NOT_SAID, squad
 from bert.save import save_pretrained
 from bert.wordpiece import WordPiece
+from engine.training import Trainer
 from utils import UserError
 
 
@@ -190,14 +191,14 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     call: Callable, files: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     undisturbed = call(*files, "--model_out", "one", "--epochs", 3)
-    plain = answering.fit
+    plain = Trainer.fit
 
     def stopped(*args: object, **settings: object):
         yield next(plain(*args, **settings))
         raise KeyboardInterrupt("interrupted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(answering, "fit", stopped)
+        patch.setattr(Trainer, "fit", stopped)
         with pytest.raises(KeyboardInterrupt, match="interrupted; the best model so far stays in other, and --resume"):
             call(*files, "--model_out", "other", "--epochs", 3)
     with pytest.raises(UserError, match="is of an interrupted run; go on with --resume, or name another --model_out"):

@@ -21,9 +21,9 @@ from engine import finetuning, metrics, training
 from engine.batches import LlamaDataset
 from engine.checkpointer import Checkpointer
 from engine.data import Example
-from engine.methods import EpochResult
+from engine.methods import EpochResult, Method
 from engine.metrics import FILE, MetricsLog, read_records
-from engine.training import StepMeasurement, TrainingCallback, fit
+from engine.training import StepMeasurement, Trainer, TrainingCallback
 from explore.trained import page_of_log, thin
 from optimizer import AdamW
 from tokenizer import Tokenizer
@@ -64,7 +64,8 @@ def train(tokenizer: Tokenizer, folder: Path, **how: object) -> tuple[dict[str, 
     optimizer = AdamW(model.parameters(), lr=1e-3)
     checkpointer = Checkpointer(folder / "m.pt", folder / "m.resume")
     loaders = dataset.loader(4, shuffle=True), dataset.loader(4)
-    results = [*fit(model, optimizer, *loaders, epochs=2, checkpointer=checkpointer, progress=False, **how)]
+    trainer = Trainer(model, optimizer, checkpointer=checkpointer, progress=False, **how)
+    results = [*trainer.fit(*loaders, epochs=2)]
     return model.state_dict(), results
 
 
@@ -73,9 +74,14 @@ def test_watching_changes_no_bit(tokenizer: Tokenizer, tmp_path: Path):
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
 
+class Rising(Method):
+    def rate(self, number: int, total: int) -> float:
+        return (number + 1) / total
+
+
 def test_what_is_told_of_steps_and_epochs(tokenizer: Tokenizer, tmp_path: Path):
     notes = Notes()
-    _, results = train(tokenizer, tmp_path, callback=notes, schedule=lambda number, total: (number + 1) / total)
+    _, results = train(tokenizer, tmp_path, callback=notes, methods=[Rising()])
     assert notes.epochs == results
     told = [(each.number, each.epoch, each.rows, each.rates) for each in notes.steps]
     rows = [4, 4, 2] * 2

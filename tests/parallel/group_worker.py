@@ -25,7 +25,7 @@ from engine.processes import SINGLE_PROCESS, Distributed
 from engine.programs import run_main
 from engine.storage import load_tensors
 from engine.torchrun import TorchDistributed, join
-from engine.training import evaluate, fit
+from engine.training import Trainer, evaluate
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError
@@ -122,7 +122,8 @@ def train_case(
     loaders = [dataset.loader(case.batch_size, shuffle=shuffle, bucket=bucket) for shuffle in (True, False)]
     checkpointer = Checkpointer(folder / "model.pt", folder / "model.resume", methods=methods, distributed=distributed)
     shared = dict(progress=False, distributed=distributed)
-    results = list(fit(model, optimizer, *loaders, methods=methods, epochs=2, checkpointer=checkpointer, **shared))
+    trainer = Trainer(model, optimizer, methods=methods, checkpointer=checkpointer, **shared)
+    results = list(trainer.fit(*loaders, epochs=2))
     rng = torch.get_rng_state()
     best = distributed.from_first(lambda: load_tensors(checkpointer.model_path))["model"]
     model = LlamaEmbeddingClassifier(settings, llama=random_llama(attention=case.attention, max_seq_len=256))

@@ -15,10 +15,10 @@ from classifier import LlamaEmbeddingClassifier
 from engine.batches import EncodingRules, LlamaDataset, TextWindows
 from engine.checkpointer import Checkpointer
 from engine.data import Example
-from engine.methods import Method, Step, prepare
+from engine.methods import EpochResult, Method, Step, prepare
 from engine.storage import load_tensors, save_tensors
 from engine.tasks import Evaluation, NextToken
-from engine.training import evaluate, fit
+from engine.training import Trainer, evaluate
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError
@@ -166,12 +166,12 @@ def train(folder: Path, tokenizer: Tokenizer, epochs: int, methods=(), lr: float
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     loaders = dataset.loader(8, shuffle=True), dataset.loader(8)
     settings = dict(methods=methods, checkpointer=saver_in(folder, methods=methods), progress=False, **more)
-    results = list(fit(model, optimizer, *loaders, epochs=epochs, **settings))
+    results = list(Trainer(model, optimizer, **settings).fit(*loaders, epochs))
     return model, results
 
 
 def slow_train(tokenizer: Tokenizer, epochs: int, factor: float) -> list[tuple[float, float]]:
-    """The assignment's loop spelled out: what `fit` must equal, random numbers included."""
+    """The assignment's loop spelled out: what `Trainer.fit` must equal, random numbers included."""
     dataset, model = small_dataset(tokenizer), new_model()
     optimizer = AdamW(model.parameters(), lr=1e-2)
     train_loader, dev_loader = dataset.loader(8, shuffle=True), dataset.loader(8)
@@ -241,7 +241,7 @@ def test_no_epoch_at_zero_accuracy_goes_unsaved(tmp_path: Path, tokenizer: Token
     optimizer = AdamW(model.parameters(), lr=1e-9)
     loaders = dataset.loader(8), wrong.loader(1)
     saved = saver_in(tmp_path)
-    (result,) = fit(model, optimizer, *loaders, epochs=1, checkpointer=saved, progress=False)
+    (result,) = Trainer(model, optimizer, checkpointer=saved, progress=False).fit(*loaders, epochs=1)
     assert result.dev_score == 0.0 and result.improved and saved.model_path.is_file()
 
 
@@ -272,9 +272,9 @@ def test_a_run_that_is_interrupted_again_and_again_ends_as_an_undisturbed_one(tm
         if saved.resume_path.exists():
             torch.manual_seed(999)
             history = saved.load_resume_point(model, optimizer)
-        settings = dict(epochs=4, checkpointer=saved, history=history, progress=False)
+        trainer = Trainer(model, optimizer, checkpointer=saved, history=history, progress=False)
         with pytest.raises(KeyboardInterrupt):
-            next(fit(model, optimizer, *loaders, **settings))
+            next(trainer.fit(*loaders, epochs=4))
     history = saved.load_resume_point(model, optimizer)
     for one, other in zip(history, expected, strict=True):
         assert one.train_loss == other.train_loss
@@ -465,17 +465,18 @@ def test_what_methods_finish_is_what_they_judge(tmp_path: Path, tokenizer: Token
 def test_the_schedule_scales_each_step_and_leaves_the_rate_alone(tmp_path: Path, tokenizer: Tokenizer):
     asked = []
 
-    def schedule(number: int, total: int) -> float:
-        asked.append((number, total))
-        return 0.0 if number < 3 else 1.0
+    class Schedule(Method):
+        def rate(self, number: int, total: int) -> float:
+            asked.append((number, total))
+            return 0.0 if number < 3 else 1.0
 
     torch.manual_seed(3)
-    model, results = train(tmp_path, tokenizer, 1, schedule=schedule)
+    model, results = train(tmp_path, tokenizer, 1, methods=[Schedule()])
     assert asked == [(0, 3), (1, 3), (2, 3)]
     torch.manual_seed(3)
     assert all(map(torch.equal, model.state_dict().values(), new_model().state_dict().values()))
     assert load_tensors(tmp_path / "model.resume")["optimizer"]["param_groups"][0]["lr"] == 1e-2
-    _, longer = train(tmp_path, tokenizer, 2, schedule=schedule)
+    _, longer = train(tmp_path, tokenizer, 2, methods=[Schedule()])
     assert longer[1].train_loss != longer[0].train_loss == pytest.approx(results[0].train_loss, 0.2)
 
 
@@ -493,7 +494,11 @@ def test_gradients_are_clipped_to_a_norm(tmp_path: Path, tokenizer: Tokenizer):
 
 
 def test_training_stops_where_asked_to(tmp_path: Path, tokenizer: Tokenizer):
-    _, results = train(tmp_path, tokenizer, 9, stop=lambda history: len(history) == 3)
+    class ThreeEpochs(Method):
+        def stop(self, history: list[EpochResult]) -> bool:
+            return len(history) == 3
+
+    _, results = train(tmp_path, tokenizer, 9, methods=[ThreeEpochs()])
     assert len(results) == 3
 
 
@@ -510,7 +515,8 @@ def test_batches_are_told_the_epoch(tokenizer: Tokenizer, tmp_path: Path):
     dataset, model, batches = small_dataset(tokenizer), new_model(), SetEpoch([[0, 1], [2]])
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate_fn)
     optimizer = AdamW(model.parameters(), lr=1e-2)
-    list(fit(model, optimizer, loader, dataset.loader(8), epochs=3, checkpointer=saver_in(tmp_path), progress=False))
+    trainer = Trainer(model, optimizer, checkpointer=saver_in(tmp_path), progress=False)
+    list(trainer.fit(loader, dataset.loader(8), epochs=3))
     assert batches.epochs == (0, 1, 2)
 
 
@@ -534,8 +540,7 @@ def test_next_tokens_are_a_task_like_any_other(tmp_path: Path):
     loader = torch.utils.data.DataLoader(windows, batch_sampler=batches, collate_fn=windows.collate_fn)
     optimizer = AdamW(model.parameters(), lr=1e-2)
     checkpointer = Checkpointer(None, tmp_path / "text.resume")
-    results = list(
-        fit(model, optimizer, loader, loader, task=NextToken(), epochs=3, checkpointer=checkpointer, progress=False)
-    )
+    trainer = Trainer(model, optimizer, NextToken(), checkpointer=checkpointer, progress=False)
+    results = list(trainer.fit(loader, loader, epochs=3))
     assert results[0].train_loss > results[2].train_loss and results[2].dev_score > results[0].dev_score
     assert results[0].dev_score < 0 and checkpointer.load_resume_point(model, optimizer) == results
