@@ -174,15 +174,15 @@ class ContrastiveSearch:
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
         ahead = LookAhead(self, pad, repetition_penalty)
-        settings |= dict(pad=pad, choose=ahead.choose, next_logits=ahead.next_logits)
-        return self.llama.generate(idx, max_new_tokens, 0.0, **settings)
+        choices = {"choose": ahead.choose, "next_logits": ahead.next_logits}
+        return self.llama.generate(idx, max_new_tokens, 0.0, pad=pad, **choices, **settings)
 
 
 class LookAhead:
-    """What a contrastive search knows of the texts that it is about.
+    """The state of a contrastive search: hidden states of the texts, and logits after the chosen candidates.
 
-    One pass over all candidates makes their hidden states, and the logits that follow the one that will be taken. While
-    the texts fit into the model, keys and values are kept: those of every candidate, of which `rows` were taken.
+    One pass over all candidates computes their hidden states, and also the logits after the candidate that is then
+    chosen. While the texts fit into the model, keys and values of all candidates are kept; `rows` are the chosen ones.
     """
 
     def __init__(self, search: ContrastiveSearch, pad: torch.Tensor | None, penalty: float | None = None):
@@ -194,7 +194,7 @@ class LookAhead:
         self.hidden: torch.Tensor | None = None  # b s D, of length 1
 
     def next_logits(self, idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
-        """In the place of the model's method. idx: b s -> b v"""
+        """Replaces the model's method. idx: b s -> b v"""
         if self.logits is not None:
             return self.logits
         if cache is None or idx.shape[1] >= self.limit:
@@ -227,14 +227,14 @@ class LookAhead:
         return candidates[texts, best][:, None]
 
     def _continue(self, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The candidates alone, beside what is stored of their texts. b k -> b k v, b k D, and b 1 s D of the texts"""
+        """Read the candidates after the cached texts. b k -> logits b k v, states b k D, states of the texts b 1 s D"""
         self.cache = self.cache.take(self.rows.repeat_interleave(candidates.shape[1]))
         logits, h = self.llama(candidates.reshape(-1, 1), cache=self.cache)  # r 1 v, r 1 D
         h = F.normalize(h.float(), dim=-1)
         return logits.view(*candidates.shape, -1), h.view(*candidates.shape, -1), self.hidden[:, None]
 
     def _read(self, idx: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All that the model sees, anew for each candidate. b s, b k -> b k v, b k D, and b k s D of the texts"""
+        """Read each text with each candidate, without a cache. b s, b k -> b k v, b k D, and b k s D of the texts"""
         k = candidates.shape[1]
         texts = torch.cat((idx.repeat_interleave(k, dim=0), candidates.reshape(-1, 1)), dim=1)[:, -self.limit :]
         pad = self._padding(idx.shape[1] + 1 - texts.shape[1])
@@ -244,5 +244,5 @@ class LookAhead:
         return logits.view(*candidates.shape, -1), h[:, :, -1], h[:, :, :-1]
 
     def _padding(self, dropped: int) -> torch.Tensor | None:
-        """Of texts whose first tokens the model does not see any more. -> b"""
+        """The padding that is left after the first `dropped` tokens of each text are gone. -> b"""
         return None if self.pad is None else (self.pad - dropped).clamp(min=0)

@@ -4,13 +4,13 @@
     python -m advanced.pretrain --text F [F ...] --out NEW.pt --init CHECKPOINT
 
 The second is continued pre-training (Gururangan et al. 2020, "Don't Stop Pretraining", arXiv:2004.10964): on texts of
-the domain (DAPT, section 3), or on the training sentences of the task (TAPT, section 4); labels of a data file are
-dropped. Always causal: a bidirectional model sees the token that it is to predict. Documents are packed into one row
-of tokens, bos and eos between them, and cut into windows.
+the domain (DAPT, section 3), or on the training sentences of the task (TAPT, section 4); the labels of a data file are
+dropped. The model is always causal: a bidirectional one sees the token that it shall predict. Documents are packed into
+one row of tokens, with bos and eos between them, and cut into windows.
 
-Beside NEW.pt lie NEW.model, its tokenizer, and NEW.json, the figures: loss and perplexity of held-out documents after
-about every `--every` steps. NEW.pt holds the best model so far by that loss; every other command loads it. None of
-these files is there before the first measurement, and one that is there already is never overwritten by another run.
+Besides NEW.pt the program writes NEW.model, the tokenizer, and NEW.json, the figures: loss and perplexity of held-out
+documents after about every `--every` steps. NEW.pt is the best model so far by that loss; all other commands can load
+it. The files are written at the first measurement, and a run never overwrites the files of another one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_args(args: Namespace) -> None:
 
 
 def config_of(args: Namespace) -> LlamaConfig:
-    """Raises `ValueError` for what no model can be."""
+    """Raises `ValueError` for an impossible shape."""
     return LlamaConfig(attention="causal", **{name: getattr(args, name) for name in SHAPE})
 
 

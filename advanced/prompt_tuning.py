@@ -2,13 +2,13 @@
 
     [P; X]    P: p D, trained    X: s D, the embedded text, bos included
 
-goes through the frozen model. The prompt stands before all else, bos too, as in the paper, whose texts have no bos, and
-in the default of its code. It begins as the vectors of drawn tokens (section 2.1; section 3.2 draws them from the 5000
-commonest, and finds the labels' words as good or better; here they are drawn from all). The paper predicts a word; here
-a head, which is trained along, reads the state that the base reads.
+goes through the frozen model. The prompt stands before the text and its bos (the paper's texts have no bos). It begins
+as the vectors of random tokens (section 2.1; section 3.2 draws them from the 5000 commonest and finds the labels' words
+as good or better; here they are drawn from all). The paper predicts a word; here a trained head reads the state that
+the base reads.
 
-A text moves p positions on; one that fills `max_seq_len` then goes beyond it, where rotary positions have a closed form
-and pretraining was not.
+The text moves by p positions. One that fills `max_seq_len` then has positions beyond it, which rotary embedding can
+compute, but which the model has not seen in pretraining.
 
 Shapes: p position of the prompt   s position of the text   D model dim
 """

@@ -1,4 +1,4 @@
-"""What the file of a table may hold, checked before anything is run. No PyTorch."""
+"""The entries that the file of a table may have, checked before the first run. No PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from utils import UserError, short_repr
 
 
 class Wanted(NamedTuple):
-    """What a value must be, and in words."""
+    """A condition for a value. words: the condition in words, for the message."""
 
     fits: Callable[[Any], bool]
     words: str
@@ -29,7 +29,7 @@ def _is_share(value: Any) -> bool:
 
 
 def _list_of(fits: Callable[[Any], bool], words: str, is_set: bool = True) -> Wanted:
-    """A list that is not empty. is_set: no two are equal."""
+    """A condition for a list: not empty, every value fits. is_set: no two values are equal."""
 
     def all_fit(values: Any) -> bool:
         is_list = isinstance(values, list) and values and all(map(fits, values))
@@ -75,7 +75,7 @@ ROW = {
 
 
 def check_table(content: Any) -> None:
-    """Raises `UserError` naming the first entry that cannot be."""
+    """Raises `UserError` that names the first wrong entry."""
     if not isinstance(content, dict):
         raise UserError("it is no JSON object")
     if missing := [name for name in ("title", "data", "rows", "seeds") if name not in content]:

@@ -1,10 +1,15 @@
-"""One step of training, as methods see it, on a small batch with padding."""
+"""One step of training, as methods see it, on a small batch with padding; a run of the driver in two processes."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from conftest import FIGURES, ROOT, drive_in, outputs
 from test_methods import LABELS, TOKENS
 from torch import nn
 
@@ -49,3 +54,15 @@ def move(model: nn.Module, size: float = 0.05, seed: int = 1, names: Sequence[st
         for name, parameter in model.named_parameters():
             if not names or name in names:
                 parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def two_processes_as_one(folder: Path, flags: Sequence[object]) -> subprocess.CompletedProcess:
+    """The driver on two processes that share the model, after a check that one process has the same results."""
+    alone = drive_in(folder / "alone", *flags)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launch, str(ROOT / "run_llama.py"), *map(str, flags), "--shard"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
+    assert outputs(folder) == outputs(folder / "alone") and len(outputs(folder)) == 2
+    return done

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import FIGURES, ROOT, SENTENCES, drive_in, outputs, random_llama
+from conftest import SENTENCES, random_llama
+from steps import two_processes_as_one
 from torch import nn
 
 from advanced import choose, create_head
@@ -226,11 +224,4 @@ def test_a_cut_sentence_keeps_its_question(
 def test_two_processes_that_share_the_model_train_as_one(tmp_path: Path, classify_flags: Callable, attention: str):
     flags = [*classify_flags("finetune"), *ADVANCED, "--attention", attention, "--epochs", "2", "--lr", "0.01"]
     flags += ["--batch_size", "4", "--method", "prompt-finetune", "--method-args", f"template={QUESTION}"]
-    alone = drive_in(tmp_path / "alone", *flags)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launch, str(ROOT / "run_llama.py"), *flags, "--shard"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
-    assert outputs(tmp_path) == outputs(tmp_path / "alone") and len(outputs(tmp_path)) == 2
-    assert done.stderr.count("words of several tokens") == 1
+    assert two_processes_as_one(tmp_path, flags).stderr.count("words of several tokens") == 1

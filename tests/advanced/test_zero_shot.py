@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import FIGURES, ROOT, SENTENCES, asset, drive_in, outputs, random_llama
+from conftest import SENTENCES, asset, random_llama
+from steps import two_processes_as_one
 from torch import nn
 
 from advanced import choose, create_head
@@ -446,13 +444,7 @@ def test_the_driver_says_that_training_sentences_are_used_and_where_there_are_no
 def test_two_processes_that_share_the_model_predict_as_one(tmp_path: Path, classify_flags: Callable, name: str):
     flags = [*classify_flags("prompt"), *PROMPTED, "--attention", "causal", "--method", name]
     flags += ["--method-args", "source=train"] if name == "calibrated" else []
-    alone = drive_in(tmp_path / "alone", *flags)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launch, str(ROOT / "run_llama.py"), *flags, "--shard"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
-    assert outputs(tmp_path) == outputs(tmp_path / "alone") and len(outputs(tmp_path)) == 2
+    done = two_processes_as_one(tmp_path, flags)
     assert done.stdout.count("unlabelled training sentences") == (name == "calibrated")
 
 
