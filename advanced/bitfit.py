@@ -22,7 +22,7 @@ from torch import nn
 from advanced.added import AddingMethod
 from advanced.table import MATRICES
 
-PLACES = (*MATRICES, "attention_norm", "ffn_norm")
+BIASED_PLACES = (*MATRICES, "attention_norm", "ffn_norm")
 
 
 class BitFit(AddingMethod):
@@ -34,7 +34,7 @@ class BitFit(AddingMethod):
 
     def prepare(self, model: nn.Module) -> None:
         for name, layer in model.named_modules():
-            if name.rpartition(".")[2] in PLACES:
+            if name.rpartition(".")[2] in BIASED_PLACES:
                 # not `bias`: kernels compute layers without one
                 layer.bitfit_bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))  # o
                 layer.register_forward_hook(self.add_bias)

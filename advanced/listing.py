@@ -22,7 +22,7 @@ from engine.weights import blueprint
 from tokenizer import Tokenizer
 from utils import UserError, join_names
 
-COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
+LIST_COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
 PRETRAINING = (
     "Continued pre-training, before all of these (arXiv:2004.10964):",
     "  python -m advanced.pretrain --init CKPT --text FILE... --out NEW.pt",
@@ -45,7 +45,7 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
     trained: the number of parameters that each method trains; None: not known. names: the methods `a,b`; None: all.
     """
     entries = chosen_of(names)
-    rows = [COLUMNS, *(_row(name, entry, trained) for name, entry in entries.items())]
+    rows = [LIST_COLUMNS, *(_row(name, entry, trained) for name, entry in entries.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

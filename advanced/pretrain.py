@@ -25,7 +25,7 @@ from engine.programs import ArgumentParser, run_main, tokenizer_name
 from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
 from utils import UserError, find_asset, sha256_of, warn
 
-SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
+DEFAULT_SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -37,7 +37,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add_text_flags(parser)
     add("--precision", choices=[each for each in PRECISIONS if each != "int8"], default="fp32", help="of the products")
     shape = parser.add_argument_group("the shape of a new model").add_argument
-    for name, value in SHAPE.items():
+    for name, value in DEFAULT_SHAPE.items():
         shape(f"--{name}", type=int, help=f"{value} if not given")
     return parser.parse_args(argv)
 
@@ -48,7 +48,7 @@ def check_args(args: Namespace) -> None:
     for flag in ("init", "tokenizer"):
         if getattr(args, flag) is not None:
             setattr(args, flag, found(flag, getattr(args, flag)))
-    fill_shape(args, SHAPE, lambda: config_of(args))
+    fill_shape(args, DEFAULT_SHAPE, lambda: config_of(args))
     if args.init is not None and args.tokenizer is None:
         args.tokenizer = str(find_asset(tokenizer_name(args.init)) or "")
         if not args.tokenizer:
@@ -61,7 +61,7 @@ def check_args(args: Namespace) -> None:
 
 def config_of(args: Namespace) -> LlamaConfig:
     """Raises `ValueError` for an impossible shape."""
-    return LlamaConfig(attention="causal", **{name: getattr(args, name) for name in SHAPE})
+    return LlamaConfig(attention="causal", **{name: getattr(args, name) for name in DEFAULT_SHAPE})
 
 
 def outputs_of(args: Namespace) -> Outputs:
@@ -87,7 +87,8 @@ def main() -> None:
 
     seed_everything(args.seed)
     outputs = outputs_of(args)
-    rows = follow(args, outputs, pretrain(args, ComputeSettings(choose_device(args.device)), outputs, SHAPE), line_of)
+    rows = pretrain(args, ComputeSettings(choose_device(args.device)), outputs, DEFAULT_SHAPE)
+    rows = follow(args, outputs, rows, line_of)
     made_of = origin(args.text, args.out.with_suffix(".model"), args.init)
     outputs.write_figures(args, rows, {"made_of": made_of, "weights": sha256_of(args.out)})
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])

@@ -228,7 +228,7 @@ LOSSES = {
     ),
 }
 
-PACE = {
+PACING = {
     "layer-decay": MethodEntry(
         "advanced.layer_decay.LayerDecay", "trains lower layers at lower rates",
         {"factor": Argument(0.9, "from a layer to the one below it", lambda f: 0 < f <= 1, "above 0 and at most 1")},
@@ -264,5 +264,5 @@ AVERAGES = {
     ),
 }
 
-METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACE, **AVERAGES}
+METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACING, **AVERAGES}
 # fmt: on

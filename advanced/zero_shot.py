@@ -54,7 +54,7 @@ class Direct(LabelWords):
 # ----------------------------------------------------------------------------------------------------- calibrated
 
 CONTENT_FREE = ("N/A", "")  # the paper's third, "[MASK]", is no token of Llama's
-TEXTS_AT_ONCE = 16
+CALIBRATION_BATCH = 16
 
 
 class Calibrated(LabelWords):
@@ -93,7 +93,7 @@ class Calibrated(LabelWords):
         rules = EncodingRules(self.prompt_suffix, config.max_seq_len, config.is_causal, self.room)
         dataset = LlamaDataset([Example(text, NO_GOLD_LABEL) for text in texts], self.tokenizer, rules)
         self.log_p_cf.zero_()
-        loader = dataset.loader(TEXTS_AT_ONCE, bucket=True)
+        loader = dataset.loader(CALIBRATION_BATCH, bucket=True)
         log_probs = evaluate(self, loader, task=_Probabilities(), desc="calibrate").score  # n c
         self.log_p_cf.copy_(log_probs.logsumexp(dim=0) - math.log(len(texts)))
 

@@ -22,7 +22,7 @@ from tempfile import gettempdir
 
 from advanced.experiments.grid import Table, Trial
 from advanced.experiments.models import Model, model_of, name_of
-from advanced.experiments.plots import WHY_NONE, can_plot, draw
+from advanced.experiments.plots import NO_MATPLOTLIB, can_plot, draw
 from advanced.experiments.render import Results, render, write_page
 from advanced.experiments.report import write_report
 from advanced.experiments.results import read_results, results_beside
@@ -109,7 +109,7 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
     write_page(page, render(table, model, done), "--results")
     print(f"wrote {page}")
     if not can_plot():
-        warn(WHY_NONE)
+        warn(NO_MATPLOTLIB)
         return
     for plot in draw(table, model, done, stem):
         print(f"wrote {plot}")

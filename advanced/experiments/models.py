@@ -11,7 +11,7 @@ from engine.lineage import checksum, identity_of
 from engine.programs import import_part, tokenizer_name
 from utils import UserError, find_asset
 
-VOCABULARY = "vocab.txt"
+BERT_VOCABULARY = "vocab.txt"
 
 
 @dataclass(frozen=True)
@@ -104,4 +104,4 @@ def _kind_of(folder: str | Path) -> str:
 
 
 def _tokenizer_of(folder: str | Path) -> str:
-    return str(Path(folder, VOCABULARY)) if _kind_of(folder) == "bert" else tokenizer_name(folder)
+    return str(Path(folder, BERT_VOCABULARY)) if _kind_of(folder) == "bert" else tokenizer_name(folder)

@@ -15,8 +15,8 @@ from advanced.experiments.render import Cell, Results, cells_of, labels_of
 from advanced.experiments.results import compare
 from engine.data import majority_accuracy
 
-WHY_NONE = 'matplotlib is not installed, so nothing is drawn: pip install "matplotlib>=3.8"'
-LABELS = {"trainable": "trained parameters", "seconds": "seconds of training"}
+NO_MATPLOTLIB = 'matplotlib is not installed, so nothing is drawn: pip install "matplotlib>=3.8"'
+AXIS_LABELS = {"trainable": "trained parameters", "seconds": "seconds of training"}
 
 
 def can_plot() -> bool:
@@ -109,7 +109,7 @@ def _against(axis: Any, panel: Panel, figure: str) -> None:
         point = fmean(run[figure] for run in cell.runs.values()), _mean(cell)
         axis.plot(*point, "o", color="tab:blue")
         axis.annotate(cell.row.name, point, fontsize="x-small", xytext=(3, 3), textcoords="offset points")
-    axis.set(xscale="log", xlabel=LABELS[figure], ylabel="dev accuracy")
+    axis.set(xscale="log", xlabel=AXIS_LABELS[figure], ylabel="dev accuracy")
 
 
 def _mixtures(axis: Any, panel: Panel) -> None:

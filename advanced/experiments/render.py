@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from advanced.experiments.grid import Row, Table, Trial, path_of, size_in_words
 from advanced.experiments.models import Model
-from advanced.experiments.results import Difference, Spread, compare, interval
+from advanced.experiments.results import Difference, compare, interval
 from engine.data import create_data, has_gold_labels, majority_accuracy
 from utils import UserError, atomic_write, read_text
 
-HEADER = (
+PAGE_COLUMNS = (
     "method", "trained", "seeds", "dev acc", "dev macro-F1", "against the baseline",
     "test acc", "test macro-F1", "against the baseline", "seconds",
 )  # fmt: skip
@@ -149,7 +150,7 @@ def _size_in_words(cells: list[Cell], shots: int | None) -> str:
 def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data: str, base_name: str) -> list[str]:
     """The lines of a table of the rows that have runs; below it a line about the majority class."""
     labels = {split: labels_of(data, split) for split in ("dev", "test")}
-    lines = [f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
+    lines = [f"| {' | '.join(PAGE_COLUMNS)} |", "|---" * len(PAGE_COLUMNS) + "|"]
     lines += [f"| {' | '.join(_columns(cell, baseline, labels, base_name))} |" for cell in cells if cell.runs]
     majority = f"Majority class: dev {plain(majority_accuracy(labels['dev']))}"
     is_labelled = has_gold_labels(labels["test"])
@@ -180,8 +181,7 @@ def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]],
         is_base = cell.row.name == base_name
         difference = None if is_base else compare(cell.runs, baseline, split, labels[split])
         columns.append("" if difference is None else difference_in_words(difference))
-    columns.append(f"{Spread.of([run.get('seconds', run.get('wall_seconds', 0.0)) for run in runs]).mean:.0f}")
-    return columns
+    return [*columns, f"{fmean(run.get('seconds', run.get('wall_seconds', 0.0)) for run in runs):.0f}"]
 
 
 def plain(value: float) -> str:
@@ -191,8 +191,7 @@ def plain(value: float) -> str:
 
 def spread(values: list[float]) -> str:
     """Mean ± standard deviation; of a single value the value alone."""
-    found = Spread.of(values)
-    return plain(found.mean) + ("" if found.deviation is None else f" ± {plain(found.deviation)}")
+    return plain(fmean(values)) + (f" ± {plain(stdev(values))}" if len(values) > 1 else "")
 
 
 def difference_in_words(difference: Difference) -> str:

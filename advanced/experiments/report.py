@@ -87,12 +87,15 @@ def _arguments(row: Row, name: str) -> str:
     return ", ".join(f"{key}={value}" for key, value in chosen.settings if key not in tuned and value != "")
 
 
-HELD_OUT = """Where a row has something to choose, it is chosen on a part that is held out of the training data (seeds
+CHOSEN_ON_HELD_OUT = """\
+Where a row has something to choose, it is chosen on a part that is held out of the training data (seeds
 {tuning}); the epoch is chosen there, too. Dev and test were looked at once, by the final runs (seeds {seeds})."""
-ON_DEV = """The epoch is chosen on dev, as the assignment does, so that accuracies on dev are a little too high (seeds
+CHOSEN_ON_DEV = """\
+The epoch is chosen on dev, as the assignment does, so that accuracies on dev are a little too high (seeds
 {seeds})."""
-NOT_HELD_OUT = """ Where `hold_out` is 0, the epoch is chosen on dev, whose accuracies are then a little too high."""
-ASKED = """Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
+PARTLY_ON_DEV = """ Where `hold_out` is 0, the epoch is chosen on dev, whose accuracies are then a little too high."""
+CHOSEN_BY_SAMPLE = """\
+Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
 (seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
 seeds. Differences from *{baseline}* are paired: a bootstrap over seeds and sentences, with 95 % intervals; bold ones
@@ -111,8 +114,10 @@ def _choice(table: Table) -> str:
     trained = [(row, data) for row, data, _ in table.cells() if row.option == "finetune"]
     hold_out = {bool(table.settings_of(row, data)["hold_out"]) for row, data in trained}
     if not hold_out:
-        return ASKED
-    return ON_DEV if hold_out == {False} else HELD_OUT if hold_out == {True} else HELD_OUT + NOT_HELD_OUT
+        return CHOSEN_BY_SAMPLE
+    if hold_out == {False}:
+        return CHOSEN_ON_DEV
+    return CHOSEN_ON_HELD_OUT + ("" if hold_out == {True} else PARTLY_ON_DEV)
 
 
 def _settings(table: Table) -> str:

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from engine.data import unpack
 from utils import UserError, read_text, warn
 
 FEWEST_SEEDS = 3  # fewer seeds of a trained method give no interval
-NEEDED = ("key", "model", "checksums")  # in every line
+RESULT_KEYS = ("key", "model", "checksums")  # in every line
 
 
 def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
@@ -57,7 +56,7 @@ def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
 def _result_in(line: str) -> dict[str, Any] | None:
     try:
         result = json.loads(line)
-        return result if isinstance(result, dict) and all(name in result for name in NEEDED) else None
+        return result if isinstance(result, dict) and all(name in result for name in RESULT_KEYS) else None
     except (ValueError, RecursionError):
         return None
 
@@ -73,18 +72,6 @@ def append_result(path: Path, result: Mapping[str, Any]) -> None:
         file.write((json.dumps(result) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-class Spread(NamedTuple):
-    """A mean over seeds and their standard deviation."""
-
-    mean: float
-    deviation: float | None
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
 class Difference(NamedTuple):

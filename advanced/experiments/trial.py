@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
-SAMPLE = 1000  # training sentences for tuning a zero-shot method
+TUNING_SAMPLE = 1000  # training sentences for tuning a zero-shot method
 
 
 def compute_trial(
@@ -177,7 +177,7 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     texts = [example.sentence for example in train]
     how = dict(texts=texts, precision=settings["precision"], compute=compute)
     asked = assemble_zero_shot(llama, tokenizer, names, methods, **how)
-    sample = random.Random(trial.seed).sample(train, min(SAMPLE, len(train)))
+    sample = random.Random(trial.seed).sample(train, min(TUNING_SAMPLE, len(train)))
     if trial.phase == "tune":
         return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, compute))["macro_f1"]}
     return _judge(asked, tokenizer, trial, compute)

@@ -21,7 +21,7 @@ from advanced.experiments.grid import Table, Trial
 from advanced.experiments.models import Model, model_of
 from advanced.experiments.render import render
 from advanced.experiments.results import append_result
-from advanced.experiments.schema import SETTINGS
+from advanced.experiments.schema import SETTING_CONDITIONS
 from utils import UserError
 
 
@@ -241,8 +241,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, words: st
 
 
 def test_every_setting_of_a_run_is_checked():
-    assert SETTINGS.keys() == grid.PLAN_SETTINGS.keys()
-    assert all(SETTINGS[name].fits(value) for name, value in grid.PLAN_SETTINGS.items())
+    assert SETTING_CONDITIONS.keys() == grid.PLAN_SETTINGS.keys()
+    assert all(SETTING_CONDITIONS[name].fits(value) for name, value in grid.PLAN_SETTINGS.items())
 
 
 def test_the_tables_that_are_here_can_be_read():

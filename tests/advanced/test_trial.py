@@ -170,7 +170,7 @@ def test_zero_shot_choices_are_made_by_macro_f1_on_a_sample_of_the_seed(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     seen: list[Any] = []
-    monkeypatch.setattr(trial, "SAMPLE", 5)
+    monkeypatch.setattr(trial, "TUNING_SAMPLE", 5)
     monkeypatch.setattr(trial, "_evaluate", lambda model, tokenizer, examples, *how: seen.append(examples))
     monkeypatch.setattr(trial, "_scores", lambda result: {"accuracy": 0.1, "macro_f1": 0.2})
     table = table_of(tmp_path)
