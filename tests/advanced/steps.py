@@ -47,6 +47,25 @@ def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: torch.zeros_like(p) if g is None else g for name, p, g in zip(names, parameters, found, strict=True)}
 
 
+def check_kernels(
+    plain: nn.Module, fast: nn.Module, precision: str, weight: str, *,
+    exact: float = 1e-4, rounded: float, cosine: float, tokens: torch.Tensor = TOKENS,
+) -> None:  # fmt: skip
+    """A model with kernels has the outputs of the plain one in training, and the gradient of a weight.
+
+    exact, rounded: the absolute tolerance in fp32 and in bf16. cosine: of the two gradients, at least, in bf16.
+    """
+    outputs, gradients = [], []
+    for model in (plain, fast):
+        torch.manual_seed(3)
+        outputs.append(model.train()(tokens))
+        outputs[-1][:, 0].sum().backward()
+        gradients.append(model.get_parameter(weight).grad.flatten())
+    close = dict(atol=exact, rtol=1e-4) if precision == "fp32" else dict(atol=rounded, rtol=0.1)
+    torch.testing.assert_close(*reversed(outputs), **close)
+    assert torch.cosine_similarity(*gradients, dim=0) > (0.9999 if precision == "fp32" else cosine)
+
+
 def move(model: nn.Module, size: float = 0.05, seed: int = 1, names: Sequence[str] = ()) -> None:
     """Change the weights, as training would."""
     generator = torch.Generator().manual_seed(seed)

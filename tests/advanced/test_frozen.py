@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import asset, random_llama
-from test_contract import Laboratory, outputs_of
+from steps import check_kernels
+from test_contract import Laboratory, laboratory, outputs_of  # noqa: F401 (a fixture)
 from test_methods import TOKENS, classifier, exported, train
 from torch import nn
 
@@ -58,10 +59,7 @@ def trained_names(model: nn.Module) -> set[str]:
 # --------------------------------------------------------------------------------------------------- linear probe
 
 
-def test_a_linear_probe_is_the_classifier_that_is_made_with_frozen_weights(
-    tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path]
-):
-    laboratory = Laboratory(tmp_path, tiny_checkpoint, films)
+def test_a_linear_probe_is_the_classifier_that_is_made_with_frozen_weights(laboratory: Laboratory):
     settings = dict(hidden_dropout_prob=0.3, epochs=3)
     probe, frozen = laboratory.done("linear-probe", **settings), laboratory.done("", option="pretrain", **settings)
     figures = [[(each.train_loss, each.dev_score) for each in done.history] for done in (probe, frozen)]
@@ -251,9 +249,7 @@ def test_kernels_compute_a_prefix(attention: str, precision: str, monkeypatch: p
     plain, fast = (prepared(Prefix(3), attention, std=1.0) for _ in range(2))
     accelerate(fast, precision, generates=False)
     assert type(fast.llama.layers[0].attention) is FusedAttention
-    close = dict(atol=2e-5, rtol=1e-4) if precision == "fp32" else dict(atol=0.15, rtol=0.1)
     with torch.no_grad():
-        torch.testing.assert_close(fast(TOKENS), plain(TOKENS), **close)
         asked = []
         fused = nn.functional.scaled_dot_product_attention
         monkeypatch.setattr(
@@ -262,11 +258,8 @@ def test_kernels_compute_a_prefix(attention: str, precision: str, monkeypatch: p
         fast(TOKENS)
         assert len(asked) == 2  # a kernel in every layer, with the prefix among its keys
         assert all(key.shape[2] == 8 for _, key, _ in asked)
-    gradients = []
-    for model in (plain, fast):
-        model.train()(TOKENS)[:, 0].sum().backward()
-        gradients.append(model.llama.layers[0].attention.prefix_key.grad.flatten())
-    assert torch.cosine_similarity(*gradients, dim=0) > (0.9999 if precision == "fp32" else 0.95)
+    weight = "llama.layers.0.attention.prefix_key"
+    check_kernels(plain, fast, precision, weight, exact=2e-5, rounded=0.15, cosine=0.95)
 
 
 def test_a_prefix_and_the_head_alone_are_trained():
@@ -477,16 +470,11 @@ def test_the_real_checkpoint_learns_three_sentences(name: str, assets: Path):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("names", [",".join(FROZEN_TOGETHER), "padding-mask,pooling,prompt-tuning,adapter,ema"])
-def test_what_several_have_made_together_is_what_is_saved(
-    names: str, precision: str, tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path]
-):
-    laboratory = Laboratory(tmp_path, tiny_checkpoint, films)
+def test_what_several_have_made_together_is_what_is_saved(laboratory: Laboratory, names: str, precision: str):
     run = laboratory.assemble(laboratory.plan(names, epochs=1, precision=precision))
     if precision == "bf16":  # which the laboratory, that has no kernels, only notes
         accelerate(run.model, precision, generates=False)
-    checkpointer, seen = laboratory.checkpointer(run), []
-    save = checkpointer.save_model
-    checkpointer.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
+    checkpointer, seen = laboratory.watched(run)
     laboratory.train(run, checkpointer)
     model, about = saved.load_classifier(checkpointer.model_path)
     if precision == "bf16":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SENTENCES, random_llama
-from steps import two_processes_as_one
+from steps import check_kernels, two_processes_as_one
 from torch import nn
 
 from advanced import choose, create_head
@@ -152,17 +152,10 @@ def test_what_makes_no_sense_beside_it_is_refused(other: str):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_kernels_compute_the_same(tokenizer: Tokenizer, attention: str, precision: str):
-    models = [head(random_llama(attention=attention, max_seq_len=128), tokenizer) for _ in range(2)]
-    accelerate(models[1], precision, generates=False)
-    tokens = tokens_of(models[0], tokenizer)
-    gradients = []
-    for model in models:
-        (outputs := model.train()(tokens))[:, 0].sum().backward()
-        gradients.append((outputs, model.llama.layers[0].attention.compute_query.weight.grad.flatten()))
-    (plain, one), (fast, other) = gradients
-    tolerance = dict(atol=1e-4, rtol=1e-4) if precision == "fp32" else dict(atol=1.0, rtol=0.1)
-    torch.testing.assert_close(fast, plain, **tolerance)
-    assert torch.cosine_similarity(one, other, dim=0) > (0.9999 if precision == "fp32" else 0.95)
+    plain, fast = (head(random_llama(attention=attention, max_seq_len=128), tokenizer) for _ in range(2))
+    accelerate(fast, precision, generates=False)
+    weight, tokens = "llama.layers.0.attention.compute_query.weight", tokens_of(plain, tokenizer)
+    check_kernels(plain, fast, precision, weight, rounded=1.0, cosine=0.95, tokens=tokens)
 
 
 # ------------------------------------------------------------------------------------------------------------ driven
