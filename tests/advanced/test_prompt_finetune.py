@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import SENTENCES, random_llama
 from steps import check_kernels, two_processes_as_one
+from test_methods import ADVANCED
 from torch import nn
 
 from advanced import choose, create_head
@@ -41,19 +42,27 @@ def tokens_of(model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str] =
     return dataset.collate_fn([dataset[place] for place in range(len(dataset))])["token_ids"]
 
 
-def slowly(llama: Llama, tokenizer: Tokenizer, question: str | None, words: Sequence[str], text: str) -> torch.Tensor:
-    """log-probabilities c of one sentence: each word's tokens one after the other, in texts without any padding."""
-    given = [tokenizer.bos_id, *tokenizer.sp_model.encode(text)]
-    given += tokenizer.sp_model.encode(question) if question else []
-    scores = []
-    for word in words:
-        ids, total = tokenizer.sp_model.encode(word), 0.0
-        for place, token in enumerate(ids):
-            logits = llama(torch.tensor([given + ids[:place]]))[0][0, -1]  # v
-            total = total + logits[token] - logits.logsumexp(-1)
-        scores.append(total)
-    scores = torch.stack(scores)
-    return scores - scores.logsumexp(-1)
+def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
+    return [tokenizer.bos_id] + [number for text in texts for number in tokenizer.sp_model.encode(text)]
+
+
+def nats(llama: Llama, given: list[int], said: list[int]) -> torch.Tensor:
+    """log P(said | given): a pass for every token, of a text without padding."""
+    total = torch.zeros((), dtype=torch.float64)
+    for place, token in enumerate(said):
+        logits = llama(torch.tensor([given + said[:place]]))[0][0, -1].double()  # v
+        total = total + logits[token] - logits.exp().sum().log()
+    return total
+
+
+def slowly(llama: Llama, tokenizer: Tokenizer, question: str, names: Sequence[str], text: str) -> torch.Tensor:
+    """log P(name | text, question) for every name: c"""
+    given = ids_of(tokenizer, *filter(None, (text, question)))
+    return torch.stack([nats(llama, given, tokenizer.sp_model.encode(name)) for name in names])
+
+
+def normalised(scores: torch.Tensor) -> torch.Tensor:
+    return (scores - scores.exp().sum().log()).float()
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -67,7 +76,8 @@ def test_all_tokens_of_each_word_count_and_gradients_flow_through_them(
     assert model.prompt_suffix == question and max(map(len, model.word_ids)) > 2
     words = [NAMES[place] for place in derangement(4)] if control == "shuffled-words" else NAMES
     outputs = model(tokens_of(model, tokenizer))
-    expected = torch.stack([slowly(slow, tokenizer, question, words, text) for text in SENTENCES[:3]])
+    expected = [normalised(slowly(slow, tokenizer, question or "", words, text)) for text in SENTENCES[:3]]
+    expected = torch.stack(expected)
     torch.testing.assert_close(outputs, expected, atol=3e-5, rtol=1e-4)
     weights = torch.randn_like(outputs)
     for each in (outputs, expected):
@@ -160,7 +170,6 @@ def test_kernels_compute_the_same(tokenizer: Tokenizer, attention: str, precisio
 
 # ------------------------------------------------------------------------------------------------------------ driven
 
-ADVANCED = ["--dev_out", "films-dev-advanced-output.txt", "--test_out", "films-test-advanced-output.txt"]
 QUESTION = "It was"  # a short one: the tiny model has few positions
 
 
