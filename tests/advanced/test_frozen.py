@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from conftest import asset, random_llama
 from steps import check_kernels
 from test_contract import Laboratory, laboratory, outputs_of  # noqa: F401 (a fixture)
-from test_methods import TOKENS, classifier, exported, train
+from test_methods import TOKENS, Settings, classifier, exported, train
 from torch import nn
 
 from advanced import choose, create
@@ -25,6 +25,7 @@ from advanced.experiments.grid import Table
 from advanced.lora import LoRA
 from advanced.padding_mask import PaddingMask
 from advanced.prefix import Prefix, keys_and_values
+from advanced.table import MATRICES
 from base_llama import AttentionContext, KVCache, causal_mask
 from classifier import LlamaEmbeddingClassifier
 from config import LlamaConfig
@@ -337,15 +338,25 @@ def test_bitfit_trains_biases_that_a_plain_model_has_no_place_for():
     assert all(tensor.abs().sum() > 0 for tensor in own.values())
 
 
-@pytest.mark.parametrize("name", ["adapter", "bitfit"])
+@pytest.mark.parametrize(
+    ("name", "arguments", "weight", "std", "rounded", "cosine"),
+    [
+        ("adapter", [], "feed_forward.adapter.down.weight", 0.3, 0.2, 0.95),
+        ("bitfit", [], "attention.compute_query.bitfit_bias", 0.3, 0.2, 0.95),
+        ("lora", ["rank=4", f"targets={'+'.join(MATRICES)}"], "attention.compute_query.lora_B", 0.15, 0.15, 0.98),
+    ],
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_kernels_compute_what_hangs_on_layers(name: str, precision: str):
-    plain, fast = (prepared(create(name, {})) for _ in range(2))
+def test_kernels_compute_what_hangs_on_layers(
+    name: str, arguments: list[str], weight: str, std: float, rounded: float, cosine: float, precision: str
+):
+    ((_, settings),) = choose(name, arguments)
+    plain, fast = (prepared(create(name, dict(settings)), std=std) for _ in range(2))
     accelerate(fast, precision, generates=False)
-    close = dict(atol=2e-5, rtol=1e-4) if precision == "fp32" else dict(atol=0.2, rtol=0.1)
+    weight = f"llama.layers.0.{weight}"
+    check_kernels(plain, fast, precision, weight, exact=2e-5, rounded=rounded, cosine=cosine)
     with torch.no_grad():
-        torch.testing.assert_close(fast(TOKENS), plain(TOKENS), **close)
-        assert not torch.allclose(fast(TOKENS), classifier()(TOKENS), atol=1e-2)
+        assert not torch.allclose(fast.eval()(TOKENS), classifier()(TOKENS), atol=1e-2)
 
 
 # ----------------------------------------------------------------------------------------------------------- LoRA
@@ -435,10 +446,6 @@ def test_the_rows_that_are_compared_with_equal_counts_have_them(table: str):
             prepare(model, [create(name, dict(settings)) for name, settings in choose(row.method, row.arguments)])
         counts[row.name] = trainable_parameters(model)
     assert len(counts) == 5 and max(counts.values()) / min(counts.values()) < 1 + 1 / 30
-
-
-class Settings:
-    num_labels, hidden_dropout_prob, option, pad_id = 2, 0.0, "finetune", 3
 
 
 def test_a_tied_matrix_counts_once():

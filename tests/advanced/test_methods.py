@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,6 @@ from conftest import FIGURES, ROOT, drive_in, outputs, random_llama
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import advanced
 from advanced import METHODS, ChosenMethod, MethodEntry, choose, create, create_head
 from advanced.ema import EMA
 from advanced.lora import LoRA
@@ -34,7 +34,6 @@ from engine.processes import LocalBatch
 from engine.storage import load_tensors
 from engine.tasks import CLASSIFICATION
 from engine.weights import load_pretrained
-from fast import accelerate
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError
@@ -50,35 +49,6 @@ class Settings:
 
 def classifier(seed: int = 0, **changes) -> LlamaEmbeddingClassifier:
     return LlamaEmbeddingClassifier(Settings, llama=random_llama(seed, **changes)).eval()
-
-
-class Bottleneck(Method):
-    """A method that cannot be merged: a bottleneck beside every feed-forward (Houlsby et al. 2019)."""
-
-    name = "bottleneck"
-    freezes = True
-
-    def __init__(self, width: int = 4):
-        super().__init__(width=width)
-
-    def prepare(self, model: nn.Module) -> None:
-        for layer in model.llama.layers:
-            dim, width = model.llama.config.dim, self.settings["width"]
-            layer.feed_forward.adapter = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Linear(width, dim))
-            nn.init.zeros_(layer.feed_forward.adapter[2].weight), nn.init.zeros_(layer.feed_forward.adapter[2].bias)
-            layer.feed_forward.register_forward_hook(lambda module, inputs, output: output + module.adapter(output))
-
-    def export(self, state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        own = {name: tensor for name, tensor in state.items() if ".adapter." in name}
-        return {name: tensor for name, tensor in state.items() if name not in own}, own
-
-
-@pytest.fixture
-def bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the bottleneck into the table of methods."""
-    entry = MethodEntry("test_methods.Bottleneck", "", {"width": advanced.Argument(4, "")})
-    monkeypatch.setitem(METHODS, "bottleneck", entry)
-    monkeypatch.setitem(sys.modules, "test_methods", sys.modules[__name__])
 
 
 def train(model: nn.Module, methods: list[Method], steps: int = 3, lr: float = 0.02) -> None:
@@ -177,29 +147,6 @@ def test_lora_drops_what_its_update_reads_in_training_alone():
     assert torch.equal(layer(x), layer(x))
     layer.train()
     assert not torch.equal(layer(x), layer(x))
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_lora_computes_with_kernels_what_it_computes_without(precision: str):
-    plain, fast = classifier(), classifier()
-    for model in (plain, fast):
-        torch.manual_seed(1)
-        lora = LoRA(rank=4, targets="compute_query+compute_key+compute_value+compute_output+w1+w2+w3")
-        lora.prepare(model)
-        for layer in lora.layers(model):
-            nn.init.normal_(layer.lora_B, std=0.1)
-    accelerate(fast, precision, generates=False)
-    tolerance = dict(atol=2e-5, rtol=1e-4) if precision == "fp32" else dict(atol=0.15, rtol=0.1)
-    gradients = []
-    for model in (plain, fast):
-        model.train()
-        (model(TOKENS) * torch.tensor([1.0, -1.0])).sum().backward()
-        gradients.append(model.llama.layers[0].attention.compute_query.lora_B.grad)
-        model.eval()
-    torch.testing.assert_close(fast(TOKENS), plain(TOKENS), **tolerance)
-    assert torch.cosine_similarity(*map(torch.flatten, gradients), dim=0) > (0.9999 if precision == "fp32" else 0.98)
-    with torch.no_grad():
-        assert not torch.allclose(fast(TOKENS), classifier()(TOKENS), atol=1e-2)
 
 
 # ----------------------------------------------------------------------------------------------------------- EMA
@@ -379,8 +326,8 @@ def test_arguments_may_come_in_several_flags_and_methods_in_one(classify_flags: 
         engine_flags.get_args(["--method", "lora", "--method", "ema"])
 
 
-@pytest.mark.parametrize("names", ["lora,bottleneck", "bottleneck,lora"])
-def test_methods_that_freeze_the_model_train_what_both_have_added(bottleneck: None, names: str):
+@pytest.mark.parametrize("names", ["lora,adapter", "adapter,lora"])
+def test_methods_that_freeze_the_model_train_what_both_have_added(names: str):
     model = classifier()
     prepare(model, [create(name, {}) for name in names.split(",")])
     trained = {name.rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad and "llama" in name}
@@ -462,43 +409,39 @@ def test_an_input_is_not_overwritten_under_the_name_of_a_run_with_methods(
 
 
 def test_what_cannot_be_merged_is_saved_beside_the_plain_model(
-    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path], bottleneck: None
+    tmp_path: Path, drive: Callable, classify_flags: Callable, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 4, "--lr", 0.01, "--batch_size", 4]
-    flags += ["--method", "bottleneck,ema", "--method-args", "width=3", "--model_out", "adapted.pt"]
+    flags += ["--method", "adapter,ema", "--method-args", "width=3", "--model_out", "adapted.pt"]
     undisturbed = drive_in(tmp_path / "undisturbed", *flags)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "fine_tune", stopping(runs.fine_tune))
-        with pytest.raises(KeyboardInterrupt):
-            drive(*flags)
+    fine_tune = runs.fine_tune
+
+    def stopping(*inputs, **named):
+        yield from islice(fine_tune(*inputs, **named), 2)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runs, "fine_tune", stopping)
+        drive(*flags)
     assert FIGURES.findall(drive(*flags, "--resume")) == FIGURES.findall(undisturbed)
     assert outputs(tmp_path) == outputs(tmp_path / "undisturbed")
 
     saved = load_tensors(tmp_path / "adapted.pt")
     assert not any("adapter" in name for name in saved["model"])
-    own = saved["methods"]["bottleneck"]
-    assert own["settings"] == {"width": 3} and len(own["tensors"]) == 8 and saved["methods"].keys() == {"bottleneck"}
+    own = saved["methods"]["adapter"]
+    assert own["settings"] == METHODS["adapter"].defaults | {"width": 3} and len(own["tensors"]) == 8
+    assert saved["methods"].keys() == {"adapter"}
     model, about = saved_runs.load_classifier(tmp_path / "adapted.pt")
-    assert model.llama.layers[0].feed_forward.adapter[2].weight.abs().sum() > 0
+    assert model.llama.layers[0].feed_forward.adapter.up.weight.abs().sum() > 0
     lines = films["dev"].read_text().splitlines()
     predicted = [prediction.label for prediction in saved_runs.predict(model, about, [line[6:] for line in lines])]
     written = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     assert predicted == [int(line[0]) for line in written] and len(set(predicted)) == 2
-    with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with bottleneck, not a pretrained"):
+    with pytest.raises(UserError, match=r"adapted\.pt is a fine-tuned classifier with adapter, not a pretrained"):
         load_pretrained(tmp_path / "adapted.pt")
-    del METHODS["bottleneck"]
-    with pytest.raises(UserError, match=r"adapted\.pt: there is no method 'bottleneck' here"):
+    monkeypatch.delitem(METHODS, "adapter")
+    with pytest.raises(UserError, match=r"adapted\.pt: there is no method 'adapter' here"):
         saved_runs.load_classifier(tmp_path / "adapted.pt")
-
-
-def stopping(fine_tune: Callable) -> Callable:
-    def stopped(*inputs, **named):
-        epochs = fine_tune(*inputs, **named)
-        yield next(epochs)
-        yield next(epochs)
-        raise KeyboardInterrupt
-
-    return stopped
 
 
 def test_no_folder_of_methods_is_said_in_one_line(tmp_path: Path, classify_flags: Callable):
