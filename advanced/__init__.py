@@ -1,7 +1,7 @@
-"""Ways beyond the base: one readable file for each, all around the one training loop and the one evaluation loop.
+"""Methods beyond the base: one readable file for each, all with the same training loop and the same evaluation loop.
 
-`table.py` says what there is, without importing PyTorch: a wrong name or argument is refused before anything is loaded.
-`create` and `create_head` import the file of a method that is used.
+`table.py` lists the methods without importing PyTorch, so a wrong name or argument is refused before a model is loaded.
+`create` and `create_head` import the file of a method when it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from itertools import combinations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from advanced.table import METHODS, WHY, Argument, MethodEntry
+from advanced.entries import Argument, MethodEntry
+from advanced.table import METHODS, WHY
 from engine.plan import ChosenMethod
 from engine.programs import NeedsCausal
 from utils import UserError, join_names, short_repr
@@ -34,16 +35,16 @@ def choose(
     family: str = "llama",
     attention: str | None = None,
 ) -> tuple[ChosenMethod, ...]:
-    """The methods `a,b`, with `key=value` or `method.key=value` for the arguments that are not the default.
+    """The methods `a,b`, in the order of the table, which is the order in which they work.
 
-    They come in the order of the table, which is that of their work: what adds parameters before what averages them.
-    family: the kind of the model. attention: its kind, where that is known. Raises `UserError` for an unknown name or
-    argument, a value that does not fit, a key that fits several methods, and methods that cannot be combined, or are
-    not for such a model (`NeedsCausal` where that is its attention).
+    assignments: `key=value` or `method.key=value`; other arguments have their defaults. family: the kind of the model.
+    attention: of the model; None: not known. Raises `UserError` for an unknown name or argument, a value that is not
+    allowed, a key that several methods have, and methods that cannot be combined or are not for such a model
+    (`NeedsCausal` if only a causal model would do).
     """
     chosen = [name.strip() for name in names.split(",")]
     _check_names(chosen, option, family)
-    settings = {name: {key: each.default for key, each in METHODS[name].arguments.items()} for name in chosen}
+    settings = {name: METHODS[name].defaults for name in chosen}
     given = set()
     for assignment in assignments:
         name, key, text = _parse_assignment(assignment, chosen)
@@ -60,7 +61,7 @@ def choose(
 
 
 def _check_names(chosen: list[str], option: str, family: str) -> None:
-    """That there are such methods, for this, and that they can be combined."""
+    """Raises `UserError` for an unknown method, one not for `option` or `family`, or two that do not combine."""
     for name in chosen:
         if name not in METHODS:
             raise UserError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
@@ -77,7 +78,7 @@ def _check_names(chosen: list[str], option: str, family: str) -> None:
 
 
 def reason_between(name: str, other: str) -> str:
-    """Why two methods cannot be combined, whichever of the two knows it; empty where they can."""
+    """Why two methods cannot be combined, from the entry of either; "" if they can."""
     one, two = METHODS[name], METHODS[other]
     if one.is_head and two.is_head:
         return "each says what is predicted"
@@ -88,7 +89,7 @@ def reason_between(name: str, other: str) -> str:
 
 
 def check_attention(name: str, attention: str) -> None:
-    """Raises `UserError` for a method that is not for models of this kind."""
+    """Raises `UserError` for a method that is not for a model of this attention."""
     needed = METHODS[name].attention
     if needed not in (None, attention):
         raise (NeedsCausal if needed == "causal" else UserError)(f"{name} {WHY[needed]}")
@@ -126,21 +127,21 @@ def _kind(default: Any) -> str:
 
 
 def part(name: str) -> ModuleType:
-    """A module of this folder, for those who may not import it where it is absent."""
+    """A module of this folder, for code that must also work without the folder."""
     return importlib.import_module(f"advanced.{name}")
 
 
 def create(name: str, settings: Mapping[str, Any]) -> Method:
-    """The method itself. Raises `UserError` where a saved run names one that is not here, or has other settings."""
+    """A method. Raises `UserError` for a name or settings that are not in the table, as a saved run may have."""
     return _class_of(name, settings, is_head=False)(**settings)
 
 
 def create_head(
     name: str, settings: Mapping[str, Any], llama: Llama, tokenizer: Tokenizer, label_names: list[str]
 ) -> Any:
-    """A classifier that a method puts in the place of the base's: token ids b s -> log-probabilities b c.
+    """A classifier that replaces the base's: token ids b s -> log-probabilities b c.
 
-    Raises `UserError` as `create` does, and `NeedsCausal` where the model is not of the kind that it needs.
+    Raises `UserError` as `create` does, and `NeedsCausal` if the head needs a causal model and this is none.
     """
     made = _class_of(name, settings, is_head=True)
     check_attention(name, llama.config.attention)
@@ -157,4 +158,5 @@ def _class_of(name: str, settings: Mapping[str, Any], is_head: bool) -> Any:
         argument = entry.arguments.get(key)
         if argument is None or type(value) is not type(argument.default) or not argument.fits(value):
             raise UserError(f"the method {name} has no setting {short_repr(key)}={short_repr(value)}")
-    return getattr(importlib.import_module(entry.module), entry.class_name)
+    module, _, class_name = entry.class_path.rpartition(".")
+    return getattr(importlib.import_module(module), class_name)

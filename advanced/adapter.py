@@ -1,15 +1,14 @@
 """Adapters: small bottlenecks behind or beside the frozen sub-layers of every layer (Houlsby et al. 2019,
 arXiv:1902.00751; in the forms of He et al. 2022, "Towards a unified view", arXiv:2110.04366, section 3 and table 1).
 
-With x what a sub-layer reads, after its norm, and h what it gives to the residual stream:
+With x the input of a sub-layer, after its norm, and h its output, which is added to the residual stream:
 
     sequential    h <- h + s f(h W_down) W_up        W_down: D r   W_up: r D   f: ReLU
     parallel      h <- h + s f(x W_down) W_up
 
-Both layers have biases and dropout comes before W_up, as in the authors' code, where a norm in the bottleneck is an
-option that is left out here. The paper's best adapter is the parallel one at the feed-forward with s = 4; its
-sequential one has s = 1 (`scale=1`). W_up and the biases are zero at first and W_down is drawn as in LoRA: the model
-begins as the base, which a random W_up would have destroyed.
+Both layers have biases, and dropout comes before W_up, as in the authors' code; the norm that it may have in the
+bottleneck is left out. The paper's best adapter is the parallel one at the feed-forward with s = 4; its sequential one
+has s = 1 (`scale=1`). W_up and the biases begin at zero and W_down as in LoRA, so the model begins as the base.
 
 Shapes: b batch   s position   D model dim   r width of the bottleneck
 """
@@ -23,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.added import State, context_among, split_state
-from engine.methods import Method, pretrained_of
+from advanced.added import AddingMethod, context_among
+from engine.methods import pretrained_of
 
 
 class Bottleneck(nn.Module):
-    """What an adapter adds, and nothing else."""
+    """The term that an adapter adds."""
 
     def __init__(self, dim: int, width: int, scale: float, dropout: float):
         super().__init__()
@@ -45,10 +44,11 @@ class Bottleneck(nn.Module):
         return self.scale * self.up(self.dropout(F.relu(self.down(x))))
 
 
-class Adapter(Method):
+class Adapter(AddingMethod):
     """width: r. form: sequential or parallel. scale: s. places: the sub-layers' names, joined by +."""
 
     name = "adapter"
+    mark = ".adapter."
     freezes = True
 
     def __init__(
@@ -73,14 +73,9 @@ class Adapter(Method):
     def add(
         self, sublayer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: torch.Tensor
     ) -> torch.Tensor:
-        """inputs: x, b s D, and perhaps a view; output: h, b s D or b 1 D -> the same"""
+        """inputs: x, b s D, and perhaps a context; output: h, b s D or b 1 D -> the same"""
         x = output
         if self.form == "parallel":
-            context = context_among(
-                inputs, named
-            )  # the last layer's attention gives the positions alone that are asked for
+            context = context_among(inputs, named)  # the last layer's attention computes only the positions it names
             x = inputs[0] if context is None else context.queries(inputs[0])
         return output + sublayer.adapter(x).to(output.dtype)
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, ".adapter.")

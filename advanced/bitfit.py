@@ -3,12 +3,11 @@
     h = W x + b        W frozen    b: o, trained from 0
 
 The paper trains the biases that BERT was pretrained with: of queries, keys, values, the attention's output, both
-layers of the feed-forward, and the norms. A Llama has none, so they are added: to the seven matrices of a layer and
-to its two norms. They begin at zero, where the model is the base.
+layers of the feed-forward, and the norms. A Llama has none, so they are added to the seven matrices and the two norms
+of a layer. They begin at zero, so the model begins as the base.
 
-In this model the norms' biases express nothing that those of the matrices behind them do not (W (n + b) = W n + W b);
-they are there because the paper trains them. A bias of the keys matters here, while without rotary positions softmax
-would cancel it.
+The norms' biases add nothing to those of the matrices behind them (W (n + b) = W n + W b); they are here because the
+paper trains them. The bias of the keys matters because of rotary positions; without them softmax would cancel it.
 
 Shapes: o output features
 """
@@ -20,29 +19,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from advanced.added import State, split_state
+from advanced.added import AddingMethod
 from advanced.table import MATRICES
-from engine.methods import Method
 
-PLACES = (*MATRICES, "attention_norm", "ffn_norm")
+BIASED_PLACES = (*MATRICES, "attention_norm", "ffn_norm")
 
 
-class BitFit(Method):
-    """No arguments. A plain model has no place for a bias, so a saved one needs the method."""
+class BitFit(AddingMethod):
+    """No arguments. A plain model has no biases, so a saved model needs the method."""
 
     name = "bitfit"
+    mark = ".bitfit_bias"
     freezes = True
 
     def prepare(self, model: nn.Module) -> None:
         for name, layer in model.named_modules():
-            if name.rpartition(".")[2] in PLACES:
-                # not `bias`, which would make it another layer than kernels compute
+            if name.rpartition(".")[2] in BIASED_PLACES:
+                # not `bias`: kernels compute layers without one
                 layer.bitfit_bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))  # o
                 layer.register_forward_hook(self.add_bias)
 
     def add_bias(self, layer: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         """output: ... o -> ... o"""
         return output + layer.bitfit_bias.to(output.dtype)
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, ".bitfit_bias")

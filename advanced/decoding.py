@@ -4,22 +4,22 @@
 
     S(y) = log p(y_1) + ... + log p(y_n | y_1 ... y_n-1),
 
-continues each of them by every token, and keeps the N likeliest of what that makes. One of these N that ends with a
-stop token is set aside, and the next likeliest goes on in its place. When N have been set aside, or no more tokens are
-wanted, the text is the one that maximises
+continues each of them by every token, and keeps the N likeliest results. If one of these N ends with a stop token, it
+is set aside, and the next likeliest takes its place. When N have been set aside, or enough tokens have been made, the
+text is the one that maximises
 
     S(y) / n^alpha          (Wu et al. 2016, arXiv:1609.08144, section 7: the first form that it gives)
 
-of those set aside and, where they are fewer than N, those that go on. n counts the new tokens, the stop token as well:
+among those set aside and, if they are fewer than N, the others. n counts the new tokens, also the stop token:
 alpha = 1 compares means, alpha = 0 sums, which prefer short texts. N = 1 is greedy decoding.
 
-*Contrastive search* (Su et al. 2022, arXiv:2202.06417, equation 5) takes of the K likeliest tokens V the one that the
-model expects and that does not say again what the text has said:
+*Contrastive search* (Su et al. 2022, arXiv:2202.06417, equation 5) takes among the K likeliest tokens V one that is
+likely and whose state is unlike those of the text so far:
 
     x_t = argmax over v in V of  (1 - alpha) p(v | x_<t) - alpha max over j < t of cos(h_v, h_j)
 
-h are the hidden states after the final norm: h_j of every token of the text, the prompt's as well, and h_v of the
-candidate in its place at the end. alpha = 0 and K = 1 are greedy decoding.
+h are hidden states after the final norm: h_j of each token of the text, prompt included, and h_v of the candidate at
+the end of the text. alpha = 0 and K = 1 are greedy decoding.
 
 Shapes: b texts   n beams   k candidates   r rows (b n, or b k)   s position   v vocabulary   D model dim
 """
@@ -41,7 +41,7 @@ from llama import Llama, likeliest
 
 
 class BeamSearch:
-    """generator: a `Llama`, or what generates in its place. beams: N. alpha: of the length.
+    """generator: a `Llama`, or a decoder that generates in its place. beams: N. alpha: the exponent of the length.
 
     Raises `ValueError` for a value out of range.
     """
@@ -64,18 +64,17 @@ class BeamSearch:
     ) -> torch.Tensor:
         """The best text for each prompt. idx: b s -> b (s + new). stop_ids, settings: of `Llama.generate`.
 
-        repetition_penalty: see `engine.sampling.penalize_repeats`.
-
-        A text that ended repeats its stop token up to the end of the longest.
+        repetition_penalty: see `engine.sampling.penalize_repeats`. A text that ends earlier than the longest one
+        repeats its stop token.
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
         beams = Beams(self, idx, stop_ids, repetition_penalty, settings.get("pad"))
-        settings |= dict(stop_ids=stop_ids, choose=beams.choose)
-        return beams.best(self.generator.generate(idx, max_new_tokens, 0.0, **settings))
+        live = self.generator.generate(idx, max_new_tokens, 0.0, stop_ids=stop_ids, choose=beams.choose, **settings)
+        return beams.best(live)
 
 
 class Beams:
-    """What a beam search knows of the texts that it is about. Scores are float64, on the CPU: MPS has none."""
+    """The beams of a search and the texts that ended. Scores are float64, on the CPU, because MPS has no float64."""
 
     def __init__(
         self,
@@ -91,9 +90,9 @@ class Beams:
         self.ended: list[list[tuple[float, torch.Tensor]]] = [[] for _ in idx]  # of each text, with their final scores
 
     def choose(self, logits: torch.Tensor, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Continue the beams, best first. logits: r v, idx: r s -> r 1, and which rows these tokens continue, r
+        """Continue the beams, best first. logits: r v, idx: r s -> tokens, r 1, and the rows that they continue, r
 
-        At first there is one row for each text, and from then on n.
+        The first call has one row for each text; later calls have n.
         """
         (b, before), n, v = self.scores.shape, self.search.beams, logits.shape[-1]
         pad = None if self.pad is None else self.pad.repeat_interleave(before)  # r
@@ -101,7 +100,7 @@ class Beams:
         likeliest(logits)  # raises where they are not finite
         log_probs = logits.cpu().double().log_softmax(-1).unflatten(0, (b, before))  # b n v
         totals = (self.scores[..., None] + log_probs).flatten(1)  # b nv
-        count = n * (1 + len(self.stops))  # of so many candidates n do not end
+        count = n * (1 + len(self.stops))  # among so many candidates n do not end
         totals = F.pad(totals, (0, max(0, count - totals.shape[1])), value=-math.inf)  # a prompt may have fewer
         totals, order = totals.topk(count)  # b ..., in descending order
         rows, tokens = (order // v).clamp(max=before - 1), order % v
@@ -118,7 +117,7 @@ class Beams:
     def _set_aside(
         self, totals: torch.Tensor, is_end: torch.Tensor, idx: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor
     ) -> None:
-        """Keep those of the n likeliest that end. totals, is_end: b n; rows and tokens: of these and further ones."""
+        """Keep the ended ones of the n likeliest. totals, is_end: b n; rows and tokens may have more columns."""
         is_open = torch.tensor([not self._is_done(text) for text in range(len(totals))])
         scores = self._normalized(totals, idx.shape[1] + 1)
         for text, place in (is_end & totals.isfinite() & is_open[:, None]).nonzero().tolist():
@@ -132,8 +131,8 @@ class Beams:
         return totals / (length - self.prompt_len) ** self.search.alpha
 
     def best(self, live: torch.Tensor) -> torch.Tensor:
-        """The best text of each prompt. live: r s, what the beams have come to -> b s"""
-        if live.shape[1] == self.prompt_len:  # nothing was wanted
+        """The best text of each prompt. live: r s, the beams at the end -> b s"""
+        if live.shape[1] == self.prompt_len:  # max_new_tokens is 0
             return live
         scores = self._normalized(self.scores[:, 0], live.shape[1]).tolist()
         texts = []
@@ -175,15 +174,15 @@ class ContrastiveSearch:
         """
         Sampling(repetition_penalty=repetition_penalty)  # raises `ValueError` where it is out of range
         ahead = LookAhead(self, pad, repetition_penalty)
-        settings |= dict(pad=pad, choose=ahead.choose, next_logits=ahead.next_logits)
-        return self.llama.generate(idx, max_new_tokens, 0.0, **settings)
+        choices = {"choose": ahead.choose, "next_logits": ahead.next_logits}
+        return self.llama.generate(idx, max_new_tokens, 0.0, pad=pad, **choices, **settings)
 
 
 class LookAhead:
-    """What a contrastive search knows of the texts that it is about.
+    """The state of a contrastive search: hidden states of the texts, and logits after the chosen candidates.
 
-    One pass over all candidates makes their hidden states, and the logits that follow the one that will be taken. While
-    the texts fit into the model, keys and values are kept: those of every candidate, of which `rows` were taken.
+    One pass over all candidates computes their hidden states, and also the logits after the candidate that is then
+    chosen. While the texts fit into the model, keys and values of all candidates are kept; `rows` are the chosen ones.
     """
 
     def __init__(self, search: ContrastiveSearch, pad: torch.Tensor | None, penalty: float | None = None):
@@ -195,7 +194,7 @@ class LookAhead:
         self.hidden: torch.Tensor | None = None  # b s D, of length 1
 
     def next_logits(self, idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
-        """In the place of the model's method. idx: b s -> b v"""
+        """Replaces the model's method. idx: b s -> b v"""
         if self.logits is not None:
             return self.logits
         if cache is None or idx.shape[1] >= self.limit:
@@ -228,14 +227,14 @@ class LookAhead:
         return candidates[texts, best][:, None]
 
     def _continue(self, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The candidates alone, beside what is stored of their texts. b k -> b k v, b k D, and b 1 s D of the texts"""
+        """Read the candidates after the cached texts. b k -> logits b k v, states b k D, states of the texts b 1 s D"""
         self.cache = self.cache.take(self.rows.repeat_interleave(candidates.shape[1]))
         logits, h = self.llama(candidates.reshape(-1, 1), cache=self.cache)  # r 1 v, r 1 D
         h = F.normalize(h.float(), dim=-1)
         return logits.view(*candidates.shape, -1), h.view(*candidates.shape, -1), self.hidden[:, None]
 
     def _read(self, idx: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All that the model sees, anew for each candidate. b s, b k -> b k v, b k D, and b k s D of the texts"""
+        """Read each text with each candidate, without a cache. b s, b k -> b k v, b k D, and b k s D of the texts"""
         k = candidates.shape[1]
         texts = torch.cat((idx.repeat_interleave(k, dim=0), candidates.reshape(-1, 1)), dim=1)[:, -self.limit :]
         pad = self._padding(idx.shape[1] + 1 - texts.shape[1])
@@ -245,5 +244,5 @@ class LookAhead:
         return logits.view(*candidates.shape, -1), h[:, :, -1], h[:, :, :-1]
 
     def _padding(self, dropped: int) -> torch.Tensor | None:
-        """Of texts whose first tokens the model does not see any more. -> b"""
+        """The padding that is left after the first `dropped` tokens of each text are gone. -> b"""
         return None if self.pad is None else (self.pad - dropped).clamp(min=0)

@@ -1,7 +1,7 @@
 """Training ends when the score has not risen for some epochs (Prechelt 1998, "Early Stopping - But When?").
 
-The score is that of the data that epochs are chosen on. The criterion is the simplest one: no epoch of the last
-`patience` is better than all before them. The best epoch is the one that is kept, as ever.
+The score is computed on the data that epochs are chosen on. Training ends when none of the last `patience` epochs was
+better than all epochs before it. The best epoch is saved, as in plain training.
 """
 
 from __future__ import annotations

@@ -6,20 +6,20 @@ After step t, with theta the weights that are trained:
 
     average_t = a_t * average_{t-1} + (1 - a_t) * theta_t,    a_t = min(decay, 1 - 1 / (t + 1))
 
-The minimum, which the authors' code has too, makes it the true mean of what came so far at first: without it the
-weights before training would count for hundreds of steps. With `lora` the averages are of A and of B, each by itself.
+At first the minimum makes it the mean of all weights so far, as in the authors' code. Without it the weights before
+training would count for hundreds of steps. With `lora` A and B have an average each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
-from advanced.average import Weights, follow, load_averages, trained_weights
+from advanced.average import Weights, exchanged, follow, load_averages, trained_weights
 from engine.methods import Method, Step
 
 
@@ -41,22 +41,8 @@ class EMA(Method):
         self.steps += 1
         follow(self.average, step.model, min(self.decay, 1 - 1 / (self.steps + 1)))
 
-    @contextmanager
-    def evaluation_weights(self, model: nn.Module) -> Iterator[None]:
-        self._exchange(model)
-        try:
-            yield
-        finally:
-            self._exchange(model)
-
-    @torch.no_grad()
-    def _exchange(self, model: nn.Module) -> None:
-        """The model has the average, and this the model's weights."""
-        for name, average in self.average.items():
-            weight = model.get_parameter(name)
-            trained = weight.detach().clone()
-            weight.copy_(average)
-            average.copy_(trained)
+    def evaluation_weights(self, model: nn.Module) -> AbstractContextManager[None]:
+        return exchanged(self.average, model)
 
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps, "average": self.average}

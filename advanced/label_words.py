@@ -1,16 +1,16 @@
-"""Heads that ask the language model for a word: the likelihood of each label's words after a text.
+"""Heads that compute the likelihood of each label's words after a text, with the language model.
 
 For the tokens w_1 ... w_n of a label's words and a text x that ends in a question, by the chain rule
 
     log P(w | x) = sum_t log P(w_t | x, w_1 ... w_{t-1})
 
-where the model is given the tokens that it should have said (teacher forcing). Other than the base's zero-shot
-classifier, which sums all tokens of a label at one position, this is a probability however many tokens a label has.
+where the model reads the tokens that it should have predicted (teacher forcing). The base's zero-shot classifier sums
+all tokens of a label at one position; this is a probability for any number of tokens.
 
-What comes after a *proper prefix* w_1 ... w_{t-1} is all that is asked, and words share prefixes: where each has one
-token, the empty one, and a single pass answers for all labels. A causal model reads the text once, and then all words
-behind it in a short second pass, in which they find the text's keys and values. A bidirectional one needs a pass for
-each prefix, because no position may see the token that is asked for.
+The model only has to predict the token after each *proper prefix* w_1 ... w_{t-1}, and words share prefixes: words of
+one token share the empty prefix, so one pass serves all labels. A causal model reads the text once, and then all
+prefixes behind it in a short second pass that reuses the text's keys and values. A bidirectional model needs a pass
+for each prefix, because no position may see the token that it predicts.
 
 Shapes: b batch   s position   k tokens of a prefix   m prefixes   D model dim   v vocabulary   c classes
 """
@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advanced.reading import Heard, Listening, is_within
+from advanced.table import METHODS
 from base_llama import AttentionContext, causal_mask, sequence_lengths
 from classifier import Reader, read_last
 from llama import Llama
@@ -35,25 +36,25 @@ Ids = tuple[int, ...]
 
 
 class LabelWords(nn.Module):
-    """The likelihoods of the words that stand for the labels; a subclass says what `forward` makes of them.
+    """The likelihoods of the words that stand for the labels; a subclass computes its scores from them in `forward`.
 
-    template: the question after every sentence; empty: the course's, of these words. A space at its end is dropped:
-    words begin with theirs. words: one for each label, joined by +; empty: the label names. settings: those of the
-    subclass. Raises `UserError` for words that are too many, too few, or cannot be told apart.
+    settings: of the subclass's entry in the table; those that are not given have their defaults. All have template, the
+    question after every sentence ("": the course's, with these words; a space at its end is dropped, since words begin
+    with one), and words, one for each label, joined by + ("": the label names). Raises `UserError` for too many or too
+    few words, and for two words of the same tokens.
     """
 
     name = ""
 
-    def __init__(
-        self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], template: str, words: str, **settings: Any
-    ):
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__()
-        self.settings = dict(template=template, words=words, **settings)
-        self.llama, self.pad_id, self.num_labels = llama, tokenizer.pad_id, len(label_names)
-        self.words = words_of_labels(words, label_names)
+        self.settings = METHODS[self.name].defaults | settings
+        self.llama, self.tokenizer = llama, tokenizer
+        self.pad_id, self.num_labels = tokenizer.pad_id, len(label_names)
+        self.words = words_of_labels(self.settings["words"], label_names)
         self.word_ids = ids_of_words(self.words, tokenizer)
-        self.prompt_suffix: str | None = template.rstrip() or prompt_suffix(self.words).rstrip()
-        self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for what is appended
+        self.prompt_suffix: str | None = self.settings["template"].rstrip() or prompt_suffix(self.words).rstrip()
+        self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for the appended words
         self.read: Reader = read_last
 
     def log_likelihoods(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -71,9 +72,9 @@ class LabelWords(nn.Module):
         return torch.stack(scores, dim=-1)  # b c
 
     def after_each(self, token_ids: torch.Tensor, prefixes: Sequence[Ids]) -> dict[Ids, torch.Tensor]:
-        """What a causal model expects after a text, and after each beginning of the prefixes behind it.
+        """A causal model's log-probabilities after a text, and after each beginning of the prefixes behind the text.
 
-        token_ids: b s -> b v each
+        token_ids: b s -> b v for each beginning
         """
         llama, lengths, texts = self.llama, sequence_lengths(token_ids, self.pad_id), Listening()  # lengths: b
         context = AttentionContext.of_text(token_ids.shape[1], True, token_ids.device)._replace(cache=texts)
@@ -88,9 +89,9 @@ class LabelWords(nn.Module):
         return after
 
     def embed_behind(self, prefixes: Sequence[Ids], lengths: torch.Tensor) -> torch.Tensor:
-        """All prefixes once for each text. Looked up alone: they are no part of the texts, which a method may move.
+        """The vectors of all prefixes, once for each text. lengths: b -> b*m k D
 
-        lengths: b -> b*m k D
+        They are looked up apart from the texts, so that a method which moves the vectors of texts leaves them alone.
         """
         k = max(map(len, prefixes))
         ids = [token for prefix in prefixes for token in (*prefix, *prefix[-1:] * (k - len(prefix)))]  # m*k
@@ -98,7 +99,7 @@ class LabelWords(nn.Module):
         return embedded.repeat(len(lengths), 1, 1)
 
     def log_probabilities(self, states: torch.Tensor) -> torch.Tensor:
-        """Of the next token. states: b D -> b v"""
+        """The log-probabilities of the next token. states: b D -> b v"""
         return F.log_softmax(self.llama.output(states).float(), dim=-1)
 
 
@@ -106,7 +107,7 @@ class LabelWords(nn.Module):
 
 
 def words_of_labels(words: str, label_names: Sequence[str]) -> list[str]:
-    """`a+b` as one word for each label, or the label names. Raises `UserError` for another number of them."""
+    """The words of `a+b`, or the label names for "". Raises `UserError` unless there is one for each label."""
     found = [word.strip() for word in words.split("+")] if words else list(label_names)
     if len(found) != len(label_names):
         raise UserError(f"words={words}: there are {len(label_names)} labels, and each has one of {len(found)} words")
@@ -114,7 +115,7 @@ def words_of_labels(words: str, label_names: Sequence[str]) -> list[str]:
 
 
 def ids_of_words(words: Sequence[str], tokenizer: Tokenizer) -> list[Ids]:
-    """The tokens of each word. Raises `UserError` for one that has none, or those of another one."""
+    """The tokens of each word. Raises `UserError` for a word without tokens, or with the tokens of another word."""
     encoded = [tuple(tokenizer.encode_all(word)) for word in words]  # whole, however short sentences are cut
     for number, ids in enumerate(encoded):
         if not ids:
@@ -126,7 +127,7 @@ def ids_of_words(words: Sequence[str], tokenizer: Tokenizer) -> list[Ids]:
 
 
 def proper_prefixes(words: Sequence[Ids]) -> list[Ids]:
-    """What stands before a word's later tokens, each once: a, ab for the word abc."""
+    """The prefixes of all words, each once, without the empty one: a and ab for the word abc."""
     return sorted({ids[:t] for ids in words for t in range(1, len(ids))})
 
 
@@ -136,7 +137,7 @@ def is_longer(other: Ids, one: Ids) -> bool:
 
 
 def context_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[Ids]) -> AttentionContext:
-    """Of rows that stand behind the real tokens of texts, those of the first text first. lengths: b"""
+    """The context of rows that stand behind the real tokens of texts, m rows for each text. lengths: b"""
     m, k, s = len(prefixes), max(map(len, prefixes)), texts.heard[0][0].shape[2]
     lengths = lengths.repeat_interleave(m)  # b*m
     is_text = is_within(lengths, s)  # b*m s
@@ -146,7 +147,7 @@ def context_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[I
 
 
 def append(token_ids: torch.Tensor, ids: Ids, pad_id: int) -> torch.Tensor:
-    """The same tokens behind the last real one of each row; padding again stands at the end. token_ids: b s -> b s+k"""
+    """Put the same tokens behind the last real token of each row, before padding. token_ids: b s -> b s+k"""
     at = sequence_lengths(token_ids, pad_id)[:, None] + torch.arange(len(ids), device=token_ids.device)  # b k
     appended = torch.tensor(ids, dtype=token_ids.dtype, device=token_ids.device).expand_as(at)  # b k
     return F.pad(token_ids, (0, len(ids)), value=pad_id).scatter(1, at, appended)

@@ -1,11 +1,10 @@
 """Lower layers are trained at lower rates (Howard & Ruder 2018, "ULMFiT", arXiv:1801.06146, section 3.2).
 
-What stands above the layers, the final norm and the head, has the rate of the plan, and so has an output matrix of its
-own. Each layer has `factor` times the rate of what stands above it (the paper divides by 2.6), and the embedding, which
-mostly is the output matrix too, stands below them all: of L layers, layer l = 0, ..., L - 1 has factor^(L - l) times
-the plan's rate, the embedding factor^(L + 1).
+The final norm, the head, and an output matrix that is not tied have the rate of the plan. Each layer has `factor` times
+the rate of the layer above it (the paper divides by 2.6), and the embedding has the lowest rate: of L layers, layer
+l = 0, ..., L - 1 has factor^(L - l) times the plan's rate, the embedding factor^(L + 1).
 
-What other methods have added to a layer has the rate of the layer, and what they have added elsewhere that of the head.
+Tensors that other methods have added to a layer have the rate of the layer; tensors added elsewhere that of the head.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ EMBEDDING = re.compile(r"(?:^|\.)tok_embeddings\.weight$")  # an output matrix t
 
 
 class LayerDecay(Method):
-    """factor: between the rate of a layer and that of the one above it."""
+    """factor: the rate of a layer divided by that of the layer above it."""
 
     name = "layer-decay"
 
@@ -31,7 +30,7 @@ class LayerDecay(Method):
         self.factor = factor
 
     def parameter_groups(self, groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
-        """Every group as one for each depth that it has parameters at, from the head to the embedding."""
+        """Split every group by the depth of its parameters, from the head to the embedding."""
         layers = pretrained_of(model).config.n_layers
         depths = {parameter: depth(name, layers) for name, parameter in model.named_parameters()}
         split = []

@@ -1,8 +1,8 @@
 """A linear probe: the head is trained, and the pretrained weights stay as they are (Alain & Bengio 2016,
 arXiv:1610.01644, section 3).
 
-How well a linear classifier does on a layer's state says what the state holds; here it is the last layer's, and what
-any method that trains more of the model has to beat. It is what a classifier made with option "pretrain" does.
+The accuracy of a linear classifier on a layer's state shows what the state holds. Here it is the state of the last
+layer, and a baseline for all methods that train more. A classifier with option "pretrain" does the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What there is beyond the base, as text: a table of all methods, and below it the arguments of each.
+"""The text of --list-methods: a table of all methods, and below it the arguments of each.
 
-How many parameters a method trains is counted where it makes them: in a model of the checkpoint's shape on device
-"meta", which has names and shapes and no numbers.
+The parameters that a method trains are counted in a model of the checkpoint's shape on device "meta", which has names
+and shapes and no numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from advanced import create, reason_between
 from advanced.added import trainable_parameters
-from advanced.table import METHODS, MethodEntry
+from advanced.entries import MethodEntry
+from advanced.table import METHODS
 from config import LlamaConfig
 from engine.families import LLAMA_FAMILY, model_settings
 from engine.methods import prepare
@@ -21,7 +22,7 @@ from engine.weights import blueprint
 from tokenizer import Tokenizer
 from utils import UserError, join_names
 
-COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
+LIST_COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
 PRETRAINING = (
     "Continued pre-training, before all of these (arXiv:2004.10964):",
     "  python -m advanced.pretrain --init CKPT --text FILE... --out NEW.pt",
@@ -29,7 +30,7 @@ PRETRAINING = (
 
 
 def chosen_of(names: str | None) -> dict[str, MethodEntry]:
-    """The methods `a,b`; all of them for None. Raises `UserError` where there is none of that name."""
+    """The entries of the methods `a,b`; None: all. Raises `UserError` for an unknown name."""
     if names is None:
         return METHODS
     chosen = [name.strip() for name in names.split(",")]
@@ -39,12 +40,12 @@ def chosen_of(names: str | None) -> dict[str, MethodEntry]:
 
 
 def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None) -> Iterator[str]:
-    """The table, the arguments, and what does not combine.
+    """The lines of the table, of the arguments, and of the methods that do not combine.
 
-    trained: the number of parameters that each method trains; None: not known. names: of those methods alone.
+    trained: the number of parameters that each method trains; None: not known. names: the methods `a,b`; None: all.
     """
     entries = chosen_of(names)
-    rows = [COLUMNS, *(_row(name, entry, trained) for name, entry in entries.items())]
+    rows = [LIST_COLUMNS, *(_row(name, entry, trained) for name, entry in entries.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -65,7 +66,7 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
 
 
 def _conflicts(name: str) -> dict[str, list[str]]:
-    """The methods that this one cannot be combined with, by the reason, whichever of the two knows it."""
+    """For each reason, the methods that this one cannot be combined with."""
     found: dict[str, list[str]] = {}
     for other in METHODS:
         if other != name and (reason := reason_between(name, other)):
@@ -79,7 +80,7 @@ def _row(name: str, entry: MethodEntry, trained: Mapping[str, int] | None) -> tu
 
 
 def _arguments(entry: MethodEntry) -> dict[str, str]:
-    """What each does, by what sets it to its default."""
+    """The help of each argument, by the text key=default."""
     defaults = {key: str(argument.default) for key, argument in entry.arguments.items()}
     defaults |= {key: text.lower() for key, text in defaults.items() if text in ("True", "False")}
     return {f"{key}={defaults[key]}": argument.help for key, argument in entry.arguments.items()}
@@ -88,16 +89,16 @@ def _arguments(entry: MethodEntry) -> dict[str, str]:
 def count_trained(
     config: LlamaConfig, tokenizer: Tokenizer, label_names: Sequence[str], names: str | None = None
 ) -> dict[str, int]:
-    """For each method, by itself and with its defaults, how many parameters a fine-tuning of this shape trains."""
+    """The number of parameters that each method trains in a model of this shape, alone and with its defaults."""
     return {name: trained_by(name, config, tokenizer, label_names) for name in chosen_of(names)}
 
 
 def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names: Sequence[str]) -> int:
-    """How many parameters one method trains: 0 where there is nothing to train."""
+    """The number of parameters that one method trains; 0 for a zero-shot method."""
     entry = METHODS[name]
     if "finetune" not in entry.options:
         return 0
-    chosen = name, {key: argument.default for key, argument in entry.arguments.items()}
+    chosen = name, entry.defaults
     attention = entry.attention or "bidirectional"
     with torch.device("meta"):
         llama = blueprint(dataclasses.replace(config, attention=attention))

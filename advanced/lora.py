@@ -4,11 +4,11 @@ A linear layer with the pretrained matrix W0 computes (equation 3, with the scal
 
     h = W0 x + (alpha / r) B A dropout(x)        A: r i, drawn;  B: o r, zero
 
-so that it begins as the layer that it was. W0, and all else but the classifier's head, is frozen. What is evaluated and
-saved has W0 + (alpha / r) B A in the place of W0, and is a plain model.
+so that it begins as the pretrained layer. All weights but A, B and the classifier's head are frozen. The model that is
+evaluated and saved is a plain one, with W0 + (alpha / r) B A in the place of W0.
 
-The layer stays what it is: A and B are two more parameters of it, and a hook adds the update to its output. Its weight
-keeps its name in the state dict, and a kernel may compute it.
+A and B are two more parameters of the layer, and a hook adds the update to its output. So the layer's weight keeps its
+name in the state dict, and a kernel may compute the layer.
 
 Shapes: r rank   i input features   o output features
 """
@@ -46,7 +46,7 @@ class LoRA(Method):
         self.is_merged = False
 
     def prepare(self, model: nn.Module) -> None:
-        """Raises `UserError` for a target that the model does not have."""
+        """Raises `UserError` if the model has no layer of a target's name."""
         names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
         if absent := [target for target in self.targets if target not in names]:
             raise UserError(f"lora: this model has no {absent[0]}")

@@ -1,11 +1,11 @@
-"""Other targets than the one gold label: smoothed over all classes, softened towards near ones, weighted by class.
+"""Other targets than the gold label alone: smoothed over all classes, softened towards near ones, weighted by class.
 
 All three are cross-entropies with a row of numbers in the place of the label, T[y] for the gold label y:
 
     loss = - sum_k T[y, k] log P(k)
 
-T is the identity for the plain loss. Each method changes the T of those before it, so that they compose. The sum over
-a batch is divided by the nominal batch size, as that of the plain loss is, and what is evaluated is still the accuracy.
+T is the identity for the plain loss. Each method changes the T of the methods before it, so they compose. The sum over
+a batch is divided by the nominal batch size, as in the plain loss. The evaluation is not changed: it is accuracy.
 
 Shapes: b batch   c classes
 """
@@ -27,13 +27,13 @@ Table = torch.Tensor  # T, c c
 
 
 class SoftTargets(Task):
-    """A classification task with other targets. change: of the table of targets that the task has had, c c -> c c"""
+    """A classification task with other targets. change: the new table from that of the given task, c c -> c c"""
 
     def __init__(self, task: Task, change: Callable[[Table], Table]):
         self.plain, self.change = task, change
 
     def table(self, classes: int) -> Table:
-        """The targets of each gold label: c c"""
+        """A row of targets for each gold label: c c"""
         is_soft = isinstance(self.plain, SoftTargets)
         return self.change(self.plain.table(classes) if is_soft else torch.eye(classes))
 
@@ -41,7 +41,7 @@ class SoftTargets(Task):
         labels = batch["labels"]  # b
         table = self.table(outputs.shape[-1]).to(outputs)  # c c
         losses = -(table[labels.clamp(min=0)] * outputs).sum(dim=-1)  # b
-        return (losses * (labels != NO_TARGET)).sum() / batch_size  # of a process without rows there is none
+        return (losses * (labels != NO_TARGET)).sum() / batch_size  # a process without rows has no target
 
     def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
         return self.plain.forward(network, batch, **changed)

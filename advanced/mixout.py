@@ -1,30 +1,31 @@
-"""Mixout: parts of the weights are the pretrained ones, drawn anew in every step (Lee et al. 2020, arXiv:1909.11299).
+"""Mixout: in each step a random part of the weights is replaced by the pretrained ones (Lee et al. 2020,
+arXiv:1909.11299).
 
 A linear layer with the weight W, which began as W_pre, computes in training with (section 3)
 
     W' = (M * W + (1 - M) * W_pre - p W_pre) / (1 - p)
 
-where M is 0 with probability p and else 1: W' is W on average, and W in evaluation. Dropout is the same with W_pre = 0;
-it pulls weights towards zero, and mixout towards what was pretrained.
+where M is 0 with probability p and else 1: W' is W on average, and W in evaluation. Dropout is the same with W_pre = 0:
+it pulls the weights towards zero, and mixout pulls them towards the pretrained ones.
 
 In mixout M has one value for each *input neuron*, a column of W: "all outgoing parameters from a randomly selected
 neuron" are pretrained. So there is no need to build W'. With m the values of the columns, and m' = m / (1 - p),
 
     W' x = W (m * x) / (1 - p) + W_pre ((1 - m - p) * x) / (1 - p) = W (m' * x) + W_pre ((1 - m') * x):
 
-the layer, or a kernel in its place, is given m' * x, and the other product is added. In mixconnect, the authors' name
-for it, each single weight has its own value in M. With M' = M / (1 - p),
+the layer, or a kernel in its place, reads m' * x, and the other product is added. In mixconnect, as the authors call
+it, each single weight has its own value in M. With M' = M / (1 - p),
 
     W' x = W x + ((M' - 1) * (W - W_pre)) x
 
-The gradient of W has the factor 1 / (1 - p) of these formulas, as that of dropout has. (The backward pass that the
-authors have published leaves it out; Adam, which divides by the gradients' size, hides that.)
+The gradient of W has the factor 1 / (1 - p) of these formulas, as in dropout. (The authors' published backward pass
+leaves it out; Adam, which divides by the size of gradients, hides that.)
 
-M is drawn whenever a layer runs: where `prompt-finetune` reads words of several tokens, they are read with another M
-than the text before them.
+M is drawn whenever a layer runs, so the words of several tokens that `prompt-finetune` reads have another M than the
+text before them.
 
-Mixed are the matrices of attention and feed-forward. Left as they are: the head, which has no pretrained weights, and
-the embedding, which is the output matrix too. W_pre is a copy that nothing else holds and nothing saves.
+The matrices of attention and feed-forward are mixed, but not the head, which has no pretrained weights, nor the
+embedding, which is the output matrix too. W_pre is a copy that is not saved.
 
 Shapes: i input features   o output features
 """
@@ -95,5 +96,5 @@ class Mixconnect(Mixout):
 
 
 def whole(weight: torch.Tensor) -> torch.Tensor:
-    """A weight of which this process may hold a piece."""
+    """The whole of a weight, of which this process may hold a piece."""
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight

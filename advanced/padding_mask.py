@@ -1,13 +1,13 @@
 """A bidirectional model that does not see padding (the mask of Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3,
 whose masked scores are minus infinity).
 
-The assignment's reference lets every position attend to all of the padded batch and reads the last position, padding
-for most rows: a sentence's prediction then depends on the longest sentence that it happens to stand beside. Here
+In the assignment's reference every position attends to the whole padded batch, and the last position is read, which is
+padding for most rows: the prediction for a sentence depends on the longest sentence of its batch. Here
 
     score(query, key) = -infinity    where key is padding
 
-and the state of the last real token is read, as in a causal model. A row gives the same alone and in any batch. The
-reference numbers of the course do not hold.
+and the state of the last real token is read, as in a causal model. A row has the same result in every batch. The
+course's reference numbers do not hold for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.methods import Method
 
 
 class PaddingMask(Method):
-    """No arguments. It has no tensors, and a saved model cannot do without it."""
+    """No arguments. It has no tensors, but a saved model needs it."""
 
     name = "padding-mask"
     begins_as_base = False

@@ -1,4 +1,4 @@
-"""What is read of the last layer: more of a text than one position.
+"""Pooling: the head reads several positions of the last layer, or the last real token.
 
     mean         the mean of all tokens' states (Reimers & Gurevych 2019, "Sentence-BERT", arXiv:1908.10084, section 3)
     attention    sum_t a_t h_t with a = softmax_t(h_t . q / sqrt(D)), what a trained query q attends to (Yang et al.
@@ -6,8 +6,7 @@
                  that of Vaswani et al. 2017). q is zero at first, so that it begins as the mean
     last         the state of the last token
 
-All of them leave padding out, and count bos, which is a token of every text. Whether padding was *seen* in the layers
-below is another question: that of padding-mask.
+All of them leave out padding and include bos. Whether the layers below *see* padding is decided by padding-mask.
 
 Shapes: t position   D model dim
 """
@@ -17,17 +16,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from advanced.added import State, split_state
+from advanced.added import AddingMethod
 from advanced.reading import reading_of
 from advanced.table import READ_ANYWAY
-from engine.methods import Method
 from utils import UserError
 
 
-class Pooling(Method):
+class Pooling(AddingMethod):
     """kind: mean, attention or last."""
 
     name = "pooling"
+    mark = "read.query"
     begins_as_base = False
     is_needed = True
 
@@ -36,13 +35,10 @@ class Pooling(Method):
         self.kind = kind
 
     def prepare(self, model: nn.Module) -> None:
-        """Raises `UserError` where the last token is what is read anyway."""
+        """Raises `UserError` if pooling would read the same token as the base."""
         reading = reading_of(model)
         if self.kind == "last" and (model.llama.config.is_causal or reading.hides_padding):
             raise UserError(f"pooling: {READ_ANYWAY}")
         reading.pool = self.kind
         if self.kind == "attention":
             reading.query = nn.Parameter(torch.zeros_like(model.llama.norm.weight))  # D
-
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, "read.query")

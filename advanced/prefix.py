@@ -4,22 +4,22 @@ In every layer, for every key/value head,
 
     Attn(q, [P_k; K], [P_v; V])        P_k, P_v: p d, trained    K, V: t d, those of the text
 
-which is a gate between the model and what the prefix says (He et al. 2022, arXiv:2110.04366, section 3.1):
+which is a gate between the attention of the model and that of the prefix (He et al. 2022, arXiv:2110.04366, section
+3.1):
 
     (1 - l) Attn(q, K, V) + l Attn(q, P_k, P_v)    l: the share of the prefix in the softmax's sum
 
-The prefix has no position: keys are joined after rotation, the text stays where it is, and every query sees all of the
-prefix, whatever it sees of the text. Keys and values come to attention as those of an earlier text do, through
-`AttentionContext.cache`, so that kernels compute them as well.
+The prefix has no position: its keys are joined after rotation, the text keeps its positions, and every query sees the
+whole prefix. The keys and values reach attention through `AttentionContext.cache`, as those of an earlier text do, so
+kernels compute them too.
 
-There is no prefix that begins as the base: l = 0 needs scores of minus infinity, at which nothing would be learned. A
-random one is a bad start where examples are few (section 7.4 of the first paper), so this one begins as the keys and
-values of drawn tokens, which the model computes and knows what to do with. The first paper's detour in training, an
-MLP that makes P of a smaller matrix and is thrown away at the end, is left out: P itself is trained, which the code of
-the second paper can do too.
+No prefix begins as the base: l = 0 needs scores of minus infinity, which have no gradient. A random prefix is a bad
+start if examples are few (section 7.4 of the first paper), so this one begins as the keys and values that the model
+computes from random tokens. The first paper trains an MLP that makes P from a smaller matrix; here P itself is
+trained, as the code of the second paper can do.
 
-It costs p more keys a query. A causal text of its own has PyTorch's fast way for triangles; with a prefix its mask is
-read. In bfloat16 what goes in and out of these attentions stays float32.
+Each query has p more keys. PyTorch's fast path for causal masks cannot be used, since the mask is no triangle. In
+bfloat16 the inputs and outputs of these attentions stay float32.
 
 Shapes: b batch   g key/value heads   p of the prefix   s query position   t key position   d head dim
 """
@@ -32,23 +32,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from advanced.added import State, context_among, split_state
+from advanced.added import AddedVectors, context_among
 from advanced.reading import Listening
 from base_llama import AttentionContext, KVCache
-from engine.methods import Method, pretrained_of
+from engine.methods import pretrained_of
 from llama import Llama
 
 
-class Prefix(Method):
+class Prefix(AddedVectors):
     """length: p."""
 
     name = "prefix"
-    freezes = True
-    begins_as_base = False
-
-    def __init__(self, length: int = 16):
-        super().__init__(length=length)
-        self.length = length
+    mark = ".attention.prefix_"
 
     def prepare(self, model: nn.Module) -> None:
         llama = pretrained_of(model)
@@ -60,7 +55,7 @@ class Prefix(Method):
     def add(
         self, attention: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Let the attention find the prefix before the text. inputs: x, b s D, and perhaps a view"""
+        """Put the prefix before the text. inputs: x, b s D, and perhaps a context"""
         x = inputs[0]
         context = context_among(inputs, named) or AttentionContext.of_text(x.shape[1], attention.is_causal, x.device)
         mask = context.mask  # ... s t
@@ -68,13 +63,10 @@ class Prefix(Method):
             mask = torch.cat((mask.new_ones(*mask.shape[:-1], self.length), mask), dim=-1)  # ... s p+t
         return (x, context._replace(mask=mask, cache=Prefixed(attention, context.cache))), {}
 
-    def export(self, state: State) -> tuple[State, State]:
-        return split_state(state, ".attention.prefix_")
-
 
 @dataclass
 class Prefixed:
-    """What a layer's attention takes for a cache: the prefix, and behind it the keys and values of the text."""
+    """A cache of a layer's attention: the prefix, and behind it the keys and values of the text."""
 
     attention: nn.Module
     cache: KVCache | None
@@ -90,9 +82,9 @@ class Prefixed:
 
 @torch.no_grad()
 def keys_and_values(llama: Llama, token_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Those of a text in every layer. token_ids: 1 p -> two of g p d for each layer"""
+    """The keys and values of a text in every layer. token_ids: 1 p -> g p d and g p d for each layer"""
     listening = Listening()
     context = AttentionContext.of_text(token_ids.shape[1], llama.config.is_causal, token_ids.device)
     llama.encode(llama.embed(token_ids), context._replace(cache=listening))
-    # heads come out of a transpose, and what is not contiguous cannot be split over processes
+    # contiguous, because a transposed tensor cannot be split over processes
     return [(key[0].contiguous(), value[0].contiguous()) for key, value in listening.heard]

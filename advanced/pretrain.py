@@ -4,13 +4,13 @@
     python -m advanced.pretrain --text F [F ...] --out NEW.pt --init CHECKPOINT
 
 The second is continued pre-training (Gururangan et al. 2020, "Don't Stop Pretraining", arXiv:2004.10964): on texts of
-the domain (DAPT, section 3), or on the training sentences of the task (TAPT, section 4); labels of a data file are
-dropped. Always causal: a bidirectional model sees the token that it is to predict. Documents are packed into one row
-of tokens, bos and eos between them, and cut into windows.
+the domain (DAPT, section 3), or on the training sentences of the task (TAPT, section 4); the labels of a data file are
+dropped. The model is always causal: a bidirectional one sees the token that it shall predict. Documents are packed into
+one row of tokens, with bos and eos between them, and cut into windows.
 
-Beside NEW.pt lie NEW.model, its tokenizer, and NEW.json, the figures: loss and perplexity of held-out documents after
-about every `--every` steps. NEW.pt holds the best model so far by that loss; every other command loads it. None of
-these files is there before the first measurement, and one that is there already is never overwritten by another run.
+Besides NEW.pt the program writes NEW.model, the tokenizer, and NEW.json, the figures: loss and perplexity of held-out
+documents after about every `--every` steps. NEW.pt is the best model so far by that loss; all other commands can load
+it. The files are written at the first measurement, and a run never overwrites the files of another one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.programs import ArgumentParser, run_main, tokenizer_name
 from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
 from utils import UserError, find_asset, sha256_of, warn
 
-SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
+DEFAULT_SHAPE = {"dim": 256, "n_layers": 6, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 4096, "max_seq_len": 512}
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -37,7 +37,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add_text_flags(parser)
     add("--precision", choices=[each for each in PRECISIONS if each != "int8"], default="fp32", help="of the products")
     shape = parser.add_argument_group("the shape of a new model").add_argument
-    for name, value in SHAPE.items():
+    for name, value in DEFAULT_SHAPE.items():
         shape(f"--{name}", type=int, help=f"{value} if not given")
     return parser.parse_args(argv)
 
@@ -48,7 +48,7 @@ def check_args(args: Namespace) -> None:
     for flag in ("init", "tokenizer"):
         if getattr(args, flag) is not None:
             setattr(args, flag, found(flag, getattr(args, flag)))
-    fill_shape(args, SHAPE, lambda: config_of(args))
+    fill_shape(args, DEFAULT_SHAPE, lambda: config_of(args))
     if args.init is not None and args.tokenizer is None:
         args.tokenizer = str(find_asset(tokenizer_name(args.init)) or "")
         if not args.tokenizer:
@@ -60,8 +60,8 @@ def check_args(args: Namespace) -> None:
 
 
 def config_of(args: Namespace) -> LlamaConfig:
-    """Raises `ValueError` for what no model can be."""
-    return LlamaConfig(attention="causal", **{name: getattr(args, name) for name in SHAPE})
+    """Raises `ValueError` for an impossible shape."""
+    return LlamaConfig(attention="causal", **{name: getattr(args, name) for name in DEFAULT_SHAPE})
 
 
 def outputs_of(args: Namespace) -> Outputs:
@@ -88,7 +88,7 @@ def main() -> None:
     seed_everything(args.seed)
     outputs = outputs_of(args)
     compute = ComputeSettings(choose_device(args.device), precision=str(args.precision))
-    rows = follow(args, outputs, pretrain(args, compute, outputs, SHAPE), line_of)
+    rows = follow(args, outputs, pretrain(args, compute, outputs, DEFAULT_SHAPE), line_of)
     made_of = origin(args.text, args.out.with_suffix(".model"), args.init)
     outputs.write_figures(args, rows, {"made_of": made_of, "weights": sha256_of(args.out)})
     best = min((row for row in rows if "train" in row), key=lambda row: row["held_out"])

@@ -1,4 +1,4 @@
-"""The run of `advanced.pretrain`: texts as windows, the model, what is saved, its figures."""
+"""The run of `advanced.pretrain`: windows of texts, the model, its files, its figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from utils import UserError, atomic_write, sha256_of
 
 
 class TextCorpus(NamedTuple):
-    """A packed text to train on, and one held out. tokenizer_file: what is written beside the checkpoint."""
+    """Tokens to train on, and held-out ones. tokenizer_file: the bytes of NEW.model."""
 
     tokenizer: Tokenizer
     tokenizer_file: bytes
@@ -130,6 +130,6 @@ def row_of(result: EpochResult, steps: int, corpus: TextCorpus, args: Namespace)
 
 
 def _in_other_units(loss: float, corpus: TextCorpus) -> dict[str, float]:
-    """Of a loss in nats a token: perplexity, and bits a byte, which models of other vocabularies share."""
+    """Perplexity of a loss in nats a token, and bits a byte, which can be compared between vocabularies."""
     bits = loss * len(corpus.held_out) / math.log(2) / corpus.held_out_bytes
     return {"perplexity": perplexity_of(loss), "bits_per_byte": bits}

@@ -1,12 +1,12 @@
-"""R-Drop: two passes with different dropout are to predict alike (Wu et al. 2021, arXiv:2106.14448, equation 4).
+"""R-Drop: two passes with different dropout shall predict the same (Wu et al. 2021, arXiv:2106.14448, equation 4).
 
-With P_1 and P_2 what two passes over the same text predict, each with dropout masks of its own, the loss is
+With P_1 and P_2 the predictions of two passes over the same text, each with its own dropout masks, the loss is
 
     -log P_1(y) - log P_2(y) + weight / 2 * (KL(P_1 || P_2) + KL(P_2 || P_1))
 
-The first term is the task's loss; this adds the others. (The example in the README of the authors' code halves the
-first two terms, so that a weight there counts for twice as much; the code of their experiments does not.) Without
-dropout in the model, or other noise, the divergence is 0 and the method only doubles the loss: it says so.
+The first term is the task's loss; this method adds the others. (The example in the README of the authors' code halves
+the first two terms, so a weight there counts twice as much; the code of their experiments does not.) Without dropout
+or other noise in the model the divergence is 0 and the method only doubles the loss; a notice says so.
 
 Shapes: b batch   c classes
 """

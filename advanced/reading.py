@@ -1,10 +1,10 @@
-"""How a text becomes the vector that is classified, in three parts that a method may change each by itself:
+"""How a text becomes the vector that is classified: three parts, each of which a method may change.
 
-    embed    the tokens' vectors, perhaps behind trained ones           (prompt-tuning)
-    see      which positions are seen: all, or those of real tokens     (padding-mask)
-    pool     what is read of the last layer: one position, or several   (pooling)
+    embed    the tokens' vectors, perhaps behind trained ones                (prompt-tuning)
+    see      the positions that attention sees: all, or the real tokens      (padding-mask)
+    pool     the states of the last layer that are read: one, or several     (pooling)
 
-A `TextRepresentation` in which nothing was changed is `classifier.read_last`.
+An unchanged `TextRepresentation` computes the same as `classifier.read_last`.
 
 Shapes: b batch   p position of the prompt   s position of the text   D model dim
 """
@@ -24,16 +24,16 @@ from utils import UserError
 
 
 def is_within(lengths: torch.Tensor, size: int) -> torch.Tensor:
-    """Which of so many positions stand before the end of a row. lengths: b -> b s, boolean"""
+    """Which of `size` positions lie within each row's length. lengths: b -> b s, boolean"""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 class TextRepresentation(nn.Module):
-    """What stands in the place of a classifier's `read`.
+    """Replaces a classifier's `read`.
 
-    prompt: p D, vectors before the text. hides_padding: whether a bidirectional model sees real tokens alone. pool:
-    "mean", "attention" or "last", of the real tokens; None for the position that the base reads. query: D, what
-    "attention" compares the tokens with.
+    prompt: p D, vectors before the text. hides_padding: whether a bidirectional model sees only the real tokens. pool:
+    "mean", "attention" or "last", of the real tokens; None: the position that the base reads. query: D, the trained
+    query of "attention".
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class TextRepresentation(nn.Module):
         return torch.cat((self.prompt.to(h.dtype).expand(len(h), -1, -1), h), dim=1)
 
     def see(self, llama: Llama, is_real: torch.Tensor, before: int) -> AttentionContext:
-        """is_real: b s. before: how many vectors stand before the text, which are always seen."""
+        """The mask. is_real: b s. before: the number of vectors before the text, which are always seen."""
         if llama.config.is_causal:
             length = before + is_real.shape[1]
             return AttentionContext(mask=causal_mask(length, length, is_real.device))  # p+s p+s
@@ -77,7 +77,7 @@ class TextRepresentation(nn.Module):
         return AttentionContext(mask=is_seen[:, None, None, :])  # b 1 1 p+s: all queries see the same
 
     def weights(self, states: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor:
-        """How much each token counts: 0 for padding, 1 in all. states: b s D, is_real: b s -> b s"""
+        """The weight of each token: 0 for padding; the sum is 1. states: b s D, is_real: b s -> b s"""
         if self.pool == "mean":
             return is_real / is_real.sum(dim=1, keepdim=True)
         scores = states @ self.query / math.sqrt(states.shape[-1])  # b s
@@ -85,9 +85,10 @@ class TextRepresentation(nn.Module):
 
 
 class Listening:
-    """What a layer's attention takes for a cache: keeps the keys and values that it is given, b g s d of each layer.
+    """A cache of a layer's attention that only keeps the keys and values it is given, b g s d of each layer.
 
-    No dataclass, as `Heard` is none: of one among a layer's inputs, `fully_shard` hands on a copy, which is lost.
+    Neither this nor `Heard` is a dataclass: `fully_shard` copies dataclasses among a layer's inputs, and what is kept
+    in the copy would be lost.
     """
 
     def __init__(self) -> None:
@@ -99,9 +100,9 @@ class Listening:
 
 
 class Heard:
-    """The same with texts that were read before: each stands in front of `copies` rows, one after the other.
+    """A cache with texts that were read before: each text stands before the next `copies` rows.
 
-    As a `KVCache`, but gradients flow through it, and the texts are read once for all rows.
+    It is like a `KVCache`, but gradients flow through it, and each text is read once for all of its rows.
     """
 
     def __init__(self, texts: Listening, copies: int):
@@ -115,20 +116,20 @@ class Heard:
 
 
 def reading_of(model: nn.Module) -> TextRepresentation:
-    """The `TextRepresentation` of a classifier, put there by whichever method asks first.
+    """The `TextRepresentation` of a classifier; the first call puts it in the place of `read`.
 
-    Raises `UserError` if the classifier has no `read`, or one of its own. A classifier that has one and does not ask it
-    is refused when it has computed its first outputs.
+    Raises `UserError` if the classifier has no `read` or another one. If its `forward` does not call `self.read`, a
+    `UserError` is raised after its first outputs.
     """
     if not isinstance(getattr(model, "read", None), TextRepresentation):
         if getattr(model, "read", None) is not read_last:
             raise UserError("this classifier reads a text in its own way, which a method cannot change")
         model.read = TextRepresentation()
-        model.register_forward_hook(_refuse_what_does_not_ask)
+        model.register_forward_hook(_check_that_read_was_called)
     return model.read
 
 
-def _refuse_what_does_not_ask(model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+def _check_that_read_was_called(model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
     if not model.read.is_asked:
         raise UserError(
             "the classifier's forward does not call self.read(self.llama, token_ids, pad_id), so the methods that "

@@ -1,8 +1,8 @@
 """The top layers are drawn anew before training (Zhang et al. 2021, "Revisiting Few-sample BERT Fine-tuning",
-arXiv:2006.05987, section 5): what they have learned of predicting words may be no good beginning for something else.
+arXiv:2006.05987, section 5): weights that predict words well may be a bad beginning for another task.
 
-They get the weights that a layer has before pre-training (`base_llama.py`), and norms that scale by 1. The final norm
-and the embedding, which is the output matrix too, stay. The head is always new; it may be zero, so that training begins
+They get the random weights that a layer has before pre-training (`base_llama.py`), and norms that scale by 1. The final
+norm and the embedding, which is the output matrix too, stay. The head is always new; if it is zero, training begins
 with all classes equally likely.
 """
 

@@ -6,8 +6,8 @@ With T steps in all, w of them the warm-up, step t = 0, 1, ... has the rate of t
     (t + 1) / w                                 t < w
     (1 + cos(pi (t - w) / (T - w))) / 2         afterwards; or 1 - (t - w) / (T - w); or 1
 
-so that no step has the rate 0. w is a share of T, rounded down, so that a run of few steps may have none. T is what the
-plan says, also where a run stops earlier.
+so that no step has the rate 0. w is a share of T, rounded down, so a short run may have no warm-up. T is the number of
+steps in the plan, also for a run that stops earlier.
 """
 
 from __future__ import annotations

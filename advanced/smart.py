@@ -1,45 +1,42 @@
-"""SMART: predictions that are smooth around every text and do not move far in a step (Jiang et al. 2020, "SMART",
+"""SMART: predictions are smooth around every text and move little in a step (Jiang et al. 2020, "SMART",
 arXiv:1911.03437, section 3 and algorithm 1).
 
-With f the distribution over classes and l(P, Q) = KL(P || Q) + KL(Q || P), the loss has two more terms, means over the
-texts x of a batch (so that a text of a short last batch counts for more in them than in the loss):
+With f the distribution over classes and l(P, Q) = KL(P || Q) + KL(Q || P), the loss has two more terms. They are means
+over the texts x of a batch, so a text of a short last batch counts more in them than in the loss:
 
-    weight   * max_{|d| <= radius} l(f(x + d), f(x))       smoothness: d moves the looked-up embeddings
+    weight   * max_{|d| <= radius} l(f(x + d), f(x))       smoothness: d is added to the embeddings of x
     bregman  * l(f(x), f~(x))                              proximity: f~ has an average of the weights
 
 The maximum is approached from noise (at d = 0 the divergence has no gradient), in a few steps per batch:
 
     d <- noise * N(0, 1);   d <- clip(d + step * g / |g|, radius),   g = gradient of l(f(x + d), f(x)) at d
 
-with the largest absolute value of a token's vector as the norm |.|, as in the authors' code, so that clipping to it is
-clipping every number. g is taken of d alone; the term is then differentiated through both f(x + d) and f(x), with d
-fixed.
+with the largest absolute value of a token's vector as the norm |.|, as in the authors' code, so each number is clipped
+by itself. g is the gradient for d alone; afterwards d is fixed, and the term has gradients through f(x + d) and f(x).
 
-The average: theta~ <- beta theta~ + (1 - beta) theta after each step, beta being `decay` in the first tenth of all
-steps and `late_decay` afterwards.
+The average: theta~ <- beta theta~ + (1 - beta) theta after each step; beta is `decay` in the first tenth of all steps
+and `late_decay` afterwards.
 
-The authors' code, which is not their paper in everything, differs: the proximity term is not there; and in some
-versions (d + step * g) is divided by its norm, so that d is of size 1 whatever the radius, and in the ascent, though
-not in what is trained, the divergence is not a KL. There, and in the paper, sizes are absolute; here radius, step and
-noise are in units of each token's own embedding, its root mean square, in which checkpoints differ. A radius of .1 is
-large: on a small model it may change a prediction altogether. Tune it on held-out data, from .001. All passes have the
-same dropout masks, or the terms would measure dropout. Padding is not moved, and neither is the table of embeddings,
-which is the output matrix too.
+The authors' code differs from their paper: it has no proximity term; in some versions (d + step * g) is divided by its
+norm, so that d has size 1 for every radius, and the ascent uses another divergence than the KL of the loss. In code and
+paper sizes are absolute; here radius, step and noise are in units of the root mean square of each token's embedding,
+which is not the same in all checkpoints. A radius of .1 is large and may change a small model's prediction: tune it on
+held-out data, from .001. All passes have the same dropout masks, or the terms would measure dropout. Neither padding
+nor the table of embeddings, which is the output matrix too, is moved.
 
 Shapes: b batch   s position   D model dim   c classes
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.average import Weights, follow, load_averages, trained_weights
+from advanced.average import Weights, exchanged, follow, load_averages, trained_weights
 from advanced.r_drop import symmetric_divergence
 from advanced.reading import is_within
 from base_llama import sequence_lengths
@@ -86,7 +83,7 @@ class SMART(Method):
             self.teacher = trained_weights(model)
 
     def perturb(self, table: nn.Module, inputs: tuple[torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
-        """embedded: what was looked up, b s D; not moved are words behind the texts, b s+k D, or by themselves, k D"""
+        """embedded: texts, b s D; words behind the texts, b s+k D, or without texts, k D, are not moved"""
         if self.perturbation is None or embedded.dim() == 2:
             return embedded
         perturbation = F.pad(self.perturbation, (0, 0, 0, embedded.shape[1] - self.perturbation.shape[1]))  # b s+k D
@@ -99,7 +96,7 @@ class SMART(Method):
             moved = self.forward(step, self.worst_perturbation(step))  # b c
             penalty = penalty + self.weight * symmetric_divergence(moved, step.outputs).mean()
         if self.bregman:
-            with torch.no_grad(), self.as_teacher(step.model):
+            with torch.no_grad(), exchanged(self.teacher, step.model, is_counted=False):
                 taught = step.forward()  # b c
             penalty = penalty + self.bregman * symmetric_divergence(step.outputs, taught).mean()
         return penalty
@@ -107,7 +104,7 @@ class SMART(Method):
     # ------------------------------------------------------------------------------------------ smoothness
 
     def forward(self, step: Step, perturbation: torch.Tensor) -> torch.Tensor:
-        """What the model says of perturbed texts, with the dropout masks of the step. perturbation: b s D -> b c"""
+        """The outputs for perturbed texts, with the dropout masks of the step. perturbation: b s D -> b c"""
         self.perturbation = perturbation
         try:
             return step.forward()
@@ -115,7 +112,7 @@ class SMART(Method):
             self.perturbation = None
 
     def worst_perturbation(self, step: Step) -> torch.Tensor:
-        """A direction in which the predictions change most, as long as it may be: b s D, 0 on padding."""
+        """The perturbation within the radius that changes the predictions most: b s D, 0 on padding."""
         tokens = step.batch["token_ids"]  # b s
         pad_id = getattr(step.model, "pad_id", PAD_ID)
         is_real = is_within(sequence_lengths(tokens, pad_id), tokens.shape[1])[..., None]  # b s 1
@@ -127,7 +124,7 @@ class SMART(Method):
         return perturbation
 
     def gradient(self, step: Step, perturbation: torch.Tensor) -> torch.Tensor:
-        """Of the divergence, summed over the texts: b s D. No parameter's gradient is touched."""
+        """The gradient of the divergence, summed over the texts: b s D. No parameter's `grad` changes."""
         with torch.enable_grad():
             perturbation = perturbation.detach().requires_grad_()
             outputs = self.forward(step, perturbation)  # b c
@@ -139,28 +136,6 @@ class SMART(Method):
     def after_step(self, step: Step) -> None:
         early, late = self.decays
         follow(self.teacher, step.model, early if step.number + 1 <= EARLY * step.total else late)
-
-    @contextmanager
-    def as_teacher(self, model: nn.Module) -> Iterator[None]:
-        self._exchange(model)
-        try:
-            yield
-        finally:
-            self._exchange(model)
-
-    def _exchange(self, model: nn.Module) -> None:
-        """The model has the teacher's weights, and the teacher the model's.
-
-        What a pass has kept for its backward pass are these weights: they are given back to the last bit before that,
-        and written through `data`, whose changes autograd does not count.
-        """
-        if hasattr(model, "reshard"):  # what is split over processes is written to where it is split
-            model.reshard()
-        for name, average in self.teacher.items():
-            weight = model.get_parameter(name).data
-            own = weight.clone()
-            weight.copy_(average)
-            average.copy_(own)
 
     def state(self) -> dict[str, Any]:
         return {"teacher": self.teacher} if self.bregman else {}

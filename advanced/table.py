@@ -1,121 +1,22 @@
-"""What there is beyond the base, without PyTorch: names, papers, typed arguments with defaults, what does not combine.
+"""The table of methods, without PyTorch: names, papers, typed arguments with defaults, conflicts.
 
-The order of the entries is that in which methods work: what says what is predicted, what adds parameters, what changes
-the loss, what paces the steps, what averages the weights.
+The order of the entries is the order in which methods work: what predicts the label, what adds parameters, what changes
+the loss, what sets the pace, what averages the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from utils import decimal_number, whole_number
+from advanced.entries import Argument, MethodEntry, count, not_negative, one_of, part, positive, share, some_of
 
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument of a method. fits: which values it can have, said in words by `wanted`."""
-
-    default: Any
-    help: str
-    fits: Callable[[Any], bool] = lambda value: True
-    wanted: str = "of that kind"
-
-    def parse(self, text: str) -> Any:
-        """A value of the default's type. Raises `ValueError`."""
-        if isinstance(self.default, bool):
-            return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse()
-        return {int: whole_number, float: decimal_number, str: str}[type(self.default)](text)
-
-
-def _refuse() -> None:
-    raise ValueError("not true or false")
-
-
-@dataclass(frozen=True)
-class MethodEntry:
-    """Where a method is, what it takes, and what it cannot be combined with.
-
-    summary: what it changes, after its name in a sentence. conflicts: by method, why not. paper: where it is published.
-    cost: of a step beside a plain one, in words. options: the commands that take it. is_head: it says what is
-    predicted, in the place of the base's classifier (`create_head`), and is no `Method`. attention: the only
-    kind that it is for, see `WHY`. families: the kinds of models that it is for (see `engine.families`). holds_out: it
-    chooses something by a score, for which part of the training data is held out. refuses: of its settings and those of
-    all methods by name, why they make no sense together, or nothing.
-    """
-
-    module: str
-    class_name: str
-    summary: str
-    arguments: dict[str, Argument] = field(default_factory=dict)
-    conflicts: Mapping[str, str] = field(default_factory=dict)
-    paper: str = ""
-    cost: str = "none"
-    options: tuple[str, ...] = ("finetune",)
-    families: tuple[str, ...] = ("llama",)
-    is_head: bool = False
-    attention: str | None = None
-    holds_out: bool = False
-    refuses: Callable[[dict[str, Any], Mapping[str, dict[str, Any]]], str] = lambda settings, every: ""
-
-
-EVERY = ("llama", "bert")  # families, for what needs no part that only one of them has
+EVERY = ("llama", "bert")  # families: for methods that need no part which only one of the models has
 WHY = {
     "causal": "reads likelihoods, and a bidirectional model sees the words that it would predict",
     "bidirectional": "does nothing in a causal model, which never sees what follows; add --attention bidirectional",
 }
 CONTRASTIVE_WHY = "contrastive search needs hidden states that stay; a bidirectional model's do not"
-
-
-# ----------------------------------------------------------------------------------------- kinds of arguments
-
-
-def count(default: int, help: str, least: int = 1, most: int = 2**16) -> Argument:
-    return Argument(default, help, lambda number: least <= number <= most, f"from {least} to {most}")
-
-
-def share(default: float, help: str) -> Argument:
-    """From 0 to below 1: a probability of dropping, a decay."""
-    return Argument(default, help, lambda value: 0 <= value < 1, "from 0 to below 1")
-
-
-def part(default: float, help: str) -> Argument:
-    """From 0 to 1, both included."""
-    return Argument(default, help, lambda value: 0 <= value <= 1, "from 0 to 1")
-
-
-LEAST, MOST = 1e-9, 1e6  # beyond these nothing would happen, or float32 would not hold what comes of it
-LIMITS = f"from {LEAST:g} to {MOST:g}"
-
-
-def positive(default: float, help: str) -> Argument:
-    return Argument(default, help, lambda value: LEAST <= value <= MOST, f"above 0 and finite, {LIMITS}")
-
-
-def not_negative(default: float, help: str) -> Argument:
-    def fits(value: float) -> bool:
-        return value == 0 or LEAST <= value <= MOST
-
-    return Argument(default, help, fits, f"at least 0 and finite, {LIMITS} if it is not 0")
-
-
-def one_of(values: Collection[str], default: str, help: str) -> Argument:
-    listed = ", ".join(values)
-    return Argument(default, f"{help}: {listed}", lambda value: value in values, f"one of {listed}")
-
-
-def some_of(values: Collection[str], default: str, help: str, what: str) -> Argument:
-    """Names joined by +."""
-    described = f"{help}, joined by +: {', '.join(values)}"
-
-    def fits(text: str) -> bool:
-        names = text.split("+")
-        return {*names} <= {*values} and len({*names}) == len(names)
-
-    return Argument(default, described, fits, f"names of {what}, joined by +, each once: {', '.join(values)}")
-
-
 MATRICES = ("compute_query", "compute_key", "compute_value", "compute_output", "w1", "w2", "w3")
 TEMPLATE = Argument(
     "",
@@ -129,104 +30,22 @@ WORDS = Argument(
     lambda text: not text or all(word.strip() for word in text.split("+")),
     "words joined by +",
 )
+CHANNEL_TEMPLATE = Argument(
+    "This movie is {label}.",
+    "what stands before the sentence",
+    lambda text: "{label}" in text,
+    "a text with {label} in it",
+)
 FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
 READ_ANYWAY = "the last token is what is read anyway"
 NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
 NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
+LITTLE_KEPT = "less time, and little for the optimizer to keep"
 
 
 def of_frozen(reason: str) -> dict[str, str]:
+    """A conflict with each method that freezes the pretrained weights."""
     return dict.fromkeys(FROZEN, reason)
-
-
-# ------------------------------------------------------------------------------------------------- the methods
-
-PREDICTED = {
-    "direct": MethodEntry(
-        "advanced.zero_shot",
-        "Direct",
-        "scores a label by the likelihood of all its tokens after the question",
-        {
-            "template": TEMPLATE,
-            "words": WORDS,
-            "normalized": Argument(False, "the mean over a label's tokens in the place of their sum"),
-        },
-        paper="arXiv:2005.14165",
-        cost="a short second pass where a label has several tokens",
-        options=("prompt",),
-        is_head=True,
-        attention="causal",
-    ),
-    "calibrated": MethodEntry(
-        "advanced.zero_shot",
-        "Calibrated",
-        "divides a label's probability by that after texts without content, or after training texts",
-        {
-            "template": TEMPLATE,
-            "words": WORDS,
-            "source": one_of(("content-free", "train"), "content-free", "texts that it is estimated from"),
-        },
-        paper="arXiv:2102.09690",
-        cost="as direct",
-        options=("prompt",),
-        is_head=True,
-        attention="causal",
-    ),
-    "pmi": MethodEntry(
-        "advanced.zero_shot",
-        "PMI",
-        "divides a label's likelihood by that after the question alone",
-        {
-            "template": TEMPLATE,
-            "words": WORDS,
-            "premise": Argument("", "what stands for the question alone; if it is empty the question's last clause"),
-        },
-        paper="arXiv:2104.08315",
-        cost="as direct, and a pass over the question alone for each batch",
-        options=("prompt",),
-        is_head=True,
-        attention="causal",
-    ),
-    "channel": MethodEntry(
-        "advanced.zero_shot",
-        "Channel",
-        "scores a label by the likelihood of the sentence after it",
-        {
-            "template": Argument(
-                "This movie is {label}.",
-                "what stands before the sentence",
-                lambda text: "{label}" in text,
-                "a text with {label} in it",
-            ),
-            "words": WORDS,
-        },
-        paper="arXiv:2108.04106",
-        cost="a pass a label",
-        options=("prompt",),
-        is_head=True,
-        attention="causal",
-    ),
-    "prompt-finetune": MethodEntry(
-        "advanced.prompt_finetune",
-        "PromptFinetune",
-        "trains the language model to say the label word, without a new head",
-        {
-            "template": TEMPLATE,
-            "words": WORDS,
-            "control": one_of(("none", "shuffled-words", "null-template"), "none", "what it is compared with"),
-        },
-        conflicts={
-            "linear-probe": "there is no head to train",
-            "pooling": "a label word is read where it would stand",
-            "padding-mask": "padding is hidden from a label word in any case",
-            "r-drop": "there is no head, whose dropout its two passes differ by",
-        },
-        paper="arXiv:2012.15723",
-        cost="longer texts; a short second pass where a label has several tokens",
-        is_head=True,
-        refuses=lambda s, _: "a null template is none" if s["template"] and s["control"] == "null-template" else "",
-    ),
-}
 
 
 def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
@@ -243,160 +62,157 @@ def _nothing_smooth(settings: dict[str, Any], every: Mapping[str, dict[str, Any]
     return ""
 
 
+# fmt: off
+PREDICTED = {
+    "direct": MethodEntry(
+        "advanced.zero_shot.Direct", "scores a label by the likelihood of all its tokens after the question", {
+            "template": TEMPLATE, "words": WORDS,
+            "normalized": Argument(False, "the mean over a label's tokens in the place of their sum"),
+        },
+        paper="arXiv:2005.14165", cost="a short second pass where a label has several tokens",
+        options=("prompt",), is_head=True, attention="causal",
+    ),
+    "calibrated": MethodEntry(
+        "advanced.zero_shot.Calibrated",
+        "divides a label's probability by that after texts without content, or after training texts", {
+            "template": TEMPLATE, "words": WORDS,
+            "source": one_of(("content-free", "train"), "content-free", "texts that it is estimated from"),
+        },
+        paper="arXiv:2102.09690", cost="as direct", options=("prompt",), is_head=True, attention="causal",
+    ),
+    "pmi": MethodEntry(
+        "advanced.zero_shot.PMI", "divides a label's likelihood by that after the question alone", {
+            "template": TEMPLATE, "words": WORDS,
+            "premise": Argument("", "what stands for the question alone; if it is empty the question's last clause"),
+        },
+        paper="arXiv:2104.08315", cost="as direct, and a pass over the question alone for each batch",
+        options=("prompt",), is_head=True, attention="causal",
+    ),
+    "channel": MethodEntry(
+        "advanced.zero_shot.Channel", "scores a label by the likelihood of the sentence after it",
+        {"template": CHANNEL_TEMPLATE, "words": WORDS},
+        paper="arXiv:2108.04106", cost="a pass a label", options=("prompt",), is_head=True, attention="causal",
+    ),
+    "prompt-finetune": MethodEntry(
+        "advanced.prompt_finetune.PromptFinetune",
+        "trains the language model to say the label word, without a new head", {
+            "template": TEMPLATE, "words": WORDS,
+            "control": one_of(("none", "shuffled-words", "null-template"), "none", "what it is compared with"),
+        },
+        conflicts={
+            "linear-probe": "there is no head to train",
+            "pooling": "a label word is read where it would stand",
+            "padding-mask": "padding is hidden from a label word in any case",
+            "r-drop": "there is no head, whose dropout its two passes differ by",
+        },
+        paper="arXiv:2012.15723", cost="longer texts; a short second pass where a label has several tokens",
+        is_head=True,
+        refuses=lambda s, _: "a null template is none" if s["template"] and s["control"] == "null-template" else "",
+    ),
+}
+
 READING = {
     "padding-mask": MethodEntry(
-        "advanced.padding_mask",
-        "PaddingMask",
-        "hides padding from a bidirectional model and reads the last real token",
-        paper="Vaswani et al. 2017",
-        options=("prompt", "finetune"),
-        attention="bidirectional",
+        "advanced.padding_mask.PaddingMask", "hides padding from a bidirectional model and reads the last real token",
+        paper="Vaswani et al. 2017", options=("prompt", "finetune"), attention="bidirectional",
     ),
     "pooling": MethodEntry(
-        "advanced.pooling",
-        "Pooling",
+        "advanced.pooling.Pooling",
         "represents a text by the mean of its tokens, or by what a trained query attends to",
         {"kind": one_of(("mean", "attention", "last"), "mean", "what is read")},
-        paper="arXiv:1908.10084",
-        cost="the last layer of all positions",
+        paper="arXiv:1908.10084", cost="the last layer of all positions",
         refuses=lambda s, every: READ_ANYWAY if s["kind"] == "last" and "padding-mask" in every else "",
     ),
     "prompt-tuning": MethodEntry(
-        "advanced.prompt_tuning",
-        "PromptTuning",
-        "trains vectors before the text and the head alone",
+        "advanced.prompt_tuning.PromptTuning", "trains vectors before the text and the head alone",
         {"length": count(16, "vectors")},
-        conflicts={"linear-probe": "one trains the head alone"},
-        paper="arXiv:2104.08691",
-        cost="longer texts",
+        conflicts={"linear-probe": "one trains the head alone"}, paper="arXiv:2104.08691", cost="longer texts",
     ),
 }
 
 PARAMETERS = {
     "reinit": MethodEntry(
-        "advanced.reinit",
-        "Reinit",
-        "draws the weights of the top layers anew before training",
+        "advanced.reinit.Reinit", "draws the weights of the top layers anew before training",
         {"layers": count(1, "how many, from the top", 0), "head": one_of(("uniform", "zero"), "uniform", "the head")},
-        conflicts=of_frozen("what is drawn anew would never be trained"),
-        paper="arXiv:2006.05987",
+        conflicts=of_frozen("what is drawn anew would never be trained"), paper="arXiv:2006.05987",
         refuses=_nothing_anew,
     ),
     "linear-probe": MethodEntry(
-        "advanced.linear_probe",
-        "LinearProbe",
-        "trains the head alone",
-        conflicts=dict.fromkeys((*FROZEN[1:], "layer-decay"), "it trains the head alone"),
-        paper="arXiv:1610.01644",
-        cost="less: no gradients of the model",
-        families=EVERY,
+        "advanced.linear_probe.LinearProbe", "trains the head alone",
+        conflicts=dict.fromkeys((*FROZEN[1:], "layer-decay"), "it trains the head alone"), paper="arXiv:1610.01644",
+        cost="less: no gradients of the model", families=EVERY,
     ),
     "lora": MethodEntry(
-        "advanced.lora",
-        "LoRA",
-        "trains low-rank updates of frozen matrices",
-        {
+        "advanced.lora.LoRA", "trains low-rank updates of frozen matrices", {
             "rank": count(8, "r, the rank of an update"),
             "alpha": positive(16.0, "updates are scaled by alpha / r"),
             "dropout": share(0.0, "of what the update reads"),
             "targets": some_of(MATRICES, "compute_query+compute_value", "matrices that are updated", "matrices"),
         },
-        paper="arXiv:2106.09685",
-        cost="less time, and little for the optimizer to keep",
-        families=EVERY,
+        paper="arXiv:2106.09685", cost=LITTLE_KEPT, families=EVERY,
     ),
     "adapter": MethodEntry(
-        "advanced.adapter",
-        "Adapter",
-        "trains bottlenecks behind or beside frozen sub-layers",
-        {
+        "advanced.adapter.Adapter", "trains bottlenecks behind or beside frozen sub-layers", {
             "width": count(32, "of the bottleneck"),
             "form": one_of(("sequential", "parallel"), "parallel", "behind the sub-layer, or beside it"),
             "scale": positive(4.0, "of what the bottleneck adds"),
             "places": some_of(("attention", "feed_forward"), "feed_forward", "sub-layers that have one", "sub-layers"),
             "dropout": share(0.0, "within the bottleneck"),
         },
-        paper="arXiv:2110.04366",
-        cost="less time, and little for the optimizer to keep",
+        paper="arXiv:2110.04366", cost=LITTLE_KEPT,
     ),
     "prefix": MethodEntry(
-        "advanced.prefix",
-        "Prefix",
-        "trains keys and values that every token attends to",
+        "advanced.prefix.Prefix", "trains keys and values that every token attends to",
         {"length": count(16, "of the prefix, for each head")},
-        paper="arXiv:2101.00190",
-        cost="less time, and little for the optimizer to keep",
+        paper="arXiv:2101.00190", cost=LITTLE_KEPT,
     ),
     "bitfit": MethodEntry(
-        "advanced.bitfit",
-        "BitFit",
-        "trains biases alone, which it adds: this model has none",
-        paper="arXiv:2106.10199",
-        cost="less time, and little for the optimizer to keep",
+        "advanced.bitfit.BitFit", "trains biases alone, which it adds: this model has none",
+        paper="arXiv:2106.10199", cost=LITTLE_KEPT,
     ),
     "mixout": MethodEntry(
-        "advanced.mixout",
-        "Mixout",
+        "advanced.mixout.Mixout",
         "takes some input neurons of each matrix from the pretrained weights, drawn anew in every step",
         {"p": share(0.7, "the share of neurons that are pretrained")},
         conflicts=of_frozen("frozen weights are the pretrained ones") | {"reinit": NOT_PRETRAINED},
-        paper="arXiv:1909.11299",
-        cost="half as much time again, and a copy of the weights",
+        paper="arXiv:1909.11299", cost="half as much time again, and a copy of the weights",
     ),
     "mixconnect": MethodEntry(
-        "advanced.mixout",
-        "Mixconnect",
-        "mixout of single weights in the place of neurons",
+        "advanced.mixout.Mixconnect", "mixout of single weights in the place of neurons",
         {"p": share(0.7, "the share of weights that are pretrained")},
         conflicts={
             **of_frozen("frozen weights are the pretrained ones"),
             "mixout": "each takes weights in the other's place",
             "reinit": NOT_PRETRAINED,
         },
-        paper="arXiv:1909.11299",
-        cost="twice the time, and a copy of the weights",
+        paper="arXiv:1909.11299", cost="twice the time, and a copy of the weights",
     ),
 }
 
 LOSSES = {
     "label-smoothing": MethodEntry(
-        "advanced.losses",
-        "LabelSmoothing",
-        "gives every class a part of the target's probability",
+        "advanced.losses.LabelSmoothing", "gives every class a part of the target's probability",
         {"epsilon": share(0.1, "the probability that is spread evenly over all classes")},
-        paper="arXiv:1512.00567",
-        families=EVERY,
+        paper="arXiv:1512.00567", families=EVERY,
     ),
     "ordinal": MethodEntry(
-        "advanced.losses",
-        "Ordinal",
-        "gives near classes more of the target's probability than far ones",
+        "advanced.losses.Ordinal", "gives near classes more of the target's probability than far ones",
         {"sharpness": positive(1.5, "how fast it falls with the squared distance")},
-        conflicts={"label-smoothing": "each says how the target spreads over the classes"},
-        paper="Diaz & Marathe 2019",
+        conflicts={"label-smoothing": "each says how the target spreads over the classes"}, paper="Diaz & Marathe 2019",
         families=EVERY,
     ),
     "class-weights": MethodEntry(
-        "advanced.losses",
-        "ClassWeights",
-        "weighs rare classes more in the loss",
+        "advanced.losses.ClassWeights", "weighs rare classes more in the loss",
         {"power": part(1.0, "of the inverse frequency; 0 is no weight")},
-        paper="King & Zeng 2001",
-        families=EVERY,
+        paper="King & Zeng 2001", families=EVERY,
     ),
     "r-drop": MethodEntry(
-        "advanced.r_drop",
-        "RDrop",
-        "keeps two passes with different dropout close to each other",
+        "advanced.r_drop.RDrop", "keeps two passes with different dropout close to each other",
         {"weight": positive(1.0, "of the divergence")},
-        paper="arXiv:2106.14448",
-        cost="twice the time",
-        families=EVERY,
+        paper="arXiv:2106.14448", cost="twice the time", families=EVERY,
     ),
     "smart": MethodEntry(
-        "advanced.smart",
-        "SMART",
-        "keeps predictions smooth around each embedding, and near those of an averaged teacher",
+        "advanced.smart.SMART", "keeps predictions smooth around each embedding, and near those of an averaged teacher",
         {
             "weight": not_negative(1.0, "lambda, of the smoothness"),
             "radius": positive(0.1, "of the perturbation, in units of the embeddings' root mean square"),
@@ -407,58 +223,39 @@ LOSSES = {
             "decay": share(0.99, "beta, of the teacher in the first tenth of training"),
             "late_decay": share(0.999, "and afterwards"),
         },
-        paper="arXiv:1911.03437",
-        cost="three to four times the time, and a copy of the weights",
+        paper="arXiv:1911.03437", cost="three to four times the time, and a copy of the weights",
         refuses=_nothing_smooth,
     ),
 }
 
-PACE = {
+PACING = {
     "layer-decay": MethodEntry(
-        "advanced.layer_decay",
-        "LayerDecay",
-        "trains lower layers at lower rates",
+        "advanced.layer_decay.LayerDecay", "trains lower layers at lower rates",
         {"factor": Argument(0.9, "from a layer to the one below it", lambda f: 0 < f <= 1, "above 0 and at most 1")},
-        conflicts={"prompt-tuning": "no layer is trained"},
-        paper="arXiv:1801.06146",
+        conflicts={"prompt-tuning": "no layer is trained"}, paper="arXiv:1801.06146",
     ),
     "schedule": MethodEntry(
-        "advanced.schedule",
-        "Schedule",
-        "raises the learning rate at first and lets it fall afterwards",
-        {
+        "advanced.schedule.Schedule", "raises the learning rate at first and lets it fall afterwards", {
             "warmup": share(0.06, "the share of all steps in which it rises"),
             "decay": one_of(("cosine", "linear", "none"), "cosine", "how it falls"),
         },
-        paper="arXiv:1608.03983",
-        families=EVERY,
+        paper="arXiv:1608.03983", families=EVERY,
     ),
     "early-stopping": MethodEntry(
-        "advanced.early_stopping",
-        "EarlyStopping",
-        "stops when the score has not risen for some epochs",
+        "advanced.early_stopping.EarlyStopping", "stops when the score has not risen for some epochs",
         {"patience": count(2, "epochs without a better score")},
-        paper="Prechelt 1998",
-        cost="less; a tenth of train is held out",
-        holds_out=True,
-        families=EVERY,
+        paper="Prechelt 1998", cost="less; a tenth of train is held out", holds_out=True, families=EVERY,
     ),
 }
 
 AVERAGES = {
     "ema": MethodEntry(
-        "advanced.ema",
-        "EMA",
-        "evaluates and saves an exponential moving average of the weights",
+        "advanced.ema.EMA", "evaluates and saves an exponential moving average of the weights",
         {"decay": share(0.99, "of the average, per step")},
-        paper="arXiv:1703.01780",
-        cost="a copy of the weights",
-        families=EVERY,
+        paper="arXiv:1703.01780", cost="a copy of the weights", families=EVERY,
     ),
     "wise-ft": MethodEntry(
-        "advanced.wise_ft",
-        "WiSEFT",
-        "saves the best mixture of the pretrained and the fine-tuned weights",
+        "advanced.wise_ft.WiSEFT", "saves the best mixture of the pretrained and the fine-tuned weights",
         {"points": count(11, "mixtures that are tried, both ends among them", least=2, most=101)},
         conflicts=of_frozen("frozen weights are the pretrained ones") | {"reinit": NOT_PRETRAINED},
         paper="arXiv:2109.01903",
@@ -467,4 +264,5 @@ AVERAGES = {
     ),
 }
 
-METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACE, **AVERAGES}
+METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACING, **AVERAGES}
+# fmt: on

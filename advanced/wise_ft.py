@@ -2,16 +2,15 @@
 
     theta = (1 - alpha) * theta_0 + alpha * theta_1
 
-theta_0 are the weights before training, theta_1 those that the last epoch has judged: where there is an average of the
-weights, that average. Several alphas from 0 to 1, both ends among them, are scored on the data that epochs are chosen
-on, which is held out of the training data for this. The best one is judged as one more epoch, so it is saved if it is
-better than every epoch. Alpha = 1 is the last epoch itself, to the last bit, and is not judged again; it is taken where
-no other is better. Of others with equal scores the one nearest to 1/2 is taken, which the paper recommends where
-nothing is known, and of two as near the larger one.
+theta_0 are the weights before training, theta_1 the evaluation weights of the last epoch, for example their moving
+average. Several alphas from 0 to 1, both ends included, are scored on the data that epochs are chosen on, which is held
+out of the training data. The best mixture counts as one more epoch, so it is saved if it is better than every epoch.
+Alpha = 1 is the last epoch itself, to the last bit, and is not evaluated again; it is chosen if no other is better.
+Among others with equal scores the one nearest to 1/2 is chosen, which the paper recommends without held-out data, and
+of two equally near the larger one.
 
-A head that was drawn at random has no theta_0 that is worth anything, so it is not mixed, and neither is what other
-methods have added; a model that predicts label words has no head, and is mixed as a whole. The gains to expect are on
-other data than was trained on.
+The head is not mixed, because its theta_0 is random, nor are tensors that other methods have added. A model that
+predicts label words has no head and is mixed as a whole. Gains are expected on other data than was trained on.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class WiSEFT(Method):
         return alpha < 1.0
 
     def what_is_left(self, model: nn.Module) -> str:
-        """Of the training, where alpha is 0."""
+        """In words, what training has changed if alpha is 0."""
         mixed = {pretrained_of(model).get_parameter(name) for name in self.before}
         trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
         kept = [name for name, each in trained if each not in mixed]

@@ -1,11 +1,11 @@
-"""Zero-shot classification by likelihoods: four ways to score a label y for a text x, of which nothing is trained.
+"""Zero-shot classification by likelihoods: four ways to score a label y for a text x, without training.
 
     direct      log P(y | x, question)                                Brown et al. 2020, arXiv:2005.14165, section 2.4
     calibrated  log P(y | x, question) - log p_cf(y)                  Zhao et al. 2021, arXiv:2102.09690, section 5
     pmi         log P(y | x, question) - log P(y | premise)           Holtzman et al. 2021, arXiv:2104.08315, PMI_DC
     channel     log P(x | "This movie is y.")                         Min et al. 2022, arXiv:2108.04106, section 3
 
-All tokens of a label count (`label_words.py`). A causal model alone has such likelihoods: a bidirectional one sees the
+All tokens of a label count (`label_words.py`). Only a causal model has such likelihoods; a bidirectional one sees the
 tokens that it would predict. The outputs are the scores, normalised over the labels.
 
 Shapes: b batch   s position   p tokens of a premise, or before a sentence   n texts, or tokens   D model dim
@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from torch import nn
 
 from advanced.label_words import LabelWords, ids_of_words, words_of_labels
 from advanced.reading import is_within
+from advanced.table import METHODS
 from base_llama import sequence_lengths
 from engine.batches import EncodingRules, LlamaDataset
 from engine.data import NO_GOLD_LABEL, Example
@@ -37,20 +39,9 @@ from utils import UserError
 
 
 class Direct(LabelWords):
-    """normalized: the mean over a label's tokens in the place of their sum, so that long labels lose nothing."""
+    """normalized: use the mean over a label's tokens, not the sum, so that long labels have no disadvantage."""
 
     name = "direct"
-
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "",
-        words: str = "",
-        normalized: bool = False,
-    ):
-        super().__init__(llama, tokenizer, label_names, template, words, normalized=normalized)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: b s -> log-probabilities b c"""
@@ -63,35 +54,27 @@ class Direct(LabelWords):
 # ----------------------------------------------------------------------------------------------------- calibrated
 
 CONTENT_FREE = ("N/A", "")  # the paper's third, "[MASK]", is no token of Llama's
-TEXTS_AT_ONCE = 16
+CALIBRATION_BATCH = 16
 
 
 class Calibrated(LabelWords):
-    """Contextual calibration: p_cf is what the model answers where there is nothing to answer.
+    """Contextual calibration: p_cf are the label probabilities for texts without content.
 
     With p the probabilities normalised over the labels, and p_cf their mean over content-free texts, the paper takes
     the argmax of W p + b with W = diag(p_cf)^-1, b = 0. Here W p is normalised again, which changes no prediction. (The
-    authors' code normalises the mean in the place of what it is the mean of; here every text counts alike, however much
-    of its probability goes to other words than labels.)
+    authors' code normalises the mean, not each p, so texts count by the total probability of their labels; here all
+    texts count equally.)
 
     source: "content-free", or "train": p_cf is the mean over the training sentences, without their labels, which is
-    calibration to the domain. Over the texts to be classified it would be transductive: "batch calibration", Zhou et
-    al. 2023, arXiv:2309.17249. `estimate` finds p_cf, which is saved with the model; until then outputs are NaN.
+    calibration to the domain. (A mean over the texts to be classified is "batch calibration", Zhou et al. 2023,
+    arXiv:2309.17249.) `estimate` computes p_cf, which is saved with the model; before that all outputs are NaN.
     """
 
     name = "calibrated"
 
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "",
-        words: str = "",
-        source: str = "content-free",
-    ):
-        super().__init__(llama, tokenizer, label_names, template, words, source=source)
-        self.tokenizer, self.remark = tokenizer, ""
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
+        super().__init__(llama, tokenizer, label_names, **settings)
+        self.remark = ""
         self.register_buffer("log_p_cf", torch.full((self.num_labels,), torch.nan))  # c
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -99,7 +82,7 @@ class Calibrated(LabelWords):
         return F.log_softmax(self.log_likelihoods(token_ids) - self.log_p_cf, dim=-1)
 
     def estimate(self, texts: Sequence[str] | None = None) -> None:
-        """Find p_cf. texts: training sentences, for source=train. Raises `UserError` where there are none then."""
+        """Compute p_cf. texts: the training sentences, for source=train; raises `UserError` if there are none."""
         if self.settings["source"] == "content-free":
             texts = CONTENT_FREE
         elif texts:
@@ -110,13 +93,13 @@ class Calibrated(LabelWords):
         rules = EncodingRules(self.prompt_suffix, config.max_seq_len, config.is_causal, self.room)
         dataset = LlamaDataset([Example(text, NO_GOLD_LABEL) for text in texts], self.tokenizer, rules)
         self.log_p_cf.zero_()
-        loader = dataset.loader(TEXTS_AT_ONCE, bucket=True)
+        loader = dataset.loader(CALIBRATION_BATCH, bucket=True)
         log_probs = evaluate(self, loader, task=_Probabilities(), desc="calibrate").score  # n c
         self.log_p_cf.copy_(log_probs.logsumexp(dim=0) - math.log(len(texts)))
 
 
 class _Probabilities(Classification):
-    """Asks for nothing but what a classifier says."""
+    """An evaluation that keeps all outputs."""
 
     def evaluation(self, dataset: LlamaDataset) -> _Kept:
         return _Kept([])
@@ -124,7 +107,7 @@ class _Probabilities(Classification):
 
 @dataclass
 class _Kept:
-    """The log-probabilities of all texts, b c each. The processes of a run compute all of them alike."""
+    """The log-probabilities of all texts, b c each. All processes of a run compute the same ones."""
 
     log_probs: list[torch.Tensor]
 
@@ -137,7 +120,7 @@ class _Kept:
         self.log_probs.append(log_probs)
 
     def finish(self, distributed: Distributed) -> None:
-        """Nothing is to be added up."""
+        """Each process has all outputs already."""
 
 
 # ------------------------------------------------------------------------------------------------------------- pmi
@@ -146,27 +129,21 @@ class _Kept:
 class PMI(LabelWords):
     """Domain-conditional pointwise mutual information: how much likelier the text makes a label.
 
-    It takes away that some words are likely whatever the text is, as if the same meaning had been asked for in every
-    form. premise: what stands for the question alone; empty: its last clause.
+    Some words are likely after every text; dividing by the likelihood without the text removes that. premise: the text
+    that replaces sentence and question; "": the last clause of the question.
     """
 
     name = "pmi"
 
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "",
-        words: str = "",
-        premise: str = "",
-    ):
-        super().__init__(llama, tokenizer, label_names, template, words, premise=premise)
-        self.tokenizer = tokenizer
-        self.premise_ids()  # refused at once where it is too long
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
+        super().__init__(llama, tokenizer, label_names, **settings)
+        self.premise_ids()  # raises `UserError` if the premise is too long
 
     def premise_ids(self) -> torch.Tensor:
-        """Of the question as it is now asked: it may be set after the head was made. Raises `UserError`. Returns 1 p"""
+        """The tokens of the premise: 1 p. Raises `UserError` if it is too long.
+
+        They are computed anew each time, because the question may be set after the head was made.
+        """
         text = self.settings["premise"].strip() or re.split(r"[.?!]\s+", self.prompt_suffix)[-1]
         ids = [self.tokenizer.bos_id, *self.tokenizer.encode_all(text)]
         size = self.llama.config.max_seq_len
@@ -182,30 +159,24 @@ class PMI(LabelWords):
 
 # --------------------------------------------------------------------------------------------------------- channel
 
-LOGITS_AT_ONCE = 512  # positions: what is kept of a long batch is its hidden states, not its logits
+LOGITS_AT_ONCE = 512  # positions; the logits of a whole batch would need much memory
 
 
 class Channel(nn.Module):
-    """The noisy channel: which label makes every token of the sentence likeliest, all labels being as likely before.
+    """The noisy channel: the label after which the sentence is likeliest; all labels are equally likely a priori.
 
-    template: what stands before the sentence, with {label} in it. A sentence that is too long loses its end, the same
-    one for all labels, which therefore explain the same tokens. Raises `UserError` as `LabelWords` does.
+    template: the text before the sentence, with {label} in it. Of a sentence that is too long the same end is cut for
+    all labels, so that they explain the same tokens. Raises `UserError` as `LabelWords` does.
     """
 
     name = "channel"
 
-    def __init__(
-        self,
-        llama: Llama,
-        tokenizer: Tokenizer,
-        label_names: Sequence[str],
-        template: str = "This movie is {label}.",
-        words: str = "",
-    ):
+    def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__()
-        self.settings = dict(template=template, words=words)
+        self.settings = METHODS[self.name].defaults | settings
         self.llama, self.pad_id, self.num_labels = llama, tokenizer.pad_id, len(label_names)
-        verbalised = [template.replace("{label}", word).rstrip() for word in words_of_labels(words, label_names)]
+        words = words_of_labels(self.settings["words"], label_names)
+        verbalised = [self.settings["template"].replace("{label}", word).rstrip() for word in words]
         self.before = ids_of_words(verbalised, tokenizer)
         self.room = max(map(len, self.before))
         self.prompt_suffix = None

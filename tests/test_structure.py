@@ -167,7 +167,10 @@ def test_the_table_of_editions_imports_nothing():
     [
         *((f"engine/{name}", {"torch"}) for name in ("columns", "data", "stream", "flags", "arguments")),
         *((f"engine/{name}", {"torch"}) for name in ("files", "locks", "lineage", "text/flags")),
-        *((name, {"torch"}) for name in ("config", "tokenizer", "advanced/__init__", "advanced/table")),
+        *(
+            (name, {"torch"})
+            for name in ("config", "tokenizer", "advanced/__init__", "advanced/table", "advanced/entries")
+        ),
         *(
             (f"engine/{name}", {"argparse", "engine.arguments", "engine.reports"})
             for name in (

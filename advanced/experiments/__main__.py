@@ -4,10 +4,9 @@
     python -m advanced.experiments TABLE [TABLE ...] --render
     python -m advanced.experiments TABLE --html PAGE.html
 
-Killed at any moment and started again, here or in another checkout, it goes on: what is in the results is not run
-again, and a run that was interrupted resumes from its last epoch if `--work` is still there. Several of these
-processes may share one file of results. What another table of the checkpoint has done, whose results lie beside these,
-is not run again: its line is taken over.
+It may be killed at any moment and started again, also in another checkout: runs whose lines are in the results are not
+done again, and an interrupted run resumes from its last epoch if `--work` is still there. Several processes may share
+one file of results. If the results of another table of the checkpoint lie beside it, their lines are taken over.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
-from advanced.experiments.grid import Model, Table, Trial, model_of, name_of
-from advanced.experiments.plots import WHY_NONE, can_plot, draw
+from advanced.experiments.grid import Table, Trial
+from advanced.experiments.models import Model, model_of, name_of
+from advanced.experiments.plots import NO_MATPLOTLIB, can_plot, draw
 from advanced.experiments.render import Results, render, write_page
 from advanced.experiments.report import write_report
 from advanced.experiments.results import read_results, results_beside
@@ -99,9 +99,9 @@ def results_of(args: Namespace, table: Table) -> Path:
 
 
 def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> None:
-    """Beside the results; those of some rows alone, or with another baseline, under a name of their own.
+    """Write page and plots beside the results; of some rows, or with another baseline, to names with -part.
 
-    Raises `UserError` where the name is another file's.
+    Raises `UserError` if another file has that name.
     """
     path = results_of(args, table)
     stem = path.with_name(f"{path.stem}-part" if args.only or args.data or args.baseline else path.stem)
@@ -109,14 +109,14 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
     write_page(page, render(table, model, done), "--results")
     print(f"wrote {page}")
     if not can_plot():
-        warn(WHY_NONE)
+        warn(NO_MATPLOTLIB)
         return
     for plot in draw(table, model, done, stem):
         print(f"wrote {plot}")
 
 
 def write_html(args: Namespace, table: Table, model: Model, done: Results) -> None:
-    """A page of the table's runs. Raises `UserError` where there are none."""
+    """Write the page for --html. Raises `UserError` if there are no runs."""
     from explore.page import write_page
     from explore.trained import page_of_results
 
@@ -127,7 +127,7 @@ def write_html(args: Namespace, table: Table, model: Model, done: Results) -> No
 
 
 def command_of(args: Namespace) -> list[str]:
-    """The words of what makes the runs again."""
+    """The words of the command that makes the runs again."""
     words = [args.tables[0], "--pretrained-model-path", args.pretrained_model_path]
     words += ["--tokenizer", args.tokenizer] if args.tokenizer else []
     words += ["--results", args.results] if args.results else []
@@ -138,11 +138,11 @@ def command_of(args: Namespace) -> list[str]:
 
 
 def table_of(args: Namespace, name: str) -> Table:
-    """The table that is named so, with the baseline that is. Raises `UserError` for a name that it does not have."""
-    named = HERE / "tables" / f"{name}.json"
-    if not (named.is_file() or Path(name).is_file()):
+    """A table by its name or file, with the baseline of the flags. Raises `UserError` for an unknown name."""
+    path = next((path for path in (HERE / "tables" / f"{name}.json", Path(name)) if path.is_file()), None)
+    if path is None:
         raise UserError(f"there is no table {name}; there are {known_tables()}")
-    table = Table.read(named if named.is_file() else name)
+    table = Table.read(path)
     baseline = args.baseline or table.baseline
     if unknown := {*(args.only or ()), baseline} - {row.name for row in table.rows}:
         rows = ", ".join(row.name for row in table.rows)
@@ -153,7 +153,7 @@ def table_of(args: Namespace, name: str) -> Table:
 
 
 def show(args: Namespace, table: Table, model: Model, done: Results) -> None:
-    """What `--render`, `--report` or `--html` asks for."""
+    """Do the work of `--render`, `--report` or `--html`."""
     if args.report:
         for written in write_report(table, model, done, command_of(args), Path(args.report)):
             print(f"wrote {written}")
@@ -183,7 +183,7 @@ def main() -> None:
 
 
 def work_on(args: Namespace, table: Table, end: float) -> None:
-    """What the flags ask for, of one table. end: of `time.monotonic`, when no run is started any more."""
+    """Do the work of the flags on one table. end: the `time.monotonic` after which no run is started."""
     path = results_of(args, table)
     done, others = read_results([path]), results_beside(path, name_of(args.pretrained_model_path))
     model = model_of(args.pretrained_model_path, args.tokenizer, {**others, **done})
@@ -200,7 +200,7 @@ def work_on(args: Namespace, table: Table, end: float) -> None:
 
 
 def run(args: Namespace, table: Table, model: Model, path: Path, end: float) -> None:
-    """What is left of the table, as far as its checkpoints are here; what other tables have done needs none."""
+    """Take over the lines of other tables, then do the runs that are left and whose checkpoint is here."""
 
     def left_of(table: Table) -> list[Trial]:
         return table.ready(model, read_results([path]), only_tune=args.tune)

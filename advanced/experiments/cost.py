@@ -3,9 +3,9 @@
     python -m advanced.experiments.cost --pretrained-model-path CKPT [--data sst] [--methods NAME ...]
     python -m advanced.experiments.cost --pretrained-model-path CKPT --others CKPT ...
 
-For every method a process trains both, in turn, on the same sentences; the ratio is the median over the rounds. Memory
-is the most that a process of its own has held, beside that of one that trains the plain model. With `--others` it is
-other models, Llamas or BERTs, that are trained without a method beside this one, and classify.
+For every method one process trains a model with it and a plain one, in turn, on the same sentences; the ratio of their
+times is the median over the rounds. Memory is the peak of a process that trains with the method, divided by the peak of
+one that trains without. With `--others`, other models, Llamas or BERTs, are compared with this one, without methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import METHODS, choose
-from advanced.experiments.grid import Model, model_of, path_of
+from advanced.experiments.grid import path_of
+from advanced.experiments.models import Model, model_of
 from engine.data import Example, create_data, read_label_names
 from engine.programs import ArgumentParser, Default, check_new, run_main
 from utils import UserError, atomic_write
@@ -55,7 +56,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
 
 
 class Workload(NamedTuple):
-    """What is trained, and how long."""
+    """The plain model and its data. steps: batches in a turn. rounds: turns that are counted."""
 
     model: Model
     data: str
@@ -72,20 +73,20 @@ class Workload(NamedTuple):
 
 
 class MeasuredMethod(NamedTuple):
-    """What is measured: a model, and the methods that it is trained with, joined by a comma."""
+    """A model, and the methods that it is trained with, joined by a comma."""
 
     model: Model
     methods: str = ""
 
 
 class Nowhere:
-    """What stands for a saver."""
+    """A checkpointer that saves nothing."""
 
     def save_model(self, *what: Any) -> None:
-        """Not."""
+        """Save nothing."""
 
     def save_resume_point(self, *what: Any) -> None:
-        """Not."""
+        """Save nothing."""
 
 
 def assemble(work: Workload, measured_method: MeasuredMethod) -> Run:
@@ -109,7 +110,7 @@ def assemble(work: Workload, measured_method: MeasuredMethod) -> Run:
 
 
 def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:
-    """One pass over the sentences, as `fit` makes it; of the evaluation that ends it one sentence is left."""
+    """Seconds of one pass over the sentences, as in `fit`, with an evaluation of one sentence."""
     from engine.families import encode_for
     from engine.runs import fine_tune
 
@@ -133,7 +134,7 @@ def seconds_of_classification(run: Run, examples: list[Example]) -> float:
 
 
 class CostRatio(NamedTuple):
-    """Of times, theirs to the plain one's: the median over the rounds, the least, the most; and what is trained."""
+    """The time divided by that of the plain model: median, least and most over the rounds; trained parameters."""
 
     middle: float
     least: float
@@ -147,7 +148,7 @@ class CostRatio(NamedTuple):
 def measure_time(
     work: Workload, measured_method: MeasuredMethod, turn: Callable[[Run, list[Example]], float] = seconds_of_a_turn
 ) -> CostRatio:
-    """turn: does something once, and says how long it took. The first round is not counted."""
+    """turn: does one turn and returns its seconds. The first round is not counted."""
     from advanced.added import trainable_parameters
 
     examples, both = work.sentences(), [assemble(work, each) for each in (MeasuredMethod(work.model), measured_method)]
@@ -169,13 +170,13 @@ def measure_memory(work: Workload, measured_method: MeasuredMethod) -> int:
 
 
 def apart(function: Any, *arguments: Any) -> Any:
-    """Call it in a process of its own."""
+    """Call a function in a new process and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def table_of_methods(work: Workload, methods: list[str]) -> list[str]:
-    """What is done once, after the last epoch (the mixtures of wise-ft), is no part of a step."""
+    """The lines of the table. Work after the last epoch (the mixtures of wise-ft) is no part of a step."""
     plain = apart(measure_memory, work, MeasuredMethod(work.model))
     lines = ["| method | trained | time of a step / plain | peak memory / plain |", "|---|---|---|---|"]
     for names in methods:
@@ -188,10 +189,8 @@ def table_of_methods(work: Workload, methods: list[str]) -> list[str]:
 
 
 def table_of_models(work: Workload, others: list[Model]) -> list[str]:
-    first, turns = (
-        apart(measure_memory, work, MeasuredMethod(work.model)),
-        (seconds_of_a_turn, seconds_of_classification),
-    )
+    first = apart(measure_memory, work, MeasuredMethod(work.model))
+    turns = seconds_of_a_turn, seconds_of_classification
     lines = ["| model | trained | time of a step | time of classification | peak memory |", "|---|---|---|---|---|"]
     for model in (work.model, *others):
         step, classification = (apart(measure_time, work, MeasuredMethod(model), turn) for turn in turns)

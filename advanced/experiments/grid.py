@@ -1,4 +1,4 @@
-"""Which runs a table consists of. No PyTorch.
+"""The runs that a table consists of. No PyTorch.
 
 A table is a JSON file:
 
@@ -6,11 +6,11 @@ A table is a JSON file:
      "settings": {"hold_out": 0.1, ...}, "baseline": "plain",
      "rows": [{"name": "plain", "tune": {"lr": [1e-3, 2e-3]}}, {"name": "mixout", "method": "mixout", ...}]}
 
-Every row is run with every seed, on every data set and size. Where a row has `tune`, each combination of those values
-is run first with the seeds of `tune_seeds`, without a look at dev or test; the one that does best on the data held
-out of train is taken. A single combination is only run so where `--tune` asks for it, to be compared with other rows.
-A key of `tune` is a setting of `engine.plan.Plan`, or an argument of the row's methods. A row's `source` is a line that
-`--render` shows. A table whose `seeds` are an empty list is all choice: nothing in it ever looks at dev or test.
+Every row is run with every seed, on every data set and size. If a row has `tune`, each combination of its values is
+run first, with the seeds of `tune_seeds` and without dev and test; the final runs have the combination with the best
+score on data held out of train. A single combination is run in this way only for `--tune`, to compare it with other
+rows. A key of `tune` is a setting of `engine.plan.Plan` or an argument of the row's methods. `--render` shows a row's
+`source`. A table whose `seeds` are an empty list only tunes: it never uses dev or test.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from statistics import fmean
 from typing import Any
 
 from advanced import METHODS, choose
+from advanced.experiments.models import Model
 from advanced.experiments.schema import check_table
 from engine.data import read_label_names
-from engine.lineage import checksum, identity_of
-from engine.programs import import_part, tokenizer_name
+from engine.lineage import checksum
 from utils import UserError, find_asset, join_names, read_text, warn
 
 PLAN_SETTINGS = {
@@ -36,103 +36,11 @@ PLAN_SETTINGS = {
     "attention": None, "max_sentence_len": None,
 }  # fmt: skip
 TUNE_SEEDS = (0,)
-VOCABULARY = "vocab.txt"
-
-
-@dataclass(frozen=True)
-class Model:
-    """A checkpoint and its tokenizer; or a Hugging Face directory, of a BERT or of a Llama, and the tokenizer in it.
-
-    recorded: `checksums` by the name of a checkpoint, from results.
-    """
-
-    checkpoint: str
-    tokenizer: str
-    recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def beside(self, name: str) -> Model:
-        """Another checkpoint of the same folder, with the tokenizer of its own name or else the same one.
-
-        `{model}` in its name stands for the name of this one. An empty name is this one's.
-        """
-        if not name:
-            return self
-        path = Path(self.checkpoint).parent / name.replace("{model}", self.name)
-        own = Path(_tokenizer_of(path)) if path.is_dir() else path.with_suffix(".model")
-        return Model(str(path), str(own) if own.is_file() else self.tokenizer, self.recorded)
-
-    @property
-    def name(self) -> str:
-        return name_of(self.checkpoint)
-
-    @property
-    def family(self) -> str:
-        """The kind of the model (see `engine.families`)."""
-        return _kind_of(self.checkpoint) if Path(self.checkpoint).is_dir() else "llama"
-
-    @property
-    def is_known(self) -> bool:
-        return Path(self.checkpoint).exists() or self.name in self.recorded
-
-    @property
-    def checksums(self) -> tuple[str, ...]:
-        """What the checkpoint and the tokenizer are known by; where the files are not here, as it was recorded. So
-        results can be rendered without the weights that they come from."""
-        if Path(self.checkpoint).exists():
-            if not self.tokenizer:
-                raise UserError(f"{self.checkpoint} has no tokenizer beside it; name one with --tokenizer")
-            return identity_of(self.checkpoint), checksum(self.tokenizer)
-        if self.name in self.recorded:
-            return tuple(self.recorded[self.name])
-        raise UserError(f"{self.checkpoint} does not exist")
-
-
-def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mapping[str, Any]]) -> Model:
-    """The checkpoint and the tokenizer that flags name. results: where they are named, too, if they are not here.
-
-    Raises `UserError` if they are neither.
-    """
-    recorded = {result["model"]: result["checksums"] for result in results.values()}
-    if Path(checkpoint).is_dir():
-        return _directory(checkpoint, tokenizer, recorded)
-    path = find_asset(checkpoint)
-    if path is None and name_of(checkpoint) not in recorded:
-        raise UserError(f"--pretrained-model-path {checkpoint} does not exist")
-    if path is None and tokenizer is None:
-        return Model(checkpoint, "", recorded)
-    name = tokenizer_name(path or checkpoint, tokenizer)
-    found = find_asset(name)
-    if found is None:
-        raise UserError(f"--tokenizer {name} does not exist")
-    return Model(str(path or checkpoint), str(found), recorded)
-
-
-def name_of(checkpoint: str | Path) -> str:
-    """What results call it."""
-    return Path(checkpoint).name.removesuffix(".pt")
-
-
-def _directory(checkpoint: str, tokenizer: str | None, recorded: Mapping[str, Sequence[str]]) -> Model:
-    if tokenizer is not None and _kind_of(checkpoint) == "bert":
-        raise UserError(f"--tokenizer: the vocabulary is that of --pretrained-model-path {checkpoint}")
-    found = Path(tokenizer or _tokenizer_of(checkpoint))
-    if not found.is_file():
-        holds_none = f"--pretrained-model-path {checkpoint} holds no {found.name}"
-        raise UserError(holds_none if tokenizer is None else f"--tokenizer {tokenizer} does not exist")
-    return Model(checkpoint, str(found), recorded)
-
-
-def _kind_of(folder: str | Path) -> str:
-    return import_part("convert.directory", "a Hugging Face directory").family_of(Path(folder))
-
-
-def _tokenizer_of(folder: str | Path) -> str:
-    return str(Path(folder, VOCABULARY)) if _kind_of(folder) == "bert" else tokenizer_name(folder)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. phase: "tune", which never looks at dev and test, or "final". settings: of `PLAN_SETTINGS`."""
+    """One run. phase: "tune", without dev and test, or "final". settings: a value for each of `PLAN_SETTINGS`."""
 
     table: str
     row: str
@@ -144,18 +52,14 @@ class Trial:
     seed: int
     phase: str
     settings: tuple[tuple[str, Any], ...]
-    checkpoint: str = ""  # which it starts from, if that is not the one of the whole table
-
-    @property
-    def size(self) -> str:
-        return size_in_words(self.shots)
+    checkpoint: str = ""  # that it starts from; "": that of the whole table
 
     def model(self, model: Model) -> Model:
-        """What it starts from. model: that of the whole table."""
+        """The model that it starts from. model: that of the whole table."""
         return model.beside(self.checkpoint)
 
     def key(self, model: Model) -> str:
-        """What tells this run from every other one, wherever the files lie. Equal in all tables."""
+        """A hash of everything that decides the run: equal in all tables and folders, different for other runs."""
         model = self.model(model)
         files = {split: path_of(self.data, split) for split in ("train", "dev", "test")}
         inputs = {name: checksum(path) for name, path in files.items()}
@@ -169,12 +73,12 @@ class Trial:
 
 
 def size_in_words(shots: int | None) -> str:
-    """How much of the training data is used."""
+    """The amount of training data: sentences of each class, or all."""
     return "all" if shots is None else f"{shots} a class"
 
 
 def path_of(data: str, split: str) -> str:
-    """A data set's file. Raises `UserError` if it is not here."""
+    """The path of a data set's file. Raises `UserError` if the file is not here."""
     name = f"data/{data}-label-mapping.json" if split == "label_names" else f"data/{data}-{split}.txt"
     path = find_asset(name)
     if path is None:
@@ -184,7 +88,7 @@ def path_of(data: str, split: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. tune: values to choose from."""
+    """One line of a table. tune: for each key, the values to choose from."""
 
     name: str
     option: str = "finetune"
@@ -195,15 +99,15 @@ class Row:
     shots: tuple[int | None, ...] | None = None  # None: the table's
     data: tuple[str, ...] | None = None
     seeds: tuple[int, ...] | None = None
-    checkpoint: str = ""  # beside that of the whole table; empty: that one
-    source: str = ""  # of its settings: a paper, or who used them
+    checkpoint: str = ""  # in the folder of the whole table's; "": that one
+    source: str = ""  # of its settings: a paper, or a repository
 
     @property
     def methods(self) -> list[str]:
         return [name.strip() for name in self.method.split(",") if name]
 
     def combinations(self) -> list[dict[str, Any]]:
-        """Each choice of a value for every key of `tune`."""
+        """All choices of one value for every key of `tune`."""
         return [dict(zip(self.tune, values, strict=True)) for values in itertools.product(*self.tune.values())]
 
 
@@ -223,7 +127,7 @@ class Table:
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
-        """Raises `UserError` for a file that is no table, or one with a method that is refused."""
+        """Raises `UserError` for a file that is no table, or that has a method which `choose` refuses."""
         text = read_text(path)
         try:
             content = json.loads(text)
@@ -239,7 +143,7 @@ class Table:
         return table
 
     def _check(self, has_baseline: bool) -> None:
-        """What cannot be seen of an entry alone. has_baseline: it names one."""
+        """Raises `UserError` for entries that do not fit together. has_baseline: the file names a baseline."""
         names = [row.name for row in self.rows]
         if len(set(names)) < len(names):
             raise UserError("two rows have one name")
@@ -260,14 +164,14 @@ class Table:
                     raise UserError(f"row {row.name}: with hold_out 0 {who} would choose on dev")
 
     def without_unknown(self, model: Model) -> Table:
-        """The rows whose checkpoint is known, with a line about the others. Raises `UserError` where none is left."""
+        """Leave out rows whose checkpoint is neither here nor in results, with a notice.
+
+        Raises `UserError` if no row is left.
+        """
         return self._without(model, [row for row in self.rows if not model.beside(row.checkpoint).is_known])
 
     def without_absent(self, model: Model) -> Table:
-        """The rows that can be run, as their checkpoint is here; with a line about the others.
-
-        Raises `UserError` where none is left.
-        """
+        """Leave out rows whose checkpoint is not here, with a notice. Raises `UserError` if no row is left."""
         absent = [row for row in self.rows if not Path(model.beside(row.checkpoint).checkpoint).exists()]
         return self._without(model, absent)
 
@@ -280,7 +184,7 @@ class Table:
         return replace(self, rows=tuple(row for row in self.rows if row not in rows))
 
     def check_families(self, model: Model) -> None:
-        """Raises `UserError` for a row whose method, option or attention is not for the kind of its model."""
+        """Raises `UserError` for a row whose method or option is not for a model of this family."""
         for row in self.rows:
             family = model.beside(row.checkpoint).family
             try:
@@ -292,21 +196,28 @@ class Table:
                 raise UserError(f"row {row.name}: {error}") from None
 
     def only(self, rows: Sequence[str] | None, data: Sequence[str] | None = None) -> Table:
-        """Of these rows, and of the baseline, which they are compared with, on these data; all of them for None."""
+        """The table with these rows, the baseline, and these data sets alone. None: all of them."""
         wanted = {row.name for row in self.rows} if rows is None else {*rows, self.baseline}
         settings = {name: own for name, own in self.data.items() if data is None or name in data}
         return replace(self, rows=tuple(row for row in self.rows if row.name in wanted), data=settings)
 
     def cells(self) -> Iterator[tuple[Row, str, int | None]]:
-        """Every row on every data set and size; what is not trained, on the data alone."""
+        """Every row with every data set and size; a zero-shot row, which is not trained, has no sizes."""
         for data, row in itertools.product(self.data, self.rows):
             sizes = (None,) if row.option == "prompt" else self.shots if row.shots is None else row.shots
             if row.data is None or data in row.data:
                 yield from ((row, data, shots) for shots in sizes)
 
+    def sizes(self) -> list[tuple[str, int | None]]:
+        """Every data set with each of its sizes."""
+        return [*dict.fromkeys((data, shots) for _, data, shots in self.cells())]
+
     def settings_of(self, row: Row, data: str) -> dict[str, Any]:
-        """A value for each of `PLAN_SETTINGS`: what the row says, else the data set, else the table."""
+        """A value for each of `PLAN_SETTINGS`: that of the row, else of the data set, else of the table."""
         return PLAN_SETTINGS | self.settings | self.data[data] | row.settings
+
+    def seeds_of(self, row: Row) -> tuple[int, ...]:
+        return self.seeds if row.seeds is None else row.seeds
 
     def trial(self, row: Row, data: str, shots: int | None, seed: int, phase: str, chosen: Mapping[str, Any]) -> Trial:
         """chosen: values for the keys of the row's `tune`."""
@@ -321,21 +232,19 @@ class Table:
         )  # fmt: skip
 
     def tuning(self, row: Row, data: str, shots: int | None) -> list[Trial]:
-        """The runs that compare the row's values, and the row with others, on data held out of train.
+        """The runs on data held out of train, which compare the combinations of `tune`; none for a row without `tune`.
 
-        An empty list where it has no `tune`. Where that has one value, the final runs do not wait for them.
+        If there is only one combination, the final runs do not wait for these.
         """
-        if not row.tune:
-            return []
-        each = itertools.product(row.combinations(), self.tune_seeds)
+        each = itertools.product(row.combinations() if row.tune else (), self.tune_seeds)
         return [self.trial(row, data, shots, seed, "tune", choice) for choice, seed in each]
 
     def final(
         self, row: Row, data: str, shots: int | None, model: Model, done: Mapping[str, Mapping[str, Any]]
     ) -> list[Trial] | None:
-        """The row's runs, or None while the tuning is not done. done: results by key.
+        """The row's final runs, or None while tuning is not done. done: results by key.
 
-        Of equally good combinations the first is taken.
+        They have the combination with the best mean score, the first one of equals.
         """
         choices = row.combinations()
         if len(choices) > 1:
@@ -347,12 +256,13 @@ class Table:
             each = len(self.tune_seeds)
             means = [fmean(scores[first : first + each]) for first in range(0, len(scores), each)]
             choices = [choices[means.index(max(means))]]
-        seeds = self.seeds if row.seeds is None else row.seeds
-        return [self.trial(row, data, shots, seed, "final", choices[0]) for seed in seeds]
+        return [self.trial(row, data, shots, seed, "final", choices[0]) for seed in self.seeds_of(row)]
 
     def ready(self, model: Model, done: Mapping[str, Mapping[str, Any]], only_tune: bool = False) -> list[Trial]:
-        """The runs that can be started now, in the order in which to start them: seed by seed, so that a grid which is
-        stopped has something of every row. only_tune: those alone that do not look at dev and test."""
+        """The runs that can be started now, in their order: seed by seed, so that a stopped grid has all rows.
+
+        only_tune: leave out the final runs.
+        """
         waiting: list[Trial] = []
         only_tune = only_tune or not self.seeds
         for row, data, shots in self.cells():

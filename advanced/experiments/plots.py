@@ -1,19 +1,22 @@
-"""Plots of a table of runs, with matplotlib where it is installed."""
+"""Plots of a table of runs, drawn with matplotlib if it is installed."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from advanced.experiments.grid import Model, Table, size_in_words
+from advanced.experiments.grid import Table, size_in_words
+from advanced.experiments.models import Model
 from advanced.experiments.render import Cell, Results, cells_of, labels_of
 from advanced.experiments.results import compare
 from engine.data import majority_accuracy
 
-WHY_NONE = 'matplotlib is not installed, so nothing is drawn: pip install "matplotlib>=3.8"'
+NO_MATPLOTLIB = 'matplotlib is not installed, so nothing is drawn: pip install "matplotlib>=3.8"'
+AXIS_LABELS = {"trainable": "trained parameters", "seconds": "seconds of training"}
 
 
 def can_plot() -> bool:
@@ -21,7 +24,7 @@ def can_plot() -> bool:
 
 
 class Panel(NamedTuple):
-    """What is drawn: the rows that have runs, on one data set and size."""
+    """One picture of a plot: the rows that have runs on one data set and size. baseline: its runs by seed."""
 
     title: str
     data: str
@@ -32,29 +35,29 @@ class Panel(NamedTuple):
 
 
 def draw(table: Table, model: Model, done: Results, stem: Path) -> list[Path]:
-    """Write `stem`-KIND.png for every kind that there is something to draw of; returns their paths."""
+    """Write `stem`-KIND.png for every kind of plot that some row has the figures for. Returns the paths."""
     import matplotlib
 
     matplotlib.use("Agg")  # no window
     panels = panels_of(table, model, done)
-    kinds: Sequence[tuple[str, Callable[..., None], Callable[[Cell], bool]]] = (
-        ("accuracy", _accuracy, lambda cell: True),
-        ("trainable", _trainable, lambda cell: all("trainable" in run for run in cell.runs.values())),
-        ("seconds", _seconds, lambda cell: all("seconds" in run for run in cell.runs.values())),
-        ("wise-ft", _mixtures, lambda cell: all("wise-ft" in run.get("figures", ()) for run in cell.runs.values())),
+    kinds: Sequence[tuple[str, Callable[..., None], Callable[[Mapping[str, Any]], bool]]] = (
+        ("accuracy", _accuracy, lambda run: True),
+        ("trainable", partial(_against, figure="trainable"), lambda run: "trainable" in run),
+        ("seconds", partial(_against, figure="seconds"), lambda run: "seconds" in run),
+        ("wise-ft", _mixtures, lambda run: "wise-ft" in run.get("figures", ())),
     )
     paths = []
-    for name, plot, fits in kinds:
-        chosen = [panel._replace(cells=[*filter(fits, panel.cells)]) for panel in panels]
-        chosen = [panel for panel in chosen if panel.cells]
-        if chosen:
-            paths.append(_figure(stem.with_name(f"{stem.name}-{name}.png"), plot, chosen))
+    for name, plot, has_figure in kinds:
+        chosen = [[cell for cell in panel.cells if all(map(has_figure, cell.runs.values()))] for panel in panels]
+        drawn = [panel._replace(cells=cells) for panel, cells in zip(panels, chosen, strict=True) if cells]
+        if drawn:
+            paths.append(_figure(stem.with_name(f"{stem.name}-{name}.png"), plot, drawn))
     return paths
 
 
 def panels_of(table: Table, model: Model, done: Results) -> list[Panel]:
     panels = []
-    for data, shots in dict.fromkeys((data, shots) for _, data, shots in table.cells()):
+    for data, shots in table.sizes():
         cells = [cell for cell in cells_of(table, model, done, data, shots) if cell.runs]
         if cells:
             baseline = next((cell.runs for cell in cells if cell.row.name == table.baseline), {})
@@ -68,9 +71,8 @@ def panels_of(table: Table, model: Model, done: Results) -> list[Panel]:
 def _figure(path: Path, plot: Callable[..., None], panels: list[Panel]) -> Path:
     from matplotlib import pyplot
 
-    height = 2.5 + 0.22 * max(len(panel.cells) for panel in panels)
-    how = dict(figsize=(5 * len(panels), height), layout="constrained", squeeze=False)
-    figure, axes = pyplot.subplots(1, len(panels), **how)
+    size = 5 * len(panels), 2.5 + 0.22 * max(len(panel.cells) for panel in panels)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
     for axis, panel in zip(axes[0], panels, strict=True):
         plot(axis, panel)
         axis.set_title(panel.title)
@@ -84,7 +86,7 @@ def _mean(cell: Cell) -> float:
 
 
 def _accuracy(axis: Any, panel: Panel) -> None:
-    """Means on dev, with the 95 % interval of the difference from the baseline; every run as a small dot."""
+    """Mean accuracy on dev, with the 95 % interval of its difference from the baseline; each run is a small dot."""
     for place, cell in enumerate(reversed(panel.cells)):
         difference = compare(cell.runs, panel.baseline, "dev", panel.labels) if panel.baseline else None
         if difference is not None and difference.error > 0:
@@ -101,20 +103,13 @@ def _accuracy(axis: Any, panel: Panel) -> None:
     axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=2)  # over no point
 
 
-def _against(axis: Any, panel: Panel, of: Callable[[Mapping[str, Any]], float], label: str) -> None:
+def _against(axis: Any, panel: Panel, figure: str) -> None:
+    """Mean accuracy on dev over the mean of another figure of the runs."""
     for cell in panel.cells:
-        point = fmean(map(of, cell.runs.values())), _mean(cell)
+        point = fmean(run[figure] for run in cell.runs.values()), _mean(cell)
         axis.plot(*point, "o", color="tab:blue")
         axis.annotate(cell.row.name, point, fontsize="x-small", xytext=(3, 3), textcoords="offset points")
-    axis.set(xscale="log", xlabel=label, ylabel="dev accuracy")
-
-
-def _trainable(axis: Any, panel: Panel) -> None:
-    _against(axis, panel, lambda run: run["trainable"], "trained parameters")
-
-
-def _seconds(axis: Any, panel: Panel) -> None:
-    _against(axis, panel, lambda run: run["seconds"], "seconds of training")
+    axis.set(xscale="log", xlabel=AXIS_LABELS[figure], ylabel="dev accuracy")
 
 
 def _mixtures(axis: Any, panel: Panel) -> None:

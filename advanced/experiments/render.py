@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from advanced.experiments.grid import Model, Row, Table, Trial, path_of, size_in_words
-from advanced.experiments.results import Difference, Spread, compare, interval
+from advanced.experiments.grid import Row, Table, Trial, path_of, size_in_words
+from advanced.experiments.models import Model
+from advanced.experiments.results import Difference, compare, interval
 from engine.data import create_data, has_gold_labels, majority_accuracy
 from utils import UserError, atomic_write, read_text
 
-HEADER = (
+PAGE_COLUMNS = (
     "method", "trained", "seeds", "dev acc", "dev macro-F1", "against the baseline",
     "test acc", "test macro-F1", "against the baseline", "seconds",
 )  # fmt: skip
@@ -22,7 +24,7 @@ difference is bold where its interval leaves 0 out and, of what is trained, ther
 
 
 class Cell(NamedTuple):
-    """What is known of a row on one data set and size: its runs by seed, those that are missing, what was chosen."""
+    """A row on one data set and size. runs: by seed. missing: how many are not done. chosen: the tuned values."""
 
     row: Row
     runs: dict[int, Mapping[str, Any]]
@@ -40,8 +42,7 @@ def cells_of(table: Table, model: Model, done: Results, data: str, shots: int | 
             continue
         trials = table.final(row, data, shots, model, done)
         if not trials:
-            seeds = table.seeds if row.seeds is None else row.seeds
-            cells.append(Cell(row, {}, len(seeds), "to be chosen"))
+            cells.append(Cell(row, {}, len(table.seeds_of(row)), "to be chosen"))
             continue
         runs = {trial.seed: done[key] for trial in trials if (key := trial.key(model)) in done}
         cells.append(Cell(row, runs, len(trials) - len(runs), _values(row, trials[0])))
@@ -49,12 +50,10 @@ def cells_of(table: Table, model: Model, done: Results, data: str, shots: int | 
 
 
 def render(table: Table, model: Model, done: Results) -> str:
-    """Everything that is done, and how much is missing."""
+    """The page of a table: all runs that are done, and the number of missing ones."""
     lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`.{NOTATION if table.seeds else ''}", ""]
-    for data in table.data if table.seeds else ():
-        sizes = [*dict.fromkeys(shots for _, of_data, shots in table.cells() if of_data == data)]
-        for shots in sizes:
-            lines += _section(table, model, done, data, shots)
+    for data, shots in table.sizes() if table.seeds else ():
+        lines += _section(table, model, done, data, shots)
     lines += [*makes_of(done), *sources_of(table)]
     seeds, purpose = ", ".join(map(str, table.tune_seeds)), PURPOSE if table.seeds else ""
     if choices := render_choices(table, model, done):
@@ -63,15 +62,15 @@ def render(table: Table, model: Model, done: Results) -> str:
 
 
 def sources_of(table: Table) -> list[str]:
-    """Of the rows that name one."""
+    """The section with the sources of rows; no lines if no row has one."""
     said = [f"| {row.name} | {row.source} |" for row in table.rows if row.source]
     return ["## Sources", "", "| method | source |", "|---|---|", *said, ""] if said else []
 
 
 def write_page(path: Path, text: str, flag: str) -> None:
-    """Over an earlier page of the same title; raises `UserError` where the name is another file's.
+    """Write a page, also over an earlier one of the same title. Raises `UserError` over any other file.
 
-    flag: what the name comes from.
+    flag: the flag that gave the name, for the message.
     """
     if path.exists() and read_text(path).split("\n")[0] != text.split("\n")[0]:
         raise UserError(f"{path} is there already and has another title; move it, or give another {flag}")
@@ -85,12 +84,11 @@ def makes_of(done: Results) -> list[str]:
     for result in done.values():
         if "weights" in result:
             weights.setdefault(result["model"], set()).add(result["weights"])
-    return [
-        line
-        for name, each in weights.items()
-        if len(each) > 1
-        for line in (f"`{name}` was made {len(each)} times by the same command; weights differ by rounding.", "")
-    ]
+    lines = []
+    for name, each in weights.items():
+        if len(each) > 1:
+            lines += [f"`{name}` was made {len(each)} times by the same command; weights differ by rounding.", ""]
+    return lines
 
 
 def labels_of(data: str, split: str) -> list[int]:
@@ -103,7 +101,7 @@ PURPOSE = ", by which the values above were chosen"
 
 
 def render_choices(table: Table, model: Model, done: Results) -> list[str]:
-    """The lines of a table of what was tried, as far as it is done."""
+    """The lines of a table of the combinations that were tried, as far as their runs are done."""
     lines, seeds = [], len(table.tune_seeds)
     for row, data, shots in table.cells():
         scores: dict[str, list[float]] = {}
@@ -121,7 +119,7 @@ def _seeds(done: int, planned: int) -> str:
 
 
 def _values(row: Row, trial: Trial) -> str:
-    """What a run of the row has of that which is tried in it."""
+    """The values of a run for the keys that the row tunes, in words."""
     settings = dict(trial.settings)
     chosen = [f"{key} {_shown(settings[key])}" for key in row.tune if key in settings]
     return ", ".join(chosen + [argument for argument in trial.arguments if argument not in row.arguments])
@@ -150,9 +148,9 @@ def _size_in_words(cells: list[Cell], shots: int | None) -> str:
 
 
 def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data: str, base_name: str) -> list[str]:
-    """The lines of a table of rows that have runs, and of the majority class below it."""
+    """The lines of a table of the rows that have runs; below it a line about the majority class."""
     labels = {split: labels_of(data, split) for split in ("dev", "test")}
-    lines = [f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
+    lines = [f"| {' | '.join(PAGE_COLUMNS)} |", "|---" * len(PAGE_COLUMNS) + "|"]
     lines += [f"| {' | '.join(_columns(cell, baseline, labels, base_name))} |" for cell in cells if cell.runs]
     majority = f"Majority class: dev {plain(majority_accuracy(labels['dev']))}"
     is_labelled = has_gold_labels(labels["test"])
@@ -162,7 +160,7 @@ def render_cells(cells: list[Cell], baseline: dict[int, Mapping[str, Any]], data
 
 
 def _interval_of(cell: Cell, labels: dict[str, list[int]]) -> str:
-    """Those of the figures of a row which is compared with none; empty for too few seeds."""
+    """The intervals of a row that is not compared with another one; "" for too few seeds."""
     lines = []
     for figure, words in (("accuracy", "accuracy"), ("macro_f1", "macro-F1")):
         found = ((split, interval(cell.runs, split, labels[split], figure)) for split in ("dev", "test"))
@@ -183,22 +181,20 @@ def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]],
         is_base = cell.row.name == base_name
         difference = None if is_base else compare(cell.runs, baseline, split, labels[split])
         columns.append("" if difference is None else difference_in_words(difference))
-    columns.append(f"{Spread.of([run.get('seconds', run.get('wall_seconds', 0.0)) for run in runs]).mean:.0f}")
-    return columns
+    return [*columns, f"{fmean(run.get('seconds', run.get('wall_seconds', 0.0)) for run in runs):.0f}"]
 
 
 def plain(value: float) -> str:
-    """An accuracy, without the 0 before the point."""
+    """An accuracy with three digits, without the 0 before the point."""
     return f"{value:.3f}".removeprefix("0")
 
 
 def spread(values: list[float]) -> str:
-    """Mean ± standard deviation, which a single value does not have."""
-    found = Spread.of(values)
-    return plain(found.mean) + ("" if found.deviation is None else f" ± {plain(found.deviation)}")
+    """Mean ± standard deviation; of a single value the value alone."""
+    return plain(fmean(values)) + (f" ± {plain(stdev(values))}" if len(values) > 1 else "")
 
 
 def difference_in_words(difference: Difference) -> str:
-    """Bold where it is beyond noise."""
+    """Mean and interval, bold if the difference is beyond noise."""
     text = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
     return f"**{text}**" if difference.is_beyond_noise else text

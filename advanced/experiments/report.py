@@ -1,4 +1,4 @@
-"""The report of one to three pages that the assignment asks for beside an advanced method, from the runs of a table."""
+"""The report of one to three pages that the assignment wants with an advanced method, made of the runs of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from advanced import METHODS, choose
-from advanced.experiments.grid import PLAN_SETTINGS, Model, Row, Table, path_of, size_in_words
+from advanced.experiments.grid import PLAN_SETTINGS, Row, Table, path_of, size_in_words
+from advanced.experiments.models import Model
 from advanced.experiments.plots import Panel, panels_of
 from advanced.experiments.render import (
     Results,
@@ -31,13 +32,13 @@ from utils import UserError, atomic_write, join_names, warn
 
 MOST_ROWS = 7  # of a table, so that the report keeps to three pages
 WIDTH = 84  # of a line of a command
-OF_ASKING = ("attention", "batch_size", "precision", "max_sentence_len")  # settings that count where nothing is trained
+OF_ASKING = ("attention", "batch_size", "precision", "max_sentence_len")  # settings that matter without training
 
 
 def write_report(table: Table, model: Model, done: Results, command: Sequence[str], path: Path) -> list[Path]:
-    """Write `path`, and a PDF beside it where pandoc can make one. command: what makes the runs again.
+    """Write `path`, and a PDF beside it if pandoc can make one. command: makes the runs again. Returns the paths.
 
-    Raises `UserError` where the rows have no results, or are too many.
+    Raises `UserError` if there are no results or too many rows.
     """
     text = text_of(table, model, done, command)
     with atomic_write(path) as file:
@@ -60,9 +61,8 @@ def text_of(table: Table, model: Model, done: Results, command: Sequence[str]) -
     panels = panels_of(table, model, done)
     panels = [panel for panel in panels if any(cell.row.name != table.baseline for cell in panel.cells)]
     if not panels:
-        raise UserError(
-            f"none of these rows has a final run: {join_names(row.name for row in table.rows)}; run them first"
-        )
+        names = join_names(row.name for row in table.rows)
+        raise UserError(f"none of these rows has a final run: {names}; run them first")
     for panel in panels:
         lines, gold = render_cells(panel.cells, panel.baseline, panel.data, table.baseline), _gold_labels(panel)
         parts += [f"## Results: {panel.title}", "", *lines]
@@ -81,18 +81,21 @@ def _what(table: Table) -> list[str]:
 
 
 def _arguments(row: Row, name: str) -> str:
-    """Of one method of a row, in words: those that are not chosen in the table."""
+    """The arguments of one method of a row, in words, without those that the table tunes."""
     (chosen,) = (each for each in choose(row.method, row.arguments, row.option) if each.name == name)
     tuned = {key.rpartition(".")[-1] for key in row.tune}
     return ", ".join(f"{key}={value}" for key, value in chosen.settings if key not in tuned and value != "")
 
 
-HELD_OUT = """Where a row has something to choose, it is chosen on a part that is held out of the training data (seeds
+CHOSEN_ON_HELD_OUT = """\
+Where a row has something to choose, it is chosen on a part that is held out of the training data (seeds
 {tuning}); the epoch is chosen there, too. Dev and test were looked at once, by the final runs (seeds {seeds})."""
-ON_DEV = """The epoch is chosen on dev, as the assignment does, so that accuracies on dev are a little too high (seeds
+CHOSEN_ON_DEV = """\
+The epoch is chosen on dev, as the assignment does, so that accuracies on dev are a little too high (seeds
 {seeds})."""
-NOT_HELD_OUT = """ Where `hold_out` is 0, the epoch is chosen on dev, whose accuracies are then a little too high."""
-ASKED = """Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
+PARTLY_ON_DEV = """ Where `hold_out` is 0, the epoch is chosen on dev, whose accuracies are then a little too high."""
+CHOSEN_BY_SAMPLE = """\
+Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
 (seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
 seeds. Differences from *{baseline}* are paired: a bootstrap over seeds and sentences, with 95 % intervals; bold ones
@@ -101,20 +104,24 @@ exclude 0 (and are of {fewest} seeds or more, of what is trained)."""
 
 def _how(table: Table, model: Model) -> list[str]:
     choice = _choice(table).format(tuning=_listed(table.tune_seeds), seeds=_seeds(table))
-    values = dict(model=model.name, settings=_settings(table), choice=choice, baseline=table.baseline)
-    return ["## How it was measured", "", HOW.format(**values, fewest=FEWEST_SEEDS), ""]
+    words = HOW.format(
+        model=model.name, settings=_settings(table), choice=choice, baseline=table.baseline, fewest=FEWEST_SEEDS
+    )
+    return ["## How it was measured", "", words, ""]
 
 
 def _choice(table: Table) -> str:
     trained = [(row, data) for row, data, _ in table.cells() if row.option == "finetune"]
     hold_out = {bool(table.settings_of(row, data)["hold_out"]) for row, data in trained}
     if not hold_out:
-        return ASKED
-    return ON_DEV if hold_out == {False} else HELD_OUT if hold_out == {True} else HELD_OUT + NOT_HELD_OUT
+        return CHOSEN_BY_SAMPLE
+    if hold_out == {False}:
+        return CHOSEN_ON_DEV
+    return CHOSEN_ON_HELD_OUT + ("" if hold_out == {True} else PARTLY_ON_DEV)
 
 
 def _settings(table: Table) -> str:
-    """Of the whole table, of each of its data sets, and of the rows that have others."""
+    """The settings of the whole table, then those of each data set and of each row, in words."""
     groups = {"": table.settings}
     groups |= {f"{data.upper()}: ": own for data, own in table.data.items()}
     groups |= {f"*{row.name}*: ": row.settings | dict.fromkeys(row.tune, "as chosen") for row in table.rows}
@@ -140,7 +147,7 @@ def _gold_labels(panel: Panel) -> Gold:
 
 
 def _reading(panel: Panel, baseline: str, gold: Gold) -> list[str]:
-    """What the table says, in sentences."""
+    """The differences from the baseline, in sentences."""
     lines = [""]
     if not panel.baseline:
         lines.append(f"*{baseline}*, which the others would be compared with, has no runs here.")
@@ -160,7 +167,7 @@ def _verdict(difference: Difference) -> str:
 
 
 def _predictions(panel: Panel, baseline: str, gold: Gold) -> list[str]:
-    """How often each class is predicted on dev, beside how often it is right: what accuracy does not show."""
+    """A table of how often each class is predicted on dev and how often it is gold, which accuracy does not show."""
     names = read_label_names(path_of(panel.data, "label_names"))
     heads = ["share of dev", *names, *(f"macro-F1 against the baseline, {split}" for split in gold)]
     rows = [["*gold labels*", *_shares(panel.labels, len(names)), *[""] * len(gold)]]
@@ -184,7 +191,7 @@ def _tried(table: Table, model: Model, done: Results) -> list[str]:
 
 def _limits(table: Table, model: Model, done: Results, panels: Sequence[Panel]) -> list[str]:
     missing: dict[str, int] = {}
-    for data, shots in dict.fromkeys((data, shots) for _, data, shots in table.cells()):
+    for data, shots in table.sizes():
         for cell in cells_of(table, model, done, data, shots):
             if cell.missing:
                 missing[f"{data.upper()}, {size_in_words(shots)}: {cell.row.name}"] = cell.missing
@@ -196,7 +203,7 @@ def _limits(table: Table, model: Model, done: Results, panels: Sequence[Panel]) 
 
 
 def _again(command: Sequence[str], panels: Sequence[Panel], model: Model) -> list[str]:
-    """The commands: of the whole, and of one run of the row that did best."""
+    """The commands that make all runs again, and one run of the best row of each table."""
     lines = ["## How to do it again", "", "Everything, then the same with `--render`:", ""]
     lines += ["```", *_shell(command), "```", "", "One run of the row with the best accuracy on dev:", "", "```"]
     for panel in panels:
@@ -217,7 +224,7 @@ def _shell(words: Sequence[str]) -> list[str]:
 
 
 def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
-    """The words of the command for a run, of the driver's or of that for encoders. model: that of the table."""
+    """The words of the command that makes a run again, with run_llama.py or bert.run. model: that of the table."""
     model = model.beside(row.checkpoint)
     data, option, settings = result["data"], result["option"], result["settings"]
     is_llama = result.get("family", model.family) == "llama"
@@ -244,7 +251,7 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
 
 
 def _shown(path: str | Path) -> str:
-    """As it was given; of a path that is one machine's alone, the name."""
+    """A path as it was given; of an absolute one, which holds on one machine only, the file name."""
     return Path(path).name if Path(path).is_absolute() else str(path)
 
 

@@ -1,4 +1,4 @@
-"""The figures of every run, one JSON line each, and what can be said of them.
+"""The figures of every run, one JSON line each; means, differences and their intervals.
 
 Shapes: S seeds, n sentences.
 """
@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +17,15 @@ import numpy as np
 from engine.data import unpack
 from utils import UserError, read_text, warn
 
-FEWEST_SEEDS = 3  # that an interval over seeds is made of
-NEEDED = ("key", "model", "checksums")  # in every line
+FEWEST_SEEDS = 3  # fewer seeds of a trained method give no interval
+RESULT_KEYS = ("key", "model", "checksums")  # in every line
 
 
 def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """By key. A last line that a kill has cut is left out; the run is then done again."""
+    """Results by key. A last line that is cut, as after a kill, is left out, so that its run is done again.
+
+    Raises `UserError` for any other line that is no result.
+    """
     done: dict[str, dict[str, Any]] = {}
     for path in paths:
         lines = read_text(path).splitlines() if path.is_file() else []
@@ -39,9 +41,9 @@ def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
-    """By key, what other tables of a checkpoint have done: of the files TABLE-NAME.jsonl beside `path`.
+    """Results of a checkpoint's other tables by key, from the files TABLE-NAME.jsonl beside `path`.
 
-    Others may write to them just now, and a name proves little, so a line that is no result is passed over.
+    A line that is no result is skipped: another process may be writing to the file.
     """
     found: dict[str, dict[str, Any]] = {}
     for other in sorted(path.parent.glob(f"*-{glob.escape(name)}.jsonl")):
@@ -54,13 +56,13 @@ def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
 def _result_in(line: str) -> dict[str, Any] | None:
     try:
         result = json.loads(line)
-        return result if isinstance(result, dict) and all(name in result for name in NEEDED) else None
+        return result if isinstance(result, dict) and all(name in result for name in RESULT_KEYS) else None
     except (ValueError, RecursionError):
         return None
 
 
 def append_result(path: Path, result: Mapping[str, Any]) -> None:
-    """One line, written at once and to the disk, after a line that is whole."""
+    """Write one line, to the disk, on a line of its own even after a line that was cut."""
     with open(path, "ab+") as file:
         file.seek(0, 2)
         if file.tell():
@@ -72,23 +74,11 @@ def append_result(path: Path, result: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-class Spread(NamedTuple):
-    """A mean over seeds and their standard deviation."""
-
-    mean: float
-    deviation: float | None
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
-
-
 class Difference(NamedTuple):
-    """Of the figures of two methods: its mean, its standard error, and its 95 % interval.
+    """The difference of two methods' figures: mean, standard error, and 95 % interval.
 
-    has_few_seeds: of one or two seeds of something that is trained. Its interval knows what another choice of sentences
-    would do, and nothing, or too little, of another seed.
+    has_few_seeds: it is of one or two seeds of a trained method, so the interval says how much another choice of
+    sentences would change, but too little about other seeds.
     """
 
     mean: float
@@ -103,9 +93,9 @@ class Difference(NamedTuple):
 
 
 def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, seed: int = 0) -> Difference:
-    """How much more often one method is right than another, on the same sentences with the same seeds.
+    """How much higher the accuracy of one method is than another's, on the same sentences with the same seeds.
 
-    better, base: S n, whether a sentence was classified rightly. What is drawn: see `_bootstrap`.
+    better, base: S n, whether a sentence was classified rightly. For the method see `_bootstrap`.
     """
     differences = better.astype(np.float64) - base.astype(np.float64)  # S n
 
@@ -118,10 +108,10 @@ def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, se
 def macro_f1_bootstrap(
     better: np.ndarray, base: np.ndarray | None, labels: np.ndarray, draws: int = 1000, seed: int = 0
 ) -> Difference:
-    """How much higher the macro-F1 of one method is than another's; or than nothing, which is that of one alone.
+    """How much higher the macro-F1 of one method is than another's; with base None, its macro-F1 itself.
 
-    better, base: S n, predicted classes. labels: n. It is no mean over sentences, as accuracy is, so it is computed
-    anew of each draw; a class that a draw has not, and nobody predicts, counts 0, as one does that is never found.
+    better, base: S n, predicted classes. labels: n. Unlike accuracy it is no mean over sentences, so each draw computes
+    it anew. A class that is neither in the draw nor predicted counts 0, like a class that is never predicted rightly.
     """
     classes = 1 + max(int(each.max()) for each in (better, labels, base) if each is not None)
 
@@ -141,11 +131,10 @@ def macro_f1_bootstrap(
 def _bootstrap(
     figure: Callable[[np.ndarray, np.ndarray], float], value: float, shape: tuple[int, ...], draws: int, seed: int
 ) -> Difference:
-    """A figure, `value` with these seeds and sentences, and what it would be with others. shape: S n.
+    """The interval of a figure by the bootstrap. value: the figure of these seeds and sentences. shape: S n.
 
-    Seeds and sentences are drawn again with replacement (Efron & Tibshirani 1993, chapter 8: what was sampled is what
-    is resampled), all methods' alike. figure: of rows, the S seeds that were drawn, and weights, n, how often each
-    sentence was.
+    Seeds and sentences are drawn with replacement, the same ones for all methods (Efron & Tibshirani 1993, chapter 8).
+    figure: a function of rows, the S seeds that were drawn, and of weights, n, how often each sentence was drawn.
     """
     seeds, sentences = shape
     drawing = np.random.default_rng(seed)
@@ -160,7 +149,7 @@ def _bootstrap(
 def interval(
     runs: Mapping[int, Mapping[str, Any]], split: str, labels: Sequence[int], figure: str = "accuracy"
 ) -> Difference | None:
-    """Of accuracy or macro_f1 of results by seed, as a difference to nothing; None where too little was done."""
+    """The interval of accuracy or macro_f1 of results by seed; None without results of `split`, or for few seeds."""
     results = [*runs.values()]
     if split not in results[0] or has_few_seeds(results):
         return None
@@ -172,7 +161,7 @@ def interval(
 
 
 def has_few_seeds(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether they are too few of something that is trained; what is not has no seeds."""
+    """Whether a trained method has fewer than three results; a zero-shot method has no seeds."""
     return len(results) < FEWEST_SEEDS and any("trainable" in result for result in results)
 
 
@@ -188,7 +177,7 @@ def compare(
     labels: Sequence[int],
     figure: str = "accuracy",
 ) -> Difference | None:
-    """Of results by seed, over the seeds that both have; None where there are none."""
+    """The difference of results by seed, over the seeds that both have; None if they share no seed."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None

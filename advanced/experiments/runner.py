@@ -1,4 +1,4 @@
-"""Running what is left of a table, several runs at a time, each in a process of its own."""
+"""Does the runs of a table that are left, several at a time, each in a new process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import NamedTuple
 
-from advanced.experiments.grid import Model, Trial
+from advanced.experiments.grid import Trial, size_in_words
+from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
 from advanced.experiments.trial import clear, commit_of_code, compute_trial, end_with_parent, named
 from engine.locks import NameLock
@@ -20,21 +21,21 @@ from utils import UserError, warn
 
 
 class Running(NamedTuple):
-    """A run in a process of its own, so that the memory that it reports is its own."""
+    """A run in a new process, so that the peak memory that it reports is its own."""
 
     trial: Trial
     lock: NameLock
     pool: ProcessPoolExecutor
 
     def end(self) -> None:
-        """Others may take the run then, if its line is not written."""
+        """End the process and give up the lock; another process may then take the run if its line is not written."""
         self.pool.shutdown(cancel_futures=True)
         self.lock.release()
 
 
 class Runner:
-    """left: the runs that are asked for and not done, asked anew after each. path: where a line is written for every
-    run. work: folder of weights while a run lasts. workers: runs at a time."""
+    """left: returns the runs that are not done; called anew after each run. path: the file of results. work: a folder
+    for weights while a run lasts. workers: runs at a time."""
 
     def __init__(
         self, left: Callable[[], list[Trial]], model: Model, path: Path, work: Path, device: str, workers: int
@@ -49,9 +50,9 @@ class Runner:
         self.done = 0
 
     def run(self, end: float = math.inf) -> None:
-        """Keep every worker busy until nothing is left; end: of `time.monotonic`, when no run is started any more.
+        """Do all runs. end: the `time.monotonic` after which none is started.
 
-        A run that fails is named, and the others go on; raises `UserError` in the end.
+        A run that fails is named in a notice, and the others go on; then `UserError` is raised.
         """
         try:
             while True:
@@ -97,7 +98,7 @@ class Runner:
         warn(f"failed: {describe(each.trial)}: {reason.splitlines()[0]}")
 
     def free(self) -> Iterator[tuple[Trial, NameLock]]:
-        """Runs that nobody else has taken and that have not failed, as many as there are workers without one."""
+        """Lock and yield runs that no process has taken and that have not failed, one for each idle worker."""
         taken = self.failed.keys() | {each.trial.key(self.model) for each in self.running.values()}
         places = self.workers - len(self.running)
         for trial in self.left() if places else ():
@@ -116,10 +117,10 @@ class Runner:
 
 
 def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: Path) -> None:
-    """Write the lines of runs that are left and that other tables of the checkpoint have done.
+    """Copy the lines of runs that are left and that other tables of the checkpoint have done.
 
-    What was tuned there may settle which final runs there are, so this goes on until nothing more is found. The lock
-    of a run keeps two processes from writing its line twice.
+    The copied tuning may decide which final runs are left, so this repeats until nothing more is found. The lock of a
+    run keeps two processes from writing its line twice.
     """
     found = True
     while found:
@@ -138,7 +139,7 @@ def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: P
 
 
 def _context() -> BaseContext:
-    """Where processes come from: a copy of one that has imported everything, which saves seconds for each run."""
+    """How processes are started: copied from one that has imported the libraries, which saves seconds for each run."""
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")
@@ -147,7 +148,7 @@ def _context() -> BaseContext:
 
 
 def _threads_of_environment() -> int:
-    """Of OMP_NUM_THREADS, a number or one for each level of nesting; 0 where it says none. Raises `UserError`."""
+    """The first number of OMP_NUM_THREADS, or 0. Raises `UserError` if it is no number."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip() or "0"
     if not text.isdecimal():
         raise UserError(f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}: not a number of threads")
@@ -161,5 +162,5 @@ def _now() -> str:
 def describe(trial: Trial) -> str:
     rate = [f"lr={dict(trial.settings)['lr']:g}"] if trial.option == "finetune" else []
     chosen = " ".join([*rate, *trial.arguments])
-    what = f"{trial.phase} {trial.row} on {trial.data} ({trial.size}), seed {trial.seed}"
+    what = f"{trial.phase} {trial.row} on {trial.data} ({size_in_words(trial.shots)}), seed {trial.seed}"
     return f"{what}: {chosen}" if chosen else what

@@ -1,4 +1,4 @@
-"""What the file of a table may hold, checked before anything is run. No PyTorch."""
+"""The entries that the file of a table may have, checked before the first run. No PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from utils import UserError, short_repr
 
 
 class Wanted(NamedTuple):
-    """What a value must be, and in words."""
+    """A condition for a value. words: the condition in words, for the message."""
 
     fits: Callable[[Any], bool]
     words: str
@@ -29,7 +29,7 @@ def _is_share(value: Any) -> bool:
 
 
 def _list_of(fits: Callable[[Any], bool], words: str, is_set: bool = True) -> Wanted:
-    """A list that is not empty. is_set: no two are equal."""
+    """A condition for a list: not empty, every value fits. is_set: no two values are equal."""
 
     def all_fit(values: Any) -> bool:
         is_list = isinstance(values, list) and values and all(map(fits, values))
@@ -38,7 +38,7 @@ def _list_of(fits: Callable[[Any], bool], words: str, is_set: bool = True) -> Wa
     return Wanted(all_fit, f"a list of {words}{', none of them twice' if is_set else ''}")
 
 
-SETTINGS = {
+SETTING_CONDITIONS = {
     "lr": Wanted(lambda value: _is_number(value) and value > 0, "a number above 0"),
     "epochs": Wanted(_is_count, "a whole number of at least 1"),
     "batch_size": Wanted(_is_count, "a whole number of at least 1"),
@@ -48,46 +48,46 @@ SETTINGS = {
     "attention": Wanted(lambda value: value in (None, "causal", "bidirectional"), "causal, bidirectional or null"),
     "max_sentence_len": Wanted(lambda value: value is None or _is_count(value), "a whole number above 0, or null"),
 }
-TEXT = Wanted(lambda value: isinstance(value, str), "a text")
+ANY_TEXT = Wanted(lambda value: isinstance(value, str), "a text")
 LINE = Wanted(lambda value: isinstance(value, str) and not {*value} & {*"|\r\n"}, "a text of one line, without |")
 OBJECT = Wanted(lambda value: isinstance(value, dict), "an object")
 SEEDS = _list_of(lambda value: type(value) is int and 0 <= value < 2**32, "seeds from 0 to 2^32 - 1")
 SHOTS = _list_of(lambda value: value is None or _is_count(value), "null for all, or sentences a class")
-TABLE = {
-    "title": TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False),
+TABLE_CONDITIONS = {
+    "title": ANY_TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False),
     "seeds": Wanted(lambda value: value == [] or SEEDS.fits(value), SEEDS.words),
-    "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": TEXT,
+    "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": ANY_TEXT,
 }  # fmt: skip
-KEYS_AND_VALUES = _list_of(TEXT.fits, "texts KEY=VALUE")
-ROW = {
+KEYS_AND_VALUES = _list_of(ANY_TEXT.fits, "texts KEY=VALUE")
+ROW_CONDITIONS = {
     "name": LINE,
     "option": Wanted(lambda value: value in ("finetune", "prompt"), "finetune or prompt"),
-    "method": TEXT,
+    "method": ANY_TEXT,
     "arguments": Wanted(lambda value: value == [] or KEYS_AND_VALUES.fits(value), KEYS_AND_VALUES.words),
     "settings": OBJECT,
     "tune": OBJECT,
     "shots": SHOTS,
-    "data": _list_of(TEXT.fits, "data sets of the table"),
+    "data": _list_of(ANY_TEXT.fits, "data sets of the table"),
     "seeds": SEEDS,
-    "checkpoint": TEXT,
+    "checkpoint": ANY_TEXT,
     "source": LINE,
 }
 
 
 def check_table(content: Any) -> None:
-    """Raises `UserError` naming the first entry that cannot be."""
+    """Raises `UserError` that names the first wrong entry."""
     if not isinstance(content, dict):
         raise UserError("it is no JSON object")
     if missing := [name for name in ("title", "data", "rows", "seeds") if name not in content]:
         raise UserError(f"it has no {missing[0]}")
-    _check(content, TABLE, "")
-    _check(content.get("settings", {}), SETTINGS, "settings: ")
+    _check(content, TABLE_CONDITIONS, "")
+    _check(content.get("settings", {}), SETTING_CONDITIONS, "settings: ")
     if not content["data"]:
         raise UserError("data: it names no data set")
     for name, settings in content["data"].items():
         if not isinstance(settings, dict):
             raise UserError(f"data: {name} must be an object")
-        _check(settings, SETTINGS, f"data, {name}: ")
+        _check(settings, SETTING_CONDITIONS, f"data, {name}: ")
     for number, row in enumerate(content["rows"], start=1):
         _check_row(row, f"row {short_repr(row['name']) if isinstance(row.get('name'), str) else number}: ", content)
 
@@ -97,8 +97,8 @@ def _check_row(row: Mapping[str, Any], place: str, content: Mapping[str, Any]) -
         raise UserError(f"{place}it has no name")
     if not content["seeds"] and ("seeds" in row or not row.get("tune")):
         raise UserError(f"{place}in a table without seeds a row has tune, and no seeds")
-    _check(row, ROW, place)
-    _check(row.get("settings", {}), SETTINGS, f"{place}settings: ")
+    _check(row, ROW_CONDITIONS, place)
+    _check(row.get("settings", {}), SETTING_CONDITIONS, f"{place}settings: ")
     if row.get("arguments") and not row.get("method"):
         raise UserError(f"{place}it has arguments, and no method that they could be of")
     if row.get("option") == "prompt" and "shots" in row:
@@ -109,8 +109,8 @@ def _check_row(row: Mapping[str, Any], place: str, content: Mapping[str, Any]) -
         if not isinstance(values, list) or not values:
             raise UserError(f"{place}tune: {key} must be a list of values")
         for value in values:
-            if key in SETTINGS:
-                _check({key: value}, SETTINGS, f"{place}tune: ")
+            if key in SETTING_CONDITIONS:
+                _check({key: value}, SETTING_CONDITIONS, f"{place}tune: ")
             elif not row.get("method"):
                 raise UserError(f"{place}tune: there is no setting {key}, and no method that it could be of")
 

@@ -2,9 +2,9 @@
 
     python -m advanced.experiments.summary [--out FILE.md]
 
-A line for a method, a column for a checkpoint and a size of the training data, a table for each data set: of the
-results of `full` and `few-shot` that lie in results/. A gain is a difference of accuracies on dev over the same
-sentences and seeds, with its 95 % interval (`results.paired_bootstrap`), bold where that leaves 0 out.
+There is a table for each data set, with a line for each method and a column for each checkpoint and size of the
+training data, made of the results of `full` and `few-shot` in results/. A gain is a difference of accuracies on dev
+over the same sentences and seeds, with its 95 % interval (`results.paired_bootstrap`), bold if that leaves 0 out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from advanced.experiments.grid import Model, Table
+from advanced.experiments.grid import Table
+from advanced.experiments.models import Model
 from advanced.experiments.plots import Panel, panels_of
 from advanced.experiments.render import difference_in_words, plain, spread, write_page
 from advanced.experiments.results import FEWEST_SEEDS, compare, read_results
@@ -38,11 +39,11 @@ class Column(NamedTuple):
     panel: Panel
 
     def accuracy(self) -> str:
-        """Of the baseline."""
+        """The accuracy of the baseline."""
         return spread([run["dev"]["accuracy"] for run in self.panel.baseline.values()])
 
     def gain(self, row: str) -> str:
-        """Over the baseline; of too few seeds nothing is said."""
+        """The gain of a row over the baseline; "" for too few seeds."""
         cell = next((cell for cell in self.panel.cells if cell.row.name == row), None)
         if cell is None or len(cell.runs.keys() & self.panel.baseline.keys()) < FEWEST_SEEDS:
             return NOTHING
@@ -50,7 +51,7 @@ class Column(NamedTuple):
 
 
 def columns_of(folder: Path, names: Sequence[str] = TABLES) -> Iterator[Column]:
-    """Of the files TABLE-CHECKPOINT.jsonl in a folder."""
+    """The columns of all files TABLE-CHECKPOINT.jsonl in a folder."""
     for name in names:
         table = Table.read(HERE / "tables" / f"{name}.json")
         for path in sorted(folder.glob(f"{name}-*.jsonl")):

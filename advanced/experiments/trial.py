@@ -1,4 +1,4 @@
-"""One run of a grid, from its description to a line of figures."""
+"""One run of a table: from its description to its line of figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from advanced import choose
-from advanced.experiments.grid import Model, Trial, path_of
+from advanced.experiments.grid import Trial, path_of
+from advanced.experiments.models import Model
 from engine.data import create_data, divide, has_gold_labels, pack, read_label_names
 from engine.lineage import checksum, files_of
 from engine.programs import peak_memory
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     from tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
-SAMPLE = 1000  # training sentences that a zero-shot method is chosen on
+TUNING_SAMPLE = 1000  # training sentences for tuning a zero-shot method
 
 
 def compute_trial(
     trial: Trial, model: Model, work: Path, device: str, threads: int, commit: str | None
 ) -> dict[str, Any]:
-    """The run, and where and with which code it was done. commit: as it was when this code was read."""
+    """The figures of a run, with threads, date, machine and commit, that of the code when it was imported."""
     import torch
 
     from engine.plan import ComputeSettings
@@ -52,7 +53,7 @@ def compute_trial(
 
 
 def end_with_parent() -> None:
-    """Let this process end when the one that started it has been killed; nobody else would wait for it."""
+    """Let this process end when its parent has been killed, because no process would wait for it then."""
 
     def wait() -> None:
         parent_process().join()
@@ -66,7 +67,7 @@ def machine() -> str:
 
 
 def commit_of_code() -> str | None:
-    """Marked where code or tables are not as there; results, which grow while a grid runs, change nothing computed."""
+    """The commit, with -dirty if code or tables differ from it; results, which grow during a grid, do not count."""
     if shutil.which("git") is None:
         return None
     git = partial(subprocess.run, cwd=HERE, capture_output=True, text=True, check=False)
@@ -76,9 +77,9 @@ def commit_of_code() -> str | None:
 
 
 def run_trial(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
-    """model: of the whole table. work: folder of the weights while it runs; a run that was stopped there goes on.
+    """The figures of a run. model: that of the whole table. work: the folder for its weights.
 
-    The weights stay until the figures are kept, see `clear`.
+    A run that was stopped goes on from its files in `work`. These stay until `clear` deletes them.
     """
     start = time.perf_counter()
     key, model = trial.key(model), trial.model(model)
@@ -98,7 +99,7 @@ def run_trial(trial: Trial, model: Model, work: Path, compute: ComputeSettings) 
 
 
 def named(trial: Trial, model: Model) -> dict[str, Any]:
-    """What a table calls a run, and by what words it asks for it. model: what it starts from."""
+    """How a table names and describes a run. model: the model that the run starts from."""
     names = ("row", "option", "method", "data", "shots", "seed", "phase")
     own = {name: getattr(trial, name) for name in names}
     return {"model": model.name, **own, "arguments": list(trial.arguments)}
@@ -144,13 +145,13 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
 
 
 def clear(trial: Trial, model: Model, work: Path) -> None:
-    """Delete the weights of a run whose figures are kept."""
+    """Delete the weights of a run whose figures are written."""
     for suffix in (".pt", ".resume"):
         (work / trial.key(model)).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _epochs_done(checkpointer: Checkpointer, run: Run) -> list[EpochResult]:
-    """The epochs that are done, with the run put where it was; none where the files are of other code's run."""
+    """Load the resume point and return the epochs that are done; none if the files are of another run."""
     if not checkpointer.resume_path.is_file():
         return []
     from engine.checkpointer import OtherRun
@@ -163,7 +164,7 @@ def _epochs_done(checkpointer: Checkpointer, run: Run) -> list[EpochResult]:
 
 
 def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
-    """Zero-shot; where something is to be chosen, on a sample of the training data."""
+    """The figures of a zero-shot run; a tuning run uses a sample of the training data."""
     from engine.families import load_llama
     from engine.runs import assemble_zero_shot
 
@@ -176,7 +177,7 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     texts = [example.sentence for example in train]
     how = dict(texts=texts, compute=compute._replace(precision=settings["precision"]))
     asked = assemble_zero_shot(llama, tokenizer, names, methods, **how)
-    sample = random.Random(trial.seed).sample(train, min(SAMPLE, len(train)))
+    sample = random.Random(trial.seed).sample(train, min(TUNING_SAMPLE, len(train)))
     if trial.phase == "tune":
         return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, compute))["macro_f1"]}
     return _judge(asked, tokenizer, trial, compute)
@@ -188,7 +189,7 @@ def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
     names = read_label_names(path_of(trial.data, "label_names"))
     files = {split: InputFile.of(path_of(trial.data, split)) for split in ("train", "dev")}
     settings = dict(trial.settings)
-    if model.family != "llama":  # of which there is one kind
+    if model.family != "llama":  # which has one kind of attention
         settings["attention"] = None
     plan = Plan(
         family=model.family,
@@ -206,14 +207,14 @@ def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
 
 
 def checkpoint_of(model: Model) -> InputFile:
-    """As a plan has it: the file, or the directory with the files in it that count."""
+    """The checkpoint of a plan: the file, or the directory with those of its files that matter."""
     from engine.plan import InputFile
 
     return InputFile.of(model.checkpoint, files_of(model.checkpoint) if Path(model.checkpoint).is_dir() else ())
 
 
 def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, compute: ComputeSettings) -> dict[str, Any]:
-    """Dev and, where it has gold labels, test: looked at once, when all is chosen."""
+    """The figures on dev and, if it has gold labels, on test: used once, after everything is chosen."""
     figures = {}
     for split in ("dev", "test"):
         examples = create_data(path_of(trial.data, split), is_test=split == "test")

@@ -1,10 +1,15 @@
-"""One step of training, as methods see it, on a small batch with padding."""
+"""One step of training, as methods see it, on a small batch with padding; a run of the driver in two processes."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from conftest import FIGURES, ROOT, drive_in, outputs
 from test_methods import LABELS, TOKENS
 from torch import nn
 
@@ -42,6 +47,25 @@ def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: torch.zeros_like(p) if g is None else g for name, p, g in zip(names, parameters, found, strict=True)}
 
 
+def check_kernels(
+    plain: nn.Module, fast: nn.Module, precision: str, weight: str, *,
+    exact: float = 1e-4, rounded: float, cosine: float, tokens: torch.Tensor = TOKENS,
+) -> None:  # fmt: skip
+    """A model with kernels has the outputs of the plain one in training, and the gradient of a weight.
+
+    exact, rounded: the absolute tolerance in fp32 and in bf16. cosine: of the two gradients, at least, in bf16.
+    """
+    outputs, gradients = [], []
+    for model in (plain, fast):
+        torch.manual_seed(3)
+        outputs.append(model.train()(tokens))
+        outputs[-1][:, 0].sum().backward()
+        gradients.append(model.get_parameter(weight).grad.flatten())
+    close = dict(atol=exact, rtol=1e-4) if precision == "fp32" else dict(atol=rounded, rtol=0.1)
+    torch.testing.assert_close(*reversed(outputs), **close)
+    assert torch.cosine_similarity(*gradients, dim=0) > (0.9999 if precision == "fp32" else cosine)
+
+
 def move(model: nn.Module, size: float = 0.05, seed: int = 1, names: Sequence[str] = ()) -> None:
     """Change the weights, as training would."""
     generator = torch.Generator().manual_seed(seed)
@@ -49,3 +73,15 @@ def move(model: nn.Module, size: float = 0.05, seed: int = 1, names: Sequence[st
         for name, parameter in model.named_parameters():
             if not names or name in names:
                 parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def two_processes_as_one(folder: Path, flags: Sequence[object]) -> subprocess.CompletedProcess:
+    """The driver on two processes that share the model, after a check that one process has the same results."""
+    alone = drive_in(folder / "alone", *flags)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launch, str(ROOT / "run_llama.py"), *map(str, flags), "--shard"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
+    assert outputs(folder) == outputs(folder / "alone") and len(outputs(folder)) == 2
+    return done

@@ -74,6 +74,13 @@ class Laboratory:
         path = self.folder / f"{run.plan.digest[:12]}.pt"
         return runs.checkpointer_for(run, path, path.with_suffix(".resume"))
 
+    def watched(self, run: runs.Run) -> tuple[Checkpointer, list[torch.Tensor]]:
+        """A checkpointer, and the outputs of the model whenever it is saved."""
+        checkpointer, seen = self.checkpointer(run), []
+        save = checkpointer.save_model
+        checkpointer.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
+        return checkpointer, seen
+
     def train(
         self, run: runs.Run, checkpointer: Checkpointer, history: Sequence[EpochResult] = (), epochs: int | None = None
     ):
@@ -130,9 +137,7 @@ def test_a_method_begins_as_the_base(laboratory: Laboratory, name: str, attentio
 def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Laboratory, names: str, attention: str):
     skip_what_is_refused(names, attention)
     run = laboratory.assemble(laboratory.plan(names, attention=attention, epochs=1))
-    checkpointer, seen = laboratory.checkpointer(run), []
-    save = checkpointer.save_model
-    checkpointer.save_model = lambda model, result: (save(model, result), seen.append(outputs_of(model, run)))
+    checkpointer, seen = laboratory.watched(run)
     history = laboratory.train(run, checkpointer)
     model, about = saved_runs.load_classifier(checkpointer.model_path)
     torch.testing.assert_close(outputs_of(model, run), seen[-1], rtol=0, atol=1e-6)

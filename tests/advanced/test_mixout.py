@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import move, prepared, step_of
+from steps import check_kernels, move, prepared, step_of
 from test_contract import Laboratory, laboratory  # noqa: F401 (a fixture)
-from test_methods import TOKENS, classifier
+from test_methods import classifier
 from torch import nn
 
 from advanced.mixout import Mixconnect, Mixout
@@ -123,7 +123,6 @@ def test_a_second_pass_has_the_same_masks_where_it_is_asked_for_them(kind: type[
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_kernels_compute_the_rest(kind: type[Mixout], precision: str):
     plain, fast = classifier(), classifier()
-    results = []
     for model in (plain, fast):
         method = kind(p=0.5)
         method.prepare(model)
@@ -131,23 +130,14 @@ def test_kernels_compute_the_rest(kind: type[Mixout], precision: str):
             accelerate(fast, precision, generates=False)
         method.start(model)
         move(model)
-        torch.manual_seed(3)
-        outputs = model.train()(TOKENS)
-        (outputs * torch.tensor([1.0, -1.0])).sum().backward()
-        results.append((outputs.detach(), model.get_submodule(LAYER).weight.grad))
-    (outputs, gradient), (fast_outputs, fast_gradient) = results
-    close = dict(atol=1e-4, rtol=1e-4) if precision == "fp32" else dict(atol=0.2, rtol=0.1)
-    torch.testing.assert_close(fast_outputs, outputs, **close)
-    cosine = torch.cosine_similarity(gradient.flatten(), fast_gradient.flatten(), dim=0)
-    assert cosine > (0.9999 if precision == "fp32" else 0.95)
+    check_kernels(plain, fast, precision, f"{LAYER}.weight", rounded=0.2, cosine=0.95)
 
 
 def test_a_resumed_run_mixes_with_what_was_pretrained(laboratory: Laboratory):
-    names = "mixout"
-    run = laboratory.assemble(laboratory.plan(names, epochs=2))
+    run = laboratory.assemble(laboratory.plan("mixout", epochs=2))
     pretrained = run.model.get_submodule(LAYER).weight.detach().clone()
     laboratory.train(run, laboratory.checkpointer(run), epochs=1)
-    run = laboratory.assemble(laboratory.plan(names, epochs=2))
+    run = laboratory.assemble(laboratory.plan("mixout", epochs=2))
     laboratory.checkpointer(run).load_resume_point(run.model, run.optimizer)
     layer = run.model.get_submodule(LAYER)
     assert torch.equal(layer.pretrained, pretrained) and not torch.equal(layer.weight, pretrained)

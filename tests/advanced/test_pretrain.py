@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from conftest import SENTENCES, random_llama
 from torch import nn
 
-from advanced.pretrain import SHAPE as SIZES
+from advanced.pretrain import DEFAULT_SHAPE as SIZES
 from advanced.pretrain import check_args, get_args, main, outputs_of
 from advanced.pretraining import SaverWithTokenizer, pretrain
 from engine.lineage import identity_of

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import FIGURES, ROOT, SENTENCES, drive_in, outputs, random_llama
+from conftest import SENTENCES, random_llama
+from steps import check_kernels, two_processes_as_one
+from test_methods import ADVANCED
 from torch import nn
 
 from advanced import choose, create_head
@@ -43,19 +42,27 @@ def tokens_of(model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str] =
     return dataset.collate_fn([dataset[place] for place in range(len(dataset))])["token_ids"]
 
 
-def slowly(llama: Llama, tokenizer: Tokenizer, question: str | None, words: Sequence[str], text: str) -> torch.Tensor:
-    """log-probabilities c of one sentence: each word's tokens one after the other, in texts without any padding."""
-    given = [tokenizer.bos_id, *tokenizer.sp_model.encode(text)]
-    given += tokenizer.sp_model.encode(question) if question else []
-    scores = []
-    for word in words:
-        ids, total = tokenizer.sp_model.encode(word), 0.0
-        for place, token in enumerate(ids):
-            logits = llama(torch.tensor([given + ids[:place]]))[0][0, -1]  # v
-            total = total + logits[token] - logits.logsumexp(-1)
-        scores.append(total)
-    scores = torch.stack(scores)
-    return scores - scores.logsumexp(-1)
+def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
+    return [tokenizer.bos_id] + [number for text in texts for number in tokenizer.sp_model.encode(text)]
+
+
+def nats(llama: Llama, given: list[int], said: list[int]) -> torch.Tensor:
+    """log P(said | given): a pass for every token, of a text without padding."""
+    total = torch.zeros((), dtype=torch.float64)
+    for place, token in enumerate(said):
+        logits = llama(torch.tensor([given + said[:place]]))[0][0, -1].double()  # v
+        total = total + logits[token] - logits.exp().sum().log()
+    return total
+
+
+def slowly(llama: Llama, tokenizer: Tokenizer, question: str, names: Sequence[str], text: str) -> torch.Tensor:
+    """log P(name | text, question) for every name: c"""
+    given = ids_of(tokenizer, *filter(None, (text, question)))
+    return torch.stack([nats(llama, given, tokenizer.sp_model.encode(name)) for name in names])
+
+
+def normalised(scores: torch.Tensor) -> torch.Tensor:
+    return (scores - scores.exp().sum().log()).float()
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -69,7 +76,8 @@ def test_all_tokens_of_each_word_count_and_gradients_flow_through_them(
     assert model.prompt_suffix == question and max(map(len, model.word_ids)) > 2
     words = [NAMES[place] for place in derangement(4)] if control == "shuffled-words" else NAMES
     outputs = model(tokens_of(model, tokenizer))
-    expected = torch.stack([slowly(slow, tokenizer, question, words, text) for text in SENTENCES[:3]])
+    expected = [normalised(slowly(slow, tokenizer, question or "", words, text)) for text in SENTENCES[:3]]
+    expected = torch.stack(expected)
     torch.testing.assert_close(outputs, expected, atol=3e-5, rtol=1e-4)
     weights = torch.randn_like(outputs)
     for each in (outputs, expected):
@@ -154,22 +162,14 @@ def test_what_makes_no_sense_beside_it_is_refused(other: str):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_kernels_compute_the_same(tokenizer: Tokenizer, attention: str, precision: str):
-    models = [head(random_llama(attention=attention, max_seq_len=128), tokenizer) for _ in range(2)]
-    accelerate(models[1], precision, generates=False)
-    tokens = tokens_of(models[0], tokenizer)
-    gradients = []
-    for model in models:
-        (outputs := model.train()(tokens))[:, 0].sum().backward()
-        gradients.append((outputs, model.llama.layers[0].attention.compute_query.weight.grad.flatten()))
-    (plain, one), (fast, other) = gradients
-    tolerance = dict(atol=1e-4, rtol=1e-4) if precision == "fp32" else dict(atol=1.0, rtol=0.1)
-    torch.testing.assert_close(fast, plain, **tolerance)
-    assert torch.cosine_similarity(one, other, dim=0) > (0.9999 if precision == "fp32" else 0.95)
+    plain, fast = (head(random_llama(attention=attention, max_seq_len=128), tokenizer) for _ in range(2))
+    accelerate(fast, precision, generates=False)
+    weight, tokens = "llama.layers.0.attention.compute_query.weight", tokens_of(plain, tokenizer)
+    check_kernels(plain, fast, precision, weight, rounded=1.0, cosine=0.95, tokens=tokens)
 
 
 # ------------------------------------------------------------------------------------------------------------ driven
 
-ADVANCED = ["--dev_out", "films-dev-advanced-output.txt", "--test_out", "films-test-advanced-output.txt"]
 QUESTION = "It was"  # a short one: the tiny model has few positions
 
 
@@ -226,11 +226,4 @@ def test_a_cut_sentence_keeps_its_question(
 def test_two_processes_that_share_the_model_train_as_one(tmp_path: Path, classify_flags: Callable, attention: str):
     flags = [*classify_flags("finetune"), *ADVANCED, "--attention", attention, "--epochs", "2", "--lr", "0.01"]
     flags += ["--batch_size", "4", "--method", "prompt-finetune", "--method-args", f"template={QUESTION}"]
-    alone = drive_in(tmp_path / "alone", *flags)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launch, str(ROOT / "run_llama.py"), *flags, "--shard"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
-    assert outputs(tmp_path) == outputs(tmp_path / "alone") and len(outputs(tmp_path)) == 2
-    assert done.stderr.count("words of several tokens") == 1
+    assert two_processes_as_one(tmp_path, flags).stderr.count("words of several tokens") == 1

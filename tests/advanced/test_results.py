@@ -14,7 +14,8 @@ from conftest import ROOT, asset
 
 from advanced import pretrain
 from advanced.experiments import __main__ as program
-from advanced.experiments.grid import Model, Table, model_of
+from advanced.experiments.grid import Table
+from advanced.experiments.models import Model, model_of
 from advanced.experiments.render import cells_of, difference_in_words, labels_of, plain, render
 from advanced.experiments.report import write_report
 from advanced.experiments.results import compare, interval, read_results

@@ -154,37 +154,26 @@ def test_mixtures_of_another_run_are_not_gone_on_with():
 # ----------------------------------------------------------------------------------------------------- whole runs
 
 
-def make_the_middle_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every sweep: so that the mixture is saved, whatever the tiny model has learned."""
-    finish = WiSEFT.finish
+@pytest.mark.parametrize("names", ["wise-ft", "smart,ema,wise-ft"])
+def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch, names: str
+):
+    """Each score is the best so far, and that of the middle mixture the best of all."""
+    scores, finish = (number / 100 for number in range(1, 99)), WiSEFT.finish
 
-    def finished(self: WiSEFT, model: nn.Module, evaluate: Callable[[], float]) -> bool:
+    def middle_is_best(self: WiSEFT, model: nn.Module, evaluate: Callable[[], float]) -> bool:
         calls: list[float] = []
         return finish(self, model, lambda: calls.append(evaluate()) or (0.99 if len(calls) == 2 else calls[-1] / 2))
 
-    monkeypatch.setattr(WiSEFT, "finish", finished)
-
-
-@pytest.mark.parametrize("names", ["wise-ft", "smart,ema,wise-ft"])
-def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
-    laboratory: Laboratory,
-    monkeypatch: pytest.MonkeyPatch,
-    names: str,
-):
-    make_the_middle_best(monkeypatch)
+    monkeypatch.setattr(WiSEFT, "finish", middle_is_best)
+    monkeypatch.setattr("engine.training.Trainer.evaluate", lambda *how, **named: SimpleNamespace(score=next(scores)))
     run = laboratory.assemble(laboratory.plan(names, epochs=2, lr=0.02))
-    checkpointer, judged = laboratory.checkpointer(run), []
-    save = checkpointer.save_model
-    checkpointer.save_model = lambda model, result: (
-        save(model, result),
-        judged.append((result, outputs_of(model, run))),
-    )
-    monkeypatch.setattr("engine.training.Trainer.evaluate", rising_scores())
+    checkpointer, judged = laboratory.watched(run)
     history = laboratory.train(run, checkpointer)
     assert [result.is_finish for result in history] == [False, False, True] and history[-1].improved
     model, about = saved.load_classifier(checkpointer.model_path)
     assert about.epoch == 2 == best_of(history).epoch
-    assert torch.equal(outputs_of(model, run), judged[-1][1])
+    assert torch.equal(outputs_of(model, run), judged[-1])
     (method,) = [each for each in run.methods if each.name == "wise-ft"]
     assert method.figures()["alpha"] == 0.5
     assert load_tensors(checkpointer.model_path)["figures"] == {"wise-ft": method.figures()}
@@ -193,12 +182,6 @@ def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
     checkpointer = laboratory.checkpointer(resumed)
     again = laboratory.train(resumed, checkpointer, checkpointer.load_resume_point(resumed.model, resumed.optimizer))
     assert list(map(str, again)) == list(map(str, history)) and resumed.methods[-1].figures() == method.figures()
-
-
-def rising_scores() -> Callable[..., SimpleNamespace]:
-    """In the place of `Trainer.evaluate`: each score is the best so far."""
-    scores = iter(number / 100 for number in range(1, 99))
-    return lambda self, loader, desc: SimpleNamespace(score=next(scores))
 
 
 def test_the_driver_prints_the_sweep_and_holds_data_out_for_it(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import FIGURES, ROOT, SENTENCES, asset, drive_in, outputs, random_llama
+from conftest import SENTENCES, asset, random_llama
+from steps import two_processes_as_one
+from test_methods import ADVANCED
+from test_prompt_finetune import NAMES, ids_of, nats, normalised, slowly
 from torch import nn
 
 from advanced import choose, create_head
@@ -23,14 +22,16 @@ from base_llama import AttentionContext
 from classifier import read_last
 from engine import families, runs, saved
 from engine.data import Example
+from engine.plan import ComputeSettings
 from engine.programs import NeedsCausal
 from engine.weights import load_pretrained
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
 
-NAMES = ["bad", "good", "goodness", "a baker"]  # of several tokens; one is the beginning of another
+HEADS = pytest.mark.parametrize("name", ["direct", "calibrated", "pmi", "channel"])
 CPU = torch.device("cpu")
+PLAIN = ComputeSettings(CPU, kernels="plain")
 
 
 @pytest.fixture
@@ -40,13 +41,7 @@ def llama() -> Llama:
 
 def head(name: str, llama: Llama, tokenizer: Tokenizer, names: Sequence[str] = NAMES, **settings) -> nn.Module:
     chosen = [(each, {**dict(defaults), **settings}) for each, defaults in choose(name, option="prompt")]
-    return runs.assemble_zero_shot(llama, tokenizer, list(names), chosen, texts=SENTENCES, compute=plain()).eval()
-
-
-def plain() -> object:
-    from engine.plan import ComputeSettings
-
-    return ComputeSettings(CPU, kernels="plain")
+    return runs.assemble_zero_shot(llama, tokenizer, list(names), chosen, texts=SENTENCES, compute=PLAIN).eval()
 
 
 @torch.inference_mode()
@@ -59,30 +54,11 @@ def outputs_of(model: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str],
     return outputs
 
 
-# ------------------------------------------------------------------------- the formulas, one number after the other
-
-
-def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
-    return [tokenizer.bos_id] + [number for text in texts for number in tokenizer.sp_model.encode(text)]
-
-
-@torch.inference_mode()
-def nats(llama: Llama, given: list[int], said: list[int]) -> float:
-    """log P(said | given), a pass for every token."""
-    total = 0.0
-    for compute, token in enumerate(said):
-        logits = llama(torch.tensor([given + said[:compute]]))[0][0, -1].double()
-        total += logits[token].item() - math.log(sum(math.exp(each) for each in logits.tolist()))
-    return total
-
-
-def direct(llama: Llama, tokenizer: Tokenizer, question: str, names: Sequence[str], text: str) -> list[float]:
-    given = ids_of(tokenizer, text, question) if text else ids_of(tokenizer, question)
-    return [nats(llama, given, tokenizer.sp_model.encode(name)) for name in names]
-
-
-def normalised(scores: Sequence[float]) -> torch.Tensor:
-    return torch.tensor([score - math.log(sum(math.exp(each) for each in scores)) for score in scores])
+def channel(
+    llama: Llama, tokenizer: Tokenizer, names: Sequence[str], said: list[int], template: str = "This movie is {}."
+) -> torch.Tensor:
+    """log P(said | template with the name) for every name: c"""
+    return torch.stack([nats(llama, ids_of(tokenizer, template.format(name)), said) for name in names])
 
 
 def question_of(names: Sequence[str]) -> str:
@@ -99,9 +75,9 @@ def test_direct_sums_all_tokens_of_a_label_where_they_stand(llama: Llama, tokeni
     assert model.prompt_suffix == "Is this movie bad, good, goodness, or a baker? This movie is"
     outputs = outputs_of(model, tokenizer, SENTENCES[:3])
     for row, text in zip(outputs, SENTENCES, strict=False):
-        scores = direct(llama, tokenizer, question_of(NAMES), NAMES, text)
+        scores = slowly(llama, tokenizer, question_of(NAMES), NAMES, text)
         if normalized:
-            scores = [score / len(ids) for score, ids in zip(scores, model.word_ids, strict=True)]
+            scores = scores / torch.tensor([len(ids) for ids in model.word_ids])
         torch.testing.assert_close(row, normalised(scores), atol=2e-5, rtol=1e-5)
 
 
@@ -161,7 +137,7 @@ def test_words_share_their_beginnings():
     assert append(tokens, (3, 4), 3).tolist() == [[1, 9, 8, 3, 4, 3, 3], [1, 3, 7, 6, 5, 3, 4]]
 
 
-@pytest.mark.parametrize("name", ["direct", "calibrated", "pmi", "channel"])
+@HEADS
 def test_a_sentence_is_classified_alike_in_every_batch(llama: Llama, tokenizer: Tokenizer, name: str):
     model = head(name, llama, tokenizer)
     together = outputs_of(model, tokenizer, SENTENCES)
@@ -175,11 +151,11 @@ def test_a_sentence_is_classified_alike_in_every_batch(llama: Llama, tokenizer: 
 def test_calibration_divides_by_what_is_answered_where_nothing_is_asked(llama: Llama, tokenizer: Tokenizer):
     model = head("calibrated", llama, tokenizer)
     question = question_of(NAMES)
-    free = [normalised(direct(llama, tokenizer, question, NAMES, text)).exp() for text in CONTENT_FREE]
+    free = [normalised(slowly(llama, tokenizer, question, NAMES, text)).exp() for text in CONTENT_FREE]
     p_cf = (free[0] + free[1]) / 2
     outputs = outputs_of(model, tokenizer, [*SENTENCES[:2], *CONTENT_FREE])
     for row, text in zip(outputs, SENTENCES[:2], strict=False):
-        weighed = normalised(direct(llama, tokenizer, question, NAMES, text)).exp() / p_cf
+        weighed = normalised(slowly(llama, tokenizer, question, NAMES, text)).exp() / p_cf
         torch.testing.assert_close(row.exp(), weighed / weighed.sum(), atol=1e-5, rtol=1e-4)
     assert not torch.allclose(free[0], free[1], atol=1e-4)
     # W p is 1 for each label, on average over the texts without content: their W p, before it is normalised
@@ -197,7 +173,7 @@ def test_calibration_to_the_domain_is_a_mean_over_training_sentences(llama: Llam
     model = head("calibrated", llama, tokenizer, source="train")
     assert "10 unlabelled training sentences" in model.remark
     question = question_of(NAMES)
-    mean = sum(normalised(direct(llama, tokenizer, question, NAMES, text)).exp() for text in SENTENCES) / len(SENTENCES)
+    mean = sum(normalised(slowly(llama, tokenizer, question, NAMES, text)).exp() for text in SENTENCES) / len(SENTENCES)
     torch.testing.assert_close(model.log_p_cf.exp(), mean, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(model.log_p_cf, head("calibrated", llama, tokenizer).log_p_cf, atol=1e-3)
     for texts in ((), None):
@@ -214,10 +190,10 @@ def test_pmi_takes_away_what_the_question_alone_makes_likely(llama: Llama, token
     outputs = outputs_of(head("pmi", llama, tokenizer), tokenizer, SENTENCES[:2])
     other = outputs_of(head("pmi", llama, tokenizer, premise="It was"), tokenizer, SENTENCES[:2])
     for premise, rows in (("This movie is", outputs), ("It was", other)):
-        alone = direct(llama, tokenizer, premise, NAMES, "")
+        alone = slowly(llama, tokenizer, premise, NAMES, "")
         for row, text in zip(rows, SENTENCES, strict=False):
-            scores = direct(llama, tokenizer, question_of(NAMES), NAMES, text)
-            expected = normalised([score - before for score, before in zip(scores, alone, strict=True)])
+            scores = slowly(llama, tokenizer, question_of(NAMES), NAMES, text)
+            expected = normalised(scores - alone)
             torch.testing.assert_close(row, expected, atol=3e-5, rtol=1e-5)
 
 
@@ -252,7 +228,7 @@ def test_the_premise_is_the_last_clause_of_the_question(
 def test_the_premise_is_of_the_question_that_is_asked(llama: Llama, tokenizer: Tokenizer):
     """A question that is given apart from the method, and that of a saved run, come after the head was made."""
     question = "Do you like it, {labels}? In a word: it was "
-    how = dict(question=question, compute=plain())
+    how = dict(question=question, compute=PLAIN)
     asked = runs.assemble_zero_shot(llama, tokenizer, NAMES, choose("pmi", option="prompt"), **how)
     worded = head("pmi", llama, tokenizer, template=asked.prompt_suffix)
     assert asked.premise_ids().tolist() == [ids_of(tokenizer, "In a word: it was")]
@@ -264,11 +240,10 @@ def test_the_channel_explains_every_token_of_the_sentence_and_no_padding(llama: 
     assert model.prompt_suffix is None
     outputs = outputs_of(model, tokenizer, SENTENCES[:3])
     for row, text in zip(outputs, SENTENCES, strict=False):
-        said = tokenizer.sp_model.encode(text)
-        scores = [nats(llama, ids_of(tokenizer, f"This movie is {name}."), said) for name in NAMES]
+        scores = channel(llama, tokenizer, NAMES, tokenizer.sp_model.encode(text))
         torch.testing.assert_close(row, normalised(scores), atol=1e-4, rtol=1e-4)
     other = outputs_of(head("channel", llama, tokenizer, template="{label}:"), tokenizer, SENTENCES[:1])
-    scores = [nats(llama, ids_of(tokenizer, f"{name}:"), tokenizer.sp_model.encode(SENTENCES[0])) for name in NAMES]
+    scores = channel(llama, tokenizer, NAMES, tokenizer.sp_model.encode(SENTENCES[0]), "{}:")
     torch.testing.assert_close(other[0], normalised(scores), atol=1e-4, rtol=1e-4)
 
 
@@ -306,7 +281,7 @@ def test_words_stand_for_the_labels_in_their_order(llama: Llama, tokenizer: Toke
         ("good+good ", "'good' and 'good' of two labels are the same tokens"),
     ],
 )
-@pytest.mark.parametrize("name", ["direct", "calibrated", "pmi", "channel"])
+@HEADS
 def test_other_words_are_refused(llama: Llama, tokenizer: Tokenizer, name: str, words: str, message: str):
     with pytest.raises(UserError) as error:
         head(name, llama, tokenizer, ["bad", "good"], words=words)
@@ -359,9 +334,9 @@ def test_the_sentence_is_cut_and_never_the_question_and_nothing_is_beyond_the_mo
         head("calibrated", llama, tokenizer, names, source="train").estimate([text])
         assert max(longest) == 60  # nor is a text that is calibrated on
         given = kept + tokenizer.sp_model.encode(question_of(names))
-        scores = [nats(llama, given, tokenizer.sp_model.encode(each)) for each in names]
+        scores = torch.stack([nats(llama, given, tokenizer.sp_model.encode(each)) for each in names])
     else:
-        scores = [nats(llama, ids_of(tokenizer, f"This movie is {each}."), kept[1:]) for each in names]
+        scores = channel(llama, tokenizer, names, kept[1:])
     torch.testing.assert_close(row, normalised(scores), atol=1e-4, rtol=1e-4)
     with pytest.raises(UserError, match="leaves no room in max_seq_len=20"):
         outputs_of(head(name, random_llama(attention="causal", max_seq_len=20), tokenizer, names), tokenizer, [text])
@@ -376,7 +351,7 @@ def test_short_sentences_are_cut_and_words_are_not(tiny_tokenizer: Path, llama: 
     torch.testing.assert_close(*rows)
 
 
-@pytest.mark.parametrize("name", ["direct", "calibrated", "pmi", "channel"])
+@HEADS
 def test_a_bidirectional_model_is_refused(tokenizer: Tokenizer, name: str):
     with pytest.raises(NeedsCausal, match=f"{name} reads likelihoods"):
         create_head(name, {}, random_llama(), tokenizer, NAMES)
@@ -407,14 +382,11 @@ def test_a_saved_head_is_enough_by_itself(
     assert predicted == expected.argmax(1).tolist()
 
 
-PROMPTED = ["--dev_out", "films-dev-advanced-output.txt", "--test_out", "films-test-advanced-output.txt"]
-
-
-@pytest.mark.parametrize("name", ["direct", "calibrated", "pmi", "channel"])
+@HEADS
 def test_the_driver_predicts_with_each(
     tmp_path: Path, drive: Callable, classify_flags: Callable, tiny_checkpoint: Path, tokenizer: Tokenizer, name: str
 ):
-    out = drive(*classify_flags("prompt"), *PROMPTED, "--attention", "causal", "--method", name)
+    out = drive(*classify_flags("prompt"), *ADVANCED, "--attention", "causal", "--method", name)
     assert re.search(r"^dev acc :: 0\.\d{3}$", out, re.MULTILINE) and "unlabelled" not in out
     lines = (tmp_path / "films-dev-advanced-output.txt").read_text().splitlines()
     sentences = [line.split(" ||| ")[1] for line in lines]
@@ -430,7 +402,7 @@ def test_the_driver_predicts_with_each(
 def test_the_driver_says_that_training_sentences_are_used_and_where_there_are_none(
     drive: Callable, classify_flags: Callable, tmp_path: Path
 ):
-    flags = [*classify_flags("prompt"), *PROMPTED, "--attention", "causal", "--method", "calibrated"]
+    flags = [*classify_flags("prompt"), *ADVANCED, "--attention", "causal", "--method", "calibrated"]
     flags += ["--method-args", "source=train"]
     out = drive(*flags)
     assert "domain calibration: estimated from 24 unlabelled training sentences" in out
@@ -444,15 +416,9 @@ def test_the_driver_says_that_training_sentences_are_used_and_where_there_are_no
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["calibrated", "channel"])
 def test_two_processes_that_share_the_model_predict_as_one(tmp_path: Path, classify_flags: Callable, name: str):
-    flags = [*classify_flags("prompt"), *PROMPTED, "--attention", "causal", "--method", name]
+    flags = [*classify_flags("prompt"), *ADVANCED, "--attention", "causal", "--method", name]
     flags += ["--method-args", "source=train"] if name == "calibrated" else []
-    alone = drive_in(tmp_path / "alone", *flags)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launch, str(ROOT / "run_llama.py"), *flags, "--shard"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
-    assert outputs(tmp_path) == outputs(tmp_path / "alone") and len(outputs(tmp_path)) == 2
+    done = two_processes_as_one(tmp_path, flags)
     assert done.stdout.count("unlabelled training sentences") == (name == "calibrated")
 
 
@@ -464,8 +430,7 @@ def test_the_real_checkpoint_and_its_words_of_many_tokens(assets: Path):
     for name in ("direct", "channel"):
         outputs = outputs_of(head(name, llama, tokenizer, names), tokenizer, texts)
         for row, text in zip(outputs, texts, strict=True):
-            scores = direct(llama, tokenizer, question_of(names), names, text)
+            scores = slowly(llama, tokenizer, question_of(names), names, text)
             if name == "channel":
-                said = tokenizer.sp_model.encode(text)
-                scores = [nats(llama, ids_of(tokenizer, f"This movie is {each}."), said) for each in names]
+                scores = channel(llama, tokenizer, names, tokenizer.sp_model.encode(text))
             torch.testing.assert_close(row, normalised(scores), atol=2e-4, rtol=1e-4)

@@ -15,7 +15,8 @@ from small import our_directory
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import cost, grid, trial
-from advanced.experiments.grid import Table, model_of
+from advanced.experiments.grid import Table
+from advanced.experiments.models import model_of
 from advanced.experiments.results import read_results
 from bert.load import load_pretrained
 from convert import hugging_face

@@ -1,0 +1,262 @@
+"""The report of a table: what it says, the commands in it, its PDF."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from grids import PLAIN_CPU, Finished, finished, main, model, table_of  # noqa: F401 (fixtures)
+from sklearn.metrics import f1_score
+
+from advanced.experiments import __main__ as program
+from advanced.experiments import grid, report, trial
+from advanced.experiments.grid import Row
+from advanced.experiments.models import Model
+from engine.data import create_data, pack, unpack
+from utils import UserError
+
+
+def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
+    tmp_path: Path, model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
+):
+    whole, done = finished
+    table = whole.only(["ema"])
+    monkeypatch.setattr(report.shutil, "which", lambda name: None)
+    assert report.write_report(table, model, done, ["python", "-m", "this"], tmp_path / "r.md") == [tmp_path / "r.md"]
+    text = (tmp_path / "r.md").read_text(encoding="utf-8")
+    assert "**ema** evaluates and saves an exponential moving average" in text and "wise-ft" not in text
+    said = re.search(r"\*ema\* differs from \*plain\* by (.*), which is (.*); on test by (.*), which is (.*)\.\n", text)
+    assert said[1].startswith("**+0.400 [") and said[3].startswith("**+0.400 [")
+    assert said[2] == said[4] == "beyond noise"
+    assert "| plain | 100 | 3 |" in text and "\n```\npython -m this\n```\n" in text
+    assert "; here decay=0.99." in text and "## What was tried" not in text and "was made" not in text
+    assert "held out of the training data" in text and "chosen on dev" not in text and "are missing" not in text
+    nothing = report.text_of(whole.only(["mixed"]), model, done, [])
+    assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], which is within noise" in nothing
+
+
+def test_a_report_shows_how_often_each_class_is_predicted_and_what_macro_f1_gains(
+    tmp_path: Path, model: Model, finished: Finished, films: dict[str, Path]
+):
+    table, done = finished
+    gold = [each.label for each in create_data(films["dev"])]
+    answers = [0] * 8 + [1] * 2
+    for run in done.values():
+        if run["row"] == "plain":
+            run["dev"] = run["dev"] | {"predictions": pack(answers)}
+    gain = 1 - f1_score(gold, answers, average="macro")
+    lines = report.text_of(table.only(["ema"]), model, done, []).splitlines()
+    assert "| *gold labels* | .500 | .500 | .000 | .000 | .000 |  |  |" in lines
+    assert "| plain | .800 | .200 | .000 | .000 | .000 |  |  |" in lines
+    (found,) = [line for line in lines if line.startswith("| ema | .500 | .500 | .000 | .000 | .000 | ")]
+    assert f" **{gain:+.3f} [" in found and " **+0.400 [" in found  # on dev, and on test, where 4 of 10 are wrong
+
+
+def test_a_report_says_what_was_tried_where_it_is_from_and_of_which_makes(model: Model, finished: Finished):
+    table, done = finished
+    plain, ema = table.only(["ema"]).rows
+    tuned = replace(table, rows=(replace(plain, tune={"lr": [0.1, 0.2]}), replace(ema, source="a paper")))
+    for one in tuned.tuning(tuned.rows[0], "films", None):
+        done[one.key(model)] = {"selection": dict(one.settings)["lr"], "settings": dict(one.settings)}
+    run = next(iter(done.values()))
+    for one in tuned.final(tuned.rows[0], "films", None, model, done):
+        done[one.key(model)] = run | {"key": one.key(model), "seed": one.seed, "weights": f"make {one.seed}"}
+    text = report.text_of(tuned, model, done, [])
+    assert "| plain | films, all | lr 0.1: .100, lr 0.2: .200 |" in text and "*plain*: lr as chosen" in text
+    assert "| ema | a paper |" in text and f"`{model.name}` was made 3 times by the same command" in text
+
+
+@pytest.mark.parametrize("of", ["table", "data", "rows", "one row"])
+def test_a_report_says_what_epochs_are_chosen_on(model: Model, finished: Finished, of: str):
+    """Wherever in the table that is said."""
+    whole, done = finished
+    table, nothing = whole.only(["ema"]), {"hold_out": 0.0}
+    plain, ema = table.rows
+    other = {
+        "table": replace(table, settings=nothing),
+        "data": replace(table, data={"films": nothing}),
+        "rows": replace(table, rows=tuple(replace(row, settings=nothing) for row in table.rows)),
+        "one row": replace(table, rows=(plain, replace(ema, settings=nothing))),
+    }[of]
+    of_other = {}
+    for old, new in zip(table.rows, other.rows, strict=True):
+        both = (table, old), (other, new)
+        pairs = zip(*(each.final(row, "films", None, model, {}) for each, row in both), strict=True)
+        of_other |= {after.key(model): done[before.key(model)] for before, after in pairs}
+    text = report.text_of(other, model, of_other, [])
+    assert ("The epoch is chosen on dev" in text) == (of != "one row")
+    assert ("held out of the training data" in text) == (of == "one row") == ("Where `hold_out` is 0" in text)
+    said = {"data": "; FILMS: hold_out 0.0", "one row": "; *ema*: hold_out 0.0", "table": " hold_out 0.0"}
+    assert f"{said.get(of, '; *plain*: hold_out 0.0')}" in text.replace("\n", " ")
+    default = "\n".join(report._how(replace(whole, settings={}), model))  # holds out a part of train
+    assert "held out of the training data" in default
+
+
+def test_a_report_names_the_seeds_of_a_row_that_has_others(model: Model, finished: Finished):
+    table, done = finished
+    plain, ema, *_ = table.rows
+    text = report.text_of(replace(table, rows=(plain, replace(ema, seeds=(1, 2)))), model, done, [])
+    assert "(seeds 1, 2, 3; *ema*: 1, 2)" in text.replace("\n", " ")
+
+
+def test_a_report_of_the_most_rows_has_three_pages(model: Model, finished: Finished):
+    table, done = finished
+    ema, plain = table.rows[1], table.rows[0]
+    runs = [done[each.key(model)] for each in table.final(ema, "films", None, model, {})]
+    numbers = range(1, report.MOST_ROWS)
+    rows = [replace(ema, name=f"ema {number}", arguments=(f"decay=0.{number}",)) for number in numbers]
+    many = replace(table, rows=(plain, *rows))
+    for row in rows:
+        trials = many.final(row, "films", None, model, {})
+        done |= {one.key(model): run for one, run in zip(trials, runs, strict=True)}
+    text = report.text_of(many, model, done, [])
+    assert text.count("differs from") == report.MOST_ROWS - 1
+    assert len([word for word in text.split() if word != "|"]) < 700  # with two data sets 1400
+
+
+def test_a_report_counts_what_is_missing_of_its_rows_and_of_the_baseline(model: Model, finished: Finished):
+    table, done = finished
+    left = {key: run for key, run in done.items() if (run["row"], run["seed"]) not in {("plain", 3), ("mixed", 1)}}
+    text = report.text_of(table.only(["ema"]), model, left, [])
+    assert "1 runs of these rows are missing (FILMS, all: plain 1). " in text
+    tuned = replace(table, rows=(*table.only(["ema"]).rows, Row("new", tune={"lr": [0.1, 0.2]})))
+    assert "3 runs of these rows are missing" in report.text_of(tuned, model, done, [])
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"name": "plain"}, "finetuning"),
+        ({"name": "ema", "method": "ema", "arguments": ["decay=0.5"]}, "advanced"),
+        ({"name": "asked", "option": "prompt"}, "prompting"),
+        ({"name": "ask: it", "option": "prompt", "method": "direct", "arguments": ["words=bad+good"]}, "advanced"),
+        ({"name": "cut", "option": "prompt", "settings": {"max_sentence_len": 2}}, "prompting"),
+    ],
+)
+def test_a_reports_command_makes_the_predictions_of_the_grid(
+    tmp_path: Path, model: Model, drive: Callable, films: dict[str, Path], row: dict, kind: str
+):
+    """Its paths are those of the course's data, here replaced."""
+    table = table_of(tmp_path, rows=[row], shots=[4], seeds=[3], data={"films": {"epochs": 3, "batch_size": 4}})
+    (cell,) = table.cells()
+    (one,) = table.final(*cell, model, {})
+    result = trial.run_trial(one, model, tmp_path, PLAIN_CPU)
+    command = report.command_of(cell[0], result, model)
+    assert command[:2] == ["python", "run_llama.py"]
+    paths = {f"data/films-{split}.txt": films[split] for split in ("train", "dev", "test")}
+    paths |= {"data/films-label-mapping.json": films["label_names"], f"{model.name}.pt": model.checkpoint}
+    drive(*(paths.get(word, word) for word in command[2:]), "--kernels", "plain")
+    size = "-4" if row.get("option") != "prompt" else ""
+    written = [each.label for each in create_data(tmp_path / f"films{size}-dev-{kind}-output.txt")]
+    assert written == unpack(result["dev"]["predictions"])
+
+
+def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_path: Path):
+    for name in ("base.pt", "other.model", "base-task.pt", "base-task.model", "base-more.pt"):
+        (tmp_path / name).touch()
+    model = Model(str(tmp_path / "base.pt"), str(tmp_path / "other.model"))
+    about = {"data": "sst", "option": "prompt", "method": "", "arguments": [], "shots": None, "seed": 1}
+    result = about | {"settings": dict.fromkeys(("attention", "batch_size", "precision", "max_sentence_len"))}
+    checkpoints = "", "base-task.pt", "base-more.pt"
+    commands = [" ".join(report.command_of(Row("x", checkpoint=own), result, model)) for own in checkpoints]
+    assert "--pretrained-model-path base.pt --tokenizer other.model --train" in commands[0]
+    assert "--pretrained-model-path base-task.pt --train" in commands[1]
+    assert "--pretrained-model-path base-more.pt --tokenizer other.model --train" in commands[2]
+    near = Model("checkpoints/base.pt", "checkpoints/other.model")  # as it is typed where the command is
+    words = " ".join(report.command_of(Row("x"), result, near))
+    assert "--pretrained-model-path checkpoints/base.pt --tokenizer checkpoints/other.model --train" in words
+
+
+def test_a_reports_command_for_an_encoder_is_that_of_encoders(tmp_path: Path):
+    about = {"data": "sst", "option": "finetune", "method": "lora", "arguments": [], "shots": None, "seed": 1}
+    model = Model(str(tmp_path / "small-bert"), str(tmp_path / "small-bert" / "vocab.txt"))
+    words = report.command_of(Row("x"), {**about, "family": "bert", "settings": grid.PLAN_SETTINGS}, model)
+    assert words[:3] == ["python", "-m", "bert.run"] and "--tokenizer" not in words
+    pytest.importorskip("bert.run").get_args(words[3:])  # of which none is unknown
+    llama = report.command_of(Row("x"), {**about, "family": "llama", "settings": grid.PLAN_SETTINGS}, model)
+    assert llama[:2] == ["python", "run_llama.py"] and "--tokenizer" not in llama and "--precision" in llama
+
+
+def test_the_command_of_everything_is_what_was_typed():
+    flags = ["my/full.json", "--pretrained-model-path", "a b.pt", "--tokenizer", "t.model"]
+    flags += ["--results", "mine.jsonl", "--only", "x y", "--baseline", "z", "--data", "sst"]
+    command = program.command_of(program.get_args([*flags, "--report", "r.md"]))
+    assert command == ["python", "-m", "advanced.experiments", *flags]
+
+
+def test_a_long_command_is_broken_between_words_and_means_the_same():
+    words = ["python", "x.py", *(f"--flag{number} 'a b' $c" for number in range(30)), "w" * 200]
+    lines = report._shell(words)
+    script = "\n".join(["printf '%s\\0' \\", *lines])
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.split("\0")[:-1] == words and len(lines) > 8
+    assert all(len(line) <= report.WIDTH + 2 for line in lines if "w" * 200 not in line)
+
+
+def test_a_report_of_what_is_only_asked_speaks_of_no_epochs(tmp_path: Path, model: Model):
+    rows = [{"name": "asked", "option": "prompt"}, {"name": "direct", "option": "prompt", "method": "direct"}]
+    table = table_of(tmp_path, rows=rows, shots=[None], seeds=[1], baseline="asked")
+    trials = [table.final(*cell, model, {})[0] for cell in table.cells()]
+    done = {one.key(model): trial.run_trial(one, model, tmp_path, PLAIN_CPU) for one in trials}
+    text = report.text_of(table, model, done, [])
+    assert "Nothing is trained." in text and "epoch" not in text and "## Results: FILMS\n" in text
+
+
+def test_a_report_without_results_or_with_too_many_rows_is_refused(
+    tmp_path: Path, model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
+):
+    table, done = finished
+    with pytest.raises(UserError, match="none of these rows has a final run: plain, ema"):
+        report.write_report(table.only(["ema"]), model, {}, [], tmp_path / "r.md")
+    monkeypatch.setattr(report, "MOST_ROWS", 2)
+    with pytest.raises(UserError, match="room for 2 rows, not for 3; name them with --only"):
+        report.write_report(table, model, done, [], tmp_path / "r.md")
+    assert not (tmp_path / "r.md").exists()
+    plain = {key for key, result in done.items() if result["row"] == "plain"}
+    alone = report.text_of(table.only(["ema"]), model, {key: done[key] for key in done.keys() - plain}, [])
+    assert "*plain*, which the others would be compared with, has no runs here." in alone
+
+
+@pytest.mark.parametrize(
+    ("script", "warning"),
+    [
+        (None, "pandoc is not here"),
+        ("echo no engine >&2; exit 47", "pandoc made no .*r.pdf: no engine"),
+        ("exit 0", "pandoc made no .*r.pdf: no reason"),
+        ('echo PDF > "$3"', None),
+    ],
+)
+def test_a_pdf_is_made_where_that_is_possible(
+    tmp_path: Path, model: Model, finished: Finished, script: str | None, warning: str | None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+):  # fmt: skip
+    (tools := tmp_path / "tools").mkdir()
+    if script is not None:
+        (tools / "pandoc").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tools / "pandoc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    table, done = finished
+    written = report.write_report(table, model, done, [], tmp_path / "r.md")
+    said = capsys.readouterr().err
+    assert re.search(warning, said) if warning else not said
+    assert [path.name for path in written] == ["r.md"] + ["r.pdf"] * (warning is None)
+
+
+def test_a_report_has_the_rows_that_are_named(tmp_path: Path, finished: Finished, main: Callable):
+    lines = [json.dumps(result) for result in finished[1].values()]
+    (results := tmp_path / "r.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    main("--results", results, "--report", tmp_path / "o.md", "--only", "ema")
+    text = (tmp_path / "o.md").read_text(encoding="utf-8")
+    assert "| ema" in text and "| mixed" not in text and "--only" in text
+
+
+@pytest.mark.parametrize("name", ["r.md", "r.pdf"])
+def test_a_report_does_not_replace_a_file(tmp_path: Path, name: str):
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=f"--report: .*{name} is there already"):
+        program.check_args(program.get_args(["full", "--report", str(tmp_path / "r.md")]))

@@ -1,0 +1,385 @@
+"""Running a table: nothing twice, several at a time, what another table has done, flags of the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+from grids import CONTENT, computing, line_of, main, model, scored, table_of  # noqa: F401 (fixtures)
+
+from advanced.experiments import __main__ as program
+from advanced.experiments import runner
+from advanced.experiments.grid import Table, Trial
+from advanced.experiments.models import Model
+from advanced.experiments.results import append_result, read_results, results_beside
+from engine.locks import NameLock
+from utils import UserError
+
+
+def test_a_line_that_a_kill_has_cut_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture):
+    path = tmp_path / "results.jsonl"
+    about = {"model": "m", "checksums": ["1", "2"]}
+    append_result(path, {"key": "a", **about})
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"key": "b", "x"')
+    assert read_results([path, tmp_path / "absent"]).keys() == {"a"} and "left out" in capsys.readouterr().err
+    append_result(path, {"key": "c", **about})
+    with pytest.raises(UserError, match="line 2 is not a result"):  # somebody should look at it
+        read_results([path])
+
+
+@pytest.mark.parametrize("line", ['{"key": "a"}', '{"model": "m", "checksums": []}', '["key"]', "\xff"])
+def test_a_line_of_another_kind_is_refused(tmp_path: Path, line: str):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(f"{line}\n".encode("latin-1"))
+    append_result(path, {"key": "c", "model": "m", "checksums": ["1", "2"]})
+    with pytest.raises(UserError, match="line 1 is not a result|not UTF-8"):
+        read_results([path])
+
+
+@pytest.mark.slow
+def test_the_program_runs_what_is_left_and_nothing_twice(
+    tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path], run: Callable
+):
+    (tmp_path / "data").mkdir()
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"data/films-{split}.txt").write_bytes(films[split].read_bytes())
+    (tmp_path / "data/films-label-mapping.json").write_bytes(films["label_names"].read_bytes())
+    table_of(tmp_path, rows=CONTENT["rows"][:1], shots=[4])
+    command = ["-m", "advanced.experiments", "trial.json", "--pretrained-model-path", tiny_checkpoint]
+    command += ["--results", "r.jsonl", "--work", "work"]
+    for expected in (4, 0):
+        settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            cwd=tmp_path,
+            env=settings,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("done:") == expected
+    keys = [json.loads(line)["key"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert len(keys) == len(set(keys)) == 4 and not list((tmp_path / "work").iterdir())
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, model: Model, computing: Callable, capsys: pytest.CaptureFixture
+):
+    rows = [{"name": "bad", "seeds": [1, 2]}, {"name": "good", "method": "ema"}]
+    table, path = table_of(tmp_path, rows=rows, shots=[4]), tmp_path / "r.jsonl"
+    calls = []
+
+    def compute(one: Trial, *where) -> dict:
+        calls.append(one.row)
+        if one.row == "bad":
+            raise UserError("the loss is nan")
+        return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "selection": 0.5}
+
+    computing(compute)
+    running = runner.Runner(lambda: table.ready(model, read_results([path])), model, path, tmp_path, "cpu", 2)
+    with pytest.raises(UserError, match="2 runs failed, for example: final bad on films .4 a class., seed [12]: .*nan"):
+        running.run()
+    assert sorted(calls) == ["bad", "bad", "good", "good"] and len(read_results([path])) == 2
+    out, err = capsys.readouterr()
+    assert out.count("done:") == 2 and out.count("start:") == 4 and err.count("failed: final bad") == 2
+    assert "2 runs done, 2 failed, 0 that can be started now are left" in out
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_run_that_another_table_has_done_is_taken_over(
+    tmp_path: Path, model: Model, computing: Callable, main: Callable, capsys: pytest.CaptureFixture
+):
+    """Its tuning settles which final runs there are; those that the other table has are not run either."""
+    row = {"method": "lora", "arguments": ["rank=2"], "tune": {"lr": [0.01, 0.02]}}
+    other = table_of(tmp_path, rows=[{**row, "name": "low rank", "arguments": ["rank=2", "alpha=4"]}], shots=[4])
+    results = tmp_path / "results"
+    results.mkdir()
+    lines = scored(other.tuning(other.rows[0], "films", 4), model, lambda each: dict(each.settings)["lr"])
+    lines |= scored(other.final(other.rows[0], "films", 4, model, lines)[:1], model, lambda each: 0.5)
+    for line in lines.values():
+        append_result(results / f"other-{model.name}.jsonl", {**line, "model": model.name, "checksums": [], "row": "x"})
+    text = 'no result\n{"key": "x"}\n"key model checksums"\n'
+    (results / f"notes-{model.name}.jsonl").write_text(text, encoding="utf-8")
+
+    ran = []
+
+    def compute(one: Trial, *where) -> dict:
+        ran.append((one.phase, one.seed, dict(one.settings)["lr"]))
+        return line_of(one, model)
+
+    computing(compute)
+    table_of(tmp_path, rows=[{**row, "name": "plain", "arguments": ["alpha=4", "rank=2"]}], shots=[4])
+    path = results / f"trial-{model.name}.jsonl"
+    main("--results", path, "--list")
+    assert "1 runs can be started now" in capsys.readouterr().out and not path.exists()
+    again = results / "again.jsonl"
+    again_left = partial(Table.read(tmp_path / "trial.json").ready, model)
+    runner.take_over(lambda: again_left(read_results([again])), model, again, tmp_path)
+    assert len(read_results([again])) == capsys.readouterr().out.count("taken over from another table: ") == 3
+    for expected in (3, 0):
+        main("--results", path, "--work", tmp_path / "work")
+        assert capsys.readouterr().out.count("taken over from another table: ") == expected
+    assert ran == [("final", 2, 0.02)]
+    done = read_results([path])
+    assert len(path.read_text().splitlines()) == len(done) == 4 and {*lines} < {*done}
+    assert all(line["row"] == "plain" for line in done.values())
+    assert all(done[key]["arguments"][:2] == ["alpha=4", "rank=2"] for key in lines)
+    assert {done[key]["data"] for key in lines} == {"films"} and not list((tmp_path / "work").iterdir())
+
+
+def test_results_beside_are_those_of_other_tables_of_the_checkpoint(tmp_path: Path):
+    own = tmp_path / "own-a[1].jsonl"
+    for number, name in enumerate(("own-a[1]", "other-a[1]", "other-a1", "other-b")):
+        append_result(tmp_path / f"{name}.jsonl", {"key": number, "model": "a[1]", "checksums": []})
+    assert [*results_beside(own, "a[1]")] == [1]
+
+
+def test_a_run_that_another_table_ends_meanwhile_is_taken_over_by_one_process(
+    tmp_path: Path, model: Model, computing: Callable
+):
+    """Also where it is not this process: a run that somebody holds is left to him."""
+    table, path = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4]), tmp_path / f"trial-{model.name}.jsonl"
+    first, second = table.ready(model, {})
+    others, line = tmp_path / f"other-{model.name}.jsonl", line_of(second, model)
+    held, ran = runner.NameLock(tmp_path / f"{second.key(model)}.lock"), []
+
+    def compute(one: Trial, *where) -> dict:
+        ran.append(one.seed)
+        held.release()
+        append_result(others, line)
+        return {**line_of(one, model), "row": "of the other"}
+
+    append_result(others, line)
+    assert held.acquire()
+
+    def left() -> list[Trial]:
+        return table.ready(model, read_results([path]))
+
+    runner.take_over(left, model, path, tmp_path)
+    assert not path.exists()
+    computing(compute)
+    runner.Runner(left, model, path, tmp_path, "cpu", 1).run()
+    done = read_results([path])
+    assert ran == [1] and len(path.read_text().splitlines()) == 2
+    assert [done[one.key(model)]["row"] for one in (first, second)] == ["of the other", "plain"]
+
+
+def test_what_other_tables_have_done_needs_no_checkpoint(tmp_path: Path, model: Model, main: Callable):
+    table, path = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4]), tmp_path / "trial-gone.jsonl"
+    gone = Model(str(tmp_path / "gone.pt"), "", {"gone": model.checksums})
+    (first, _) = table.ready(gone, {})
+    append_result(tmp_path / "other-gone.jsonl", line_of(first, gone))
+    with pytest.raises(UserError, match="gone.pt does not exist"):
+        main("--results", path, "--work", tmp_path / "work", checkpoint=gone.checkpoint)
+    assert [*read_results([path])] == [first.key(gone)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--workers", "0"], "--workers 0: must be at least 1"),
+        (["--workers", "-1"], "at least 1"),
+        (["--minutes", "0"], "--minutes 0.0: must be above 0"),
+        (["--minutes", "nan"], "must be above 0 and finite"),
+        (["--results", "."], "must end in .jsonl"),
+        (["--results", "trial.json"], "must end in .jsonl"),
+        (["--results", "folder.jsonl"], "is a folder"),
+        (["--report", "dev.txt"], "must end in .md"),
+        (["--report", "absent/r.md"], "does not exist"),
+        (["--render", "--list"], "--list and --render cannot be combined"),
+        (["--report", "r.md", "--html", "p.html"], "--report and --html cannot be combined"),
+        (["--tune", "--render"], "--tune says which runs are done, and --render does none"),
+        (["--only", "nope"], "has no row nope; it has plain, lora, asked"),
+        (["--baseline", "y"], "no row y"),
+        (["--data", "films", "x"], "no data x; it has films"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_one_line(
+    tmp_path: Path, main: Callable, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
+):
+    table_of(tmp_path)
+    (tmp_path / "folder.jsonl").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        main(*flags)
+
+
+PARENT = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from advanced.experiments.trial import end_with_parent
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_runs_end_when_the_program_is_killed(tmp_path: Path):
+    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
+    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, tmp_path / "parent.py"], env=settings, stdout=subprocess.PIPE) as parent:
+        assert int(parent.stdout.readline()) != parent.pid
+        parent.kill()
+        parent.communicate(timeout=20)  # ends when no process, also no child, holds its output any more
+
+
+@pytest.fixture
+def running(tmp_path: Path, model: Model) -> runner.Runner:
+    """Three runs for two workers."""
+    table = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4], seeds=[1, 2, 3])
+    return runner.Runner(lambda: table.ready(model, {}), model, tmp_path / "r.jsonl", tmp_path, "cpu", 2)
+
+
+def test_after_the_time_nothing_is_started(running: runner.Runner, computing: Callable):
+    computing(lambda *run: pytest.fail("started"))
+    running.run(end=0.0)
+    assert running.done == 0
+
+
+def test_no_more_runs_are_started_than_there_are_workers(running: runner.Runner):
+    assert len([*running.free()]) == 2
+
+
+def test_a_run_that_another_process_has_taken_is_left_to_it(running: runner.Runner, model: Model, tmp_path: Path):
+    key = running.left()[0].key(model)
+    lock = NameLock(tmp_path / f"{key}.lock")
+    assert lock.acquire()
+    assert key not in [each.key(model) for each, _ in running.free()]
+
+
+def test_a_run_that_another_process_has_ended_meanwhile_is_not_done_again(running: runner.Runner, tmp_path: Path):
+    asked = iter([running.left()[:1], []])  # before its lock is taken, and after
+    running.left = lambda: next(asked)
+    assert not [*running.free()] and not [*tmp_path.glob("*.lock")]
+
+
+def test_a_run_is_free_again_when_its_line_is_written_and_its_weights_go_then(
+    running: runner.Runner, model: Model, computing: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def compute(one: Trial, *where) -> dict:
+        (tmp_path / f"{one.key(model)}.pt").touch()
+        return line_of(one, model, commit=where[-1])
+
+    def release(lock: NameLock) -> None:
+        done = read_results([tmp_path / "r.jsonl"])
+        assert lock.path.stem in done and not lock.path.with_suffix(".pt").exists()
+        released.append(lock.path.stem)
+
+    released: list[str] = []
+    left = running.left
+    running.left = lambda: [one for one in left() if one.key(model) not in read_results([tmp_path / "r.jsonl"])]
+    running.commit = "as it was at the start"
+    computing(compute)
+    monkeypatch.setattr(NameLock, "release", release)
+    running.run()
+    assert len(released) == 3
+    assert {each["commit"] for each in read_results([tmp_path / "r.jsonl"]).values()} == {"as it was at the start"}
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "threads"), [("3", 1, 3), ("4,2", 1, 4), (" 2 ", 1, 2), ("", 1, 8), (None, 2, 4)]
+)
+def test_threads_are_those_of_the_environment_or_workers_share_the_processors(
+    running: Callable, monkeypatch: pytest.MonkeyPatch, text: str | None, workers: int, threads: int
+):
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if text is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+    how = running.model, running.path, running.work, "cpu"
+    assert runner.Runner(list, *how, workers).threads == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(UserError, match="OMP_NUM_THREADS=many: not a number of threads"):
+        runner.Runner(list, *how, workers)
+
+
+def test_the_program_computes_where_it_is_told_to(tmp_path: Path, main: Callable, monkeypatch: pytest.MonkeyPatch):
+    made: list[tuple] = []
+    monkeypatch.setattr(program, "Runner", lambda *how: made.append(how) or SimpleNamespace(run=lambda minutes: None))
+    table_of(tmp_path)
+    for flags in (("--device", "mps", "--workers", 3), ()):
+        main("--results", tmp_path / "r.jsonl", *flags)
+    assert [how[-2:] for how in made] == [("mps", 3), ("cpu", 1)]
+
+
+@pytest.fixture
+def three_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables with seeds of their own, so that none takes over what another has done."""
+    monkeypatch.setattr(program, "HERE", tmp_path)
+    (tmp_path / "tables").mkdir()
+    for number, name in enumerate(("first", "second", "third")):
+        table_of(tmp_path, rows=[{"name": "plain"}], shots=[4], seeds=[2 * number, 2 * number + 1])
+        (tmp_path / "trial.json").rename(tmp_path / f"tables/{name}.json")
+
+
+def test_several_tables_are_done_one_after_the_other(
+    tmp_path: Path, model: Model, three_tables: None, computing: Callable, main: Callable, capsys: pytest.CaptureFixture
+):
+    """What goes wrong in one does not stop the next, and is said at the end."""
+
+    def compute(one: Trial, *where) -> dict:
+        if one.table != "second":
+            raise UserError("the loss is nan")
+        return line_of(one, model)
+
+    computing(compute)
+    several = partial(main, "--work", tmp_path / "work", tables=("first", "second", "third"))
+    for flags, said in ((["--list"], "2 runs can be started"), (["--minutes", "1e-9"], "0 runs done, 0 failed, 2")):
+        several(*flags)
+        out = capsys.readouterr().out
+        assert out.count(said) == 3 and re.findall("^table (.*)$", out, re.MULTILINE) == ["first", "second", "third"]
+    with pytest.raises(UserError, match="^of 3 tables 2 failed: first, third$"):
+        several()
+    said = capsys.readouterr().err
+    assert all(f"warning: {name}: 2 runs failed, for example: final plain" in said for name in ("first", "third"))
+    assert len(read_results([tmp_path / f"results/second-{model.name}.jsonl"])) == 2
+
+
+def test_the_minutes_are_those_of_all_tables(
+    tmp_path: Path, model: Model, three_tables: None, computing: Callable, main: Callable,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+):  # fmt: skip
+    """The first one uses them up."""
+    now = [0.0]
+
+    def compute(one: Trial, *where) -> dict:
+        now[0] += 120
+        return line_of(one, model)
+
+    computing(compute)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    main("--minutes", 1, "--work", tmp_path / "work", tables=("first", "second"))
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "runs done" in line)
+    assert first.startswith("1 runs done, 0 failed, 1") and second.startswith("0 runs done")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *((f"first second {flag}", f"{flag.split()[0]} is for one table, not for first, second") for flag in (
+            "--results r.jsonl", "--only plain", "--baseline plain", "--report r.md", "--html p.html"
+        )),
+        ("first second first", "a table is named twice: first, second, first"),
+        ("first nothing", "there is no table nothing; there are first, second, third"),
+    ],
+)  # fmt: skip
+def test_of_several_tables_nothing_is_begun_where_one_cannot_be(
+    tmp_path: Path, three_tables: None, main: Callable, words: str, said: str
+):
+    with pytest.raises(UserError, match=f"^{said}$"):
+        main(tables=words.split())
+    assert not (tmp_path / "results").exists()
