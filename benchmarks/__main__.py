@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.targets import CURVES, LIMIT, MEASUREMENTS, ON_CUDA
+from benchmarks.targets import LIMIT, MEASUREMENTS, ON_CUDA
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError, atomic_write, choose_device
 
@@ -38,7 +38,7 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line. Raises `UserError` for what does not fit."""
     parser = ArgumentParser(prog="python -m benchmarks", description="ratios of speed and memory, measured in one run")
     parser.add_argument("--rows", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}")
-    parser.add_argument("--repeats", type=positive, default=5, help="rounds that are kept; epochs and curves take 3")
+    parser.add_argument("--repeats", type=positive, default=5, help="rounds that are kept; epochs take 3")
     parser.add_argument("--threads", type=positive, help="threads of PyTorch and llama2.c; default: PyTorch's choice")
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=f"cuda: {', '.join(ON_CUDA)}")
@@ -149,14 +149,13 @@ def print_kernels(kernels: dict[str, list[Any]], printed: set[str]) -> None:
                 print(f"  kernels, {use}: {', '.join(f'{name} {value}' for name, value in choice._asdict().items())}")
 
 
-def measure(bench: Bench, names: list[str]) -> tuple[list[Line], dict[str, list[dict[str, Any]]]]:
+def measure(bench: Bench, names: list[str]) -> list[Line]:
     """Runs what is named, printing every line as soon as it is known: all but those against the machine's limit."""
     from benchmarks import report
-    from benchmarks.curves import epoch_costs, sentences_per_second, tokens_per_second
     from benchmarks.rows import measurements
 
     functions, lines, printed = measurements(), [], set()
-    print(report.COLUMNS.format(*report.HEADER))
+    print(report.LINE_FORMAT.format(*report.TABLE_HEADER))
     for name in (name for name in functions if name in names):
         for line in functions[name](bench):
             lines.append(line)
@@ -164,24 +163,7 @@ def measure(bench: Bench, names: list[str]) -> tuple[list[Line], dict[str, list[
                 print(report.as_text(line))
         print_kernels(bench.peers.kernels, printed)
         sys.stdout.flush()
-    curves = {}
-    for name, function in (("context", tokens_per_second), ("batches", sentences_per_second)):
-        if name in names:
-            curves[name] = function(bench)
-            print_curve(CURVES[name], curves[name])
-    costs = epoch_costs(lines)
-    if costs:
-        curves["epochs"] = costs
-        print_curve("an epoch, and fine-tuning's peak memory", costs)
-    return lines, curves
-
-
-def print_curve(title: str, table: list[dict[str, Any]]) -> None:
-    from benchmarks import report
-
-    print(title)
-    for row in table:
-        print(f"  {report.curve_text(row)}")
+    return lines
 
 
 def compare_with_limits(lines: list[Line], measured: list[Measured]) -> Rates:
@@ -243,14 +225,14 @@ def main() -> int:
     from benchmarks.report import markdown
 
     if args.plots is not None and not plots.can_plot():
-        print(plots.WHY_NONE, file=sys.stderr)
+        print(plots.WHY_NO_PLOTS, file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="minllama-benchmarks-") as folder:
         bench = set_up(args, Path(folder))
         facts, run = machine.describe(bench.device), describe_run(bench, args)
         for name, value in (facts | run).items():
             print(f"{name}: {value}")
         before = measure_rates(bench, args)
-        lines, curves = measure(bench, args.rows)
+        lines = measure(bench, args.rows)
         measured = rates.best_of(before, measure_rates(bench, args))
     best = compare_with_limits(lines, measured)
     if bench.profiles:
@@ -264,10 +246,9 @@ def main() -> int:
         "limits": best._asdict(),
         "kernels": {use: [choice._asdict() for choice in choices] for use, choices in bench.peers.kernels.items()},
         "rows": [as_plain(line) for line in lines],
-        "curves": curves,
         "profiles": {work: [share._asdict() for share in profile] for work, profile in bench.profiles.items()},
     }
-    write_results(args, report, markdown(facts | run, best, lines, curves, bench.profiles))
+    write_results(args, report, markdown(facts | run, best, lines, bench.profiles))
     return exit_status(lines)
 
 

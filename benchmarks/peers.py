@@ -205,11 +205,8 @@ def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     return model(token_ids)
 
 
-def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int, streamer: object | None = None) -> torch.Tensor:
-    """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)
-
-    streamer: its `put` is called with the prompt and with each new token.
-    """
+def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int) -> torch.Tensor:
+    """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)"""
     return model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -217,5 +214,4 @@ def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int, streamer:
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
-        streamer=streamer,
     )

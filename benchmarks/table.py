@@ -54,9 +54,6 @@ class Sizes(NamedTuple):
     every: int = 20
     turn: float = 0.5  # seconds of a turn, at least
     processes: int = 4  # rounds of whole processes that are kept; as many forth as back
-    contexts: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    lengths: tuple[int, ...] = (15, 45, 135)
-    batches: tuple[int, ...] = (1, 8, 64)
 
 
 QUICK = Sizes(
@@ -71,9 +68,6 @@ QUICK = Sizes(
     every=2,
     turn=0.0,
     processes=1,
-    contexts=(16, 32),
-    lengths=(5, 9),
-    batches=(1, 3),
 )
 
 

@@ -61,9 +61,5 @@ GOALS: dict[str, float] = {
 FASTER = 1.2  # what fewer bits must win over float32 by this machine's limits before a row of them has a goal
 NOISE = 0.97  # a median below it is slower, also where some round was not
 
-CURVES = {
-    "context": "tokens/s while the context grows",
-    "batches": "sentences/s over length and batch size",
-}
-MEASUREMENTS = (*LINES, *CURVES)
+MEASUREMENTS = tuple(LINES)
 ON_CUDA = ("decode-fp32", "epoch-causal", "epoch-bidirectional")
