@@ -13,7 +13,7 @@ import torch
 
 from utils import ROOT
 
-PACKAGES = ("torch", "numpy", "numba", "transformers", "llama-cpp-python", "ctranslate2", "matplotlib")
+REPORTED_PACKAGES = ("torch", "numpy", "numba", "transformers", "llama-cpp-python", "ctranslate2", "matplotlib")
 
 
 def describe(device: torch.device) -> dict[str, object]:
@@ -30,7 +30,7 @@ def describe(device: torch.device) -> dict[str, object]:
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
-    for package in PACKAGES:
+    for package in REPORTED_PACKAGES:
         try:
             facts[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -11,7 +11,7 @@ PAUSE = 0.3  # seconds: the threads of the one before spin for up to 0.2 s after
 
 
 class Contender(NamedTuple):
-    """One who does the work. `run` returns its cost where it has a clock of its own, else None, and is timed."""
+    """A program under measurement. `run` returns its cost in seconds if it has a clock of its own, else None."""
 
     name: str
     run: Callable[[], float | None]

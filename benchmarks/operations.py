@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
-NAMED = 6  # operations that are shown; the others are summed
-OTHERS, ELSEWHERE = "other operations", "Python and compiled loops"
+MOST_NAMED = 6  # operations that are shown; the others are summed
+OTHER_OPERATIONS, OUTSIDE_PYTORCH = "other operations", "Python and compiled loops"
 
 
 class Share(NamedTuple):
@@ -29,8 +29,8 @@ def shares(run: Callable[[], object]) -> list[Share]:
         whole = time.perf_counter() - start
     events = sorted(watched.key_averages(), key=lambda event: -event.self_cpu_time_total)
     operations = [(event.key, event.self_cpu_time_total * 1e-6, event.count) for event in events]
-    named, others = operations[:NAMED], operations[NAMED:]
+    named, others = operations[:MOST_NAMED], operations[MOST_NAMED:]
     rows = [(name.partition("::")[2] or name, seconds, calls) for name, seconds, calls in named]
-    rows.append((OTHERS, sum(seconds for _, seconds, _ in others), sum(calls for *_, calls in others)))
-    rows.append((ELSEWHERE, max(0.0, whole - sum(seconds for _, seconds, _ in operations)), 1))
+    rows.append((OTHER_OPERATIONS, sum(seconds for _, seconds, _ in others), sum(calls for *_, calls in others)))
+    rows.append((OUTSIDE_PYTORCH, max(0.0, whole - sum(seconds for _, seconds, _ in operations)), 1))
     return [Share(name, seconds / whole, calls, seconds / max(calls, 1)) for name, seconds, calls in rows]

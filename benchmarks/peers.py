@@ -17,9 +17,10 @@ from base_llama import sequence_lengths
 from benchmarks import naive
 from classifier import PAD_ID, LlamaEmbeddingClassifier
 from config import LlamaConfig
+from engine.programs import import_part
 from llama import Llama
 from optimizer import AdamW
-from utils import ROOT, UserError
+from utils import ROOT
 
 if TYPE_CHECKING:
     from fast.decoder import Decoder
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 NUM_LABELS = 5
 DROPOUT = 0.3
 LEARNING_RATE = 2e-5
-SPREAD = 90.5  # times 1 / sqrt(dim): 4 for stories42M
+LLAMA_GAIN = 90.5  # times 1 / sqrt(dim): 4 for stories42M
 
 
 def random_llama(config: LlamaConfig, seed: int) -> Llama:
     """A Llama whose layers matter: fresh ones barely move the residual stream, and decoding repeats one token."""
     torch.manual_seed(seed)
     model = Llama(config)
-    gain = SPREAD / math.sqrt(config.dim)
+    gain = LLAMA_GAIN / math.sqrt(config.dim)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("layers") and parameter.dim() == 2:
@@ -43,20 +44,8 @@ def random_llama(config: LlamaConfig, seed: int) -> Llama:
 
 
 def load_accelerate() -> Callable[..., list]:
-    """`fast.accelerate`. Raises `UserError` where the folder is missing."""
-    try:
-        from fast import accelerate
-    except ImportError as error:
-        raise UserError(f"the folder fast/, which holds what is measured here, does not load: {error}") from None
-    return accelerate
-
-
-def with_fused_attention(llama: Llama) -> Llama:
-    """`llama` with PyTorch's fused attention and nothing else of fast/. In place; returns it."""
-    from fast.attention import fuse_attention
-
-    fuse_attention(llama)
-    return llama
+    """`fast.accelerate`. Raises `UserError` if the folder fast/ is absent."""
+    return import_part("fast", "python -m benchmarks").accelerate
 
 
 def load_to_hf() -> Callable[..., nn.Module]:
@@ -113,16 +102,20 @@ class Peers:
 
     def plain(self, attention: str = "causal", dtype: torch.dtype = torch.float32) -> Llama:
         """Ours as the root modules compute it, with PyTorch's fused attention and linear layers."""
-        return with_fused_attention(self._filled(Llama, attention)).to(dtype)
+        from fast.attention import fuse_attention
+
+        llama = self._filled(Llama, attention)
+        fuse_attention(llama)
+        return llama.to(dtype)
 
     def ours(self, precision: str = "fp32", attention: str = "causal") -> Decoder:
         """What generates text with ours, whose kernels are chosen for that."""
         from fast import decoder
 
         llama, use = self._filled(Llama, attention), f"{precision}, {attention}, inference"
-        self._accelerate(llama, precision, use, trains=False)
+        choices = load_accelerate()(llama, precision, trains=False)
         ours = decoder(llama, precision)
-        self.kernels[use] = [*self.kernels[use], ours.choice]
+        self.kernels[use] = [*choices, ours.choice]
         return ours
 
     def naive(self, attention: str = "causal") -> naive.NaiveLlama:
@@ -142,8 +135,8 @@ class Peers:
         llama = self.plain(attention) if precision is None else self._filled(Llama, attention)
         model = self._with_head(lambda: LlamaEmbeddingClassifier(settings, llama=llama))
         if precision is not None:
-            use = "training" if training else "classification"
-            self._accelerate(model, precision, f"{precision}, {attention}, {use}", generates=False, trains=training)
+            use = f"{precision}, {attention}, {'training' if training else 'classification'}"
+            self.kernels[use] = load_accelerate()(model, precision, generates=False, trains=training)
         return model
 
     def naive_classifier(self, attention: str = "bidirectional") -> naive.NaiveLlamaEmbeddingClassifier:
@@ -169,9 +162,6 @@ class Peers:
         torch.manual_seed(self.seed)
         return make().to(self.device).eval()
 
-    def _accelerate(self, model: nn.Module, precision: str, use: str, **purpose: bool) -> None:
-        self.kernels[use] = load_accelerate()(model, precision, **purpose)
-
 
 def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -188,15 +178,14 @@ def hf_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, token_ids: torch.Tensor, labels: torch.Tensor
-) -> float:
-    """One step of fine-tuning, the same for every contender; returns the loss. token_ids: b s, labels: b"""
+) -> None:
+    """One step of fine-tuning, the same for every contender. token_ids: b s, labels: b"""
     model.train()
     optimizer.zero_grad()
     loss = F.nll_loss(model(token_ids), labels, reduction="sum") / len(labels)
-    value = loss.item()
+    loss.item()  # which every loop reads, and which waits for a GPU
     loss.backward()
     optimizer.step()
-    return value
 
 
 @torch.inference_mode()

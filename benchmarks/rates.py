@@ -1,7 +1,7 @@
 """What this machine does at best: bytes read from memory, and matrix products, by every library at hand.
 
-They are the limits that the lines are compared with, so whoever is fastest counts, and a limit that is measured too low
-flatters. Memory's speed drifts on a machine with neighbours: a run measures twice, before and after everything else.
+Lines are compared with these limits, so the fastest library counts: a limit that is measured too low flatters. The
+speed of memory drifts on a shared machine: a run measures twice, before and after everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from benchmarks.work import Rates
 
 MEMORY_ROWS, WIDTH = 2**17, 512  # 256 MiB of float32 numbers, beyond every cache
 STREAMS = (2, 4, 8)
-SHAPES = ((4096, 512, 1376), (1024, 2048, 2048))  # tokens, inputs, outputs: stories42M's feed-forward, and a larger one
+# tokens, inputs, outputs: stories42M's feed-forward, and a larger one
+PRODUCT_SHAPES = ((4096, 512, 1376), (1024, 2048, 2048))
 READ = "read"
 
 
@@ -107,7 +108,7 @@ def _together(pool: ThreadPoolExecutor, work: Callable[..., object], *parts: obj
 
 
 def _products(device: torch.device, shrink: int) -> Iterator[Candidate]:
-    for tokens, inputs, outputs in SHAPES:
+    for tokens, inputs, outputs in PRODUCT_SHAPES:
         tokens = tokens // shrink
         size, operations = f"{tokens}x{inputs}x{outputs}", 2.0 * tokens * inputs * outputs
         for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):

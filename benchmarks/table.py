@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from benchmarks import peers
+from benchmarks.epoch import Sample
 from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share, shares
@@ -28,12 +30,12 @@ from benchmarks.targets import (
     LLAMACPP_DTYPES,
     NOISE,
     OURS,
-    PLAIN,
+    PLAIN_PATH,
 )
 from benchmarks.work import Pass, Rates, limit_seconds
 from config import LlamaConfig
 
-PACKAGES: dict[str, dict[str, str]] = {  # the modules that a contender needs, and what installs them
+CONTENDER_PACKAGES: dict[str, dict[str, str]] = {  # the modules that a contender needs, and what installs them
     **dict.fromkeys((HF, HF_BF16), {"transformers": "transformers"}),
     **dict.fromkeys(LLAMACPP_DTYPES, {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}),
     **dict.fromkeys(CT2_TYPES, {"ctranslate2": "ctranslate2"}),
@@ -56,7 +58,7 @@ class Sizes(NamedTuple):
     processes: int = 4  # rounds of whole processes that are kept; as many forth as back
 
 
-QUICK = Sizes(
+QUICK_SIZES = Sizes(
     prompt=5,
     new=8,
     together=3,
@@ -88,11 +90,15 @@ class Bench:
     profiles: dict[str, list[Share]] = field(default_factory=dict)  # by line: where our own time goes
 
     def race(self, work: str, contenders: Sequence[Contender]) -> dict[str, list[float]]:
-        """Their costs in turns. The first, ours, runs once more and is watched."""
+        """Their costs in turns. The first, ours, runs once more under the profiler."""
         costs = self.turns.take(contenders, least=self.sizes.turn)
         if work not in self.profiles:
             self.profiles[work] = shares(contenders[0].run)
         return costs
+
+    @property
+    def sample(self) -> Sample:
+        return Sample(self.sizes.batch_size, self.sizes.every, self.seed)
 
     @property
     def device(self) -> torch.device:
@@ -158,7 +164,7 @@ class Line:
             return "not measured"
         if self.same_result is False:
             return "RESULTS DIFFER"
-        if self.against == PLAIN:
+        if self.against == PLAIN_PATH:
             return "SLOWER" if is_slower(self.ratio) else "not slower"
         if self.against != LIMIT:
             return ""
@@ -221,10 +227,39 @@ def lines_of(
     return lines
 
 
+def classification_lines(
+    bench: Bench,
+    work: str,
+    contenders: Sequence[str],
+    classify: dict[str, Callable[[], torch.Tensor]],
+    *,
+    unit: str,
+    task: BenchmarkTask | None = None,
+    tolerance: float | None = None,
+) -> list[Line]:
+    """Lines of models that give log-probabilities (b c), with the largest difference to ours.
+
+    tolerance: the difference that is allowed; None: any, as between precisions. task: as for `lines_of`; a line with a
+    task is profiled, too.
+    """
+    answers: dict[str, torch.Tensor] = {}
+
+    def run(name: str) -> None:
+        answers[name] = classify[name]().float()
+
+    runs = [Contender(name, partial(run, name)) for name in classify]
+    costs = bench.race(work, runs) if task else bench.turns.take(runs, least=bench.sizes.turn)
+    errors = {name: (answer - answers[OURS]).abs().max().item() for name, answer in answers.items()}
+    notes = {name: f"log-probabilities differ by at most {error:.0e}" for name, error in errors.items()}
+    same = {} if tolerance is None else {name: error < tolerance for name, error in errors.items()}
+    amount = float(len(answers[OURS]))
+    return lines_of(bench, work, contenders, costs, amount=amount, unit=unit, notes=notes, same=same, task=task)
+
+
 def missing_contenders(device: torch.device, *, has_llama2c: bool) -> dict[str, str]:
-    """Who cannot take part, and why."""
+    """The contenders that cannot take part, each with the reason."""
     missing = {}
-    for name, packages in PACKAGES.items():
+    for name, packages in CONTENDER_PACKAGES.items():
         absent = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
         if absent:
             missing[name] = f"pip install {' '.join(absent)}"

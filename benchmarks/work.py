@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from config import LlamaConfig
 
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
 
 
 class Pass(NamedTuple):
@@ -86,6 +86,6 @@ class Rates(NamedTuple):
 def limit_seconds(passes: list[Pass], precision: str, rates: Rates) -> float:
     """No program can take less: each pass waits for memory or for arithmetic, whichever takes longer."""
     return sum(
-        max(weights * BYTES[precision] / rates.read, operations / rates.product(precision))
+        max(weights * BYTES_PER_WEIGHT[precision] / rates.read, operations / rates.product(precision))
         for operations, weights in passes
     )

@@ -21,18 +21,27 @@ import torch.utils.flop_counter
 from conftest import asset, random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
-import benchmarks.__main__ as benchmarks_main
 from base_llama import KVCache, causal_mask
-from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, table, targets, work
-from benchmarks.__main__ import as_plain, get_args
-from benchmarks.apart import Apart
+from benchmarks import __main__ as benchmarks_main
+from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, run, table, targets, work
+from benchmarks.__main__ import get_args
+from benchmarks.apart import Apart, LibraryModel
 from benchmarks.decoding import compare_ids, one_core_busy
-from benchmarks.epoch import FixedBatches, naive_epoch, our_epoch, sampled
+from benchmarks.epoch import FixedBatches, Sample, naive_epoch, our_epoch, sampled
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share
 from benchmarks.peers import Peers
 from benchmarks.rates import Measured
-from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
+from benchmarks.run import as_plain
+from benchmarks.sentences import (
+    SST_LENGTHS,
+    SST_SIZES,
+    IdTokenizer,
+    find_tokenizers,
+    length_at,
+    load_sentences,
+    random_sentences,
+)
 from benchmarks.table import BenchmarkTask, Line, missing_contenders
 from benchmarks.work import Pass, Rates
 from config import LlamaConfig
@@ -160,9 +169,10 @@ def test_an_epoch_of_the_course_is_an_epoch_of_ours():
     for model in models:
         model.dropout.p = 0.0
     torch.manual_seed(5)
-    ours = our_epoch(models[0], peers.our_optimizer, data, 8, 1, seed=2, rules=EncodingRules(), bucket=False)
+    sample = Sample(batch_size=8, every=1, seed=2)
+    ours = our_epoch(models[0], peers.our_optimizer(models[0]), data, sample, EncodingRules(), bucket=False)
     torch.manual_seed(5)
-    theirs = naive_epoch(models[1], peers.naive_optimizer(models[1]), data, 8, 1, seed=2)
+    theirs = naive_epoch(models[1], peers.naive_optimizer(models[1]), data, sample)
     assert ours.train_loader.batch_sampler.batches == theirs.train_loader.batch_sampler.batches
     assert sorted(sum(ours.train_loader.batch_sampler.batches, [])) == list(range(30))
     seconds = [contender.run() for contender in (ours, theirs)]
@@ -249,7 +259,7 @@ def test_every_line_takes_turns_of_the_length_that_the_sizes_say(monkeypatch: py
     monkeypatch.setattr(Turns, "take", lambda self, contenders, **settings: taken.update(settings) or {})
     bench = table.Bench(None, None, Turns(1), table.Sizes(), None, None, 1, 1, None, {}, profiles={"a line": []})
     bench.race("a line", [])
-    assert taken == {"least": table.Sizes().turn} and table.QUICK.turn == 0.0 < table.Sizes().turn
+    assert taken == {"least": table.Sizes().turn} and table.QUICK_SIZES.turn == 0.0 < table.Sizes().turn
 
 
 def test_the_device_is_waited_for_before_each_look_at_the_clock():
@@ -271,14 +281,14 @@ def test_ratios_need_equal_rounds():
 @pytest.mark.parametrize(
     ("against", "ratio", "same", "verdict"),
     [
-        (targets.PLAIN, Ratio(1.2, 1.1, 1.3), None, "not slower"),
-        (targets.PLAIN, Ratio(0.98, 0.9, 1.01), None, "not slower"),  # within noise: some round was not slower
-        (targets.PLAIN, Ratio(0.98, 0.9, 0.99), None, "SLOWER"),
-        (targets.PLAIN, Ratio(0.96, 0.9, 1.3), None, "SLOWER"),
-        (targets.PLAIN, Ratio(9.9, 9.8, 10.0), False, "RESULTS DIFFER"),
+        (targets.PLAIN_PATH, Ratio(1.2, 1.1, 1.3), None, "not slower"),
+        (targets.PLAIN_PATH, Ratio(0.98, 0.9, 1.01), None, "not slower"),  # within noise: some round was not slower
+        (targets.PLAIN_PATH, Ratio(0.98, 0.9, 0.99), None, "SLOWER"),
+        (targets.PLAIN_PATH, Ratio(0.96, 0.9, 1.3), None, "SLOWER"),
+        (targets.PLAIN_PATH, Ratio(9.9, 9.8, 10.0), False, "RESULTS DIFFER"),
         (targets.HF, Ratio(0.5, 0.4, 0.6), True, ""),
         (targets.HF, Ratio(0.5, 0.4, 0.6), False, "RESULTS DIFFER"),
-        (targets.PLAIN, None, None, "not measured"),
+        (targets.PLAIN_PATH, None, None, "not measured"),
     ],
 )
 def test_verdicts(against: str, ratio: Ratio | None, same: bool | None, verdict: str):
@@ -338,7 +348,8 @@ def test_a_way_that_does_not_run_here_is_no_limit(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_name_has_a_function_and_every_function_a_name():
-    assert [*rows.measurements()] == list(targets.MEASUREMENTS)
+    assert len(run.MEASURING) == len(targets.LINES) == len(set(run.MEASURING))
+    assert list(targets.LINES) == list(targets.MEASUREMENTS)
     assert set(targets.ON_CUDA) < set(targets.MEASUREMENTS)
     limited = {work_ for works in targets.LINES.values() for work_, others in works.items() if targets.LIMIT in others}
     assert limited == set(targets.GOALS)
@@ -415,9 +426,9 @@ def both_ids(kind: type, dtype: str, folder: Path, **shape: float) -> tuple[list
     model = random_llama(attention="causal", seed=1, gain=8.0, **shape)
     prompt = torch.tensor([[1, 259, 270, 281, 292]])
     ours = model.generate(prompt, 30, temperature=0.0).tolist()
-    contender = kind(folder, model.state_dict(), model.config, 1, dtype)
-    contender.generate(prompt.flip(1), 5)
-    theirs = contender.generate(prompt, 30).tolist()
+    contender = kind(LibraryModel(folder, model.state_dict(), model.config, 1, dtype))
+    contender.generate(prompt.flip(1)[0].tolist(), 5)
+    theirs = [prompt[0].tolist() + contender.generate(prompt[0].tolist(), 30)]
     assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
     return ours, theirs
 
@@ -444,26 +455,26 @@ def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
 class Elsewhere:
     """Answers with the number of its process, and fails where it is told to."""
 
-    def __init__(self, folder: Path, state: dict, config: LlamaConfig, threads: int, dtype: str):
-        if dtype == "absent":
+    def __init__(self, model: LibraryModel):
+        if model.dtype == "absent":
             raise ImportError("no such library")
-        self.weight = int(state["weight"])
+        self.weight = int(model.state["weight"])
 
-    def generate(self, prompt: torch.Tensor, new: int) -> torch.Tensor:
+    def generate(self, prompt: list[int], new: int) -> list[int]:
         if new == 0:
             os._exit(3)
-        return torch.tensor([[*prompt[0].tolist(), self.weight, os.getpid()]])
+        return [self.weight, os.getpid()]
 
 
 def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
-    settings = (tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1)
-    library = Apart(Elsewhere, *settings, "f32")
+    model = LibraryModel(tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1, "f32")
+    library = Apart(Elsewhere, model)
     assert library.generate(torch.tensor([[1, 2]]), 5).tolist() == [[1, 2, 7, library.process.pid]]
     with pytest.raises(RuntimeError, match="status 3"):
         library.generate(torch.tensor([[1]]), 0)
     with pytest.raises(RuntimeError, match="ImportError: no such library"):
-        Apart(Elsewhere, *settings, "absent")
-    library = Apart(Elsewhere, *settings, "f32")
+        Apart(Elsewhere, model._replace(dtype="absent"))
+    library = Apart(Elsewhere, model)
     library.close()
     assert library.process.exitcode == 0
 
@@ -514,11 +525,11 @@ def test_a_first_run_is_in_a_fresh_copy_and_a_later_one_in_the_same(tmp_path: Pa
         assert list(copies.copies[targets.OURS].glob("__pycache__/module*.pyc"))  # what a first run leaves to a later
     copies.later(targets.OURS)
     assert copies.texts[targets.OURS] == "auto True True"
-    copies.first(targets.PLAIN)
-    assert copies.texts[targets.PLAIN] == "plain False True" and len(list(folder.iterdir())) == 2
-    (copies.copies[targets.PLAIN] / "fails").touch()
+    copies.first(targets.PLAIN_PATH)
+    assert copies.texts[targets.PLAIN_PATH] == "plain False True" and len(list(folder.iterdir())) == 2
+    (copies.copies[targets.PLAIN_PATH] / "fails").touch()
     with pytest.raises(UserError, match="plain.*no such thing"):
-        copies.later(targets.PLAIN)
+        copies.later(targets.PLAIN_PATH)
     assert not list(root.rglob("__pycache__"))
 
 
@@ -535,8 +546,7 @@ def test_what_is_copied_is_what_git_tracks(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_tokenizer_must_fit_the_model(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizer.read_bytes())
     monkeypatch.setenv("MINLLAMA_ASSETS", str(tmp_path))
-    assert processes.find_tokenizer(300) == tmp_path / "tokenizer.model"
-    assert processes.find_tokenizer(301) is None
+    assert find_tokenizers(300) == [tmp_path / "tokenizer.model"] and find_tokenizers(301) == []
 
 
 # --------------------------------------------------------------------------------------------------- sampling
@@ -577,10 +587,10 @@ def test_a_process_does_not_count_its_parents_memory():
 def test_random_sentences_have_ssts_lengths():
     data = random_sentences(32000, 0, {"train": 4000, "dev": 7})
     lengths = sorted(len(ids) for ids in data.tokenizer.encode_batch([e.sentence for e in data.train], True, False))
-    for share, length in LENGTHS[2:-1]:
+    for share, length in SST_LENGTHS[2:-1]:
         assert abs(lengths[round(share * 3999)] - length) <= 1 + 0.06 * length
     assert 3 <= lengths[0] and lengths[-1] <= 93 and len(data.dev) == 7
-    assert [length_at(share) for share, _ in LENGTHS] == [length for _, length in LENGTHS]
+    assert [length_at(share) for share, _ in SST_LENGTHS] == [length for _, length in SST_LENGTHS]
     assert data.train == random_sentences(32000, 0, {"train": 4000, "dev": 7}).train
 
 
@@ -592,9 +602,9 @@ def test_lengths_are_those_of_the_real_data(assets: Path):
     asset(assets, "data/sst-train.txt")
     data = load_sentences(32000, 0)
     assert data.source.startswith("SST") and data.train == create_data(assets / "data/sst-train.txt")
-    assert {"train": len(data.train), "dev": len(data.dev)} == SIZES
+    assert {"train": len(data.train), "dev": len(data.dev)} == SST_SIZES
     lengths = sorted(map(len, data.tokenizer.encode_batch([e.sentence for e in data.train], True, False)))
-    assert [(share, lengths[round(share * (len(lengths) - 1))]) for share, _ in LENGTHS] == list(LENGTHS)
+    assert [(share, lengths[round(share * (len(lengths) - 1))]) for share, _ in SST_LENGTHS] == list(SST_LENGTHS)
     assert load_sentences(300, 0).source.startswith("random")
 
 
@@ -736,8 +746,10 @@ def test_whole_processes_are_measured(tiny_tokenizer: Path, tmp_path: Path, monk
 def test_without_a_fitting_tokenizer_or_git_a_line_says_so(monkeypatch: pytest.MonkeyPatch):
     works = list(targets.LINES["first-run"])
     bench = SimpleNamespace(config=LlamaConfig.from_preset("tiny"))
-    monkeypatch.setattr(processes, "find_tokenizer", lambda _: None)
-    monkeypatch.setattr(processes, "_lines", lambda bench, works, *_: [Line(work_, targets.PLAIN) for work_ in works])
+    monkeypatch.setattr(processes, "find_tokenizers", lambda _: [])
+    monkeypatch.setattr(
+        processes, "_lines", lambda bench, works, *_: [Line(work_, targets.PLAIN_PATH) for work_ in works]
+    )
     monkeypatch.setattr(processes, "tracked_files", lambda: ["run_llama.py"])
     lines = processes.first_run(bench)
     assert [line.work for line in lines] == works
@@ -752,12 +764,12 @@ def test_results_that_differ_end_with_status_1_after_all_is_written(
 ):
     def measure(*_: object) -> list[Line]:
         slow = limit_line("decode, fp32", [Pass(1, 1)], "fp32", [1e9])  # a missed goal is no failure
-        slower = Line("decode, fp32", targets.PLAIN, Ratio(0.1, 0.1, 0.1), note="x", same_result=same)
+        slower = Line("decode, fp32", targets.PLAIN_PATH, Ratio(0.1, 0.1, 0.1), note="x", same_result=same)
         return [slower, slow]
 
     canned = [Measured("read", "r", 1.0), Measured("fp32", "p", 1.0)]
-    monkeypatch.setattr(benchmarks_main, "measure", measure)
-    monkeypatch.setattr(benchmarks_main, "measure_rates", lambda *_: canned)
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(run, "measure_rates", lambda *_: canned)
     files = ["--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md")]
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", *files])
     assert benchmarks_main.main() == status
@@ -778,7 +790,7 @@ def test_where_time_goes_adds_up_and_names_what_takes_longest():
 
     first, *_, others, elsewhere = operations.shares(run)
     assert first.operation == "mm" and first.calls == 5 and first.share > 0
-    assert (others.operation, elsewhere.operation) == (operations.OTHERS, operations.ELSEWHERE)
+    assert (others.operation, elsewhere.operation) == (operations.OTHER_OPERATIONS, operations.OUTSIDE_PYTORCH)
     assert elsewhere.share > 0.3  # it slept
     assert sum(share.share for share in operations.shares(run)) == pytest.approx(1.0, abs=0.05)
 
@@ -788,7 +800,7 @@ def test_markdown_has_every_line_also_the_missed_ones():
     reached.compare_with_limit(Rates(4.0, {"fp32": 2.0}))
     lines = [
         reached,
-        Line("decode, fp32", targets.PLAIN, Ratio(0.5, 0.4, 0.6), 1.0, 2.0, "tok/s", note="identical ids"),
+        Line("decode, fp32", targets.PLAIN_PATH, Ratio(0.5, 0.4, 0.6), 1.0, 2.0, "tok/s", note="identical ids"),
         Line("decode, fp32", targets.LLAMA2C, note="no --llama2c"),
     ]
     profiles = {"decode, fp32": [Share("mm", 0.625, 8, 2e-4), Share("Python and compiled loops", 0.375, 1, 1.0)]}
