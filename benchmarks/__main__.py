@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks.targets import MEASUREMENTS, ON_CUDA
+from benchmarks.targets import LINES
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
 
@@ -28,11 +28,11 @@ def positive(text: str) -> int:
 def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line. Raises `UserError` for what does not fit."""
     parser = ArgumentParser(prog="python -m benchmarks", description="ratios of speed and memory, measured in one run")
-    parser.add_argument("--rows", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}")
+    names = tuple(LINES)
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help="some lines only")
     parser.add_argument("--repeats", type=positive, default=5, help="rounds that are kept; epochs take 3")
     parser.add_argument("--threads", type=positive, help="threads of PyTorch and llama2.c; default: PyTorch's choice")
     parser.add_argument("--seed", type=int, default=1337)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=f"cuda: {', '.join(ON_CUDA)}")
     parser.add_argument("--llama2c", metavar="PATH", help="llama2.c's compiled `run`, or the folder that holds it")
     parser.add_argument("--json", metavar="FILE", help="write the report here")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables here")
@@ -53,14 +53,6 @@ def check_args(args: argparse.Namespace) -> None:
         raise UserError(f"--markdown {args.markdown} is also --json; give it a name of its own")
     if args.plots is not None and not (Path(args.plots).is_dir() and os.access(args.plots, os.W_OK)):
         raise UserError(f"--plots {args.plots} is not a folder that can be written to; create it first")
-    if args.rows is None:
-        args.rows = ON_CUDA if args.device == "cuda" else MEASUREMENTS
-    if args.device == "cuda":
-        if args.llama2c is not None:
-            raise UserError("--llama2c runs on the CPU; leave it out, or --device cuda")
-        unfit = [row for row in args.rows if row not in ON_CUDA]
-        if unfit:
-            raise UserError(f"--rows {' '.join(unfit)}: on cuda there are {', '.join(ON_CUDA)}")
 
 
 def main() -> int:

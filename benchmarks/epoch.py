@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,7 +101,6 @@ class Epoch:
         encoding: float = 0.0,
     ):
         self.model, self.optimizer, self.encoding = model, optimizer, encoding
-        self.device = next(model.parameters()).device
         self.phases: list[Phases] = []
         draw = random.Random(sample.seed)
         self.train_loader, self.train_scale = _fixed(loaders[0], lengths[0], sample.every, draw)
@@ -134,9 +134,9 @@ class NaiveEpoch(Epoch):
 
     def _train_and_evaluate(self) -> None:
         batch_size = self.train_loader.batch_sampler.batch_size
-        naive.train_epoch(self.model, self.optimizer, self.train_loader, batch_size, self.device)
+        naive.train_epoch(self.model, self.optimizer, self.train_loader, batch_size)
         for loader in (self.train_loader, self.dev_loader):
-            naive.evaluate(self.model, loader, self.device)
+            naive.evaluate(self.model, loader)
 
 
 def _fixed(loader: DataLoader, lengths: Sequence[int], every: int, draw: random.Random) -> tuple[DataLoader, float]:
@@ -171,8 +171,8 @@ def naive_epoch(
     """Sentences encoded in every batch; encoded here too, outside every clock, to know their lengths."""
     loaders, lengths = [], []
     for part, shuffle in ((sentences.train, True), (sentences.dev, False)):
-        data = naive.SentenceDataset(part, sentences.tokenizer)
-        loaders.append(DataLoader(data, sample.batch_size, shuffle, collate_fn=data.collate_fn))
+        collate = partial(naive.collate, sentences.tokenizer)
+        loaders.append(DataLoader(part, sample.batch_size, shuffle, collate_fn=collate))
         ids = sentences.tokenizer.encode_batch([example.sentence for example in part], True, False)
         lengths.append([len(row) for row in ids])
     return NaiveEpoch(model, optimizer, loaders, lengths, sample)

@@ -99,11 +99,10 @@ def _epoch_lines(bench: Bench, name: str, epochs: dict[str, epoch.Epoch]) -> lis
     ((work, contenders),) = LINES[name].items()
     for contender in epochs.values():
         batch = next(iter(contender.dev_loader))
-        rows = batch["token_ids"].to(bench.device), batch["labels"].to(bench.device)
-        peers.train_step(contender.model, contender.optimizer, *rows)
+        peers.train_step(contender.model, contender.optimizer, batch["token_ids"], batch["labels"])
     is_whole = bench.sizes.every == 1
     repeats = 1 if is_whole else min(bench.turns.repeats, MAX_EPOCH_REPEATS)
-    turns = Turns(repeats, bench.turns.pause, bench.turns.synchronize)
+    turns = Turns(repeats, bench.turns.pause)
     costs = turns.take([Contender(name, contender.run) for name, contender in epochs.items()], warm_up=0)
     how = "whole epochs" if is_whole else f"from one batch in {bench.sizes.every}"
     lines = lines_of(bench, work, contenders, costs, notes=dict.fromkeys(epochs, how))

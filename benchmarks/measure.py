@@ -30,19 +30,17 @@ class Turns:
 
     Forth and back, since what one leaves behind (files in memory, a warm processor) is always met by the next.
 
-    pause: seconds between two turns. synchronize: waits for the device, before every look at the clock.
+    pause: seconds between two turns.
     """
 
     def __init__(
         self,
         repeats: int,
         pause: float = PAUSE,
-        synchronize: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self.repeats, self.pause = repeats, pause
-        self.synchronize, self.clock, self.sleep = synchronize, clock, sleep
+        self.repeats, self.pause, self.clock, self.sleep = repeats, pause, clock, sleep
 
     def take(self, contenders: Sequence[Contender], warm_up: int = 1, least: float = 0.0) -> dict[str, list[float]]:
         """Each contender's cost in each round, by its name; the first `warm_up` rounds are not kept.
@@ -60,13 +58,11 @@ class Turns:
         return costs
 
     def _cost(self, contender: Contender, least: float) -> float:
-        self.synchronize()
         start, runs, spent = self.clock(), 0, 0.0
         while runs == 0 or spent < least:
             own = contender.run()
             if own is not None:
                 return own
-            self.synchronize()
             runs, spent = runs + 1, self.clock() - start
         return spent / runs
 

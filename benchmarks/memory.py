@@ -50,7 +50,7 @@ def fine_tune(contender: str, checkpoint: str, rows: int, length: int) -> None:
     from benchmarks import peers
     from engine.weights import load_pretrained
 
-    contenders = peers.Peers(load_pretrained(checkpoint), torch.device("cpu"))
+    contenders = peers.Peers(load_pretrained(checkpoint))
     make_optimizer = peers.our_optimizer
     if contender == "naive":
         model, make_optimizer = contenders.naive_classifier(), peers.naive_optimizer

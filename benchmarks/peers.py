@@ -75,7 +75,7 @@ class HFClassifier(nn.Module):
         """input_ids: b s -> log-probabilities b c"""
         hidden_states = self.llama(input_ids, use_cache=False).last_hidden_state  # b s D
         last = sequence_lengths(input_ids, PAD_ID) - 1  # b
-        read = hidden_states[torch.arange(len(last), device=last.device), last]  # b D
+        read = hidden_states[torch.arange(len(last)), last]  # b D
         return F.log_softmax(self.classifier_head(self.dropout(read)), dim=-1)
 
 
@@ -88,15 +88,15 @@ class Autocast(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: b s -> b c, float32"""
-        with torch.autocast(input_ids.device.type, torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16):
             return self.model(input_ids).float()
 
 
 class Peers:
     """Makes the contenders' models from one state dict. `kernels`: what was chosen, by precision and use."""
 
-    def __init__(self, llama: Llama, device: torch.device, seed: int = 0):
-        self.config, self.device, self.seed = llama.config, device, seed
+    def __init__(self, llama: Llama, seed: int = 0):
+        self.config, self.seed = llama.config, seed
         self.state = {name: tensor.detach() for name, tensor in llama.state_dict().items()}
         self.kernels: dict[str, list[Any]] = {}
 
@@ -125,7 +125,7 @@ class Peers:
         """transformers' LlamaForCausalLM with its default attention (PyTorch's fused one)."""
         model = load_to_hf()(self.state, self._config("causal"))
         model.set_attn_implementation("sdpa")
-        return model.to(self.device, dtype).eval()
+        return model.to(dtype).eval()
 
     def our_classifier(
         self, precision: str | None = "fp32", attention: str = "causal", *, training: bool = False
@@ -155,12 +155,12 @@ class Peers:
             model = kind(self._config(attention))
         model.load_state_dict({name: tensor.clone() for name, tensor in self.state.items()}, assign=True)
         model.tok_embeddings.weight = model.output.weight  # assigned one by one, the two are no longer tied
-        return model.requires_grad_(True).to(self.device).eval()
+        return model.requires_grad_(True).eval()
 
     def _with_head(self, make: Callable[[], Any]) -> Any:
         """All classifiers get the same head, drawn from one seed."""
         torch.manual_seed(self.seed)
-        return make().to(self.device).eval()
+        return make().eval()
 
 
 def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -183,7 +183,7 @@ def train_step(
     model.train()
     optimizer.zero_grad()
     loss = F.nll_loss(model(token_ids), labels, reduction="sum") / len(labels)
-    loss.item()  # which every loop reads, and which waits for a GPU
+    loss.item()  # which every loop reads
     loss.backward()
     optimizer.step()
 

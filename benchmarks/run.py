@@ -22,7 +22,7 @@ from benchmarks.table import Bench, Line
 from benchmarks.targets import LIMIT, LINES
 from benchmarks.work import Rates
 from config import LlamaConfig
-from utils import atomic_write, choose_device
+from utils import atomic_write
 
 MEASURING: Sequence[Callable[[Bench], list[Line]]] = (  # in the order of `targets.LINES`, which has their names
     decoding.decode_fp32,
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> list[Line]:
         print(plots.WHY_NO_PLOTS, file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="minllama-benchmarks-") as folder:
         bench = set_up(args, Path(folder))
-        facts, about = machine.describe(bench.device), describe_run(bench, args)
+        facts, about = machine.describe(), describe_run(bench, args)
         for name, value in (facts | about).items():
             print(f"{name}: {value}")
         before = measure_rates(bench, args)
@@ -88,10 +88,8 @@ def compile_loops() -> None:
 def set_up(args: argparse.Namespace, folder: Path) -> Bench:
     """The contenders and their work, as the flags say."""
     load_accelerate()  # before any work
-    if args.device == "cpu":
-        compile_loops()
+    compile_loops()
     program = None if args.llama2c is None else find_program(args.llama2c)
-    device = choose_device(args.device)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     threads = torch.get_num_threads()
@@ -103,13 +101,13 @@ def set_up(args: argparse.Namespace, folder: Path) -> Bench:
         config = LlamaConfig.from_preset("stories42M", attention="causal")
         sizes, pause = table.Sizes(every=1 if args.full else table.Sizes().every), PAUSE
         data = sentences.load_sentences(config.vocab_size, args.seed)
-    peers = Peers(random_llama(config, args.seed), device, args.seed)
-    turns = Turns(args.repeats, pause, torch.cuda.synchronize if device.type == "cuda" else lambda: None)
+    peers = Peers(random_llama(config, args.seed), args.seed)
+    turns = Turns(args.repeats, pause)
     llama2c = None
     if program is not None:
         llama2c = Llama2C(program, folder, peers.state, config, threads)
         llama2c.generate([BOS_ID, SPACE_ID, SPACE_ID + 1, SPACE_ID + 2], 1)  # fails at once if it is another program
-    missing = table.missing_contenders(device, has_llama2c=llama2c is not None)
+    missing = table.missing_contenders(has_llama2c=llama2c is not None)
     return Bench(config, peers, turns, sizes, data, folder, threads, args.seed, llama2c, missing)
 
 
@@ -128,7 +126,7 @@ def describe_run(bench: Bench, args: argparse.Namespace) -> dict[str, object]:
 
 def measure_rates(bench: Bench, args: argparse.Namespace) -> list[Measured]:
     """What this machine does at best, now."""
-    return rates.measure(bench.turns, bench.device, shrink=64 if args.quick else 1)
+    return rates.measure(bench.turns, shrink=64 if args.quick else 1)
 
 
 def measure(bench: Bench, names: Sequence[str]) -> list[Line]:

@@ -100,10 +100,6 @@ class Bench:
     def sample(self) -> Sample:
         return Sample(self.sizes.batch_size, self.sizes.every, self.seed)
 
-    @property
-    def device(self) -> torch.device:
-        return self.peers.device
-
     def has(self, contender: str) -> bool:
         return contender not in self.missing
 
@@ -112,14 +108,14 @@ class Bench:
         draw = torch.Generator().manual_seed(self.seed)
         words = torch.randint(SPACE_ID + 1, self.config.vocab_size, (rows, self.sizes.prompt - 2), generator=draw)
         start = torch.tensor([[BOS_ID, SPACE_ID]]).expand(rows, -1)
-        return torch.cat((start, words), dim=1).to(self.device)
+        return torch.cat((start, words), dim=1)
 
     def batch(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Random token ids without padding, rows x length, and labels."""
         draw = torch.Generator().manual_seed(self.seed)
         token_ids = torch.randint(SPACE_ID, self.config.vocab_size, (rows, length), generator=draw)
         labels = torch.randint(0, peers.NUM_LABELS, (rows,), generator=draw)
-        return token_ids.to(self.device), labels.to(self.device)
+        return token_ids, labels
 
 
 class BenchmarkTask(NamedTuple):
@@ -256,7 +252,7 @@ def classification_lines(
     return lines_of(bench, work, contenders, costs, amount=amount, unit=unit, notes=notes, same=same, task=task)
 
 
-def missing_contenders(device: torch.device, *, has_llama2c: bool) -> dict[str, str]:
+def missing_contenders(*, has_llama2c: bool) -> dict[str, str]:
     """The contenders that cannot take part, each with the reason."""
     missing = {}
     for name, packages in CONTENDER_PACKAGES.items():
@@ -265,6 +261,4 @@ def missing_contenders(device: torch.device, *, has_llama2c: bool) -> dict[str, 
             missing[name] = f"pip install {' '.join(absent)}"
     if not has_llama2c:
         missing[LLAMA2C] = "no --llama2c"
-    if device.type != "cpu":
-        missing |= dict.fromkeys((LLAMA2C, *LLAMACPP_DTYPES, *CT2_TYPES), "it runs on the CPU here")
     return missing

@@ -61,6 +61,3 @@ GOALS: dict[str, float] = {
 }
 FASTER = 1.2  # what fewer bits must win over float32 by this machine's limits before a row of them has a goal
 NOISE = 0.97  # a median below it is slower, also where some round was not
-
-MEASUREMENTS = tuple(LINES)
-ON_CUDA = ("decode-fp32", "epoch-causal", "epoch-bidirectional")

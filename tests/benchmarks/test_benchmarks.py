@@ -53,8 +53,6 @@ from llama import Attention, Llama
 from optimizer import AdamW
 from utils import UserError
 
-CPU = torch.device("cpu")
-
 
 def naive_twin(model: Llama) -> naive.NaiveLlama:
     twin = naive.NaiveLlama(model.config)
@@ -107,7 +105,7 @@ def test_naive_adamw_equals_ours(weight_decay: float, correct_bias: bool):
 
 def test_naive_batches_are_padded_and_tokenised_as_ours():
     data = random_sentences(300, 0, {"train": 9, "dev": 4})
-    batch = naive.SentenceDataset(data.train, data.tokenizer).collate_fn(list(data.train[:3]))
+    batch = naive.collate(data.tokenizer, list(data.train[:3]))
     lengths = [len(example.sentence.split()) + 1 for example in data.train[:3]]
     assert batch["token_ids"].shape == (3, max(lengths))
     for row, example, length in zip(batch["token_ids"].tolist(), data.train, lengths, strict=False):
@@ -122,14 +120,14 @@ def test_naive_evaluation_counts():
             return torch.tensor([[0.0, 1.0], [1.0, 0.0]])
 
     loader = [{"token_ids": torch.zeros(2, 1), "labels": torch.tensor(labels)} for labels in ([1, 0], [0, 0])]
-    accuracy, f1 = naive.evaluate(Answers(), loader, CPU)
+    accuracy, f1 = naive.evaluate(Answers(), loader)
     assert accuracy == 0.75
     assert f1 == pytest.approx((4 / 5 + 2 / 3) / 2)  # 2 tp / (2 tp + fp + fn), for class 0 and for class 1
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_all_classifiers_agree(attention: str):
-    contenders = Peers(random_llama(attention="causal"), CPU)
+    contenders = Peers(random_llama(attention="causal"))
     tokens = torch.randint(4, 300, (3, 12))
     ours = peers.classify(contenders.our_classifier(None, attention), tokens)
     torch.testing.assert_close(peers.classify(contenders.naive_classifier(attention), tokens), ours, atol=1e-4, rtol=0)
@@ -138,7 +136,7 @@ def test_all_classifiers_agree(attention: str):
 
 def test_the_plain_path_has_pytorchs_fused_attention_and_no_other_kernel(monkeypatch: pytest.MonkeyPatch):
     """What `accelerate` is given is bare."""
-    contenders = Peers(random_llama(attention="causal"), CPU)
+    contenders = Peers(random_llama(attention="causal"))
     page = {type(module) for module in random_llama().modules()}
     for plain in (contenders.plain(), contenders.our_classifier(None).llama):
         assert {type(module) for module in plain.modules()} == page - {Attention} | {FusedAttention}
@@ -151,7 +149,7 @@ def test_the_plain_path_has_pytorchs_fused_attention_and_no_other_kernel(monkeyp
 
 
 def test_the_weights_of_one_contender_are_not_anothers():
-    contenders = Peers(random_llama(attention="causal"), CPU)
+    contenders = Peers(random_llama(attention="causal"))
     model = contenders.our_classifier(None)
     optimizer = peers.our_optimizer(model)
     for _ in range(2):
@@ -164,7 +162,7 @@ def test_the_weights_of_one_contender_are_not_anothers():
 def test_an_epoch_of_the_course_is_an_epoch_of_ours():
     """The same batches, no dropout, the same semantics: the same weights at the end."""
     data = random_sentences(300, 0, {"train": 30, "dev": 9})
-    contenders = Peers(random_llama(attention="causal"), CPU)
+    contenders = Peers(random_llama(attention="causal"))
     models = contenders.our_classifier(None, "bidirectional"), contenders.naive_classifier()
     for model in models:
         model.dropout.p = 0.0
@@ -190,7 +188,7 @@ def test_an_epoch_of_the_course_is_an_epoch_of_ours():
 
 def test_hf_reads_the_last_real_token_as_ours_does():
     pytest.importorskip("transformers")
-    contenders = Peers(random_llama(attention="causal"), CPU)
+    contenders = Peers(random_llama(attention="causal"))
     tokens = torch.randint(4, 300, (3, 12))
     tokens[0, 5:] = tokens[2, 11:] = 3  # padding
     ours = peers.classify(contenders.our_classifier(None), tokens)
@@ -202,7 +200,7 @@ def test_hf_reads_the_last_real_token_as_ours_does():
 
 def test_hf_generates_what_ours_does():
     pytest.importorskip("transformers")
-    contenders = Peers(random_llama(attention="causal"), CPU)
+    contenders = Peers(random_llama(attention="causal"))
     prompt = torch.tensor([[1, 17, 240, 33]])
     ours = contenders.plain().generate(prompt, 30, temperature=0.0)
     assert torch.equal(peers.generate_with_hf(contenders.hf(), prompt, 30), ours)
@@ -260,17 +258,6 @@ def test_every_line_takes_turns_of_the_length_that_the_sizes_say(monkeypatch: py
     bench = table.Bench(None, None, Turns(1), table.Sizes(), None, None, 1, 1, None, {}, profiles={"a line": []})
     bench.race("a line", [])
     assert taken == {"least": table.Sizes().turn} and table.QUICK_SIZES.turn == 0.0 < table.Sizes().turn
-
-
-def test_the_device_is_waited_for_before_each_look_at_the_clock():
-    time = FakeTime()
-
-    def synchronize() -> None:  # what is still running on the device takes 5 seconds
-        time.now += 5 * (time.log[-1:] == ["a"])
-        time.log.append("sync")
-
-    turns = Turns(1, pause=0.0, synchronize=synchronize, clock=time.clock, sleep=time.sleep)
-    assert turns.take([time.worker("a", [1, 1])]) == {"a": [6]}
 
 
 def test_ratios_need_equal_rounds():
@@ -339,7 +326,7 @@ def test_a_way_that_does_not_run_here_is_no_limit(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(rates, "_int8", fails)
-    measured = rates.measure(Turns(1, 0.0), CPU, shrink=512)
+    measured = rates.measure(Turns(1, 0.0), shrink=512)
     by_kind = {kind: [rate for k, _, rate in measured if k == kind] for kind in ("read", "fp32", "bf16", "int8")}
     assert set(by_kind["int8"]) == {None} and "int8" not in rates.limits(measured).products
     assert all(rate > 0.0 for rate in by_kind["read"])
@@ -349,8 +336,6 @@ def test_a_way_that_does_not_run_here_is_no_limit(monkeypatch: pytest.MonkeyPatc
 
 def test_every_name_has_a_function_and_every_function_a_name():
     assert len(run.MEASURING) == len(targets.LINES) == len(set(run.MEASURING))
-    assert list(targets.LINES) == list(targets.MEASUREMENTS)
-    assert set(targets.ON_CUDA) < set(targets.MEASUREMENTS)
     limited = {work_ for works in targets.LINES.values() for work_, others in works.items() if targets.LIMIT in others}
     assert limited == set(targets.GOALS)
 
@@ -368,7 +353,7 @@ def counted(run: Callable[[], object]) -> int:
 
 def test_operations_are_those_that_pytorch_counts():
     """Bidirectional, where no score is left out; grouped-query, and no two widths alike."""
-    contenders = Peers(random_llama(hidden_dim=80), CPU)
+    contenders = Peers(random_llama(hidden_dim=80))
     config, tokens, at = contenders.config, torch.randint(4, 300, (3, 11)), torch.full((3,), 10)
     model = contenders.plain("bidirectional")
     assert work.forward_pass(config, 3, 11, read=11).operations == counted(lambda: model(tokens, targets=tokens))
@@ -481,12 +466,11 @@ def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
 
 def test_who_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else object())
-    missing = missing_contenders(CPU, has_llama2c=True)
+    missing = missing_contenders(has_llama2c=True)
     assert missing == dict.fromkeys(targets.LLAMACPP_DTYPES, "pip install llama-cpp-python")
     line = Line("decode, fp32", targets.LLAMACPP, note=missing[targets.LLAMACPP])
     assert report.cells(line)[-1] == "not measured: pip install llama-cpp-python"
-    assert targets.LLAMA2C in missing_contenders(CPU, has_llama2c=False)
-    assert targets.CT2 in missing_contenders(torch.device("cuda"), has_llama2c=True)
+    assert targets.LLAMA2C in missing_contenders(has_llama2c=False)
 
 
 def test_the_other_process_lives_as_long_as_the_block():
@@ -705,7 +689,7 @@ def program(*flags: object, timeout: float = 120) -> subprocess.CompletedProcess
 def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
     """All but the whole processes, which may compile for a while."""
     pytest.importorskip("fast", reason="the kernels that are measured are not here")
-    names = [name for name in targets.MEASUREMENTS if name != "first-run"]
+    names = [name for name in targets.LINES if name != "first-run"]
     flags = ["--quick", "--repeats", 1, "--threads", 1, "--json", tmp_path / "report.json", "--plots", tmp_path]
     flags += ["--markdown", tmp_path / "report.md", "--rows", *names]
     if os.environ.get("MINLLAMA_LLAMA2C"):
@@ -833,9 +817,6 @@ def test_help_answers_without_pytorch():
         (["--markdown", "no-such-folder/report.md"], ["--markdown", "no-such-folder"]),
         (["--markdown", "report", "--json", "./report"], ["--markdown", "--json"]),
         (["--plots", "no-such-folder"], ["--plots", "no-such-folder"]),
-        (["--device", "cuda", "--llama2c", "run"], ["--llama2c", "CPU"]),
-        (["--device", "cuda", "--rows", "memory"], ["--rows", "memory", "decode-fp32"]),
-        (["--device", "tpu"], ["--device", "tpu"]),
         (["--quik"], ["--quik"]),
     ],
 )
@@ -845,9 +826,8 @@ def test_wrong_flags_are_one_sentence(flags: list[str], words: list[str]):
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
 
 
-def test_defaults_are_what_the_device_can():
-    assert get_args([]).rows == targets.MEASUREMENTS
-    assert get_args(["--device", "cuda"]).rows == targets.ON_CUDA
+def test_all_lines_are_measured_where_none_is_named():
+    assert get_args([]).rows == tuple(targets.LINES)
 
 
 def test_wrong_input_ends_with_status_2_and_no_file(tmp_path: Path):
