@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_llama
-from error_helpers import MarkerWriter, PickledEval, executes_when_unpickled, load_program
+from error_helpers import MarkerWriter, PickledEval, executes_when_unpickled
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -29,8 +29,6 @@ from llama import Llama
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
-
-driver = load_program("run_llama")
 
 
 def fuzz(max_examples: int) -> settings:
