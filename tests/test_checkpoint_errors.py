@@ -16,6 +16,7 @@ import utils
 from engine import files as engine_files
 from engine import saved as saved_runs
 from engine import storage
+from engine.weights import load_pretrained
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -100,9 +101,13 @@ BAD_TENSORS = {  # changes of the state (None: left out), what model_args then d
     "missing": ({"norm.weight": None}, {}, "missing norm.weight"),
     "unexpected": ({"extra.weight": torch.zeros(2)}, {}, "unexpected extra.weight"),
     "not a tensor": ({"norm.weight": [1.0] * 32}, {}, "norm.weight is not"),
-    "integers": ({"norm.weight": torch.ones(32, dtype=torch.long)}, {}, "norm.weight is not"),
     "misshapen": ({"norm.weight": torch.ones(33)}, {}, "norm.weight is [33], not [32]"),
-    "two embeddings": ({"output.weight": torch.zeros(300, 32)}, {}, "differ"),
+    "two embeddings": ({"output.weight": torch.zeros(300, 32)}, {}, "ties them"),
+    "nan in the tied matrix": (
+        dict.fromkeys(("tok_embeddings.weight", "output.weight"), torch.full((300, 32), float("nan"))),
+        {},
+        "not all numbers are finite in tok_embeddings.weight",
+    ),
     "sparse": ({"norm.weight": torch.ones(32).to_sparse()}, {}, "norm.weight"),
     "sparse embedding": (
         {f"{name}.weight": torch.ones(300, 32).to_sparse() for name in ("tok_embeddings", "output")},
@@ -116,6 +121,13 @@ BAD_TENSORS = {  # changes of the state (None: left out), what model_args then d
         "tok_embeddings.weight",
     ),
 }
+for dtype in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int64", "bool", "complex64"):
+    if hasattr(torch, dtype):
+        bits = torch.zeros(32, dtype=torch.uint8)
+        numbers = bits.view(getattr(torch, dtype)) if "float" in dtype else bits.to(getattr(torch, dtype))
+        BAD_TENSORS[dtype] = ({"norm.weight": numbers}, {}, "norm.weight is not a floating-point")
+for one, other in (("norm.weight", "_orig_mod.norm.weight"), ("a.attention.wq.b", "a.attention.compute_query.b")):
+    BAD_TENSORS[f"{one} twice"] = ({one: torch.ones(32), other: torch.ones(32)}, {}, f"{one} and {other}")
 MISFITS = BAD_TENSORS | {name: ({}, declared, words) for name, (declared, words) in BAD_MODEL_ARGS.items()}
 
 
@@ -127,6 +139,14 @@ def test_what_does_not_fit_together_is_named(
     state = {name: tensor for name, tensor in {**model.state_dict(), **changes}.items() if tensor is not None}
     torch.save({"model": state, "model_args": {**vars(model.config), **declared}}, tmp_path / "model.pt")
     refused(generate_flags("model.pt", "--tokenizer", tiny_tokenizer), "model.pt", words)
+
+
+def test_nested_tensors_are_refused(tmp_path: Path) -> None:
+    model = random_llama()
+    state = {**model.state_dict(), "norm.weight": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}
+    torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "x.pt")
+    with pytest.raises(UserError, match="norm.weight|cannot load"):
+        load_pretrained(tmp_path / "x.pt")
 
 
 def test_no_model_args(refused: Callable, tiny_tokenizer: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, random_llama, save_checkpoint
+from conftest import ROOT, random_llama
 
 import utils
 from engine.locks import NameLock
@@ -103,18 +103,6 @@ def test_an_archive_that_was_zipped_again_is_refused_as_that(tmp_path: Path, siz
     assert time.perf_counter() - start < 1.0
 
 
-TWICE = [("norm.weight", "_orig_mod.norm.weight"), ("a.attention.wq.b", "a.attention.compute_query.b")]
-
-
-@pytest.mark.parametrize("names", TWICE)
-def test_two_names_of_one_tensor_are_refused(tmp_path: Path, names: tuple[str, str]):
-    model = random_llama()
-    state = {**model.state_dict(), **{name: torch.ones(32) for name in names}}
-    torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "twice.pt")
-    with pytest.raises(UserError, match=" and ".join(names)):
-        load_pretrained(tmp_path / "twice.pt")
-
-
 def nested(depth: int = 40) -> list:
     value: list = []
     for _ in range(depth):
@@ -146,36 +134,6 @@ def test_what_a_message_quotes_is_short_and_does_nothing_to_a_terminal():
     assert utils.join_names(iter(names), 1) == "b and 13 more" and utils.join_names([]) == ""
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int64", "bool", "complex64"])
-def test_numbers_that_are_no_weights_are_named(tmp_path: Path, dtype: str):
-    if not hasattr(torch, dtype):
-        pytest.skip(f"this PyTorch has no {dtype}")
-    model = random_llama()
-    state = dict(model.state_dict())
-    bits = torch.zeros(32, dtype=torch.uint8)
-    state["norm.weight"] = bits.view(getattr(torch, dtype)) if "float" in dtype else bits.to(getattr(torch, dtype))
-    torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "x.pt")
-    with pytest.raises(UserError, match="norm.weight is not a floating-point"):
-        load_pretrained(tmp_path / "x.pt")
-
-
-def test_nested_tensors_are_refused(tmp_path: Path):
-    model = random_llama()
-    state = {**model.state_dict(), "norm.weight": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}
-    torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "x.pt")
-    with pytest.raises(UserError, match="norm.weight|cannot load"):
-        load_pretrained(tmp_path / "x.pt")
-
-
-def test_nan_in_the_tied_matrix_is_called_what_it_is(tmp_path: Path):
-    model = random_llama()
-    with torch.no_grad():
-        model.tok_embeddings.weight[3, 3] = float("nan")
-    save_checkpoint(tmp_path / "x.pt", model)
-    with pytest.raises(UserError, match="not all numbers are finite in tok_embeddings.weight"):
-        load_pretrained(tmp_path / "x.pt")
-
-
 # ------------------------------------------------------------------------------------------ temporary files, locks
 
 
@@ -183,6 +141,10 @@ def a_dead_process() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     return process.pid
+
+
+def lock_of_a_dead_process() -> dict[str, object]:
+    return {"host": host_name(), "process": a_dead_process(), "started": None}
 
 
 def test_leftovers_of_dead_processes_alone_are_removed(tmp_path: Path):
@@ -203,7 +165,7 @@ def test_a_lock_is_held_by_one_and_taken_from_the_dead(tmp_path: Path):
     assert f"process {os.getpid()} on this machine" in second.acquire()
     first.release()
     assert not path.exists() and second.acquire() is None
-    dead = {"host": host_name(), "process": a_dead_process(), "started": None}
+    dead = lock_of_a_dead_process()
     for content, holder in (
         (json.dumps(dead), None),
         (json.dumps({**dead, "process": os.getpid(), "started": "1"}), None),  # the number was given again
@@ -217,14 +179,9 @@ def test_a_lock_is_held_by_one_and_taken_from_the_dead(tmp_path: Path):
     assert NameLock(path).acquire() is None
 
 
-def lock_of_a_dead_process(path: Path) -> None:
-    path.write_text(json.dumps({"host": host_name(), "process": a_dead_process(), "started": None}))
-
-
 def test_of_many_that_take_a_dead_ones_lock_one_has_it(tmp_path: Path):
     path = tmp_path / "run.lock"
-    lock_of_a_dead_process(path)
-    dead = path.read_text()
+    dead = json.dumps(lock_of_a_dead_process())
     for _ in range(50):
         path.write_text(dead)
         with ThreadPoolExecutor(4) as pool:
@@ -235,7 +192,7 @@ def test_of_many_that_take_a_dead_ones_lock_one_has_it(tmp_path: Path):
 
 def test_a_lock_that_was_taken_while_one_looked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first, second = NameLock(tmp_path / "run.lock"), NameLock(tmp_path / "run.lock")
-    lock_of_a_dead_process(first.path)
+    first.path.write_text(json.dumps(lock_of_a_dead_process()))
     look = second._holder
 
     def look_slowly(content: str) -> str | None:
@@ -250,7 +207,8 @@ def test_a_lock_that_was_taken_while_one_looked_stays(tmp_path: Path, monkeypatc
 
 def test_a_dead_ones_lock_is_removed_by_one_at_a_time(tmp_path: Path):
     lock, turn = NameLock(tmp_path / "run.lock"), tmp_path / "run.turn.lock"
-    lock_of_a_dead_process(lock.path)
+    dead = json.dumps(lock_of_a_dead_process())
+    lock.path.write_text(dead)
     turn.touch()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lock.acquire)
@@ -258,7 +216,7 @@ def test_a_dead_ones_lock_is_removed_by_one_at_a_time(tmp_path: Path):
         assert not waiting.done()
         turn.unlink()
         assert waiting.result() is None
-    lock_of_a_dead_process(lock.path)
+    lock.path.write_text(dead)
     turn.touch()
     os.utime(turn, (0, 0))  # its process has died
     assert lock.acquire() is None and list(tmp_path.iterdir()) == [lock.path]
