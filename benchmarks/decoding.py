@@ -1,4 +1,4 @@
-"""The lines that generate text: one text, several, the assignment's semantics, and a machine with other work."""
+"""The lines that generate text: one text, several texts, bidirectional attention, and a machine with other work."""
 
 from __future__ import annotations
 

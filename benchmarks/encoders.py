@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -74,16 +73,12 @@ def make_models(bench: Bench, *, trains: bool) -> dict[str, nn.Module]:
     use = f"fp32, BERT, {'training' if trains else 'classification'}"
     bench.peers.kernels[use] = load_accelerate()(models[OURS], generates=False, trains=trains)
     if bench.has(HF):
-        models[HF] = as_hf(plain, bench.folder / "bert")
+        import transformers
+
+        save_pretrained(bench.folder / "bert", plain)
+        theirs = transformers.BertForSequenceClassification.from_pretrained(bench.folder / "bert")
+        models[HF] = HFBertClassifier(theirs).eval()
     return models
-
-
-def as_hf(model: BertForSequenceClassification, folder: Path) -> nn.Module:
-    """The same in transformers, with its default attention (PyTorch's fused one)."""
-    import transformers
-
-    save_pretrained(folder, model)
-    return HFBertClassifier(transformers.BertForSequenceClassification.from_pretrained(folder)).eval()
 
 
 def classify(bench: Bench) -> list[Line]:

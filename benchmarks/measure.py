@@ -1,4 +1,4 @@
-"""Taking turns, and what is made of the times: medians, and ratios of one round with their range."""
+"""Contenders take turns; their times become medians, and ratios within a round with their range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ratio(NamedTuple):
 class Turns:
     """Runs contenders in turns, A B C C B A A B C ..., so that whatever changes on the machine meets all of them.
 
-    Forth and back, since what one leaves behind (files in memory, a warm processor) is always met by the next.
+    Forth and back, since what a contender leaves behind (files in memory, a warm processor) helps or slows the next.
 
     pause: seconds between two turns.
     """

@@ -1,4 +1,4 @@
-"""Where the time of a piece of work goes, operation by operation: what explains a goal that is missed."""
+"""The time that each operation takes in a piece of work, which explains a missed goal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
 
 def shares(run: Callable[[], object]) -> list[Share]:
-    """Of one run that is watched, longest first; then all others, and what is none of PyTorch's operations."""
+    """Profile one run: the longest operations first, then the sum of the others, then the time outside of PyTorch."""
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         start = time.perf_counter()
         run()

@@ -39,15 +39,10 @@ def limit_texts(rates: Rates) -> list[str]:
     return [f"memory read: {rates.read / 1e9:.1f} GB/s", *products]
 
 
-def share_text(share: Share) -> str:
-    """How much of the time an operation takes, and in how many calls, where it is one."""
-    if share.calls < 2:
-        return f"{share.operation} {share.share:.0%}"
-    return f"{share.operation} {share.share:.0%} ({share.calls} x {share.seconds * 1e6:.0f} us)"
-
-
 def profile_text(profile: list[Share]) -> str:
-    return ", ".join(map(share_text, profile))
+    """How much of the time each operation takes; the number of its calls and the time of one, if there are several."""
+    calls = [f" ({share.calls} x {share.seconds * 1e6:.0f} us)" if share.calls > 1 else "" for share in profile]
+    return ", ".join(f"{each.operation} {each.share:.0%}{more}" for each, more in zip(profile, calls, strict=True))
 
 
 def markdown(facts: dict[str, object], rates: Rates, lines: list[Line], profiles: dict[str, list[Share]]) -> str:

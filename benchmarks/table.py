@@ -1,4 +1,4 @@
-"""What every measurement is given, and the lines that it fills."""
+"""The argument of every measurement, `Bench`, and the lines of the table that it fills."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ QUICK_SIZES = Sizes(
 
 @dataclass
 class Bench:
-    """What every measurement is given. `missing`: why a contender cannot take part, in words."""
+    """Models, turns, sizes and data of a run. `missing`: contenders that cannot take part, each with the reason."""
 
     config: LlamaConfig
     peers: Peers
@@ -161,7 +161,8 @@ class Line:
         if self.same_result is False:
             return "RESULTS DIFFER"
         if self.against == PLAIN_PATH:
-            return "SLOWER" if is_slower(self.ratio) else "not slower"
+            # beyond noise: in every round, or clearly in the middle one
+            return "SLOWER" if self.ratio.high < 1.0 or self.ratio.median < NOISE else "not slower"
         if self.against != LIMIT:
             return ""
         reached = f"{self.ratio.median:.2f} of the limit"
@@ -184,11 +185,6 @@ class Line:
         seconds = limit_seconds(passes, precision, rates)
         self.is_faster_here = precision == "fp32" or limit_seconds(passes, "fp32", rates) / seconds >= FASTER
         self.fill(self.costs[OURS], [seconds] * len(self.costs[OURS]))
-
-
-def is_slower(ratio: Ratio) -> bool:
-    """Beyond noise: in every round, or clearly in the middle one."""
-    return ratio.high < 1.0 or ratio.median < NOISE
 
 
 def lines_of(

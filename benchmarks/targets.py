@@ -1,4 +1,4 @@
-"""What is measured, against whom, and the fractions of the machine's limit aimed at. Nothing here needs PyTorch."""
+"""Names of lines and contenders, and the goal of each line as a fraction of the machine's limit. Needs no PyTorch."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A product of an m x k by a k x n matrix is 2 m k n operations: a multiplication and an addition each. Nothing else is
 counted; norms, gates, softmax and rotations are below a percent of it and are done while the products wait for memory.
-What nobody reads is not counted either: hidden scores of a causal model, logits of other positions than the last,
-and, where only some positions are read, the last layer's queries, outputs and feed-forward at the others.
+Results that the answer does not use are not counted: hidden scores of a causal model, logits of other positions than
+the last, and, if only some positions are used, the last layer's queries, outputs and feed-forward at the others.
 
 Letters: D model dim, f feed-forward dim, h query heads, g key/value heads, d head dim.
 """

@@ -45,7 +45,7 @@ def notebook_of(source: str) -> dict[str, Any]:
 
 
 def cell_of(is_text: str | None, is_chance: str | None, body: str, number: int) -> dict[str, Any]:
-    """One cell. chance: what it shows is drawn, and may be another thing on another machine."""
+    """One cell. chance: its output is random, and may differ on another machine."""
     lines = body.strip("\n").split("\n")
     if is_text:
         lines = [line.removeprefix("#").removeprefix(" ") for line in lines]
