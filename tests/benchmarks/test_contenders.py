@@ -21,6 +21,7 @@ from benchmarks import llama2c, naive, peers, processes, report, targets
 from benchmarks.apart import Apart, LibraryModel
 from benchmarks.decoding import compare_ids, one_core_busy
 from benchmarks.epoch import FixedBatches, Sample, naive_epoch, our_epoch, sampled
+from benchmarks.llamacpp import LlamaCpp, made_up_vocabulary
 from benchmarks.peers import Peers
 from benchmarks.sentences import (
     SST_LENGTHS,
@@ -34,6 +35,7 @@ from benchmarks.sentences import (
 from benchmarks.table import Line, missing_contenders
 from config import LlamaConfig
 from convert.llama2c import content_of, content_of_tokenizer
+from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN
 from engine.batches import EncodingRules
 from engine.data import create_data
 from fast.attention import FusedAttention
@@ -219,12 +221,17 @@ def both_ids(kind: type, dtype: str, folder: Path, **shape: float) -> tuple[list
     return ours, theirs
 
 
+def test_the_vocabulary_for_llama_cpp_has_a_type_for_each_piece():
+    vocabulary = made_up_vocabulary(300)
+    assert len(vocabulary.pieces) == len(vocabulary.types) == len(vocabulary.scores) == 300
+    assert [vocabulary.types.count(kind) for kind in (UNKNOWN, CONTROL, BYTE, NORMAL)] == [1, 2, 256, 41]
+    assert vocabulary.types[:4] == [UNKNOWN, CONTROL, CONTROL, BYTE] and vocabulary.pieces[259] == SPACE
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 def test_llama_cpp_says_the_same_ids(dtype: str, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    from benchmarks.llamacpp import LlamaCpp
-
     ours, theirs = both_ids(LlamaCpp, dtype, tmp_path, max_seq_len=256)
     assert theirs == ours or dtype != "f32"
 
