@@ -7,43 +7,42 @@ from typing import Any
 
 import torch
 
-from config import LlamaConfig
+from benchmarks.apart import LibraryModel
 
 EOS_ID = 2
 
 
 class CTranslate2:
-    """CTranslate2's Generator on the same weights. compute_type: float32 or int8, which it rounds to when loading."""
+    """CTranslate2's Generator on the same weights. `model.dtype`: float32, or int8, to which it rounds when loading."""
 
-    def __init__(
-        self, folder: Path, state: dict[str, torch.Tensor], config: LlamaConfig, threads: int, compute_type: str
-    ):
+    def __init__(self, model: LibraryModel):
         import ctranslate2
 
-        path = folder / "ctranslate2"
-        self.pieces = [f"<{token}>" for token in range(config.vocab_size)]
+        path = model.folder / "ctranslate2"
+        self.pieces = [f"<{token}>" for token in range(model.config.vocab_size)]
         if not path.exists():
-            save_model(path, state, config, self.pieces)
+            save_model(path, model, self.pieces)
         self.generator = ctranslate2.Generator(
-            str(path), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=threads
+            str(path), device="cpu", compute_type=model.dtype, inter_threads=1, intra_threads=model.threads
         )
 
-    def generate(self, prompt: torch.Tensor, new: int) -> torch.Tensor:
-        """The most likely continuation. It never says eos, which would end it. prompt: 1 s -> 1 (s + new)"""
+    def generate(self, prompt: list[int], new: int) -> list[int]:
+        """The most likely `new` ids, without eos, which would end them."""
         (answer,) = self.generator.generate_batch(
-            [[self.pieces[token] for token in prompt[0].tolist()]],
+            [[self.pieces[token] for token in prompt]],
             max_length=new,
             min_length=new,
             include_prompt_in_result=False,
         )
-        return torch.cat((prompt, torch.tensor(answer.sequences_ids)), dim=1)
+        return answer.sequences_ids[0]
 
 
-def save_model(path: Path, state: dict[str, torch.Tensor], config: LlamaConfig, pieces: list[str]) -> None:
-    """Write a model folder in float32. Its rotation of interleaved pairs is ours, so no matrix is permuted."""
+def save_model(path: Path, model: LibraryModel, pieces: list[str]) -> None:
+    """Write a model folder in float32. CTranslate2 rotates interleaved pairs as ours does: no matrix is permuted."""
     from ctranslate2.specs import TransformerDecoderModelSpec
     from ctranslate2.specs.common_spec import Activation
 
+    config = model.config
     spec = TransformerDecoderModelSpec.from_config(
         config.n_layers,
         config.n_heads,
@@ -56,9 +55,9 @@ def save_model(path: Path, state: dict[str, torch.Tensor], config: LlamaConfig, 
         rotary_base=config.rope_theta,
         num_heads_kv=config.n_kv_heads,
     )
-    _fill(spec.decoder, state)
+    _fill(spec.decoder, model.state)
     spec.config.layer_norm_epsilon = config.layer_norm_eps
-    # named, because the defaults are names that this vocabulary does not have
+    # the default names are not in this vocabulary
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = pieces[: EOS_ID + 1]
     spec.register_vocabulary(pieces)
     spec.validate()

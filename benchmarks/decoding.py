@@ -1,4 +1,4 @@
-"""The lines that generate text: one text, several, the assignment's semantics, and a machine with other work."""
+"""The lines that generate text: one text, several texts, bidirectional attention, and a machine with other work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks import peers
-from benchmarks.apart import Apart
+from benchmarks.apart import Apart, LibraryModel
 from benchmarks.ct2 import EOS_ID, CTranslate2
 from benchmarks.llamacpp import LlamaCpp
 from benchmarks.measure import Contender
 from benchmarks.table import Bench, BenchmarkTask, Line, lines_of
-from benchmarks.targets import COURSE, CT2_TYPES, HF, LINES, LLAMA2C, LLAMACPP_DTYPES, ONE_BY_ONE, OURS, PLAIN
+from benchmarks.targets import COURSE, CT2_TYPES, HF, LINES, LLAMA2C, LLAMACPP_DTYPES, ONE_BY_ONE, OURS, PLAIN_PATH
 from benchmarks.work import decoding, recomputing
 from llama import Llama
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from fast.decoder import Decoder
 
 Ids = list[int]
-# Computes as long as whoever started it lives.
-BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+# Computes as long as the process that started it lives.
+BUSY_PROGRAM = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
 
 class Decoding:
-    """Contenders that continue one prompt, and whether they say the same."""
+    """Contenders that continue one prompt (rows s), and whether their answers are the same."""
 
-    def __init__(self, bench: Bench, prompt: torch.Tensor, new: int):
-        self.bench, self.prompt, self.new = bench, prompt, new
+    def __init__(self, bench: Bench, rows: int = 1):
+        self.bench, self.prompt, self.new = bench, bench.prompt(rows), bench.sizes.new
         self.contenders: list[Contender] = []
         self.ids: dict[str, list[Ids]] = {}
         self.libraries: list[Apart] = []
@@ -45,15 +45,13 @@ class Decoding:
         self.contenders.append(Contender(name, run))
 
     def add_llama(self, name: str, model: Llama | Decoder) -> None:
-        self.add(name, lambda prompt, new: model.generate(prompt, new, temperature=0.0))
+        self.add(name, partial(model.generate, temperature=0.0))
 
     def add_peers(self, names: tuple[str, ...]) -> None:
-        """Those of `names` that are other programs or libraries and at hand."""
-        for name in names:
-            if not self.bench.has(name):
-                continue
+        """Those of `names` that are other programs or libraries and are installed."""
+        for name in filter(self.bench.has, names):
             if name == LLAMA2C:
-                self._add_llama2c()
+                self.contenders.append(Contender(LLAMA2C, self._run_llama2c))
             elif name in LLAMACPP_DTYPES or name in CT2_TYPES:
                 self._add_library(name)
             elif name == HF:
@@ -61,33 +59,30 @@ class Decoding:
             elif name == COURSE:
                 self.add(COURSE, self.bench.peers.naive().generate)
 
-    def _add_llama2c(self) -> None:
-        program, prompt = self.bench.llama2c, self.prompt[0].tolist()
-        self.contenders.append(Contender(LLAMA2C, lambda: program.generate(prompt, self.new) * self.new))
+    def _run_llama2c(self) -> float:
+        """Its own clock's seconds."""
+        return self.bench.llama2c.generate(self.prompt[0].tolist(), self.new) * self.new
 
     def _add_library(self, name: str) -> None:
-        """A compiled library may be installed and not load on this machine."""
+        """A compiled library may be installed and still not load on this machine."""
         bench = self.bench
         kind, dtype = (LlamaCpp, LLAMACPP_DTYPES[name]) if name in LLAMACPP_DTYPES else (CTranslate2, CT2_TYPES[name])
         try:
-            library = Apart(kind, bench.folder, bench.peers.state, bench.config, bench.threads, dtype)
+            library = Apart(kind, LibraryModel(bench.folder, bench.peers.state, bench.config, bench.threads, dtype))
         except RuntimeError as error:
             bench.missing[name] = " ".join(str(error).split())
             return
         self.add(name, library.generate)
         self.libraries.append(library)
 
-    def lines(
-        self, work: str, contenders: tuple[str, ...], *, task: BenchmarkTask | None, must_agree: bool
-    ) -> list[Line]:
-        """Takes turns among all; the first contender is ours. Nobody runs after that."""
+    def lines(self, work: str, contenders: tuple[str, ...], task: BenchmarkTask | None, must_agree: bool) -> list[Line]:
+        """Takes turns among all; the first contender is ours. Then ends the libraries' processes."""
         costs = self.bench.race(work, self.contenders)
         for library in self.libraries:
             library.close()
-        rows = len(self.prompt)
         notes = {name: self._agreement(name) for name in costs}
-        same = {name: notes[name].startswith("identical") for name in costs} if must_agree else None
-        amount = float(self.new * rows)
+        same = {name: notes[name].startswith("identical") for name in costs} if must_agree else {}
+        amount = float(self.new * len(self.prompt))
         return lines_of(
             self.bench, work, contenders, costs, amount=amount, unit="tok/s", notes=notes, same=same, task=task
         )
@@ -100,7 +95,7 @@ class Decoding:
 
 
 def compare_ids(ours: list[Ids], theirs: list[Ids], start: int, *, ends: bool = False) -> str:
-    """Whether the ids from position `start` on are the same, in words. ends: they never say eos, where we may."""
+    """Whether the ids from position `start` on are the same, in words. ends: theirs never hold eos; ours may."""
     if ours == theirs:
         return "identical ids"
     if ends and EOS_ID in ours[0][start:]:
@@ -111,17 +106,23 @@ def compare_ids(ours: list[Ids], theirs: list[Ids], start: int, *, ends: bool = 
     return f"{sum(a == b for a, b in pairs)} of {len(pairs)} ids equal"
 
 
-def _one_text(bench: Bench, precision: str) -> BenchmarkTask:
-    return BenchmarkTask(decoding(bench.config, 1, bench.sizes.prompt, bench.sizes.new), precision)
+def _one_text(bench: Bench, precision: str, attention: str = "causal", dtype: torch.dtype = torch.float32) -> Decoding:
+    """Ours and the plain path on one prompt. dtype: of the plain path's weights."""
+    race = Decoding(bench)
+    race.add_llama(OURS, bench.peers.ours(precision, attention))
+    race.add_llama(PLAIN_PATH, bench.peers.plain(attention, dtype))
+    return race
+
+
+def _decoding_task(bench: Bench, precision: str, rows: int = 1) -> BenchmarkTask:
+    return BenchmarkTask(decoding(bench.config, rows, bench.sizes.prompt, bench.sizes.new), precision)
 
 
 def decode_fp32(bench: Bench) -> list[Line]:
     ((work, contenders),) = LINES["decode-fp32"].items()
-    race = Decoding(bench, bench.prompt(), bench.sizes.new)
-    race.add_llama(OURS, bench.peers.ours("fp32"))
-    race.add_llama(PLAIN, bench.peers.plain())
+    race = _one_text(bench, "fp32")
     race.add_peers(contenders)
-    return race.lines(work, contenders, task=_one_text(bench, "fp32"), must_agree=True)
+    return race.lines(work, contenders, _decoding_task(bench, "fp32"), must_agree=True)
 
 
 def decode_int8(bench: Bench) -> list[Line]:
@@ -129,46 +130,38 @@ def decode_int8(bench: Bench) -> list[Line]:
     lines = []
     precisions = (("int8", torch.float32), ("bf16", torch.bfloat16))
     for (work, contenders), (precision, dtype) in zip(LINES["decode-int8"].items(), precisions, strict=True):
-        race = Decoding(bench, bench.prompt(), bench.sizes.new)
-        race.add_llama(OURS, bench.peers.ours(precision))
-        race.add_llama(PLAIN, bench.peers.plain(dtype=dtype))
+        race = _one_text(bench, precision, dtype=dtype)
         race.add_peers(contenders)
-        lines += race.lines(work, contenders, task=_one_text(bench, precision), must_agree=False)
+        lines += race.lines(work, contenders, _decoding_task(bench, precision), must_agree=False)
     return lines
 
 
 def decode_together(bench: Bench) -> list[Line]:
     ((work, contenders),) = LINES["decode-together"].items()
-    model, sizes = bench.peers.ours("fp32"), bench.sizes
+    model, rows = bench.peers.ours("fp32"), bench.sizes.together
 
     def one_by_one(prompts: torch.Tensor, new: int) -> torch.Tensor:
         return torch.cat([model.generate(prompt[None], new, temperature=0.0) for prompt in prompts])
 
-    race = Decoding(bench, bench.prompt(sizes.together), sizes.new)
+    race = Decoding(bench, rows)
     race.add_llama(OURS, model)
     race.add(ONE_BY_ONE, one_by_one)
-    race.add_llama(PLAIN, bench.peers.plain())
-    task = BenchmarkTask(decoding(bench.config, sizes.together, sizes.prompt, sizes.new), "fp32")
-    return race.lines(work, contenders, task=task, must_agree=True)
+    race.add_llama(PLAIN_PATH, bench.peers.plain())
+    return race.lines(work, contenders, _decoding_task(bench, "fp32", rows), must_agree=True)
 
 
 def generate_bidirectional(bench: Bench) -> list[Line]:
     ((work, contenders),) = LINES["generate-bidirectional"].items()
-    race = Decoding(bench, bench.prompt(), bench.sizes.new)
-    race.add_llama(OURS, bench.peers.ours("fp32", "bidirectional"))
-    plain = bench.peers.plain("bidirectional")
-    race.add_llama(PLAIN, plain)
-    race.add(COURSE, bench.peers.naive("bidirectional").generate)
-    task = BenchmarkTask(recomputing(plain.config, 1, bench.sizes.prompt, bench.sizes.new), "fp32")
-    return race.lines(work, contenders, task=task, must_agree=True)
+    race, course = _one_text(bench, "fp32", "bidirectional"), bench.peers.naive("bidirectional")
+    race.add(COURSE, course.generate)
+    task = BenchmarkTask(recomputing(course.config, 1, bench.sizes.prompt, bench.sizes.new), "fp32")
+    return race.lines(work, contenders, task, must_agree=True)
 
 
 def busy(bench: Bench) -> list[Line]:
     """One text while another program computes on one core: threads that wait for one another lose most."""
     ((work, contenders),) = LINES["busy"].items()
-    race = Decoding(bench, bench.prompt(), bench.sizes.new)
-    race.add_llama(OURS, bench.peers.ours("fp32"))
-    race.add_llama(PLAIN, bench.peers.plain())
+    race = _one_text(bench, "fp32")
     with one_core_busy():
         return race.lines(work, contenders, task=None, must_agree=True)
 
@@ -176,7 +169,7 @@ def busy(bench: Bench) -> list[Line]:
 @contextmanager
 def one_core_busy() -> Iterator[subprocess.Popen]:
     """Another process that computes without a pause as long as the block lasts."""
-    child = subprocess.Popen([sys.executable, "-c", BUSY])
+    child = subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM])
     try:
         yield child
     finally:

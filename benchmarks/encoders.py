@@ -7,8 +7,7 @@ wide, 12 heads. Weights are random, and the same for all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,17 +17,17 @@ from torch import nn
 from benchmarks.measure import Contender
 from benchmarks.peers import NUM_LABELS, hf_optimizer, load_accelerate, our_optimizer
 from benchmarks.sentences import length_at
-from benchmarks.table import Bench, Line, lines_of
-from benchmarks.targets import HF, LINES, OURS, PLAIN
+from benchmarks.table import Bench, Line, classification_lines, lines_of
+from benchmarks.targets import HF, LINES, OURS, PLAIN_PATH
 from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
 from bert.model import Bert
 from bert.save import save_pretrained
 
-SHAPE = dict(vocab_size=30522, dim=384, n_layers=6, n_heads=12, hidden_dim=1536, max_seq_len=512)
-QUICK = dict(vocab_size=300, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_seq_len=512)
-SPREAD = 4.0  # of matrices: with those of a fresh model, texts hardly differ, and all answers would agree
-FIRST_ID = 200  # of a word; below are [PAD] and other special pieces
+MINILM = BertConfig(vocab_size=30522, dim=384, n_layers=6, n_heads=12, hidden_dim=1536, max_seq_len=512)
+QUICK_BERT = BertConfig(vocab_size=300, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_seq_len=512)
+BERT_GAIN = 4.0  # on fresh matrices: without it texts hardly differ, and all answers would agree
+FIRST_WORD_PIECE = 200  # the first id of a word; below are [PAD] and other special pieces
 
 
 class Batch(NamedTuple):
@@ -57,52 +56,43 @@ def make_batch(rows: int, longest: int, vocab_size: int, seed: int, *, is_padded
     quantiles = torch.tensor([length_at((row + 0.5) / rows) for row in range(rows)])
     lengths = (quantiles * longest / quantiles.max()).round().long() if is_padded else torch.full((rows,), longest)
     mask = torch.arange(longest) < lengths[torch.randperm(rows, generator=draw)][:, None]  # b s
-    ids = torch.randint(FIRST_ID, vocab_size, (rows, longest), generator=draw).where(mask, 0)
+    ids = torch.randint(FIRST_WORD_PIECE, vocab_size, (rows, longest), generator=draw).where(mask, 0)
     return Batch(ids, mask.long(), torch.randint(0, NUM_LABELS, (rows,), generator=draw))
 
 
 def make_models(bench: Bench, *, trains: bool) -> dict[str, nn.Module]:
-    """The contenders, on the same weights. The plain path is the page as it is written, as `--kernels plain` has it."""
+    """The contenders, on the same weights. The plain path is `--kernels plain`."""
     torch.manual_seed(bench.seed)
-    shape = QUICK if bench.sizes.turn == 0.0 else SHAPE
-    plain = BertForSequenceClassification(Bert(BertConfig(**shape)), NUM_LABELS).eval()
+    config = QUICK_BERT if bench.sizes.turn == 0.0 else MINILM
+    plain = BertForSequenceClassification(Bert(config), NUM_LABELS).eval()
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             if parameter.dim() == 2 and "embeddings" not in name:
-                parameter.mul_(SPREAD)
-    models = {OURS: copy.deepcopy(plain), PLAIN: plain}
+                parameter.mul_(BERT_GAIN)
+    models = {OURS: copy.deepcopy(plain), PLAIN_PATH: plain}
     use = f"fp32, BERT, {'training' if trains else 'classification'}"
     bench.peers.kernels[use] = load_accelerate()(models[OURS], generates=False, trains=trains)
     if bench.has(HF):
-        models[HF] = as_hf(plain, bench.folder / "bert")
+        import transformers
+
+        save_pretrained(bench.folder / "bert", plain)
+        theirs = transformers.BertForSequenceClassification.from_pretrained(bench.folder / "bert")
+        models[HF] = HFBertClassifier(theirs).eval()
     return models
 
 
-def as_hf(model: BertForSequenceClassification, folder: Path) -> nn.Module:
-    """The same in transformers, with its default attention (PyTorch's fused one)."""
-    import transformers
-
-    save_pretrained(folder, model)
-    return HFBertClassifier(transformers.BertForSequenceClassification.from_pretrained(folder)).eval()
-
-
 def classify(bench: Bench) -> list[Line]:
-    """Log-probabilities, which must be equal to rounding."""
+    """Log-probabilities, which must be equal to 1e-4."""
     lines, models = [], make_models(bench, trains=False)
     for work, contenders, batch in _works(bench, "bert-classify", models[OURS]):
-        answers: dict[str, torch.Tensor] = {}
-
-        def run(name: str, batch: Batch = batch, answers: dict = answers) -> None:
-            with torch.inference_mode():
-                answers[name] = models[name](batch.ids, None, batch.mask)
-
-        costs = _race(bench, models, run)
-        errors = {name: (answer - answers[OURS]).abs().max().item() for name, answer in answers.items()}
-        notes = {name: f"log-probabilities differ by at most {error:.0e}" for name, error in errors.items()}
-        same = {name: error < 1e-4 for name, error in errors.items()}
-        about = dict(amount=float(len(batch.ids)), unit="texts/s", notes=notes, same=same)
-        lines += lines_of(bench, work, contenders, costs, **about)
+        answers = {name: partial(_log_probs, model, batch) for name, model in models.items()}
+        lines += classification_lines(bench, work, contenders, answers, unit="texts/s", tolerance=1e-4)
     return lines
+
+
+@torch.inference_mode()
+def _log_probs(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return model(batch.ids, None, batch.mask)
 
 
 def train(bench: Bench) -> list[Line]:
@@ -112,14 +102,15 @@ def train(bench: Bench) -> list[Line]:
         name: (hf_optimizer if name == HF else our_optimizer)(model.train()) for name, model in models.items()
     }
     for work, contenders, batch in _works(bench, "bert-train", models[OURS]):
-
-        def run(name: str, batch: Batch = batch) -> None:
-            optimizers[name].zero_grad()
-            F.nll_loss(models[name](batch.ids, None, batch.mask), batch.labels).backward()
-            optimizers[name].step()
-
-        lines += lines_of(bench, work, contenders, _race(bench, models, run))
+        runs = [Contender(name, partial(_step, models[name], optimizers[name], batch)) for name in models]
+        lines += lines_of(bench, work, contenders, bench.turns.take(runs, least=bench.sizes.turn))
     return lines
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    optimizer.zero_grad()
+    F.nll_loss(model(batch.ids, None, batch.mask), batch.labels).backward()
+    optimizer.step()
 
 
 def _works(bench: Bench, name: str, model: nn.Module) -> list[tuple[str, tuple[str, ...], Batch]]:
@@ -130,8 +121,3 @@ def _works(bench: Bench, name: str, model: nn.Module) -> list[tuple[str, tuple[s
         (work, contenders, make_batch(*shape, vocab_size, bench.seed, is_padded=is_padded))
         for (work, contenders), (shape, is_padded) in zip(LINES[name].items(), kinds, strict=True)
     ]
-
-
-def _race(bench: Bench, models: dict[str, nn.Module], run: Callable[[str], None]) -> dict[str, list[float]]:
-    contenders = [Contender(name, lambda name=name: run(name)) for name in models]
-    return bench.turns.take(contenders, least=bench.sizes.turn)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from engine.training import Trainer
 
 
 class FixedBatches(Sampler[list[int]]):
-    """The same batches in every pass. `seconds`: how long each pass took whoever asked for them, collation included."""
+    """The same batches in every pass. `seconds`: of each pass, from its first batch to the end, collation included."""
 
     def __init__(self, batches: Sequence[list[int]], batch_size: int):
         self.batches, self.batch_size = batches, batch_size
@@ -55,6 +56,14 @@ class Phases(NamedTuple):
         return f"{parts} s (training, train evaluation, dev evaluation, encoding)"
 
 
+class Sample(NamedTuple):
+    """The batches of an epoch that are measured: every `every`-th, drawn from `seed`."""
+
+    batch_size: int
+    every: int
+    seed: int
+
+
 def sampled(batches: list[list[int]], lengths: Sequence[int], every: int, draw: random.Random) -> list[list[int]]:
     """Every `every`-th batch in the order of padded size, from a random start, then shuffled again."""
     by_size = sorted(batches, key=lambda batch: len(batch) * max(lengths[index] for index in batch))
@@ -65,25 +74,25 @@ def sampled(batches: list[list[int]], lengths: Sequence[int], every: int, draw: 
 
 
 class Epoch:
-    """One contender's epoch: its model, its optimizer, its batches."""
+    """One contender's epoch: its model, its optimizer, a sample of its batches.
+
+    lengths: tokens of each sentence of train and of dev. encoding: seconds that were spent before the first epoch.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        train_loader: DataLoader,
-        dev_loader: DataLoader,
-        lengths: dict[str, list[int]],
-        every: int,
-        seed: int,
+        loaders: tuple[DataLoader, DataLoader],
+        lengths: tuple[list[int], list[int]],
+        sample: Sample,
+        encoding: float = 0.0,
     ):
-        self.model, self.optimizer = model, optimizer
-        self.device = next(model.parameters()).device
+        self.model, self.optimizer, self.encoding = model, optimizer, encoding
         self.phases: list[Phases] = []
-        self.encoding = 0.0
-        draw = random.Random(seed)
-        self.train_loader, self.train_scale = _fixed(train_loader, lengths["train"], every, draw)
-        self.dev_loader, self.dev_scale = _fixed(dev_loader, lengths["dev"], every, draw)
+        draw = random.Random(sample.seed)
+        self.train_loader, self.train_scale = _fixed(loaders[0], lengths[0], sample.every, draw)
+        self.dev_loader, self.dev_scale = _fixed(loaders[1], lengths[1], sample.every, draw)
 
     def run(self) -> float:
         """Estimated seconds of a whole epoch."""
@@ -106,9 +115,9 @@ class NaiveEpoch(Epoch):
 
     def _train_and_evaluate(self) -> None:
         batch_size = self.train_loader.batch_sampler.batch_size
-        naive.train_epoch(self.model, self.optimizer, self.train_loader, batch_size, self.device)
+        naive.train_epoch(self.model, self.optimizer, self.train_loader, batch_size)
         for loader in (self.train_loader, self.dev_loader):
-            naive.evaluate(self.model, loader, self.device)
+            naive.evaluate(self.model, loader)
 
 
 def _fixed(loader: DataLoader, lengths: Sequence[int], every: int, draw: random.Random) -> tuple[DataLoader, float]:
@@ -121,40 +130,30 @@ def _fixed(loader: DataLoader, lengths: Sequence[int], every: int, draw: random.
 
 def our_epoch(
     model: nn.Module,
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer,
     sentences: MeasuredSentences,
-    batch_size: int,
-    every: int,
-    seed: int,
-    *,
+    sample: Sample,
     rules: EncodingRules,
+    *,
     bucket: bool,
 ) -> Epoch:
     """Sentences encoded once, with the package's data set and batches."""
     start = time.perf_counter()
     train, dev = (LlamaDataset(part, sentences.tokenizer, rules) for part in (sentences.train, sentences.dev))
     encoding = time.perf_counter() - start
-    lengths = {"train": [len(ids) for ids in train.token_ids], "dev": [len(ids) for ids in dev.token_ids]}
-    loaders = (train.loader(batch_size, shuffle=True, bucket=bucket), dev.loader(batch_size, bucket=bucket))
-    epoch = Epoch(model, make_optimizer(model), *loaders, lengths, every, seed)
-    epoch.encoding = encoding
-    return epoch
+    lengths = [len(ids) for ids in train.token_ids], [len(ids) for ids in dev.token_ids]
+    loaders = train.loader(sample.batch_size, shuffle=True, bucket=bucket), dev.loader(sample.batch_size, bucket=bucket)
+    return Epoch(model, optimizer, loaders, lengths, sample, encoding)
 
 
 def naive_epoch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    sentences: MeasuredSentences,
-    batch_size: int,
-    every: int,
-    seed: int,
+    model: nn.Module, optimizer: torch.optim.Optimizer, sentences: MeasuredSentences, sample: Sample
 ) -> NaiveEpoch:
     """Sentences encoded in every batch; encoded here too, outside every clock, to know their lengths."""
-    train, dev = (naive.SentenceDataset(part, sentences.tokenizer) for part in (sentences.train, sentences.dev))
-    lengths = {}
-    for split, part in (("train", sentences.train), ("dev", sentences.dev)):
+    loaders, lengths = [], []
+    for part, shuffle in ((sentences.train, True), (sentences.dev, False)):
+        collate = partial(naive.collate, sentences.tokenizer)
+        loaders.append(DataLoader(part, sample.batch_size, shuffle, collate_fn=collate))
         ids = sentences.tokenizer.encode_batch([example.sentence for example in part], True, False)
-        lengths[split] = [len(row) for row in ids]
-    train_loader = DataLoader(train, batch_size=batch_size, shuffle=True, collate_fn=train.collate_fn)
-    dev_loader = DataLoader(dev, batch_size=batch_size, collate_fn=dev.collate_fn)
-    return NaiveEpoch(model, optimizer, train_loader, dev_loader, lengths, every, seed)
+        lengths.append([len(row) for row in ids])
+    return NaiveEpoch(model, optimizer, loaders, lengths, sample)

@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
-import torch
-
+from benchmarks.apart import LibraryModel
 from benchmarks.llama2c import FIRST_BYTE_ID, SPACE_ID, make_pieces
-from config import LlamaConfig
 from convert import gguf
+from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, Vocabulary
 
 
-def made_up_vocabulary(size: int) -> gguf.Vocabulary:
+def made_up_vocabulary(size: int) -> Vocabulary:
     """Pieces for a model of random weights, which speaks no language: those that llama2.c is given."""
-    pieces = [piece.decode().replace(" ", "\u2581") for piece in make_pieces(size)]
-    types = [gguf.UNKNOWN, gguf.CONTROL, gguf.CONTROL, *[gguf.BYTE] * (SPACE_ID - FIRST_BYTE_ID)]
-    types += [gguf.NORMAL] * (size - len(types))
-    return gguf.Vocabulary(pieces, [0.0] * size, types, unk_id=0, bos_id=1, eos_id=2, adds_space=True)
+    pieces = [piece.decode().replace(" ", SPACE) for piece in make_pieces(size)]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * (SPACE_ID - FIRST_BYTE_ID)]
+    types += [NORMAL] * (size - len(types))
+    return Vocabulary(pieces, [0.0] * size, types, unk_id=0, bos_id=1, eos_id=2, adds_space=True)
 
 
 class LlamaCpp:
-    """llama.cpp with the model in a file of `dtype`. Keys and values are float32, as ours."""
+    """llama.cpp with the model in a file of `model.dtype`. Keys and values are float32, as ours."""
 
-    def __init__(self, folder: Path, state: dict[str, torch.Tensor], config: LlamaConfig, threads: int, dtype: str):
+    def __init__(self, model: LibraryModel):
         import llama_cpp
 
-        path = folder / f"{dtype}.gguf"
-        gguf.write(path, state, config, made_up_vocabulary(config.vocab_size), dtype)
+        path = model.folder / f"{model.dtype}.gguf"
+        gguf.write(path, model.state, model.config, made_up_vocabulary(model.config.vocab_size), model.dtype)
         self.model = llama_cpp.Llama(
             str(path),
-            n_ctx=config.max_seq_len,
-            n_threads=threads,
-            n_threads_batch=threads,
+            n_ctx=model.config.max_seq_len,
+            n_threads=model.threads,
+            n_threads_batch=model.threads,
             type_k=llama_cpp.GGML_TYPE_F32,
             type_v=llama_cpp.GGML_TYPE_F32,
             verbose=False,
         )
 
-    def generate(self, prompt: torch.Tensor, new: int) -> torch.Tensor:
-        """The most likely continuation; no token ends it. prompt: 1 s -> 1 (s + new)"""
-        self.model.reset()  # or the prompt of the round before would be taken for read
-        continued = islice(self.model.generate(prompt[0].tolist(), temp=0.0), new)
-        return torch.cat((prompt, torch.tensor([list(continued)])), dim=1)
+    def generate(self, prompt: list[int], new: int) -> list[int]:
+        """The most likely `new` ids; no token ends them."""
+        self.model.reset()  # else llama.cpp would take the prompt of the round before as already computed
+        return list(islice(self.model.generate(prompt, temp=0.0), new))

@@ -13,24 +13,24 @@ import torch
 
 from utils import ROOT
 
-PACKAGES = ("torch", "numpy", "numba", "transformers", "llama-cpp-python", "ctranslate2", "matplotlib")
+REPORTED_PACKAGES = ("torch", "numpy", "numba", "transformers", "llama-cpp-python", "ctranslate2", "matplotlib")
 
 
-def describe(device: torch.device) -> dict[str, object]:
+def describe() -> dict[str, object]:
     """Machine, versions, commit and date."""
     facts: dict[str, object] = {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
-    for package in PACKAGES:
+    for package in REPORTED_PACKAGES:
         try:
             facts[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Taking turns, and what is made of the times: medians, and ratios of one round with their range."""
+"""Contenders take turns; their times become medians, and ratios within a round with their range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAUSE = 0.3  # seconds: the threads of the one before spin for up to 0.2 s after
 
 
 class Contender(NamedTuple):
-    """One who does the work. `run` returns its cost where it has a clock of its own, else None, and is timed."""
+    """A program under measurement. `run` returns its cost in seconds if it has a clock of its own, else None."""
 
     name: str
     run: Callable[[], float | None]
@@ -28,21 +28,19 @@ class Ratio(NamedTuple):
 class Turns:
     """Runs contenders in turns, A B C C B A A B C ..., so that whatever changes on the machine meets all of them.
 
-    Forth and back, since what one leaves behind (files in memory, a warm processor) is always met by the next.
+    Forth and back, since what a contender leaves behind (files in memory, a warm processor) helps or slows the next.
 
-    pause: seconds between two turns. synchronize: waits for the device, before every look at the clock.
+    pause: seconds between two turns.
     """
 
     def __init__(
         self,
         repeats: int,
         pause: float = PAUSE,
-        synchronize: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self.repeats, self.pause = repeats, pause
-        self.synchronize, self.clock, self.sleep = synchronize, clock, sleep
+        self.repeats, self.pause, self.clock, self.sleep = repeats, pause, clock, sleep
 
     def take(self, contenders: Sequence[Contender], warm_up: int = 1, least: float = 0.0) -> dict[str, list[float]]:
         """Each contender's cost in each round, by its name; the first `warm_up` rounds are not kept.
@@ -60,13 +58,11 @@ class Turns:
         return costs
 
     def _cost(self, contender: Contender, least: float) -> float:
-        self.synchronize()
         start, runs, spent = self.clock(), 0, 0.0
         while runs == 0 or spent < least:
             own = contender.run()
             if own is not None:
                 return own
-            self.synchronize()
             runs, spent = runs + 1, self.clock() - start
         return spent / runs
 

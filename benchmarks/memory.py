@@ -12,8 +12,8 @@ from pathlib import Path
 
 from utils import ROOT, UserError
 
-OURS = ("ours-fp32-bidirectional", "ours-bf16-causal")  # beside them "naive" and "hf-bf16"
-STEPS = 2  # the second has the optimizer's state, which the first allocates
+OUR_CONTENDERS = ("ours-fp32-bidirectional", "ours-bf16-causal")  # beside them "naive" and "hf-bf16"
+MEASURED_STEPS = 2  # the second has the optimizer's state, which the first allocates
 
 
 def peak_memory(contender: str, checkpoint: Path, rows: int, length: int, threads: int) -> int:
@@ -50,7 +50,7 @@ def fine_tune(contender: str, checkpoint: str, rows: int, length: int) -> None:
     from benchmarks import peers
     from engine.weights import load_pretrained
 
-    contenders = peers.Peers(load_pretrained(checkpoint), torch.device("cpu"))
+    contenders = peers.Peers(load_pretrained(checkpoint))
     make_optimizer = peers.our_optimizer
     if contender == "naive":
         model, make_optimizer = contenders.naive_classifier(), peers.naive_optimizer
@@ -64,7 +64,7 @@ def fine_tune(contender: str, checkpoint: str, rows: int, length: int) -> None:
     optimizer = make_optimizer(model)
     token_ids = torch.randint(259, vocab_size, (rows, length))
     labels = torch.randint(0, peers.NUM_LABELS, (rows,))
-    for _ in range(STEPS):
+    for _ in range(MEASURED_STEPS):
         peers.train_step(model, optimizer, token_ids, labels)
     with torch.inference_mode(contender != "naive"):  # the course evaluates without it
         model.eval()(token_ids)

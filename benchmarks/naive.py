@@ -16,12 +16,11 @@ h query heads, g key/value heads, d head dim, D model dim, f feed-forward dim, v
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from config import LlamaConfig
 from engine.data import Example
@@ -44,8 +43,8 @@ class NaiveRMSNorm(nn.Module):
 def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
     """Turn each pair of neighbours (x1, x2) at position m by the angle m * theta^(-2i/d). x: b s h d -> b s h d"""
     _, length, _, head_dim = x.shape
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=x.device).float() / head_dim)  # d/2
-    angles = torch.arange(length, device=x.device).float()[:, None] * frequencies  # s d/2
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)  # d/2
+    angles = torch.arange(length).float()[:, None] * frequencies  # s d/2
     cos, sin = angles.cos()[None, :, None, :], angles.sin()[None, :, None, :]  # 1 s 1 d/2
     first, second = x[..., 0::2], x[..., 1::2]  # b s h d/2
     rotated = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
@@ -78,7 +77,7 @@ class NaiveAttention(nn.Module):
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # b h s d
         scores = torch.matmul(query, key.transpose(2, 3)) / math.sqrt(config.head_dim)  # b h s t
         if config.is_causal:
-            hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(diagonal=1)  # s t
+            hidden = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)  # s t
             scores = scores.masked_fill(hidden, float("-inf"))
         weights = self.attn_dropout(torch.softmax(scores, dim=-1))
         output = torch.matmul(weights, value)  # b h s d
@@ -186,51 +185,36 @@ class NaiveAdamW(AdamW):
                     parameter.add_(parameter, alpha=-group["lr"] * group["weight_decay"])
 
 
-class SentenceDataset(Dataset):
-    """Examples whose sentences are tokenised and padded when a batch is made."""
-
-    def __init__(self, examples: Sequence[Example], tokenizer: Tokenizer):
-        self.examples = examples
-        self.tokenizer = tokenizer
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.examples[index]
-
-    def collate_fn(self, examples: list[Example]) -> dict[str, torch.Tensor]:
-        """A batch: token_ids b s, labels b"""
-        encoded = [self.tokenizer.encode(example.sentence, bos=True, eos=False) for example in examples]
-        longest = max(len(ids) for ids in encoded)
-        padded = [ids + [self.tokenizer.pad_id] * (longest - len(ids)) for ids in encoded]
-        return {"token_ids": torch.tensor(padded), "labels": torch.tensor([example.label for example in examples])}
+def collate(tokenizer: Tokenizer, examples: list[Example]) -> dict[str, torch.Tensor]:
+    """A batch, tokenised and padded when it is needed: token_ids b s, labels b"""
+    encoded = [tokenizer.encode(example.sentence, bos=True, eos=False) for example in examples]
+    longest = max(len(ids) for ids in encoded)
+    padded = [ids + [tokenizer.pad_id] * (longest - len(ids)) for ids in encoded]
+    return {"token_ids": torch.tensor(padded), "labels": torch.tensor([example.label for example in examples])}
 
 
-def train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, batch_size: int, device: torch.device
-) -> float:
+def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, batch_size: int) -> float:
     """One pass over the training data; returns the mean batch loss."""
     model.train()
     total = 0.0
     for batch in loader:
         optimizer.zero_grad()
-        log_probs = model(batch["token_ids"].to(device))
-        loss = F.nll_loss(log_probs, batch["labels"].to(device), reduction="sum") / batch_size
+        log_probs = model(batch["token_ids"])
+        loss = F.nll_loss(log_probs, batch["labels"], reduction="sum") / batch_size
         loss.backward()
         optimizer.step()
         total += loss.item()
     return total / len(loader)
 
 
-def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> tuple[float, float]:
+def evaluate(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
     """Accuracy and macro-F1. Dropout is off, but gradients are not: what a backward pass would need is kept."""
     from sklearn.metrics import accuracy_score, f1_score
 
     model.eval()
     gold, predicted = [], []
     for batch in loader:
-        log_probs = model(batch["token_ids"].to(device))
-        predicted.extend(log_probs.detach().cpu().numpy().argmax(axis=1))
+        log_probs = model(batch["token_ids"])
+        predicted.extend(log_probs.detach().numpy().argmax(axis=1))
         gold.extend(batch["labels"].tolist())
     return float(accuracy_score(gold, predicted)), float(f1_score(gold, predicted, average="macro"))

@@ -1,4 +1,4 @@
-"""Where the time of a piece of work goes, operation by operation: what explains a goal that is missed."""
+"""The time that each operation takes in a piece of work, which explains a missed goal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
-NAMED = 6  # operations that are shown; the others are summed
-OTHERS, ELSEWHERE = "other operations", "Python and compiled loops"
+MOST_NAMED = 6  # operations that are shown; the others are summed
+OTHER_OPERATIONS, OUTSIDE_PYTORCH = "other operations", "Python and compiled loops"
 
 
 class Share(NamedTuple):
@@ -22,15 +22,15 @@ class Share(NamedTuple):
 
 
 def shares(run: Callable[[], object]) -> list[Share]:
-    """Of one run that is watched, longest first; then all others, and what is none of PyTorch's operations."""
+    """Profile one run: the longest operations first, then the sum of the others, then the time outside of PyTorch."""
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         start = time.perf_counter()
         run()
         whole = time.perf_counter() - start
     events = sorted(watched.key_averages(), key=lambda event: -event.self_cpu_time_total)
     operations = [(event.key, event.self_cpu_time_total * 1e-6, event.count) for event in events]
-    named, others = operations[:NAMED], operations[NAMED:]
+    named, others = operations[:MOST_NAMED], operations[MOST_NAMED:]
     rows = [(name.partition("::")[2] or name, seconds, calls) for name, seconds, calls in named]
-    rows.append((OTHERS, sum(seconds for _, seconds, _ in others), sum(calls for *_, calls in others)))
-    rows.append((ELSEWHERE, max(0.0, whole - sum(seconds for _, seconds, _ in operations)), 1))
+    rows.append((OTHER_OPERATIONS, sum(seconds for _, seconds, _ in others), sum(calls for *_, calls in others)))
+    rows.append((OUTSIDE_PYTORCH, max(0.0, whole - sum(seconds for _, seconds, _ in operations)), 1))
     return [Share(name, seconds / whole, calls, seconds / max(calls, 1)) for name, seconds, calls in rows]

@@ -17,9 +17,10 @@ from base_llama import sequence_lengths
 from benchmarks import naive
 from classifier import PAD_ID, LlamaEmbeddingClassifier
 from config import LlamaConfig
+from engine.programs import import_part
 from llama import Llama
 from optimizer import AdamW
-from utils import ROOT, UserError
+from utils import ROOT
 
 if TYPE_CHECKING:
     from fast.decoder import Decoder
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 NUM_LABELS = 5
 DROPOUT = 0.3
 LEARNING_RATE = 2e-5
-SPREAD = 90.5  # times 1 / sqrt(dim): 4 for stories42M
+LLAMA_GAIN = 90.5  # times 1 / sqrt(dim): 4 for stories42M
 
 
 def random_llama(config: LlamaConfig, seed: int) -> Llama:
     """A Llama whose layers matter: fresh ones barely move the residual stream, and decoding repeats one token."""
     torch.manual_seed(seed)
     model = Llama(config)
-    gain = SPREAD / math.sqrt(config.dim)
+    gain = LLAMA_GAIN / math.sqrt(config.dim)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("layers") and parameter.dim() == 2:
@@ -43,20 +44,8 @@ def random_llama(config: LlamaConfig, seed: int) -> Llama:
 
 
 def load_accelerate() -> Callable[..., list]:
-    """`fast.accelerate`. Raises `UserError` where the folder is missing."""
-    try:
-        from fast import accelerate
-    except ImportError as error:
-        raise UserError(f"the folder fast/, which holds what is measured here, does not load: {error}") from None
-    return accelerate
-
-
-def with_fused_attention(llama: Llama) -> Llama:
-    """`llama` with PyTorch's fused attention and nothing else of fast/. In place; returns it."""
-    from fast.attention import fuse_attention
-
-    fuse_attention(llama)
-    return llama
+    """`fast.accelerate`. Raises `UserError` if the folder fast/ is absent."""
+    return import_part("fast", "python -m benchmarks").accelerate
 
 
 def load_to_hf() -> Callable[..., nn.Module]:
@@ -86,7 +75,7 @@ class HFClassifier(nn.Module):
         """input_ids: b s -> log-probabilities b c"""
         hidden_states = self.llama(input_ids, use_cache=False).last_hidden_state  # b s D
         last = sequence_lengths(input_ids, PAD_ID) - 1  # b
-        read = hidden_states[torch.arange(len(last), device=last.device), last]  # b D
+        read = hidden_states[torch.arange(len(last)), last]  # b D
         return F.log_softmax(self.classifier_head(self.dropout(read)), dim=-1)
 
 
@@ -99,30 +88,34 @@ class Autocast(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: b s -> b c, float32"""
-        with torch.autocast(input_ids.device.type, torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16):
             return self.model(input_ids).float()
 
 
 class Peers:
     """Makes the contenders' models from one state dict. `kernels`: what was chosen, by precision and use."""
 
-    def __init__(self, llama: Llama, device: torch.device, seed: int = 0):
-        self.config, self.device, self.seed = llama.config, device, seed
+    def __init__(self, llama: Llama, seed: int = 0):
+        self.config, self.seed = llama.config, seed
         self.state = {name: tensor.detach() for name, tensor in llama.state_dict().items()}
         self.kernels: dict[str, list[Any]] = {}
 
     def plain(self, attention: str = "causal", dtype: torch.dtype = torch.float32) -> Llama:
         """Ours as the root modules compute it, with PyTorch's fused attention and linear layers."""
-        return with_fused_attention(self._filled(Llama, attention)).to(dtype)
+        from fast.attention import fuse_attention
+
+        llama = self._filled(Llama, attention)
+        fuse_attention(llama)
+        return llama.to(dtype)
 
     def ours(self, precision: str = "fp32", attention: str = "causal") -> Decoder:
         """What generates text with ours, whose kernels are chosen for that."""
         from fast import decoder
 
         llama, use = self._filled(Llama, attention), f"{precision}, {attention}, inference"
-        self._accelerate(llama, precision, use, trains=False)
+        choices = load_accelerate()(llama, precision, trains=False)
         ours = decoder(llama, precision)
-        self.kernels[use] = [*self.kernels[use], ours.choice]
+        self.kernels[use] = [*choices, ours.choice]
         return ours
 
     def naive(self, attention: str = "causal") -> naive.NaiveLlama:
@@ -132,7 +125,7 @@ class Peers:
         """transformers' LlamaForCausalLM with its default attention (PyTorch's fused one)."""
         model = load_to_hf()(self.state, self._config("causal"))
         model.set_attn_implementation("sdpa")
-        return model.to(self.device, dtype).eval()
+        return model.to(dtype).eval()
 
     def our_classifier(
         self, precision: str | None = "fp32", attention: str = "causal", *, training: bool = False
@@ -142,8 +135,8 @@ class Peers:
         llama = self.plain(attention) if precision is None else self._filled(Llama, attention)
         model = self._with_head(lambda: LlamaEmbeddingClassifier(settings, llama=llama))
         if precision is not None:
-            use = "training" if training else "classification"
-            self._accelerate(model, precision, f"{precision}, {attention}, {use}", generates=False, trains=training)
+            use = f"{precision}, {attention}, {'training' if training else 'classification'}"
+            self.kernels[use] = load_accelerate()(model, precision, generates=False, trains=training)
         return model
 
     def naive_classifier(self, attention: str = "bidirectional") -> naive.NaiveLlamaEmbeddingClassifier:
@@ -162,15 +155,12 @@ class Peers:
             model = kind(self._config(attention))
         model.load_state_dict({name: tensor.clone() for name, tensor in self.state.items()}, assign=True)
         model.tok_embeddings.weight = model.output.weight  # assigned one by one, the two are no longer tied
-        return model.requires_grad_(True).to(self.device).eval()
+        return model.requires_grad_(True).eval()
 
     def _with_head(self, make: Callable[[], Any]) -> Any:
         """All classifiers get the same head, drawn from one seed."""
         torch.manual_seed(self.seed)
-        return make().to(self.device).eval()
-
-    def _accelerate(self, model: nn.Module, precision: str, use: str, **purpose: bool) -> None:
-        self.kernels[use] = load_accelerate()(model, precision, **purpose)
+        return make().eval()
 
 
 def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -188,15 +178,14 @@ def hf_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, token_ids: torch.Tensor, labels: torch.Tensor
-) -> float:
-    """One step of fine-tuning, the same for every contender; returns the loss. token_ids: b s, labels: b"""
+) -> None:
+    """One step of fine-tuning, the same for every contender. token_ids: b s, labels: b"""
     model.train()
     optimizer.zero_grad()
     loss = F.nll_loss(model(token_ids), labels, reduction="sum") / len(labels)
-    value = loss.item()
+    loss.item()  # which every loop reads
     loss.backward()
     optimizer.step()
-    return value
 
 
 @torch.inference_mode()
@@ -205,11 +194,8 @@ def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     return model(token_ids)
 
 
-def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int, streamer: object | None = None) -> torch.Tensor:
-    """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)
-
-    streamer: its `put` is called with the prompt and with each new token.
-    """
+def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int) -> torch.Tensor:
+    """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)"""
     return model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -217,5 +203,4 @@ def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int, streamer:
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
-        streamer=streamer,
     )

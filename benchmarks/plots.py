@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.targets import LIMIT
+from benchmarks.targets import LIMIT, OURS
 
-WHY_NONE = 'matplotlib is not installed, so --plots draws nothing: pip install "matplotlib>=3.8"'
+WHY_NO_PLOTS = 'matplotlib is not installed, so --plots draws nothing: pip install "matplotlib>=3.8"'
 
 
 def can_plot() -> bool:
@@ -22,13 +21,11 @@ def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")  # no window
-    costs = report["curves"].get("epochs", [])
-    compared = [row for row in report["rows"] if row["ratio"] and not row["lower_is_better"]]
+    measured = [row for row in report["rows"] if row["ratio"]]
+    compared = [row for row in measured if not row["lower_is_better"]]
     plots: Sequence[tuple[str, Callable[..., None], list[dict[str, Any]]]] = (
-        ("context", _context, report["curves"].get("context", [])),
-        ("batches", _batches, report["curves"].get("batches", [])),
-        ("epoch-seconds", partial(_costs, unit="s"), [row for row in costs if "s" in row]),
-        ("peak-memory", partial(_costs, unit="MB"), [row for row in costs if "MB" in row]),
+        ("epoch-seconds", _costs, [row for row in measured if row["work"].startswith("SST epoch")]),
+        ("peak-memory", _costs, [row for row in measured if row["work"].startswith("peak memory")]),
         ("ratios", _ratios, [row for row in compared if row["against"] != LIMIT]),
         ("fractions", _fractions, [row for row in compared if row["against"] == LIMIT]),
     )
@@ -45,30 +42,16 @@ def _figure(path: Path, plot: Callable[..., None], data: list[dict[str, Any]]) -
     return path
 
 
-def _context(axes: Any, table: list[dict[str, Any]]) -> None:
-    contexts = [row["context"] for row in table]
-    for name in (key for key in table[0] if key != "context"):
-        axes.plot(contexts, [row[name] for row in table], marker="o", label=name)
-    axes.set(xlabel="context (tokens)", ylabel="tokens/s", title="Decoding one text, fp32", yscale="log", xscale="log")
-    axes.legend()
-
-
-def _batches(axes: Any, table: list[dict[str, Any]]) -> None:
-    largest = max(row["batch"] for row in table)
-    for name in (key for key in table[0] if key not in ("batch", "length")):
-        for batch, style in ((1, ":"), (largest, "-")):
-            rows = [row for row in table if row["batch"] == batch]
-            lengths, speeds = [row["length"] for row in rows], [row[name] for row in rows]
-            axes.plot(lengths, speeds, style, marker="o", label=f"{name}, batch {batch}")
-    axes.set(xlabel="sentence length (tokens)", ylabel="sentences/s", title="Classification", yscale="log")
-    axes.legend(fontsize="small")
-
-
-def _costs(axes: Any, table: list[dict[str, Any]], unit: str) -> None:
-    names = [f"{row['contender']}\n({row['work']})" for row in table]
-    axes.barh(names, [row[unit] for row in table], color="lightsteelblue")
+def _costs(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Bars of what every contender takes; ours once for each work, however many it is compared with."""
+    costs: dict[str, float] = {}
+    for row in rows:
+        costs[f"{OURS}\n({row['work']})"] = row["ours"]
+        costs[f"{row['against']}\n({row['work']})"] = row["theirs"]
+    axes.barh([*costs], [*costs.values()], color="lightsteelblue")
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize="x-small")
+    unit = rows[0]["unit"]
     axes.set(xlabel=unit, title="One SST epoch" if unit == "s" else "Peak memory of fine-tuning")
 
 

@@ -17,14 +17,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import Contender, Turns
+from benchmarks.sentences import find_tokenizers
 from benchmarks.table import Bench, Line, lines_of
-from benchmarks.targets import LINES, OURS, PLAIN
-from tokenizer import TOKENIZER_MODEL, Tokenizer
+from benchmarks.targets import LINES, OURS, PLAIN_PATH
+from tokenizer import TOKENIZER_MODEL
 from utils import ROOT, UserError
 
-KERNELS = {OURS: "auto", PLAIN: "plain"}
-CHECKPOINT = "stories42M.pt"
-TEXT = "generated-sentence-temp-0.txt"
+KERNELS_FLAG = {OURS: "auto", PLAIN_PATH: "plain"}
+LARGE_CHECKPOINT = "stories42M.pt"
+GREEDY_TEXT = "generated-sentence-temp-0.txt"
 # What would keep Python or numba from writing, or let them find, compiled code elsewhere than in the copy.
 CACHE_SETTINGS = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR")
 
@@ -57,14 +58,14 @@ class Copies:
         copy = self.copies[name]
         env = {key: value for key, value in os.environ.items() if key not in CACHE_SETTINGS}
         env |= {"OMP_NUM_THREADS": str(self.threads), "XDG_CACHE_HOME": str(copy / ".cache")}
-        command = [sys.executable, "run_llama.py", "--option", "generate", "--kernels", KERNELS[name]]
+        command = [sys.executable, "run_llama.py", "--option", "generate", "--kernels", KERNELS_FLAG[name]]
         start = time.perf_counter()
         done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, encoding="utf-8")
         seconds = time.perf_counter() - start
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-            raise UserError(f"run_llama.py --kernels {KERNELS[name]} ended with {done.returncode}: {last}")
-        self.texts[name] = (copy / TEXT).read_text(encoding="utf-8")
+            raise UserError(f"run_llama.py --kernels {KERNELS_FLAG[name]} ended with {done.returncode}: {last}")
+        self.texts[name] = (copy / GREEDY_TEXT).read_text(encoding="utf-8")
         return seconds
 
 
@@ -78,30 +79,21 @@ def tracked_files() -> list[str]:
     return [name for name in names if (ROOT / name).is_file()]
 
 
-def find_tokenizer(vocab_size: int) -> Path | None:
-    """A `tokenizer.model` of this many pieces in $MINLLAMA_ASSETS or beside the code."""
-    for folder in (os.environ.get("MINLLAMA_ASSETS"), ROOT):
-        path = Path(folder or "") / TOKENIZER_MODEL
-        if folder and path.is_file() and Tokenizer(tokenizer_model=path).n_words == vocab_size:
-            return path
-    return None
-
-
 def first_run(bench: Bench) -> list[Line]:
     """With the kernels that are chosen by default and with none, for two models."""
     works, tracked = list(LINES["first-run"]), tracked_files()
     if not tracked:
-        return [Line(work, PLAIN, note="no git repository, so its files are not known") for work in works]
+        return [Line(work, PLAIN_PATH, note="no git repository, so its files are not known") for work in works]
     lines = _lines(bench, works[:2], tracked, [])
-    tokenizer = find_tokenizer(bench.config.vocab_size)
-    if tokenizer is None:
+    tokenizers = find_tokenizers(bench.config.vocab_size)
+    if not tokenizers:
         why = f"no tokenizer of {bench.config.vocab_size} pieces"
-        return [*lines, *(Line(work, PLAIN, note=why) for work in works[2:])]
-    checkpoint = bench.folder / CHECKPOINT
+        return [*lines, *(Line(work, PLAIN_PATH, note=why) for work in works[2:])]
+    checkpoint = bench.folder / LARGE_CHECKPOINT
     # like the real one, it says nothing about attention
     model_args = {name: value for name, value in vars(bench.config).items() if name != "attention"}
     torch.save({"model": bench.peers.state, "model_args": model_args}, checkpoint)
-    shutil.copy(tokenizer, bench.folder / TOKENIZER_MODEL)
+    shutil.copy(tokenizers[0], bench.folder / TOKENIZER_MODEL)
     return lines + _lines(bench, works[2:], tracked, [checkpoint, bench.folder / TOKENIZER_MODEL])
 
 
@@ -112,14 +104,14 @@ def _lines(bench: Bench, works: list[str], tracked: list[str], extra: list[Path]
         copies = Copies(Path(folder), tracked, extra, bench.threads)
         contenders = [
             Contender(f"{when.__name__} {name}", lambda when=when, name=name: when(name))
-            for name in KERNELS
+            for name in KERNELS_FLAG
             for when in (copies.first, copies.later)
         ]
         costs = turns.take(contenders, warm_up=0)  # a round may compile for a minute; the median drops a cold disk
-    same = {PLAIN: copies.texts[OURS] == copies.texts[PLAIN]}
-    notes = {PLAIN: "identical text" if same[PLAIN] else "DIFFERENT text"}
+    same = {PLAIN_PATH: copies.texts[OURS] == copies.texts[PLAIN_PATH]}
+    notes = {PLAIN_PATH: "identical text" if same[PLAIN_PATH] else "DIFFERENT text"}
     lines = []
     for work, when in zip(works, ("first", "later"), strict=True):
-        by_name = {name: costs[f"{when} {name}"] for name in KERNELS}
+        by_name = {name: costs[f"{when} {name}"] for name in KERNELS_FLAG}
         lines += lines_of(bench, work, LINES["first-run"][work], by_name, notes=notes, same=same)
     return lines

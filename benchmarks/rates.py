@@ -1,7 +1,7 @@
 """What this machine does at best: bytes read from memory, and matrix products, by every library at hand.
 
-They are the limits that the lines are compared with, so whoever is fastest counts, and a limit that is measured too low
-flatters. Memory's speed drifts on a machine with neighbours: a run measures twice, before and after everything else.
+Lines are compared with these limits, so the fastest library counts: a limit that is measured too low flatters. The
+speed of memory drifts on a shared machine: a run measures twice, before and after everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from benchmarks.work import Rates
 
 MEMORY_ROWS, WIDTH = 2**17, 512  # 256 MiB of float32 numbers, beyond every cache
 STREAMS = (2, 4, 8)
-SHAPES = ((4096, 512, 1376), (1024, 2048, 2048))  # tokens, inputs, outputs: stories42M's feed-forward, and a larger one
+# tokens, inputs, outputs: stories42M's feed-forward, and a larger one
+PRODUCT_SHAPES = ((4096, 512, 1376), (1024, 2048, 2048))
 READ = "read"
 
 
@@ -42,10 +43,10 @@ class Measured(NamedTuple):
 
 
 @torch.inference_mode()
-def measure(turns: Turns, device: torch.device, *, shrink: int = 1) -> list[Measured]:
-    """Every candidate on `device`. shrink: divides the sizes."""
+def measure(turns: Turns, *, shrink: int = 1) -> list[Measured]:
+    """Every candidate. shrink: divides the sizes."""
     with ThreadPoolExecutor(max(STREAMS)) as pool:
-        candidates = [*_readers(device, shrink, pool), *_products(device, shrink)]
+        candidates = [*_readers(shrink, pool), *_products(shrink)]
         able = [candidate for candidate in candidates if _runs(candidate.run)]
         costs = turns.take([Contender(candidate.name, partial(_drop_result, candidate.run)) for candidate in able])
     best = {candidate.name: candidate.amount / min(costs[candidate.name]) for candidate in able}
@@ -79,24 +80,22 @@ def _drop_result(work: Callable[[], object]) -> None:
     work()
 
 
-def _readers(device: torch.device, shrink: int, pool: ThreadPoolExecutor) -> Iterator[Candidate]:
-    memory = torch.ones(MEMORY_ROWS // shrink, WIDTH, device=device)
-    vector = torch.ones(WIDTH, device=device)
+def _readers(shrink: int, pool: ThreadPoolExecutor) -> Iterator[Candidate]:
+    memory = torch.ones(MEMORY_ROWS // shrink, WIDTH)
+    vector = torch.ones(WIDTH)
     ways: dict[str, Callable[[], object]] = {
         "sum": memory.sum,
         "matrix by vector": partial(memory.mv, vector),
         "oneDNN matrix by vector": partial(_onednn, vector[None], memory),
     }
+    target = np.empty(memory.numel(), np.float32)
     for streams in STREAMS:
         ways[f"{streams} sums"] = partial(memory.view(streams, -1).sum, 1)
-    if device.type == "cpu":
-        target = np.empty(memory.numel(), np.float32)
-        for streams in STREAMS:
-            parts = memory.view(-1).chunk(streams)
-            ways[f"{streams} sums in {streams} threads"] = partial(_together, pool, torch.sum, parts)
-            ways[f"copy in {streams} threads"] = partial(
-                _together, pool, np.copyto, np.split(target, streams), [part.numpy() for part in parts]
-            )
+        parts = memory.view(-1).chunk(streams)
+        ways[f"{streams} sums in {streams} threads"] = partial(_together, pool, torch.sum, parts)
+        ways[f"copy in {streams} threads"] = partial(
+            _together, pool, np.copyto, np.split(target, streams), [part.numpy() for part in parts]
+        )
     for name, run in ways.items():
         yield Candidate(READ, f"read, {name}", memory.nbytes, run)
 
@@ -106,19 +105,19 @@ def _together(pool: ThreadPoolExecutor, work: Callable[..., object], *parts: obj
         pass
 
 
-def _products(device: torch.device, shrink: int) -> Iterator[Candidate]:
-    for tokens, inputs, outputs in SHAPES:
+def _products(shrink: int) -> Iterator[Candidate]:
+    for tokens, inputs, outputs in PRODUCT_SHAPES:
         tokens = tokens // shrink
         size, operations = f"{tokens}x{inputs}x{outputs}", 2.0 * tokens * inputs * outputs
         for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-            x = torch.ones(tokens, inputs, dtype=dtype, device=device)
-            weight = torch.ones(outputs, inputs, dtype=dtype, device=device)
+            x = torch.ones(tokens, inputs, dtype=dtype)
+            weight = torch.ones(outputs, inputs, dtype=dtype)
             yield Candidate(precision, f"{precision}, F.linear {size}", operations, partial(F.linear, x, weight))
             yield Candidate(precision, f"{precision}, oneDNN {size}", operations, partial(_onednn, x, weight))
             packed = partial(_onednn_packed, x, weight, {})
             yield Candidate(precision, f"{precision}, oneDNN packed {size}", operations, packed)
-        a = torch.ones(tokens, inputs, dtype=torch.int8, device=device)
-        b = torch.ones(outputs, inputs, dtype=torch.int8, device=device).t()
+        a = torch.ones(tokens, inputs, dtype=torch.int8)
+        b = torch.ones(outputs, inputs, dtype=torch.int8).t()
         yield Candidate("int8", f"int8, torch._int_mm {size}", operations, partial(_int8, a, b))
 
 

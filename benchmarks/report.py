@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.operations import Share
 from benchmarks.rates import Measured
 from benchmarks.table import Line
-from benchmarks.targets import CURVES, LIMIT
+from benchmarks.targets import LIMIT
 from benchmarks.work import Rates
 
-COLUMNS = "{:<42} {:<17} {:>7} {:>13} {:>18} {:>18}  {}"
-HEADER = ("work", "against", "ratio", "range", "ours", "theirs", "verdict")
+LINE_FORMAT = "{:<42} {:<17} {:>7} {:>13} {:>18} {:>18}  {}"
+TABLE_HEADER = ("work", "against", "ratio", "range", "ours", "theirs", "verdict")
 
 
 def cells(line: Line) -> tuple[str, ...]:
@@ -25,7 +23,7 @@ def cells(line: Line) -> tuple[str, ...]:
 
 
 def as_text(line: Line) -> str:
-    text = COLUMNS.format(*cells(line))
+    text = LINE_FORMAT.format(*cells(line))
     return f"{text}\n  {line.detail}" if line.detail else text
 
 
@@ -41,33 +39,13 @@ def limit_texts(rates: Rates) -> list[str]:
     return [f"memory read: {rates.read / 1e9:.1f} GB/s", *products]
 
 
-def curve_text(row: dict[str, Any]) -> str:
-    """A point of a curve."""
-    return ", ".join(f"{key} {shown(value)}" for key, value in row.items())
-
-
-def shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def share_text(share: Share) -> str:
-    """How much of the time an operation takes, and in how many calls, where it is one."""
-    if share.calls < 2:
-        return f"{share.operation} {share.share:.0%}"
-    return f"{share.operation} {share.share:.0%} ({share.calls} x {share.seconds * 1e6:.0f} us)"
-
-
 def profile_text(profile: list[Share]) -> str:
-    return ", ".join(map(share_text, profile))
+    """How much of the time each operation takes; the number of its calls and the time of one, if there are several."""
+    calls = [f" ({share.calls} x {share.seconds * 1e6:.0f} us)" if share.calls > 1 else "" for share in profile]
+    return ", ".join(f"{each.operation} {each.share:.0%}{more}" for each, more in zip(profile, calls, strict=True))
 
 
-def markdown(
-    facts: dict[str, object],
-    rates: Rates,
-    lines: list[Line],
-    curves: dict[str, list[dict[str, Any]]],
-    profiles: dict[str, list[Share]],
-) -> str:
+def markdown(facts: dict[str, object], rates: Rates, lines: list[Line], profiles: dict[str, list[Share]]) -> str:
     """Machine, limits, every line with its verdict, and where our time goes."""
     parts = [markdown_table(("machine", ""), [(name, str(value)) for name, value in facts.items()])]
     parts.append("\n".join(f"- {text}" for text in limit_texts(rates)))
@@ -77,23 +55,11 @@ def markdown(
         header = ("work", "fraction of the limit", "range", "ours", "limit", "verdict")
         parts.append(markdown_table(header, [(row[0], *row[2:]) for row in map(cells, reached)]))
     if compared:
-        parts.append(markdown_table(HEADER, [cells(line) for line in compared]))
+        parts.append(markdown_table(TABLE_HEADER, [cells(line) for line in compared]))
     if profiles:
         rows = [(work, profile_text(profile)) for work, profile in profiles.items()]
         parts.append(markdown_table(("work", "where the time goes: share of it, calls x time of each"), rows))
-    for name, table in curves.items():
-        if table:
-            parts.append(f"{CURVES.get(name, 'an epoch, and the peak memory of fine-tuning').capitalize()}:")
-            parts.append(curve_tables(table))
     return "\n\n".join(parts) + "\n"
-
-
-def curve_tables(table: list[dict[str, Any]]) -> str:
-    """Rows that have the same columns stand in one table."""
-    tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for row in table:
-        tables.setdefault(tuple(row), []).append(tuple(map(shown, row.values())))
-    return "\n\n".join(markdown_table(header, rows) for header, rows in tables.items())
 
 
 def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

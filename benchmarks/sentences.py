@@ -1,4 +1,4 @@
-"""SST for the epoch rows: the real sentences where they are at hand, else random ones of the same lengths."""
+"""SST for the lines of epochs: the real sentences if their files are here, else random ones of the same lengths."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from utils import ROOT
 
 # Tokens of an SST sentence, bos included, measured with Llama 2's tokenizer on the training data (the dev data's differ
 # by one token at most below the longest): the length that a share of the sentences does not exceed.
-LENGTHS = ((0.0, 3), (0.01, 5), (0.05, 8), (0.1, 11), (0.25, 17), (0.5, 25), (0.75, 35), (0.9, 44), (0.95, 50))
-LENGTHS += ((0.99, 61), (1.0, 93))
-SIZES = {"train": 8544, "dev": 1101}
+SST_LENGTHS = ((0.0, 3), (0.01, 5), (0.05, 8), (0.1, 11), (0.25, 17), (0.5, 25), (0.75, 35), (0.9, 44), (0.95, 50))
+SST_LENGTHS += ((0.99, 61), (1.0, 93))
+SST_SIZES = {"train": 8544, "dev": 1101}
 FIRST_WORD_ID = 259  # after the special ids and the bytes
 
 
@@ -31,7 +31,7 @@ class MeasuredSentences(NamedTuple):
 
 
 class IdTokenizer:
-    """Stands in for a tokenizer where there is no text: a "sentence" is its token ids, written out."""
+    """The replacement of a tokenizer for random data: a "sentence" is its token ids, written out."""
 
     bos_id, eos_id, pad_id = 1, 2, PAD_ID
 
@@ -44,10 +44,10 @@ class IdTokenizer:
 
 def length_at(share: float) -> int:
     """The inverse of the lengths' distribution function, linear between the quantiles."""
-    for (low, shorter), (high, longer) in zip(LENGTHS, LENGTHS[1:], strict=False):
+    for (low, shorter), (high, longer) in zip(SST_LENGTHS, SST_LENGTHS[1:], strict=False):
         if share <= high:
             return round(shorter + (longer - shorter) * (share - low) / (high - low))
-    return LENGTHS[-1][1]
+    return SST_LENGTHS[-1][1]
 
 
 def random_sentences(vocab_size: int, seed: int, sizes: dict[str, int]) -> MeasuredSentences:
@@ -64,15 +64,18 @@ def random_sentences(vocab_size: int, seed: int, sizes: dict[str, int]) -> Measu
     )
 
 
+def find_tokenizers(vocab_size: int) -> list[Path]:
+    """Each `tokenizer.model` of this many pieces, in $MINLLAMA_ASSETS and beside this code."""
+    folders = [Path(folder) for folder in (os.environ.get("MINLLAMA_ASSETS"), ROOT) if folder]
+    paths = [folder / TOKENIZER_MODEL for folder in folders if (folder / TOKENIZER_MODEL).is_file()]
+    return [path for path in paths if Tokenizer(tokenizer_model=path).n_words == vocab_size]
+
+
 def load_sentences(vocab_size: int, seed: int) -> MeasuredSentences:
-    """SST with Llama's tokenizer, from $MINLLAMA_ASSETS or beside this code, if there and the vocabulary fits."""
-    for folder in (os.environ.get("MINLLAMA_ASSETS"), ROOT):
-        if not folder:
-            continue
-        train, dev = (Path(folder) / f"data/sst-{split}.txt" for split in ("train", "dev"))
-        tokenizer_path = Path(folder) / TOKENIZER_MODEL
-        if train.is_file() and dev.is_file() and tokenizer_path.is_file():
-            tokenizer = Tokenizer(tokenizer_model=tokenizer_path)
-            if tokenizer.n_words == vocab_size:
-                return MeasuredSentences(create_data(train), create_data(dev), tokenizer, "SST with Llama's tokenizer")
-    return random_sentences(vocab_size, seed, SIZES)
+    """SST with a tokenizer of `vocab_size` pieces, if both lie in one folder; else random sentences."""
+    for path in find_tokenizers(vocab_size):
+        train, dev = (path.parent / f"data/sst-{split}.txt" for split in ("train", "dev"))
+        if train.is_file() and dev.is_file():
+            tokenizer = Tokenizer(tokenizer_model=path)
+            return MeasuredSentences(create_data(train), create_data(dev), tokenizer, "SST with Llama's tokenizer")
+    return random_sentences(vocab_size, seed, SST_SIZES)

@@ -1,17 +1,19 @@
-"""What every measurement is given, and the lines that it fills."""
+"""The argument of every measurement, `Bench`, and the lines of the table that it fills."""
 
 from __future__ import annotations
 
 import importlib.util
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from benchmarks import peers
+from benchmarks.epoch import Sample
 from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share, shares
@@ -28,12 +30,12 @@ from benchmarks.targets import (
     LLAMACPP_DTYPES,
     NOISE,
     OURS,
-    PLAIN,
+    PLAIN_PATH,
 )
 from benchmarks.work import Pass, Rates, limit_seconds
 from config import LlamaConfig
 
-PACKAGES: dict[str, dict[str, str]] = {  # the modules that a contender needs, and what installs them
+CONTENDER_PACKAGES: dict[str, dict[str, str]] = {  # the modules that a contender needs, and what installs them
     **dict.fromkeys((HF, HF_BF16), {"transformers": "transformers"}),
     **dict.fromkeys(LLAMACPP_DTYPES, {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}),
     **dict.fromkeys(CT2_TYPES, {"ctranslate2": "ctranslate2"}),
@@ -54,12 +56,9 @@ class Sizes(NamedTuple):
     every: int = 20
     turn: float = 0.5  # seconds of a turn, at least
     processes: int = 4  # rounds of whole processes that are kept; as many forth as back
-    contexts: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    lengths: tuple[int, ...] = (15, 45, 135)
-    batches: tuple[int, ...] = (1, 8, 64)
 
 
-QUICK = Sizes(
+QUICK_SIZES = Sizes(
     prompt=5,
     new=8,
     together=3,
@@ -71,15 +70,12 @@ QUICK = Sizes(
     every=2,
     turn=0.0,
     processes=1,
-    contexts=(16, 32),
-    lengths=(5, 9),
-    batches=(1, 3),
 )
 
 
 @dataclass
 class Bench:
-    """What every measurement is given. `missing`: why a contender cannot take part, in words."""
+    """Models, turns, sizes and data of a run. `missing`: contenders that cannot take part, each with the reason."""
 
     config: LlamaConfig
     peers: Peers
@@ -94,15 +90,15 @@ class Bench:
     profiles: dict[str, list[Share]] = field(default_factory=dict)  # by line: where our own time goes
 
     def race(self, work: str, contenders: Sequence[Contender]) -> dict[str, list[float]]:
-        """Their costs in turns. The first, ours, runs once more and is watched."""
+        """Their costs in turns. The first, ours, runs once more under the profiler."""
         costs = self.turns.take(contenders, least=self.sizes.turn)
         if work not in self.profiles:
             self.profiles[work] = shares(contenders[0].run)
         return costs
 
     @property
-    def device(self) -> torch.device:
-        return self.peers.device
+    def sample(self) -> Sample:
+        return Sample(self.sizes.batch_size, self.sizes.every, self.seed)
 
     def has(self, contender: str) -> bool:
         return contender not in self.missing
@@ -112,14 +108,14 @@ class Bench:
         draw = torch.Generator().manual_seed(self.seed)
         words = torch.randint(SPACE_ID + 1, self.config.vocab_size, (rows, self.sizes.prompt - 2), generator=draw)
         start = torch.tensor([[BOS_ID, SPACE_ID]]).expand(rows, -1)
-        return torch.cat((start, words), dim=1).to(self.device)
+        return torch.cat((start, words), dim=1)
 
     def batch(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Random token ids without padding, rows x length, and labels."""
         draw = torch.Generator().manual_seed(self.seed)
         token_ids = torch.randint(SPACE_ID, self.config.vocab_size, (rows, length), generator=draw)
         labels = torch.randint(0, peers.NUM_LABELS, (rows,), generator=draw)
-        return token_ids.to(self.device), labels.to(self.device)
+        return token_ids, labels
 
 
 class BenchmarkTask(NamedTuple):
@@ -164,8 +160,9 @@ class Line:
             return "not measured"
         if self.same_result is False:
             return "RESULTS DIFFER"
-        if self.against == PLAIN:
-            return "SLOWER" if is_slower(self.ratio) else "not slower"
+        if self.against == PLAIN_PATH:
+            # beyond noise: in every round, or clearly in the middle one
+            return "SLOWER" if self.ratio.high < 1.0 or self.ratio.median < NOISE else "not slower"
         if self.against != LIMIT:
             return ""
         reached = f"{self.ratio.median:.2f} of the limit"
@@ -188,11 +185,6 @@ class Line:
         seconds = limit_seconds(passes, precision, rates)
         self.is_faster_here = precision == "fp32" or limit_seconds(passes, "fp32", rates) / seconds >= FASTER
         self.fill(self.costs[OURS], [seconds] * len(self.costs[OURS]))
-
-
-def is_slower(ratio: Ratio) -> bool:
-    """Beyond noise: in every round, or clearly in the middle one."""
-    return ratio.high < 1.0 or ratio.median < NOISE
 
 
 def lines_of(
@@ -227,15 +219,42 @@ def lines_of(
     return lines
 
 
-def missing_contenders(device: torch.device, *, has_llama2c: bool) -> dict[str, str]:
-    """Who cannot take part, and why."""
+def classification_lines(
+    bench: Bench,
+    work: str,
+    contenders: Sequence[str],
+    classify: dict[str, Callable[[], torch.Tensor]],
+    *,
+    unit: str,
+    task: BenchmarkTask | None = None,
+    tolerance: float | None = None,
+) -> list[Line]:
+    """Lines of models that give log-probabilities (b c), with the largest difference to ours.
+
+    tolerance: the difference that is allowed; None: any, as between precisions. task: as for `lines_of`; a line with a
+    task is profiled, too.
+    """
+    answers: dict[str, torch.Tensor] = {}
+
+    def run(name: str) -> None:
+        answers[name] = classify[name]().float()
+
+    runs = [Contender(name, partial(run, name)) for name in classify]
+    costs = bench.race(work, runs) if task else bench.turns.take(runs, least=bench.sizes.turn)
+    errors = {name: (answer - answers[OURS]).abs().max().item() for name, answer in answers.items()}
+    notes = {name: f"log-probabilities differ by at most {error:.0e}" for name, error in errors.items()}
+    same = {} if tolerance is None else {name: error < tolerance for name, error in errors.items()}
+    amount = float(len(answers[OURS]))
+    return lines_of(bench, work, contenders, costs, amount=amount, unit=unit, notes=notes, same=same, task=task)
+
+
+def missing_contenders(*, has_llama2c: bool) -> dict[str, str]:
+    """The contenders that cannot take part, each with the reason."""
     missing = {}
-    for name, packages in PACKAGES.items():
+    for name, packages in CONTENDER_PACKAGES.items():
         absent = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
         if absent:
             missing[name] = f"pip install {' '.join(absent)}"
     if not has_llama2c:
         missing[LLAMA2C] = "no --llama2c"
-    if device.type != "cpu":
-        missing |= dict.fromkeys((LLAMA2C, *LLAMACPP_DTYPES, *CT2_TYPES), "it runs on the CPU here")
     return missing

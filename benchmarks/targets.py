@@ -1,8 +1,9 @@
-"""What is measured, against whom, and the fractions of the machine's limit aimed at. Nothing here needs PyTorch."""
+"""Names of lines and contenders, and the goal of each line as a fraction of the machine's limit. Needs no PyTorch."""
 
 from __future__ import annotations
 
-OURS, PLAIN, COURSE, LLAMA2C, ONE_BY_ONE = "min-llama", "plain path", "course's way", "llama2.c", "one after another"
+OURS, PLAIN_PATH, ONE_BY_ONE = "min-llama", "plain path", "one after another"
+COURSE, LLAMA2C = "course's way", "llama2.c"
 HF, HF_BF16 = "HF transformers", "HF, bf16"  # in float32, which is its default; in bfloat16
 LLAMACPP, LLAMACPP_F16, LLAMACPP_Q8 = "llama.cpp f32", "llama.cpp f16", "llama.cpp Q8_0"
 LLAMACPP_DTYPES = {LLAMACPP: "f32", LLAMACPP_F16: "f16", LLAMACPP_Q8: "q8_0"}  # of the weights in its file
@@ -12,26 +13,26 @@ LIMIT = "machine's limit"
 
 # A measurement, named on the command line, fills one or more lines of the table; each line has several contenders.
 LINES: dict[str, dict[str, tuple[str, ...]]] = {
-    "decode-fp32": {"decode, fp32": (LIMIT, PLAIN, LLAMA2C, LLAMACPP, CT2, HF, COURSE)},
+    "decode-fp32": {"decode, fp32": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP, CT2, HF, COURSE)},
     "decode-int8": {
-        "decode, int8": (LIMIT, PLAIN, LLAMA2C, LLAMACPP_Q8, CT2_INT8),
-        "decode, bf16": (LIMIT, PLAIN, LLAMA2C, LLAMACPP_F16),
+        "decode, int8": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP_Q8, CT2_INT8),
+        "decode, bf16": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP_F16),
     },
-    "decode-together": {"decode, 16 together, fp32": (LIMIT, PLAIN, ONE_BY_ONE)},
-    "generate-bidirectional": {"bidirectional generate, fp32": (LIMIT, PLAIN, COURSE)},
-    "busy": {"decode, fp32, one core busy": (PLAIN,)},
+    "decode-together": {"decode, 16 together, fp32": (LIMIT, PLAIN_PATH, ONE_BY_ONE)},
+    "generate-bidirectional": {"bidirectional generate, fp32": (LIMIT, PLAIN_PATH, COURSE)},
+    "busy": {"decode, fp32, one core busy": (PLAIN_PATH,)},
     "first-run": {
-        f"generate, {when}, {model}": (PLAIN,)
+        f"generate, {when}, {model}": (PLAIN_PATH,)
         for model in ("bundled model", "stories42M's shape")
         for when in ("first run", "later run")
     },
     "forward": {
-        f"forward {shape}, {precision}": (LIMIT, PLAIN, *theirs)
+        f"forward {shape}, {precision}": (LIMIT, PLAIN_PATH, *theirs)
         for precision, theirs in (("fp32", (HF,)), ("bf16", (HF, HF_BF16)))
         for shape in ("10x45", "64x45")
     },
-    "train-fp32": {f"training step {shape}, fp32": (LIMIT, PLAIN, COURSE, HF) for shape in ("80x50", "10x300")},
-    "train-bf16": {f"training step {shape}, bf16": (LIMIT, PLAIN, HF, HF_BF16) for shape in ("80x50", "10x300")},
+    "train-fp32": {f"training step {shape}, fp32": (LIMIT, PLAIN_PATH, COURSE, HF) for shape in ("80x50", "10x300")},
+    "train-bf16": {f"training step {shape}, bf16": (LIMIT, PLAIN_PATH, HF, HF_BF16) for shape in ("80x50", "10x300")},
     "epoch-causal": {"SST epoch, causal, bf16, buckets": (COURSE, HF)},
     "epoch-bidirectional": {"SST epoch, bidirectional, fp32": (COURSE,)},
     "memory": {  # ours / theirs: lower is better
@@ -40,7 +41,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     **{
         name: {
-            f"BERT, {what} {shape}, {texts}": (PLAIN, HF)
+            f"BERT, {what} {shape}, {texts}": (PLAIN_PATH, HF)
             for shape in ("32x40", "8x256", "4x512")
             for texts in ("no padding", "padded")
         }
@@ -60,10 +61,3 @@ GOALS: dict[str, float] = {
 }
 FASTER = 1.2  # what fewer bits must win over float32 by this machine's limits before a row of them has a goal
 NOISE = 0.97  # a median below it is slower, also where some round was not
-
-CURVES = {
-    "context": "tokens/s while the context grows",
-    "batches": "sentences/s over length and batch size",
-}
-MEASUREMENTS = (*LINES, *CURVES)
-ON_CUDA = ("decode-fp32", "epoch-causal", "epoch-bidirectional")

@@ -2,8 +2,8 @@
 
 A product of an m x k by a k x n matrix is 2 m k n operations: a multiplication and an addition each. Nothing else is
 counted; norms, gates, softmax and rotations are below a percent of it and are done while the products wait for memory.
-What nobody reads is not counted either: hidden scores of a causal model, logits of other positions than the last,
-and, where only some positions are read, the last layer's queries, outputs and feed-forward at the others.
+Results that the answer does not use are not counted: hidden scores of a causal model, logits of other positions than
+the last, and, if only some positions are used, the last layer's queries, outputs and feed-forward at the others.
 
 Letters: D model dim, f feed-forward dim, h query heads, g key/value heads, d head dim.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from config import LlamaConfig
 
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
 
 
 class Pass(NamedTuple):
@@ -86,6 +86,6 @@ class Rates(NamedTuple):
 def limit_seconds(passes: list[Pass], precision: str, rates: Rates) -> float:
     """No program can take less: each pass waits for memory or for arithmetic, whichever takes longer."""
     return sum(
-        max(weights * BYTES[precision] / rates.read, operations / rates.product(precision))
+        max(weights * BYTES_PER_WEIGHT[precision] / rates.read, operations / rates.product(precision))
         for operations, weights in passes
     )

@@ -18,10 +18,10 @@ from typing import Any
 from engine.programs import ArgumentParser, run_main
 from utils import UserError, atomic_write
 
-FOLDER = Path(__file__).resolve().parent
-SOURCE, NOTEBOOK = FOLDER / "assignment.py", FOLDER / "assignment.ipynb"
-MARK = re.compile(r"^# %%( \[markdown\])?( chance)?\n", re.MULTILINE)
-LONGEST = 900  # seconds that a cell may take, on a busy machine too
+NOTEBOOKS_FOLDER = Path(__file__).resolve().parent
+SOURCE, NOTEBOOK = NOTEBOOKS_FOLDER / "assignment.py", NOTEBOOKS_FOLDER / "assignment.ipynb"
+CELL_MARK = re.compile(r"^# %%( \[markdown\])?( chance)?\n", re.MULTILINE)
+CELL_SECONDS = 900  # seconds that a cell may take, on a busy machine too
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 def notebook_of(source: str) -> dict[str, Any]:
     """The notebook without outputs, in nbformat 4.5."""
-    _, *parts = MARK.split(source)
+    _, *parts = CELL_MARK.split(source)
     cells = [cell_of(*parts[start : start + 3], start // 3) for start in range(0, len(parts), 3)]
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -45,7 +45,7 @@ def notebook_of(source: str) -> dict[str, Any]:
 
 
 def cell_of(is_text: str | None, is_chance: str | None, body: str, number: int) -> dict[str, Any]:
-    """One cell. chance: what it shows is drawn, and may be another thing on another machine."""
+    """One cell. chance: its output is random, and may differ on another machine."""
     lines = body.strip("\n").split("\n")
     if is_text:
         lines = [line.removeprefix("#").removeprefix(" ") for line in lines]
@@ -66,8 +66,8 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
     except ImportError as error:
         raise UserError(f'running the notebook needs {error.name}: pip install -e ".[notebook]"') from None
     book = nbformat.reads(json.dumps(notebook), as_version=4)
-    resources = {"metadata": {"path": str(FOLDER)}}  # where it runs, as in Jupyter
-    client = NotebookClient(book, timeout=LONGEST, kernel_name="python3", resources=resources, record_timing=False)
+    resources = {"metadata": {"path": str(NOTEBOOKS_FOLDER)}}  # where it runs, as in Jupyter
+    client = NotebookClient(book, timeout=CELL_SECONDS, kernel_name="python3", resources=resources, record_timing=False)
     try:
         client.execute()
     except CellExecutionError as error:

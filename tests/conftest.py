@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
+from error_helpers import check_one_error, generate_flags, snapshot
 
 import fast.apply
 from config import LlamaConfig
+from engine.programs import run_main
 from engine.sampling import Sampling, chooser
 from llama import Llama
 from tokenizer import Tokenizer
@@ -221,6 +224,47 @@ def classify_flags(tiny_checkpoint: Path, films: dict[str, Path]) -> Callable[[s
         return [str(item) for pair in named.items() for item in pair]
 
     return flags
+
+
+@pytest.fixture
+def flags_for(classify_flags: Callable, tiny_checkpoint: Path) -> Callable[[str], list]:
+    """The flags of an option on the tiny model and data; none for ""."""
+    few = {"": [], "generate": generate_flags(tiny_checkpoint)}
+    return lambda option: few[option] if option in few else classify_flags(option)
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable:
+    """Runs the driver's `main` in `tmp_path` as `__main__` would; returns status, standard output and error.
+
+    What libraries warn of goes to standard error too, as it does outside pytest.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def run_driver(*argv: object, main: Callable | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["run_llama.py", *map(str, argv)])
+        capsys.readouterr()
+        with warnings.catch_warnings(record=True) as caught:
+            status = run_main(main or importlib.import_module("run_llama").main)
+        out, err = capsys.readouterr()
+        return status, out, err + "".join(f"{w.message}\n" for w in caught if w.category is UserWarning)
+
+    return run_driver
+
+
+@pytest.fixture
+def refused(call: Callable, tmp_path: Path) -> Callable[..., str]:
+    """Asserts that the driver refuses the arguments in one line with all of `words`, and leaves the folder alone."""
+
+    def check(argv: list, *words: object) -> str:
+        (tmp_path / "cfimdb-dev-prompting-output.txt").write_text("earlier work")
+        before = snapshot(tmp_path)
+        status, _, err = call(*argv)
+        line = check_one_error(status, err, *words)
+        assert snapshot(tmp_path) == before
+        return line
+
+    return check
 
 
 @pytest.fixture(scope="session")

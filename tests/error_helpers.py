@@ -1,15 +1,12 @@
-"""What the tests of bad input share: the driver as a module, snapshots of a folder, and the shape of an error."""
+"""What the tests of bad input share: flags, snapshots of a folder, the shape of an error, and code in a pickle."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -19,13 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRESS_BAR = re.compile(r"^\s*\w[\w ]*: +\d+%\|")
 
 
-def load_program(name: str) -> ModuleType:
-    """A program of the repository root under a name of its own: it is written to run as `__main__`."""
-    spec = importlib.util.spec_from_file_location(f"{name}_under_test", ROOT / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def generate_flags(checkpoint: object, *more: object) -> list:
+    return ["--pretrained-model-path", checkpoint, "--max_new_tokens", 3, *more]
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:

@@ -33,14 +33,10 @@ def test_cached_ids_are_the_uncached_ids_for_thousands_of_tokens(seed: int, n_kv
 
 def test_a_text_that_outgrows_the_model_goes_on_as_without_a_cache():
     model = causal(max_seq_len=16)
-    prompt = torch.tensor(PROMPTS[:1])
-    assert torch.equal(
-        model.generate(prompt, 60, temperature=0.0), model.generate(prompt, 60, temperature=0.0, use_cache=False)
-    )
     longer = torch.randint(4, 300, (2, 40))  # longer than the model before the first new token
-    assert torch.equal(
-        model.generate(longer, 5, temperature=0.0), model.generate(longer, 5, temperature=0.0, use_cache=False)
-    )
+    for prompt, new in ((torch.tensor(PROMPTS[:1]), 60), (longer, 5)):
+        uncached = model.generate(prompt, new, temperature=0.0, use_cache=False)
+        assert torch.equal(model.generate(prompt, new, temperature=0.0), uncached)
 
 
 @pytest.mark.parametrize("max_seq_len", [64, 12])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_llama
-from error_helpers import MarkerWriter, PickledEval, executes_when_unpickled, load_program
+from error_helpers import MarkerWriter, PickledEval, executes_when_unpickled
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -25,12 +25,9 @@ from engine.methods import EpochResult
 from engine.saved import load_classifier, record_of
 from engine.storage import save_tensors
 from engine.weights import load_pretrained
-from llama import Llama
 from optimizer import AdamW
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
-
-driver = load_program("run_llama")
 
 
 def fuzz(max_examples: int) -> settings:
@@ -111,6 +108,26 @@ def zip_spans(content: bytes) -> list[tuple[int, int]]:
 def legacy_spans(content: bytes) -> list[tuple[int, int]]:
     """The pickles of the format before PyTorch 1.6 come first, then the storages."""
     return [(0, 200), (0, 8_000), (0, 8_000), (len(content) - 500, len(content)), (0, len(content))]
+
+
+def refusals(path: Path, whole: bytes, spans: list, examples: int, read: Callable[[Path], object]) -> list[bool]:
+    """Read mutants of a file; whether each was refused, by a `UserError` that names the file."""
+    refused = []
+
+    @fuzz(examples)
+    @given(changes=mutations())
+    def check(changes: list) -> None:
+        path.unlink(missing_ok=True)  # a new file: the old one may still be mapped into memory
+        path.write_bytes(mutate(whole, changes, spans))
+        try:
+            read(path)
+            refused.append(False)
+        except UserError as error:
+            assert str(path) in str(error)
+            refused.append(True)
+
+    check()
+    return refused
 
 
 # --------------------------------------------------------------------------------------------- data and mapping
@@ -213,13 +230,9 @@ def checkpoint_bytes(tiny_checkpoint: Path) -> dict[str, bytes]:
     return {"zip": tiny_checkpoint.read_bytes(), "legacy": legacy.getvalue()}
 
 
-def check_checkpoint(path: Path) -> Llama | None:
-    """A Llama whose weights have the shapes its config says, and which runs; or None for a `UserError`."""
-    try:
-        model = load_pretrained(path)
-    except UserError as error:
-        assert str(path) in str(error)
-        return None
+def load_whole(path: Path) -> None:
+    """Asserts that a Llama that loads has the shapes that its config says, and runs."""
+    model = load_pretrained(path)
     config = model.config
     state = model.state_dict()
     assert state["tok_embeddings.weight"].shape == (config.vocab_size, config.dim)
@@ -228,13 +241,21 @@ def check_checkpoint(path: Path) -> Llama | None:
     with torch.inference_mode():
         logits, _ = model(torch.tensor([[1 % config.vocab_size, 2 % config.vocab_size]]))
     assert logits.shape == (1, 1, config.vocab_size)
-    return model
+
+
+def is_accepted(path: Path) -> bool:
+    try:
+        load_whole(path)
+    except UserError as error:
+        assert str(path) in str(error)
+        return False
+    return True
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy"])
 def test_unmutated_checkpoint_loads(checkpoint_bytes: dict[str, bytes], tmp_path: Path, form: str) -> None:
     (tmp_path / "model.pt").write_bytes(checkpoint_bytes[form])
-    assert check_checkpoint(tmp_path / "model.pt") is not None
+    assert is_accepted(tmp_path / "model.pt")
 
 
 @pytest.mark.filterwarnings("error")
@@ -243,16 +264,8 @@ def test_mutated_checkpoint(
     checkpoint_bytes: dict[str, bytes], tmp_path: Path, form: str, spans: Callable[[bytes], list[tuple[int, int]]]
 ) -> None:
     """`filterwarnings`: a remark of torch.load would stand on standard error beside the one line."""
-    whole, path, refused = checkpoint_bytes[form], tmp_path / "model.pt", []
-
-    @fuzz(400)
-    @given(changes=mutations())
-    def check(changes: list) -> None:
-        path.unlink(missing_ok=True)  # a new file: the old one may still be mapped into memory
-        path.write_bytes(mutate(whole, changes, spans(whole)))
-        refused.append(check_checkpoint(path) is None)
-
-    check()
+    whole = checkpoint_bytes[form]
+    refused = refusals(tmp_path / "model.pt", whole, spans(whole), 400, load_whole)
     assert 20 < sum(refused) < len(refused) - 20  # damage of both kinds: seen, and in the weights
 
 
@@ -261,7 +274,7 @@ def test_mutated_checkpoint(
 def test_truncated_checkpoint(checkpoint_bytes: dict[str, bytes], tmp_path: Path, form: str, share: float) -> None:
     whole = checkpoint_bytes[form]
     (tmp_path / "model.pt").write_bytes(whole[: int(share * len(whole))])
-    assert check_checkpoint(tmp_path / "model.pt") is None
+    assert not is_accepted(tmp_path / "model.pt")
 
 
 @fuzz(150)
@@ -271,7 +284,7 @@ def test_random_bytes_as_checkpoint(tmp_path: Path, content: bytes, start: bytes
     path = tmp_path / "model.pt"
     path.unlink(missing_ok=True)
     path.write_bytes(start + content)
-    assert check_checkpoint(path) is None
+    assert not is_accepted(path)
 
 
 ODD_VALUES = (
@@ -294,7 +307,7 @@ def test_any_model_args(tmp_path: Path, changes: dict) -> None:
     path = tmp_path / "model.pt"
     path.unlink(missing_ok=True)
     torch.save({"model": model.state_dict(), "model_args": {**vars(model.config), **changes}}, path)
-    check_checkpoint(path)
+    is_accepted(path)
 
 
 # ------------------------------------------------------------------------------------------------ hostile pickles
@@ -387,8 +400,7 @@ def saved_run(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) ->
 
 @pytest.mark.filterwarnings("error")
 def test_mutated_resume_point(saved_run: Path, tmp_path: Path) -> None:
-    whole, path, outcomes = (saved_run / "model.pt").read_bytes(), tmp_path / "model.pt", []
-    spans = zip_spans(whole)
+    whole, path = (saved_run / "model.pt").read_bytes(), tmp_path / "model.pt"
     model, optimizer = classifier_and_optimizer()
     path.write_bytes(whole)
     (tmp_path / "saved.pt").write_bytes((saved_run / "saved.pt").read_bytes())
@@ -396,46 +408,21 @@ def test_mutated_resume_point(saved_run: Path, tmp_path: Path) -> None:
         asdict(EpochResult(0, 0.7, 0.5, 0.5, 1.0, True))
     ]
 
-    @fuzz(250)
-    @given(changes=mutations())
-    def check(changes: list) -> None:
-        path.unlink()
-        path.write_bytes(mutate(whole, changes, spans))
-        try:
-            history = resume(path, *classifier_and_optimizer())
-        except UserError as error:
-            assert "model.pt" in str(error)
-            outcomes.append(None)
-        else:
-            assert all(isinstance(result, EpochResult) for result in history)
-            outcomes.append(history)
+    def read(path: Path) -> None:
+        assert all(isinstance(result, EpochResult) for result in resume(path, *classifier_and_optimizer()))
 
     random_state = torch.get_rng_state()
-    check()
+    refused = refusals(path, whole, zip_spans(whole), 250, read)
     torch.set_rng_state(random_state)
-    assert outcomes.count(None) > 20
+    assert sum(refused) > 20
 
 
 @pytest.mark.filterwarnings("error")
 def test_mutated_classifier(saved_run: Path, tmp_path: Path) -> None:
-    whole, path, refused = (saved_run / "saved.pt").read_bytes(), tmp_path / "saved.pt", []
-    spans = zip_spans(whole)
+    whole, path = (saved_run / "saved.pt").read_bytes(), tmp_path / "saved.pt"
     shutil.copy(saved_run / "saved.pt", path)
     load_classifier(path)
-
-    @fuzz(250)
-    @given(changes=mutations())
-    def check(changes: list) -> None:
-        path.unlink()
-        path.write_bytes(mutate(whole, changes, spans))
-        try:
-            load_classifier(path)
-            refused.append(False)
-        except UserError as error:
-            assert "saved.pt" in str(error)
-            refused.append(True)
-
-    check()
+    refused = refusals(path, whole, zip_spans(whole), 250, load_classifier)
     assert 20 < sum(refused) < len(refused) - 20
 
 
@@ -466,26 +453,17 @@ def test_resume_point_with_a_foreign_part(saved_run: Path, tmp_path: Path, junk:
 
 
 def test_mutated_tokenizer(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    whole, path, refused = tiny_tokenizer.read_bytes(), tmp_path / "mutated.model", []
+    whole = tiny_tokenizer.read_bytes()
     pieces = (0, 5_000)  # before the long table of character normalisation
     spans = [pieces, pieces, (0, len(whole)), (len(whole) - 2_000, len(whole))]
 
-    @fuzz(500)
-    @given(changes=mutations())
-    def check(changes: list) -> None:
-        path.write_bytes(mutate(whole, changes, spans))
-        try:
-            tokenizer = Tokenizer(tokenizer_model=path)
-        except UserError as error:
-            assert "mutated.model" in str(error)
-            refused.append(True)
-            return
-        refused.append(False)
+    def read(path: Path) -> None:
+        tokenizer = Tokenizer(tokenizer_model=path)
         ids = tokenizer.encode("A warm film, un café", bos=True, eos=True)
         assert all(0 <= token_id < tokenizer.n_words for token_id in ids)
         assert 0 <= tokenizer.pad_id < tokenizer.n_words
 
-    check()
+    refused = refusals(tmp_path / "mutated.model", whole, spans, 500, read)
     assert 20 < sum(refused) < len(refused) - 20
 
 

@@ -249,26 +249,12 @@ def test_temperature_zero_is_argmax_and_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": -1.0},
-        {"temperature": math.nan},
-        {"temperature": math.inf},
-        {"top_k": 0},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"epsilon": 1.0},
-        {"epsilon": -0.1},
-        {"min_p": -0.1},
-        {"min_p": 1.1},
-        {"min_p": math.nan},
-        {"repetition_penalty": 0.0},
-        {"repetition_penalty": -1.0},
-        {"repetition_penalty": math.inf},
-        {"repetition_penalty": math.nan},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {"temperature": -1.0}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": 0}, {"top_p": 0.0},
+    {"top_p": 1.1}, {"epsilon": 1.0}, {"epsilon": -0.1}, {"min_p": -0.1}, {"min_p": 1.1}, {"min_p": math.nan},
+    {"repetition_penalty": 0.0}, {"repetition_penalty": -1.0}, {"repetition_penalty": math.inf},
+    {"repetition_penalty": math.nan},
+])  # fmt: skip
 def test_impossible_settings_are_refused(settings: dict):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Sampling(**settings)

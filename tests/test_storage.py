@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, random_llama, save_checkpoint
+from conftest import ROOT, random_llama
 
 import utils
 from engine.locks import NameLock
@@ -102,18 +102,6 @@ def test_an_archive_that_was_zipped_again_is_refused_as_that(tmp_path: Path, siz
     assert time.perf_counter() - start < 1.0
 
 
-TWICE = [("norm.weight", "_orig_mod.norm.weight"), ("a.attention.wq.b", "a.attention.compute_query.b")]
-
-
-@pytest.mark.parametrize("names", TWICE)
-def test_two_names_of_one_tensor_are_refused(tmp_path: Path, names: tuple[str, str]):
-    model = random_llama()
-    state = {**model.state_dict(), **{name: torch.ones(32) for name in names}}
-    torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "twice.pt")
-    with pytest.raises(UserError, match=" and ".join(names)):
-        load_pretrained(tmp_path / "twice.pt")
-
-
 def nested(depth: int = 40) -> list:
     value: list = []
     for _ in range(depth):
@@ -143,36 +131,6 @@ def test_what_a_message_quotes_is_short_and_does_nothing_to_a_terminal():
     names = ["b", "\x1b[2J", *"cdefghijklmn"]
     assert utils.join_names(names) == "b, '\\x1b[2J', c, d, e, f, g, h, i, j and 4 more"
     assert utils.join_names(iter(names), 1) == "b and 13 more" and utils.join_names([]) == ""
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int64", "bool", "complex64"])
-def test_numbers_that_are_no_weights_are_named(tmp_path: Path, dtype: str):
-    if not hasattr(torch, dtype):
-        pytest.skip(f"this PyTorch has no {dtype}")
-    model = random_llama()
-    state = dict(model.state_dict())
-    bits = torch.zeros(32, dtype=torch.uint8)
-    state["norm.weight"] = bits.view(getattr(torch, dtype)) if "float" in dtype else bits.to(getattr(torch, dtype))
-    torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "x.pt")
-    with pytest.raises(UserError, match="norm.weight is not a floating-point"):
-        load_pretrained(tmp_path / "x.pt")
-
-
-def test_nested_tensors_are_refused(tmp_path: Path):
-    model = random_llama()
-    state = {**model.state_dict(), "norm.weight": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}
-    torch.save({"model": state, "model_args": vars(model.config)}, tmp_path / "x.pt")
-    with pytest.raises(UserError, match="norm.weight|cannot load"):
-        load_pretrained(tmp_path / "x.pt")
-
-
-def test_nan_in_the_tied_matrix_is_called_what_it_is(tmp_path: Path):
-    model = random_llama()
-    with torch.no_grad():
-        model.tok_embeddings.weight[3, 3] = float("nan")
-    save_checkpoint(tmp_path / "x.pt", model)
-    with pytest.raises(UserError, match="not all numbers are finite in tok_embeddings.weight"):
-        load_pretrained(tmp_path / "x.pt")
 
 
 # ------------------------------------------------------------------------------------------ temporary files, locks

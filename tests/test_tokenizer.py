@@ -11,11 +11,6 @@ from utils import UserError
 TEXT = "A warm little film, naïve — 電影 \U0001f3ac"
 
 
-@pytest.fixture
-def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return Tokenizer(tokenizer_model=tiny_tokenizer)
-
-
 def test_encode_frames_what_sentencepiece_gives(tokenizer: Tokenizer, tiny_tokenizer: Path):
     ids = sentencepiece.SentencePieceProcessor(model_file=str(tiny_tokenizer)).encode(TEXT)
     assert tokenizer.encode(TEXT, bos=False, eos=False) == ids
@@ -49,14 +44,6 @@ def test_the_default_is_tokenizer_model_in_the_current_folder(
     (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizer.read_bytes())
     monkeypatch.chdir(tmp_path)
     assert Tokenizer().encode(TEXT, bos=False, eos=False) == Tokenizer(None, tiny_tokenizer).encode(TEXT, False, False)
-
-
-@pytest.mark.parametrize("content", [b"", b"not a model", b"<html>" * 500])
-def test_what_is_not_a_model_is_refused_by_name(tmp_path: Path, content: bytes):
-    path = tmp_path / "broken.model"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"broken\.model"):
-        Tokenizer(tokenizer_model=path)
 
 
 def test_a_missing_model_is_refused_by_name(tmp_path: Path):

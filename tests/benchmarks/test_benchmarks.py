@@ -1,11 +1,9 @@
-"""The benchmarks: the course's way computes what the package does, the arithmetic, the formats, a quick run."""
+"""The benchmarks: turns, ratios, the machine's limit, the least work of an answer, and the program as a whole."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import struct
 import subprocess
 import sys
 import time
@@ -13,190 +11,27 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.attention
 import torch.utils.flop_counter
-from conftest import asset, random_llama
+from conftest import random_llama
 from error_helpers import ROOT, check_one_error, snapshot
 
-import benchmarks.__main__ as benchmarks_main
 from base_llama import KVCache, causal_mask
-from benchmarks import llama2c, naive, operations, peers, plots, processes, rates, report, rows, table, targets, work
-from benchmarks.__main__ import as_plain, get_args
-from benchmarks.apart import Apart
-from benchmarks.decoding import compare_ids, one_core_busy
-from benchmarks.epoch import FixedBatches, naive_epoch, our_epoch, sampled
+from benchmarks import __main__ as benchmarks_main
+from benchmarks import llama2c, operations, peers, plots, processes, rates, report, run, table, targets, work
+from benchmarks.__main__ import get_args
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share
 from benchmarks.peers import Peers
 from benchmarks.rates import Measured
-from benchmarks.sentences import LENGTHS, SIZES, IdTokenizer, length_at, load_sentences, random_sentences
-from benchmarks.table import BenchmarkTask, Line, missing_contenders
+from benchmarks.run import as_plain
+from benchmarks.table import BenchmarkTask, Line
 from benchmarks.work import Pass, Rates
 from config import LlamaConfig
-from convert.llama2c import content_of, content_of_tokenizer
-from engine.batches import EncodingRules
-from engine.data import create_data
-from fast.attention import FusedAttention
-from llama import Attention, Llama
-from optimizer import AdamW
+from llama import Llama
 from utils import UserError
-
-CPU = torch.device("cpu")
-
-
-def naive_twin(model: Llama) -> naive.NaiveLlama:
-    twin = naive.NaiveLlama(model.config)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval()
-
-
-# -------------------------------------------------------------------------------------------- the course's way
-
-
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("length", [1, 2, 17, 64])
-def test_naive_model_equals_ours(attention: str, length: int):
-    model = random_llama(attention=attention, seed=length)
-    tokens = torch.randint(0, 300, (3, length))
-    with torch.inference_mode():
-        logits, hidden_states = model(tokens)
-        naive_logits, naive_states = naive_twin(model)(tokens)
-    assert logits.std() > 0.05  # logits that are all alike would agree whatever was computed
-    torch.testing.assert_close(naive_logits, logits, atol=1e-4, rtol=0)
-    torch.testing.assert_close(naive_states, hidden_states, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-def test_naive_text_equals_ours_also_beyond_the_window(attention: str):
-    model = random_llama(attention=attention, max_seq_len=32)
-    prompt = torch.tensor([[1, 17, 240, 33], [1, 250, 8, 99]])
-    assert torch.equal(naive_twin(model).generate(prompt, 40), model.generate(prompt, 40, temperature=0.0))
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("correct_bias", [True, False])
-def test_naive_adamw_equals_ours(weight_decay: float, correct_bias: bool):
-    settings = dict(lr=0.01, weight_decay=weight_decay, correct_bias=correct_bias)
-    pairs = []
-    for kind in (naive.NaiveAdamW, AdamW):
-        torch.manual_seed(3)
-        parameters = [torch.nn.Parameter(torch.randn(4, 5)), torch.nn.Parameter(torch.randn(7))]
-        untouched = torch.nn.Parameter(torch.ones(2))
-        optimizer = kind([*parameters, untouched], **settings)
-        for _ in range(20):
-            for parameter in parameters:
-                parameter.grad = torch.randn_like(parameter)
-            optimizer.step()
-        assert torch.equal(untouched, torch.ones(2))
-        pairs.append(parameters)
-    for theirs, ours in zip(*pairs, strict=True):
-        torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=0)
-
-
-def test_naive_batches_are_padded_and_tokenised_as_ours():
-    data = random_sentences(300, 0, {"train": 9, "dev": 4})
-    batch = naive.SentenceDataset(data.train, data.tokenizer).collate_fn(list(data.train[:3]))
-    lengths = [len(example.sentence.split()) + 1 for example in data.train[:3]]
-    assert batch["token_ids"].shape == (3, max(lengths))
-    for row, example, length in zip(batch["token_ids"].tolist(), data.train, lengths, strict=False):
-        assert row == [1, *map(int, example.sentence.split())] + [3] * (max(lengths) - length)
-    assert batch["labels"].tolist() == [example.label for example in data.train[:3]]
-
-
-def test_naive_evaluation_counts():
-    class Answers(torch.nn.Module):
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            assert not self.training
-            return torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-
-    loader = [{"token_ids": torch.zeros(2, 1), "labels": torch.tensor(labels)} for labels in ([1, 0], [0, 0])]
-    accuracy, f1 = naive.evaluate(Answers(), loader, CPU)
-    assert accuracy == 0.75
-    assert f1 == pytest.approx((4 / 5 + 2 / 3) / 2)  # 2 tp / (2 tp + fp + fn), for class 0 and for class 1
-
-
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-def test_all_classifiers_agree(attention: str):
-    contenders = Peers(random_llama(attention="causal"), CPU)
-    tokens = torch.randint(4, 300, (3, 12))
-    ours = peers.classify(contenders.our_classifier(None, attention), tokens)
-    torch.testing.assert_close(peers.classify(contenders.naive_classifier(attention), tokens), ours, atol=1e-4, rtol=0)
-    assert contenders.state["output.weight"].equal(random_llama(attention="causal").output.weight)
-
-
-def test_the_plain_path_has_pytorchs_fused_attention_and_no_other_kernel(monkeypatch: pytest.MonkeyPatch):
-    """What `accelerate` is given is bare."""
-    contenders = Peers(random_llama(attention="causal"), CPU)
-    page = {type(module) for module in random_llama().modules()}
-    for plain in (contenders.plain(), contenders.our_classifier(None).llama):
-        assert {type(module) for module in plain.modules()} == page - {Attention} | {FusedAttention}
-    given = []
-    monkeypatch.setattr(peers, "load_accelerate", lambda: lambda model, *_, **__: given.append(model) or [])
-    contenders.ours()
-    contenders.our_classifier("fp32")
-    assert len(given) == 2
-    assert not any(isinstance(module, FusedAttention) for model in given for module in model.modules())
-
-
-def test_the_weights_of_one_contender_are_not_anothers():
-    contenders = Peers(random_llama(attention="causal"), CPU)
-    model = contenders.our_classifier(None)
-    optimizer = peers.our_optimizer(model)
-    for _ in range(2):
-        peers.train_step(model, optimizer, torch.randint(4, 300, (3, 12)), torch.tensor([0, 1, 4]))
-    assert model.llama.output.weight is model.llama.tok_embeddings.weight
-    assert not torch.equal(model.llama.output.weight, contenders.plain().output.weight)
-    assert torch.equal(contenders.plain().output.weight, random_llama(attention="causal").output.weight)
-
-
-def test_an_epoch_of_the_course_is_an_epoch_of_ours():
-    """The same batches, no dropout, the same semantics: the same weights at the end."""
-    data = random_sentences(300, 0, {"train": 30, "dev": 9})
-    contenders = Peers(random_llama(attention="causal"), CPU)
-    models = contenders.our_classifier(None, "bidirectional"), contenders.naive_classifier()
-    for model in models:
-        model.dropout.p = 0.0
-    torch.manual_seed(5)
-    ours = our_epoch(models[0], peers.our_optimizer, data, 8, 1, seed=2, rules=EncodingRules(), bucket=False)
-    torch.manual_seed(5)
-    theirs = naive_epoch(models[1], peers.naive_optimizer(models[1]), data, 8, 1, seed=2)
-    assert ours.train_loader.batch_sampler.batches == theirs.train_loader.batch_sampler.batches
-    assert sorted(sum(ours.train_loader.batch_sampler.batches, [])) == list(range(30))
-    seconds = [contender.run() for contender in (ours, theirs)]
-    assert seconds == [ours.phases[0].total, theirs.phases[0].total]
-    assert min(seconds) > 0.0 and theirs.phases[0].encoding == 0.0 < ours.phases[0].encoding
-    before = contenders.our_classifier(None, "bidirectional").state_dict()
-    trained, naive_trained = (model.state_dict() for model in models)
-    for name, tensor in trained.items():
-        torch.testing.assert_close(naive_trained[name], tensor, atol=1e-5, rtol=0)
-    assert (trained["classifier_head.weight"] - before["classifier_head.weight"]).abs().max() > 4e-5
-
-
-# --------------------------------------------------------------------------------------------- Hugging Face
-
-
-def test_hf_reads_the_last_real_token_as_ours_does():
-    pytest.importorskip("transformers")
-    contenders = Peers(random_llama(attention="causal"), CPU)
-    tokens = torch.randint(4, 300, (3, 12))
-    tokens[0, 5:] = tokens[2, 11:] = 3  # padding
-    ours = peers.classify(contenders.our_classifier(None), tokens)
-    theirs = peers.classify(contenders.hf_classifier(), tokens)
-    torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
-    lower = peers.classify(peers.Autocast(contenders.hf_classifier()), tokens)
-    assert lower.dtype == torch.float32 and 0 < (lower - ours).abs().max() < 0.2
-
-
-def test_hf_generates_what_ours_does():
-    pytest.importorskip("transformers")
-    contenders = Peers(random_llama(attention="causal"), CPU)
-    prompt = torch.tensor([[1, 17, 240, 33]])
-    ours = contenders.plain().generate(prompt, 30, temperature=0.0)
-    assert torch.equal(peers.generate_with_hf(contenders.hf(), prompt, 30), ours)
-
 
 # ----------------------------------------------------------------------------------------------- measurement
 
@@ -249,18 +84,7 @@ def test_every_line_takes_turns_of_the_length_that_the_sizes_say(monkeypatch: py
     monkeypatch.setattr(Turns, "take", lambda self, contenders, **settings: taken.update(settings) or {})
     bench = table.Bench(None, None, Turns(1), table.Sizes(), None, None, 1, 1, None, {}, profiles={"a line": []})
     bench.race("a line", [])
-    assert taken == {"least": table.Sizes().turn} and table.QUICK.turn == 0.0 < table.Sizes().turn
-
-
-def test_the_device_is_waited_for_before_each_look_at_the_clock():
-    time = FakeTime()
-
-    def synchronize() -> None:  # what is still running on the device takes 5 seconds
-        time.now += 5 * (time.log[-1:] == ["a"])
-        time.log.append("sync")
-
-    turns = Turns(1, pause=0.0, synchronize=synchronize, clock=time.clock, sleep=time.sleep)
-    assert turns.take([time.worker("a", [1, 1])]) == {"a": [6]}
+    assert taken == {"least": table.Sizes().turn} and table.QUICK_SIZES.turn == 0.0 < table.Sizes().turn
 
 
 def test_ratios_need_equal_rounds():
@@ -271,14 +95,14 @@ def test_ratios_need_equal_rounds():
 @pytest.mark.parametrize(
     ("against", "ratio", "same", "verdict"),
     [
-        (targets.PLAIN, Ratio(1.2, 1.1, 1.3), None, "not slower"),
-        (targets.PLAIN, Ratio(0.98, 0.9, 1.01), None, "not slower"),  # within noise: some round was not slower
-        (targets.PLAIN, Ratio(0.98, 0.9, 0.99), None, "SLOWER"),
-        (targets.PLAIN, Ratio(0.96, 0.9, 1.3), None, "SLOWER"),
-        (targets.PLAIN, Ratio(9.9, 9.8, 10.0), False, "RESULTS DIFFER"),
+        (targets.PLAIN_PATH, Ratio(1.2, 1.1, 1.3), None, "not slower"),
+        (targets.PLAIN_PATH, Ratio(0.98, 0.9, 1.01), None, "not slower"),  # within noise: some round was not slower
+        (targets.PLAIN_PATH, Ratio(0.98, 0.9, 0.99), None, "SLOWER"),
+        (targets.PLAIN_PATH, Ratio(0.96, 0.9, 1.3), None, "SLOWER"),
+        (targets.PLAIN_PATH, Ratio(9.9, 9.8, 10.0), False, "RESULTS DIFFER"),
         (targets.HF, Ratio(0.5, 0.4, 0.6), True, ""),
         (targets.HF, Ratio(0.5, 0.4, 0.6), False, "RESULTS DIFFER"),
-        (targets.PLAIN, None, None, "not measured"),
+        (targets.PLAIN_PATH, None, None, "not measured"),
     ],
 )
 def test_verdicts(against: str, ratio: Ratio | None, same: bool | None, verdict: str):
@@ -329,7 +153,7 @@ def test_a_way_that_does_not_run_here_is_no_limit(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(rates, "_int8", fails)
-    measured = rates.measure(Turns(1, 0.0), CPU, shrink=512)
+    measured = rates.measure(Turns(1, 0.0), shrink=512)
     by_kind = {kind: [rate for k, _, rate in measured if k == kind] for kind in ("read", "fp32", "bf16", "int8")}
     assert set(by_kind["int8"]) == {None} and "int8" not in rates.limits(measured).products
     assert all(rate > 0.0 for rate in by_kind["read"])
@@ -338,8 +162,7 @@ def test_a_way_that_does_not_run_here_is_no_limit(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_name_has_a_function_and_every_function_a_name():
-    assert [*rows.measurements(), *targets.CURVES] == list(targets.MEASUREMENTS)
-    assert set(targets.ON_CUDA) < set(targets.MEASUREMENTS)
+    assert len(run.MEASURING) == len(targets.LINES) == len(set(run.MEASURING))
     limited = {work_ for works in targets.LINES.values() for work_, others in works.items() if targets.LIMIT in others}
     assert limited == set(targets.GOALS)
 
@@ -357,7 +180,7 @@ def counted(run: Callable[[], object]) -> int:
 
 def test_operations_are_those_that_pytorch_counts():
     """Bidirectional, where no score is left out; grouped-query, and no two widths alike."""
-    contenders = Peers(random_llama(hidden_dim=80), CPU)
+    contenders = Peers(random_llama(hidden_dim=80))
     config, tokens, at = contenders.config, torch.randint(4, 300, (3, 11)), torch.full((3,), 10)
     model = contenders.plain("bidirectional")
     assert work.forward_pass(config, 3, 11, read=11).operations == counted(lambda: model(tokens, targets=tokens))
@@ -398,290 +221,6 @@ def test_decoding_reads_once_a_token_and_recomputing_grows():
     assert work.recomputing(bidirectional, 1, 5, 3) == [work.forward_pass(bidirectional, 1, n) for n in (5, 6, 7)]
 
 
-# ------------------------------------------------------------------------------------------- other contenders
-
-
-def test_ids_are_compared_in_words():
-    assert compare_ids([[1, 5, 6]], [[1, 5, 6]], 1) == "identical ids"
-    assert compare_ids([[1, 5, 6], [1, 7, 8]], [[1, 5, 9], [1, 7, 8]], 1) == "3 of 4 ids equal"
-    ours, theirs = [[1, 5, 2, 6]], [[1, 5, 9, 9]]
-    assert compare_ids(ours, theirs, 1, ends=True) == "identical ids up to eos, position 2"
-    assert compare_ids(ours, theirs, 1) == "1 of 3 ids equal"
-    assert compare_ids([[1, 5, 2, 6]], [[1, 4, 9, 9]], 1, ends=True) == "0 of 3 ids equal"
-
-
-def both_ids(kind: type, dtype: str, folder: Path, **shape: float) -> tuple[list[list[int]], list[list[int]]]:
-    """Ours and another library's second answer: nothing of the first may be left."""
-    model = random_llama(attention="causal", seed=1, gain=8.0, **shape)
-    prompt = torch.tensor([[1, 259, 270, 281, 292]])
-    ours = model.generate(prompt, 30, temperature=0.0).tolist()
-    contender = kind(folder, model.state_dict(), model.config, 1, dtype)
-    contender.generate(prompt.flip(1), 5)
-    theirs = contender.generate(prompt, 30).tolist()
-    assert len(set(ours[0])) > 10 and len(theirs[0]) == 35
-    return ours, theirs
-
-
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
-def test_llama_cpp_says_the_same_ids(dtype: str, tmp_path: Path):
-    pytest.importorskip("gguf", reason="the package gguf is not installed")
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    from benchmarks.llamacpp import LlamaCpp
-
-    ours, theirs = both_ids(LlamaCpp, dtype, tmp_path, max_seq_len=256)
-    assert theirs == ours or dtype != "f32"
-
-
-@pytest.mark.parametrize("compute_type", ["float32", "int8"])
-def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
-    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
-    from benchmarks.ct2 import CTranslate2
-
-    ours, theirs = both_ids(CTranslate2, compute_type, tmp_path, rope_theta=500.0)
-    assert compare_ids(ours, theirs, 5, ends=True).startswith("identical") or compute_type != "float32"
-
-
-class Elsewhere:
-    """Answers with the number of its process, and fails where it is told to."""
-
-    def __init__(self, folder: Path, state: dict, config: LlamaConfig, threads: int, dtype: str):
-        if dtype == "absent":
-            raise ImportError("no such library")
-        self.weight = int(state["weight"])
-
-    def generate(self, prompt: torch.Tensor, new: int) -> torch.Tensor:
-        if new == 0:
-            os._exit(3)
-        return torch.tensor([[*prompt[0].tolist(), self.weight, os.getpid()]])
-
-
-def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
-    settings = (tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1)
-    library = Apart(Elsewhere, *settings, "f32")
-    assert library.generate(torch.tensor([[1, 2]]), 5).tolist() == [[1, 2, 7, library.process.pid]]
-    with pytest.raises(RuntimeError, match="status 3"):
-        library.generate(torch.tensor([[1]]), 0)
-    with pytest.raises(RuntimeError, match="ImportError: no such library"):
-        Apart(Elsewhere, *settings, "absent")
-    library = Apart(Elsewhere, *settings, "f32")
-    library.close()
-    assert library.process.exitcode == 0
-
-
-def test_who_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else object())
-    missing = missing_contenders(CPU, has_llama2c=True)
-    assert missing == dict.fromkeys(targets.LLAMACPP_DTYPES, "pip install llama-cpp-python")
-    line = Line("decode, fp32", targets.LLAMACPP, note=missing[targets.LLAMACPP])
-    assert report.cells(line)[-1] == "not measured: pip install llama-cpp-python"
-    assert targets.LLAMA2C in missing_contenders(CPU, has_llama2c=False)
-    assert targets.CT2 in missing_contenders(torch.device("cuda"), has_llama2c=True)
-
-
-def test_the_other_process_lives_as_long_as_the_block():
-    with one_core_busy() as child:
-        assert child.poll() is None
-    assert child.poll() is not None
-
-
-# ------------------------------------------------------------------------------------------- whole processes
-
-
-FAKE_DRIVER = """
-import pathlib, sys
-import module
-kernels = sys.argv[sys.argv.index("--kernels") + 1]
-was = pathlib.Path("was-here").exists()
-pathlib.Path("was-here").touch()
-pathlib.Path("generated-sentence-temp-0.txt").write_text(f"{kernels} {was} {pathlib.Path('extra.txt').exists()}")
-sys.exit("no such thing" if pathlib.Path("fails").exists() else 0)
-"""
-
-
-def test_a_first_run_is_in_a_fresh_copy_and_a_later_one_in_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    root, folder, extra = tmp_path / "root", tmp_path / "copies", tmp_path / "extra.txt"
-    root.mkdir()
-    folder.mkdir()
-    extra.touch()
-    (root / "run_llama.py").write_text(FAKE_DRIVER)
-    (root / "module.py").touch()
-    monkeypatch.setattr(processes, "ROOT", root)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    copies = processes.Copies(folder, ["run_llama.py", "module.py"], [extra], threads=1)
-    for _ in range(2):
-        assert copies.first(targets.OURS) > 0.0
-        assert copies.texts[targets.OURS] == "auto False True"
-        assert list(copies.copies[targets.OURS].glob("__pycache__/module*.pyc"))  # what a first run leaves to a later
-    copies.later(targets.OURS)
-    assert copies.texts[targets.OURS] == "auto True True"
-    copies.first(targets.PLAIN)
-    assert copies.texts[targets.PLAIN] == "plain False True" and len(list(folder.iterdir())) == 2
-    (copies.copies[targets.PLAIN] / "fails").touch()
-    with pytest.raises(UserError, match="plain.*no such thing"):
-        copies.later(targets.PLAIN)
-    assert not list(root.rglob("__pycache__"))
-
-
-def test_what_is_copied_is_what_git_tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    tracked = processes.tracked_files()
-    if not tracked:
-        pytest.skip("this folder is no git repository")
-    assert {"run_llama.py", "checkpoints/minllama1M.pt", "fast/apply.py"} <= set(tracked)
-    assert not any("__pycache__" in name or name.startswith(".venv") for name in tracked)
-    monkeypatch.setattr(processes, "ROOT", tmp_path)
-    assert processes.tracked_files() == []
-
-
-def test_a_tokenizer_must_fit_the_model(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizer.read_bytes())
-    monkeypatch.setenv("MINLLAMA_ASSETS", str(tmp_path))
-    assert processes.find_tokenizer(300) == tmp_path / "tokenizer.model"
-    assert processes.find_tokenizer(301) is None
-
-
-# --------------------------------------------------------------------------------------------------- sampling
-
-
-def test_a_sample_of_batches_has_every_size_in_proportion():
-    lengths = [1 + index % 100 for index in range(8000)]
-    order = list(range(8000))
-    random.Random(0).shuffle(order)
-    order.sort(key=lambda index: lengths[index] // 10)  # batches of like length, as buckets make them
-    batches = [order[start : start + 80] for start in range(0, 8000, 80)]
-    chosen = sampled(batches, lengths, 20, random.Random(1))
-    assert len(chosen) == 5 and all(batch in batches for batch in chosen)
-    longest = sorted(max(lengths[index] for index in batch) for batch in chosen)
-    assert all(0 <= longest[step] - 20 * step <= 21 for step in range(5))
-    assert sorted(sampled(batches, lengths, 1, random.Random(1))) == sorted(batches)
-    assert len(sampled(batches, lengths, 1000, random.Random(1))) == 1
-
-
-def test_a_pass_is_timed_from_the_first_batch_to_after_the_last():
-    batches = FixedBatches([[1, 2], [3]], 2)
-    passing = iter(batches)
-    assert [next(passing), next(passing)] == [[1, 2], [3]] and batches.seconds == []
-    assert next(passing, None) is None and len(batches.seconds) == 1
-
-
-def test_a_process_does_not_count_its_parents_memory():
-    """The parent holds PyTorch; the child imports next to nothing and then 100 MB."""
-    code = "from benchmarks.memory import own_peak; a = own_peak(); x = bytearray(10**8); print(a, own_peak())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    before, after = map(int, done.stdout.split())
-    assert 4e6 < before < 6e7 and 0.9e8 < after - before < 1.3e8
-
-
-# ------------------------------------------------------------------------------------------------------ data
-
-
-def test_random_sentences_have_ssts_lengths():
-    data = random_sentences(32000, 0, {"train": 4000, "dev": 7})
-    lengths = sorted(len(ids) for ids in data.tokenizer.encode_batch([e.sentence for e in data.train], True, False))
-    for share, length in LENGTHS[2:-1]:
-        assert abs(lengths[round(share * 3999)] - length) <= 1 + 0.06 * length
-    assert 3 <= lengths[0] and lengths[-1] <= 93 and len(data.dev) == 7
-    assert [length_at(share) for share, _ in LENGTHS] == [length for _, length in LENGTHS]
-    assert data.train == random_sentences(32000, 0, {"train": 4000, "dev": 7}).train
-
-
-def test_an_id_tokenizer_frames_ids():
-    assert IdTokenizer().encode("17 4", bos=True, eos=True) == [1, 17, 4, 2]
-
-
-def test_lengths_are_those_of_the_real_data(assets: Path):
-    asset(assets, "data/sst-train.txt")
-    data = load_sentences(32000, 0)
-    assert data.source.startswith("SST") and data.train == create_data(assets / "data/sst-train.txt")
-    assert {"train": len(data.train), "dev": len(data.dev)} == SIZES
-    lengths = sorted(map(len, data.tokenizer.encode_batch([e.sentence for e in data.train], True, False)))
-    assert [(share, lengths[round(share * (len(lengths) - 1))]) for share, _ in LENGTHS] == list(LENGTHS)
-    assert load_sentences(300, 0).source.startswith("random")
-
-
-# -------------------------------------------------------------------------------------------------- llama2.c
-
-
-def test_a_model_file_read_back(tmp_path: Path):
-    """Read with NumPy by the layout that llama2.c documents; grouped-query, so that no two kinds have one shape."""
-    model = random_llama(attention="causal", layer_norm_eps=1e-5, hidden_dim=40)
-    state, config = model.state_dict(), model.config
-    (tmp_path / "model.bin").write_bytes(b"".join(content_of(state, config)))
-    raw = (tmp_path / "model.bin").read_bytes()
-    dim, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("=7i", raw[:28])
-    assert (dim, hidden, layers, heads, kv_heads, vocab, length) == (32, 40, 2, 4, 2, 300, 64)
-    numbers, at = np.frombuffer(raw[28:], dtype=np.float32), 0
-
-    def take(*shape: int) -> torch.Tensor:
-        nonlocal at
-        at += int(np.prod(shape))
-        return torch.from_numpy(numbers[at - int(np.prod(shape)) : at].reshape(shape).copy())
-
-    head_size, kv_dim = dim // heads, dim // heads * kv_heads
-    assert torch.equal(take(vocab, dim), state["tok_embeddings.weight"])
-    kinds = [("attention_norm", (dim,)), ("attention.compute_query", (dim, dim))]
-    kinds += [("attention.compute_key", (kv_dim, dim)), ("attention.compute_value", (kv_dim, dim))]
-    kinds += [("attention.compute_output", (dim, dim)), ("ffn_norm", (dim,)), ("feed_forward.w1", (hidden, dim))]
-    kinds += [("feed_forward.w2", (dim, hidden)), ("feed_forward.w3", (hidden, dim))]
-    for name, shape in kinds:
-        for layer, matrix in enumerate(take(layers, *shape)):
-            assert torch.equal(matrix, state[f"layers.{layer}.{name}.weight"]), name
-    assert torch.equal(take(dim), state["norm.weight"])
-    angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(0, head_size, 2) / head_size))
-    torch.testing.assert_close(take(*angles.shape), torch.from_numpy(np.cos(angles)).float(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(take(*angles.shape), torch.from_numpy(np.sin(angles)).float(), atol=1e-5, rtol=0)
-    assert at == len(numbers)
-
-
-@pytest.mark.parametrize("changes", [{"rope_theta": 500.0}, {"layer_norm_eps": 1e-6}, {"attention": "bidirectional"}])
-def test_what_llama2c_cannot_compute_is_not_exported(changes: dict):
-    model = random_llama(**{"attention": "causal", **changes})
-    with pytest.raises(UserError, match="llama2.c"):
-        list(content_of(model.state_dict(), model.config))
-
-
-@pytest.mark.parametrize("vocab_size", [300, 32000])
-def test_a_vocabulary_read_back(vocab_size: int):
-    pieces = llama2c.make_pieces(vocab_size)
-    raw, at, read = b"".join(content_of_tokenizer(pieces, [0.0] * vocab_size)), 4, []
-    while at < len(raw):
-        _, length = struct.unpack_from("=fi", raw, at)
-        read.append(raw[at + 8 : at + 8 + length])
-        at += 8 + length
-    assert read == pieces and len(set(pieces)) == vocab_size
-    assert struct.unpack_from("=i", raw) == (max(map(len, pieces)),)
-    letters = b"".join(pieces[llama2c.SPACE_ID :]).decode()
-    assert len(letters) == vocab_size - llama2c.SPACE_ID  # one character each, so none is a merge of others
-
-
-def test_what_is_printed_for_ids():
-    pieces = llama2c.make_pieces(300)
-    letter = pieces[270]
-    ids = [1, 259, 270, 3 + ord("a"), 3 + 7, 3 + 200, 3 + ord("\n"), 259, 270, 1, 259]
-    assert llama2c.printed_text(ids, pieces) == letter + b"a\n " + letter + b"<s>"
-
-
-def test_a_comparison_of_texts_names_where_it_ends():
-    program = object.__new__(llama2c.Llama2C)
-    program.pieces = llama2c.make_pieces(300)
-    program.text = program.pieces[270] + program.pieces[271]
-    assert program.compare([1, 259, 270, 271]) == "identical text"
-    assert program.compare([1, 259, 270, 271, 1, 280]) == "identical text up to bos, position 4"
-    assert program.compare([1, 259, 270, 272]) == "DIFFERENT text after 1 characters"
-
-
-def test_llama2c_says_the_same_text(tmp_path: Path):
-    if not os.environ.get("MINLLAMA_LLAMA2C"):
-        pytest.skip("MINLLAMA_LLAMA2C names no compiled llama2.c")
-    model = random_llama(attention="causal", layer_norm_eps=1e-5, seed=1, gain=8.0)
-    binary = llama2c.find_program(os.environ["MINLLAMA_LLAMA2C"])
-    program = llama2c.Llama2C(binary, tmp_path, model.state_dict(), model.config, threads=1)
-    prompt = [1, 259, 270, 281, 292]
-    assert program.generate(prompt, 40) > 0.0
-    ids = model.generate(torch.tensor([prompt]), 40, temperature=0.0)[0].tolist()
-    assert program.compare(ids).startswith("identical text") and len(set(ids[5:])) > 5
-    assert program.compare([*ids[:20], 260, *ids[21:]]).startswith("DIFFERENT") or ids[20] == 260
-
-
 # ----------------------------------------------------------------------------------------------- the program
 
 
@@ -695,7 +234,7 @@ def program(*flags: object, timeout: float = 120) -> subprocess.CompletedProcess
 def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
     """All but the whole processes, which may compile for a while."""
     pytest.importorskip("fast", reason="the kernels that are measured are not here")
-    names = [name for name in targets.MEASUREMENTS if name != "first-run"]
+    names = [name for name in targets.LINES if name != "first-run"]
     flags = ["--quick", "--repeats", 1, "--threads", 1, "--json", tmp_path / "report.json", "--plots", tmp_path]
     flags += ["--markdown", tmp_path / "report.md", "--rows", *names]
     if os.environ.get("MINLLAMA_LLAMA2C"):
@@ -704,7 +243,7 @@ def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     printed = [(line["work"], line["against"]) for line in results["rows"]]
-    works = [line for name in names if name in targets.LINES for line in targets.LINES[name].items()]
+    works = [line for name in names for line in targets.LINES[name].items()]
     assert sorted(printed) == sorted((work_, against) for work_, others in works for against in others)
     text, markdown = done.stdout.splitlines(), (tmp_path / "report.md").read_text(encoding="utf-8")
     for line in results["rows"]:
@@ -713,13 +252,12 @@ def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
         assert line["verdict"] == "not measured" or line["ratio"]["low"] <= line["ratio"]["median"]
         assert line["same_result"] is not False
         assert line["against"] != targets.LIMIT or 0.0 < line["ratio"]["median"] < 1.0
-    assert set(results["curves"]) == {"context", "batches", "epochs"}
     assert set(results["profiles"]) == {*targets.GOALS, *targets.LINES["busy"]}
     sums = [sum(row["share"] for row in rows) for rows in results["profiles"].values()]
     assert sums == pytest.approx([1.0] * len(sums), abs=0.05)
     assert "where our time goes" in done.stdout and "where the time goes" in markdown
     assert results["machine"]["threads"] == 1 and results["limits"]["products"]["fp32"] > 0 and results["kernels"]
-    assert plots.can_plot() == bool(list(tmp_path.glob("*.png"))) == (plots.WHY_NONE not in done.stderr)
+    assert plots.can_plot() == bool(list(tmp_path.glob("*.png"))) == (plots.WHY_NO_PLOTS not in done.stderr)
 
 
 @pytest.mark.slow
@@ -737,8 +275,10 @@ def test_whole_processes_are_measured(tiny_tokenizer: Path, tmp_path: Path, monk
 def test_without_a_fitting_tokenizer_or_git_a_line_says_so(monkeypatch: pytest.MonkeyPatch):
     works = list(targets.LINES["first-run"])
     bench = SimpleNamespace(config=LlamaConfig.from_preset("tiny"))
-    monkeypatch.setattr(processes, "find_tokenizer", lambda _: None)
-    monkeypatch.setattr(processes, "_lines", lambda bench, works, *_: [Line(work_, targets.PLAIN) for work_ in works])
+    monkeypatch.setattr(processes, "find_tokenizers", lambda _: [])
+    monkeypatch.setattr(
+        processes, "_lines", lambda bench, works, *_: [Line(work_, targets.PLAIN_PATH) for work_ in works]
+    )
     monkeypatch.setattr(processes, "tracked_files", lambda: ["run_llama.py"])
     lines = processes.first_run(bench)
     assert [line.work for line in lines] == works
@@ -751,14 +291,14 @@ def test_without_a_fitting_tokenizer_or_git_a_line_says_so(monkeypatch: pytest.M
 def test_results_that_differ_end_with_status_1_after_all_is_written(
     same: bool | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    def measure(*_: object) -> tuple[list[Line], dict]:
+    def measure(*_: object) -> list[Line]:
         slow = limit_line("decode, fp32", [Pass(1, 1)], "fp32", [1e9])  # a missed goal is no failure
-        slower = Line("decode, fp32", targets.PLAIN, Ratio(0.1, 0.1, 0.1), note="x", same_result=same)
-        return [slower, slow], {}
+        slower = Line("decode, fp32", targets.PLAIN_PATH, Ratio(0.1, 0.1, 0.1), note="x", same_result=same)
+        return [slower, slow]
 
     canned = [Measured("read", "r", 1.0), Measured("fp32", "p", 1.0)]
-    monkeypatch.setattr(benchmarks_main, "measure", measure)
-    monkeypatch.setattr(benchmarks_main, "measure_rates", lambda *_: canned)
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(run, "measure_rates", lambda *_: canned)
     files = ["--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md")]
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", *files])
     assert benchmarks_main.main() == status
@@ -779,7 +319,7 @@ def test_where_time_goes_adds_up_and_names_what_takes_longest():
 
     first, *_, others, elsewhere = operations.shares(run)
     assert first.operation == "mm" and first.calls == 5 and first.share > 0
-    assert (others.operation, elsewhere.operation) == (operations.OTHERS, operations.ELSEWHERE)
+    assert (others.operation, elsewhere.operation) == (operations.OTHER_OPERATIONS, operations.OUTSIDE_PYTORCH)
     assert elsewhere.share > 0.3  # it slept
     assert sum(share.share for share in operations.shares(run)) == pytest.approx(1.0, abs=0.05)
 
@@ -789,18 +329,18 @@ def test_markdown_has_every_line_also_the_missed_ones():
     reached.compare_with_limit(Rates(4.0, {"fp32": 2.0}))
     lines = [
         reached,
-        Line("decode, fp32", targets.PLAIN, Ratio(0.5, 0.4, 0.6), 1.0, 2.0, "tok/s", note="identical ids"),
+        Line("decode, fp32", targets.PLAIN_PATH, Ratio(0.5, 0.4, 0.6), 1.0, 2.0, "tok/s", note="identical ids"),
         Line("decode, fp32", targets.LLAMA2C, note="no --llama2c"),
     ]
-    curves = {"context": [{"context": 64, "a|b": 3.25}], "batches": []}
     profiles = {"decode, fp32": [Share("mm", 0.625, 8, 2e-4), Share("Python and compiled loops", 0.375, 1, 1.0)]}
-    text = report.markdown({"cpu": "some"}, Rates(4e9, {"fp32": 2e9}), lines, curves, profiles)
+    text = report.markdown({"cpu": "some|other"}, Rates(4e9, {"fp32": 2e9}), lines, profiles)
     assert "| decode, fp32 | mm 62% (8 x 200 us), Python and compiled loops 38% |" in text
-    assert "| cpu | some |" in text and "memory read: 4.0 GB/s" in text and "products, fp32: 2.0 GFLOP/s" in text
+    assert (
+        "| cpu | some\\|other |" in text and "memory read: 4.0 GB/s" in text and "products, fp32: 2.0 GFLOP/s" in text
+    )
     assert "| decode, fp32 | 0.20 | 0.20-0.20 | 5 s | 1 s | 0.20 of the limit, goal 0.9 missed |" in text
     assert "| decode, fp32 | plain path | 0.50 | 0.40-0.60 | 1 tok/s | 2 tok/s | SLOWER; identical ids |" in text
     assert "| decode, fp32 | llama2.c | - | - | - | - | not measured: no --llama2c |" in text
-    assert "| context | a\\|b |\n| --- | --- |\n| 64 | 3.25 |" in text
 
 
 def test_help_answers_without_pytorch():
@@ -822,9 +362,6 @@ def test_help_answers_without_pytorch():
         (["--markdown", "no-such-folder/report.md"], ["--markdown", "no-such-folder"]),
         (["--markdown", "report", "--json", "./report"], ["--markdown", "--json"]),
         (["--plots", "no-such-folder"], ["--plots", "no-such-folder"]),
-        (["--device", "cuda", "--llama2c", "run"], ["--llama2c", "CPU"]),
-        (["--device", "cuda", "--rows", "memory"], ["--rows", "memory", "decode-fp32"]),
-        (["--device", "tpu"], ["--device", "tpu"]),
         (["--quik"], ["--quik"]),
     ],
 )
@@ -834,9 +371,8 @@ def test_wrong_flags_are_one_sentence(flags: list[str], words: list[str]):
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
 
 
-def test_defaults_are_what_the_device_can():
-    assert get_args([]).rows == targets.MEASUREMENTS
-    assert get_args(["--device", "cuda"]).rows == targets.ON_CUDA
+def test_all_lines_are_measured_where_none_is_named():
+    assert get_args([]).rows == tuple(targets.LINES)
 
 
 def test_wrong_input_ends_with_status_2_and_no_file(tmp_path: Path):
@@ -862,9 +398,11 @@ def test_plots_are_drawn(tmp_path: Path):
     reached = limit_line("decode, fp32", [Pass(1, 1)], "fp32", [5.0])
     reached.compare_with_limit(Rates(4.0, {"fp32": 2.0}))
     lines = [Line("decode", "a", Ratio(2, 1, 3)), Line("decode", "b"), reached]
-    costs = [{"work": "SST epoch", "contender": "a", "s": 3.0}, {"work": "peak memory", "contender": "a", "MB": 9.0}]
-    curves = {"context": [{"context": 64, "x": 3.0}, {"context": 128, "x": 2.0}], "batches": [], "epochs": costs}
-    drawn = plots.draw({"rows": [as_plain(line) for line in lines], "curves": curves}, tmp_path)
-    names = {"context.png", "ratios.png", "fractions.png", "epoch-seconds.png", "peak-memory.png"}
+    lines += [
+        Line("SST epoch", "a", Ratio(2, 1, 3), 3.0, 6.0),
+        Line("peak memory", "a", Ratio(2, 1, 3), 9.0, 4.0, "MB"),
+    ]
+    drawn = plots.draw({"rows": [as_plain(line) for line in lines]}, tmp_path)
+    names = {"ratios.png", "fractions.png", "epoch-seconds.png", "peak-memory.png"}
     assert {path.name for path in drawn} == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)

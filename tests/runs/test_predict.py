@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,18 +82,14 @@ def test_a_saved_run_needs_no_other_file(saved: Path, tmp_path: Path, films: dic
 
 def test_predictions_of_the_dev_file_are_the_runs_own(saved: Path, films: dict[str, Path], tmp_path: Path):
     own = (saved / "films-dev-finetuning-output.txt").read_text()
-    assert predicted(saved, "--input", films["dev"]) == own
-    bare = tmp_path / "bare.txt"
+    bare, old_mac, marked = (tmp_path / name for name in ("bare.txt", "old.txt", "marked.txt"))
     bare.write_text("".join(f"{example.sentence}\n" for example in create_data(films["dev"])))
-    assert predicted(saved, "--input", bare) == own
+    old_mac.write_bytes(films["dev"].read_bytes().replace(b"\n", b"\r"))
+    marked.write_bytes(b"\xef\xbb\xbf" + bare.read_bytes())
+    for path in (films["dev"], bare, old_mac, marked):
+        assert predicted(saved, "--input", path) == own, path
     assert predicted(saved, "--input", "-", text=bare.read_text()) == own
     assert predicted(saved, "--input", bare, "--kernels", "plain") == own
-    old_mac = tmp_path / "old.txt"
-    old_mac.write_bytes(films["dev"].read_bytes().replace(b"\n", b"\r"))
-    assert predicted(saved, "--input", old_mac) == own
-    marked = tmp_path / "marked.txt"
-    marked.write_bytes(b"\xef\xbb\xbf" + bare.read_bytes())
-    assert predicted(saved, "--input", marked) == own
 
 
 def test_probabilities_are_those_of_the_runs_own_batches(saved: Path, films: dict[str, Path]):
@@ -197,11 +194,17 @@ class Slowly:
             yield None
 
 
+def untrained(tokenizer: Tokenizer, attention: str) -> tuple[LlamaEmbeddingClassifier, saved_runs.SavedRun]:
+    settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.3, option="finetune", pad_id=3)
+    model = LlamaEmbeddingClassifier(settings, llama=random_llama(attention=attention)).eval()
+    about = saved_runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
+    return model, about
+
+
 def test_batches_are_full_and_in_order_where_they_matter(tokenizer: Tokenizer):
     """A bidirectional model meets the same batches however slowly the sentences come; a causal one does not wait."""
     for attention, expected in (("bidirectional", [2, 2, 1]), ("causal", [1] * 5)):
-        model = LlamaEmbeddingClassifier(Settings, llama=random_llama(attention=attention)).eval()
-        about = saved_runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
+        model, about = untrained(tokenizer, attention)
         at_once, sizes, slowly = list(predict(model, about, SOME)), [], Slowly(SOME)
         model.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
         behind = [slowly.asked - index for index, _ in enumerate(predict(model, about, slowly), 1)]
@@ -212,15 +215,9 @@ def test_batches_are_full_and_in_order_where_they_matter(tokenizer: Tokenizer):
             assert one.label == other.label and one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
 
 
-class Settings:
-    num_labels, hidden_dropout_prob, option, pad_id = 2, 0.3, "finetune", 3
-
-
 def test_memory_does_not_grow_with_the_lines(tokenizer: Tokenizer):
     """No more sentences are asked for than fit some batches before the first prediction comes out."""
-    model = LlamaEmbeddingClassifier(Settings, llama=random_llama(attention="causal")).eval()
-    about = saved_runs.SavedRun(("bad", "good"), tokenizer, None, 2, "fp32", model.llama.config, {}, None, None)
-    asked = []
+    (model, about), asked = untrained(tokenizer, "causal"), []
 
     def endless() -> Iterator[str]:
         while True:
@@ -233,11 +230,15 @@ def test_memory_does_not_grow_with_the_lines(tokenizer: Tokenizer):
         assert len(asked) <= count + 2 * saved_runs.BUCKETED
 
 
+def predicting(folder: Path, **how: object) -> subprocess.Popen:
+    """`--option predict` on what is written to its standard input."""
+    command = [sys.executable, str(ROOT / "run_llama.py"), "--option", "predict", "--model", "best.pt", "--input", "-"]
+    return subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **how)
+
+
 def test_lines_are_answered_while_the_input_is_still_being_written(saved: Path):
     """As a pipe of one's own: what was written is answered before more is."""
-    command = [sys.executable, "-u", str(ROOT / "run_llama.py"), "--option", "predict", "--model", "best.pt"]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=saved)
-    with subprocess.Popen([*command[:1], *command[2:], "--input", "-"], **pipes) as process:
+    with predicting(saved, text=True) as process:
         for batch in range(3):
             for number in range(4):  # the run's batch size
                 process.stdin.write(f"a film {batch} {number}\n")
@@ -252,9 +253,7 @@ def test_lines_are_answered_while_the_input_is_still_being_written(saved: Path):
 
 def test_a_steady_stream_is_answered(saved: Path):
     """Lines that come without a pause as long as one that is waited for."""
-    command = [sys.executable, str(ROOT / "run_llama.py"), "--option", "predict", "--model", "best.pt", "--input", "-"]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=saved)
-    with subprocess.Popen(command, **pipes) as process:
+    with predicting(saved, bufsize=0) as process:
 
         def write() -> None:
             with contextlib.suppress(OSError, ValueError):  # the pipe has no other end any more, or was closed
@@ -270,10 +269,8 @@ def test_a_steady_stream_is_answered(saved: Path):
 
 @pytest.mark.parametrize(("first", "status"), [("\n", 2), ("a film\n", 130)], ids=["a bad line", "an interrupt"])
 def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: str, status: int):
-    command = [sys.executable, str(ROOT / "run_llama.py"), "--option", "predict", "--model", "best.pt", "--input", "-"]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    reset = dict(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    with subprocess.Popen(command, text=True, cwd=saved, **pipes, **reset) as process:
+    reset = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with predicting(saved, text=True, stderr=subprocess.PIPE, preexec_fn=reset) as process:
         process.stdin.write(first * 4)
         process.stdin.flush()
         if status == 130:
@@ -386,7 +383,10 @@ CHANGES = {
     "a huge feed-forward": lambda saved: changed_args(saved, hidden_dim=2**30),
     "a huge vocabulary": lambda saved: changed_args(saved, vocab_size=2**30),
     "a missing weight": lambda saved: {**saved, "model": dict(list(saved["model"].items())[:-1])},
-    "numbers that are none": lambda saved: with_nan(saved),
+    "numbers that are none": lambda saved: {
+        **saved,
+        "model": {**saved["model"], "classifier_head.bias": torch.tensor([0.0, float("nan")])},
+    },  # fmt: skip
     "a method that is not here": lambda saved: {**saved, "methods": {"x": {"settings": {}, "tensors": {}}}},
 }
 
@@ -394,10 +394,6 @@ CHANGES = {
 def changed_args(saved: dict, **changes: int) -> dict:
     config = saved["model_config"]
     return {**saved, "model_config": {**config, "model_args": {**config["model_args"], **changes}}}
-
-
-def with_nan(saved: dict) -> dict:
-    return {**saved, "model": {**saved["model"], "classifier_head.bias": torch.tensor([0.0, float("nan")])}}
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
