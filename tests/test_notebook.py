@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from page_parts import NUMBER
 
-from explore.components.pages import NUMBER
 from notebooks.__main__ import NOTEBOOK, SOURCE, executed, notebook_of
 from utils import UserError
 

@@ -4,6 +4,7 @@ Nothing here installs a package or leaves this machine: `--fetch_only --mirror_o
 is a folder or a web server of the test.
 """
 
+import contextlib
 import functools
 import http.server
 import os
@@ -21,14 +22,8 @@ from packaging.requirements import Requirement
 from bert.package import PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = [
-    "stories42M.pt",
-    "tokenizer.model",
-    "sanity_check.data",
-    "rotary_embedding_actual.data",
-    "optimizer_test.npy",
-    *(f"data/{task}-{split}.txt" for task in ("sst", "cfimdb") for split in ("train", "dev", "test")),
-]
+FILES = "stories42M.pt tokenizer.model sanity_check.data rotary_embedding_actual.data optimizer_test.npy".split()
+FILES += [f"data/{task}-{split}.txt" for task in ("sst", "cfimdb") for split in ("train", "dev", "test")]
 WRITTEN = ["data/cfimdb-label-mapping.json", "data/sst-label-mapping.json"]  # what needs no fetching
 LEFT = [*WRITTEN, "setup.sh"]  # in the script's folder, where nothing could be fetched
 
@@ -54,6 +49,13 @@ def fetch(script, mirror, **options):
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     return result
+
+
+def check_refused(result, status, *words):
+    """One line on standard error, with all the words."""
+    assert result.returncode == status
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: "), result.stderr
+    assert all(word in result.stderr for word in words)
 
 
 def files_under(folder):
@@ -96,23 +98,21 @@ def mirror(tmp_path):
 @pytest.fixture
 def served():
     """Serve a folder over HTTP on this machine; returns its address."""
-    servers = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
 
-    def serve(folder):
-        handler = functools.partial(Handler, directory=str(folder))
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}"
+    with contextlib.ExitStack() as stack:
 
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        def serve(folder):
+            handler = functools.partial(Handler, directory=str(folder))
+            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield serve
 
 
 # ------------------------------------------------------------------------------------------------------- arguments
@@ -144,70 +144,49 @@ def test_help_names_every_flag():
     ],
 )
 def test_a_wrong_argument_is_one_line_and_status_2(script, args, mirror, says):
-    result = setup(script, *args, mirror=mirror)
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ") and says in result.stderr
+    check_refused(setup(script, *args, mirror=mirror), 2, says)
     assert files_under(script.parent) == ["setup.sh"]
 
 
-def pretend_python(folder, refuses, version="3.9.1"):
-    """A `python3` that fails on code with this text in it, and is the real one otherwise, but for its version."""
-    path = folder / "python3"
-    path.write_text(
-        "#!/bin/sh\n"
-        f'case "$*" in *{refuses}*) exit 1 ;; *python_version*) echo {version}; exit 0 ;; esac\n'
-        f"exec '{sys.executable}' \"$@\"\n"
-    )
+def python_except(path, cases):
+    """Write a program that does what the cases of the shell say for its arguments, and is this Python otherwise."""
+    path.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\nexec \'{sys.executable}\' "$@"\n')
     path.chmod(0o755)
     return path
+
+
+def pretend_python(folder, refuses):
+    """A `python3` that fails on code with this text in it, and calls itself 3.9.1."""
+    return python_except(folder / "python3", f"*{refuses}*) exit 1 ;; *python_version*) echo 3.9.1; exit 0 ;;")
 
 
 def test_an_unsupported_python_is_named_with_its_version(script, tmp_path):
     old = pretend_python(tmp_path, refuses="version_info")
     result = setup(script, "--python", "./python3", cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr == f"error: --python {tmp_path}/./python3 is Python 3.9.1; min-llama needs 3.10 to 3.13\n"
+    check_refused(result, 2, f"error: --python {tmp_path}/./python3 is Python 3.9.1; min-llama needs 3.10 to 3.13\n")
     assert old.exists() and not (script.parent / ".venv").exists()
 
 
 def test_a_missing_ensurepip_names_the_package(script, tmp_path):
     python = pretend_python(tmp_path, refuses="ensurepip")
-    result = setup(script, "--python", python)
-    assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert f"apt-get install python3.{sys.version_info.minor}-venv" in result.stderr
+    check_refused(setup(script, "--python", python), 1, f"apt-get install python3.{sys.version_info.minor}-venv")
     assert not (script.parent / ".venv").exists()
 
 
 def test_a_broken_venv_is_named_and_left_alone(script):
     (script.parent / ".venv" / "bin").mkdir(parents=True)
-    result = setup(script)
-    assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert ".venv is broken" in result.stderr and "rm -rf .venv" in result.stderr
+    check_refused(setup(script), 1, ".venv is broken", "rm -rf .venv")
     assert (script.parent / ".venv" / "bin").is_dir()
 
 
 @pytest.mark.parametrize("flag", ["--tests", "--bert", "--notebook"])
 def test_what_a_submission_lacks_is_named_for_a_flag_that_needs_it(script, flag):
     (script.parent / "requirements.txt").write_text("")
-    result = setup(script, flag)
     name = f"requirements/{flag[2:].removesuffix('s')}.txt"
-    assert (result.returncode, result.stderr) == (
-        2, f"error: {name} is not here: {flag} is for a clone of the project\n"
-    )  # fmt: skip
+    check_refused(setup(script, flag), 2, f"error: {name} is not here: {flag} is for a clone of the project\n")
     (script.parent / "requirements.txt").unlink()
-    result = setup(script)
-    assert result.returncode == 1 and result.stderr.startswith("error: requirements.txt, which names the packages,")
-    assert result.stderr.count("\n") == 1 and files_under(script.parent) == ["setup.sh"]
-
-
-def recording_pip(folder):
-    """A `.venv` whose Python notes what pip is asked to install, and installs nothing."""
-    path = folder / ".venv" / "bin" / "python"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        f'#!/bin/sh\ncase "$*" in *"pip install"*) echo "pip $*"; exit 0 ;; esac\nexec \'{sys.executable}\' "$@"\n'
-    )
-    path.chmod(0o755)
+    check_refused(setup(script), 1, "error: requirements.txt, which names the packages,")
+    assert files_under(script.parent) == ["setup.sh"]
 
 
 def test_a_submission_sets_itself_up(script, tmp_path, mirror):
@@ -215,7 +194,8 @@ def test_a_submission_sets_itself_up(script, tmp_path, mirror):
     for name in ("requirements.txt", "requirements"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, script.parent / name)
-    recording_pip(script.parent)
+    (script.parent / ".venv" / "bin").mkdir(parents=True)
+    python_except(script.parent / ".venv" / "bin" / "python", '*"pip install"*) echo "pip $*"; exit 0 ;;')
     result = setup(script, "--mirror_only", mirror=mirror, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     asked = [line for line in result.stdout.splitlines() if line.startswith("pip ")]
@@ -290,8 +270,7 @@ def test_a_different_file_is_kept_and_named(script, mirror):
 
 
 def test_a_dead_mirror_is_one_quick_failure(script, served, mirror):
-    address = served(mirror)
-    port = address.rsplit(":", 1)[1]
+    port = served(mirror).rsplit(":", 1)[1]
     result = fetch(script, f"http://127.0.0.1:{int(port) ^ 1}")
     assert "cannot be reached" in line_about("tokenizer.model", result)
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
+from page_parts import is_close, pictures
 from svg_picture import BLUE, GREY, ORANGE, Box, Picture
 
 from base_llama import causal_mask, padded_causal_mask
 from engine.weights import load_pretrained
-from explore.components.pages import is_close, pages
+from explore.components.pages import pages
 from explore.look import lenses, match_at_distance, read, rotated
 from llama import Llama
 from optimizer import AdamW
@@ -44,7 +45,7 @@ def pieces_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def test_pictures_are_shown_described_and_readable_by_all():
-    shown = {path.name: words for page in pages() for words, path in page.pictures()}
+    shown = {path.name: words for page in pages() for words, path in pictures(page)}
     assert NAMES == TESTED and {f"{name}.svg" for name in NAMES} <= {*shown}
     assert all(len(words) > 20 for words in shown.values())
     for name in NAMES:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from page_parts import SECTIONS, has_lines, is_close, links, named_parts, named_tests, prose, quotes, section, verdicts
 
 from explore.components import __main__ as program
-from explore.components.pages import SECTIONS, Page, Quote, is_close, pages, stands_in
+from explore.components.pages import Page, pages
 from grading import adamw, mistakes, parts, questions, rotation
 from grading.editions import ATTENTION_KINDS
 from utils import UserError
@@ -33,39 +34,38 @@ def test_a_page_has_all_sections_in_order_and_is_short(page: Page):
     assert tuple(re.findall(r"^## (.+)$", page.text, re.MULTILINE)) == SECTIONS
     assert page.text.startswith("# ")
     assert 40 <= len(page.text.splitlines()) <= 90
-    assert "https://" in page.section("Read more")
-    assert "$" in page.section("Formula") or "```math" in page.section("Formula")
+    assert "https://" in section(page, "Read more")
+    assert "$" in section(page, "Formula") or "```math" in section(page, "Formula")
 
 
 @of_page
 def test_formulas_between_words_are_safe_from_markdown(page: Page):
     r"""GitHub reads a backslash before punctuation as its own, and `}_` as emphasis: such formulas want a block."""
-    prose = re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)
-    for formula in re.findall(r"\$[^$]+\$", prose):
+    for formula in re.findall(r"\$[^$]+\$", prose(page)):
         assert not re.search(r"\\[^a-zA-Z]|\}_|\*|\n", formula), formula
 
 
 @of_page
 def test_lines_of_code_stand_in_the_file_that_is_linked(page: Page):
-    assert page.quotes()
-    for quote in page.quotes():
-        assert quote.file.suffix == ".py", "no link to a file before the lines"
-        assert stands_in(quote), f"{quote.file.name} has not: {quote.lines}"
+    assert quotes(page)
+    for file, lines in quotes(page):
+        assert file.suffix == ".py", "no link to a file before the lines"
+        assert has_lines(file, lines), f"{file.name} has not: {lines}"
 
 
 @of_page
 def test_tests_and_checks_that_are_named_exist(page: Page):
-    assert page.tests()
-    for file, name in page.tests():
+    assert named_tests(page)
+    for file, name in named_tests(page):
         assert name in functions_of(ROOT / file), f"{file}::{name}"
     known = {part.name for part in parts.all_parts(ATTENTION_KINDS)}
-    assert {*page.parts()} <= known
+    assert {*named_parts(page)} <= known
 
 
 @of_page
 def test_what_a_grading_script_says_to_the_mistake_is_what_it_says(page: Page):
     said = "\n".join(Path(judge.__file__).read_text(encoding="utf-8") for judge in JUDGES)
-    assert all(f'"{verdict}"' in said for verdict in page.verdicts())
+    assert all(f'"{verdict}"' in said for verdict in verdicts(page))
 
 
 @of_page
@@ -78,13 +78,13 @@ def test_numbers_are_what_the_code_computes(page: Page, monkeypatch: pytest.Monk
 
 @of_page
 def test_links_lead_somewhere(page: Page):
-    for target in page.links():
+    for target in links(page):
         assert (page.path.parent / target.partition("#")[0]).is_file(), target
 
 
 def test_the_index_has_every_page_and_leads_there():
-    assert all((INDEX.path.parent / target).is_file() for target in INDEX.links())
-    linked = {(INDEX.path.parent / target).resolve() for target in INDEX.links()}
+    assert all((INDEX.path.parent / target).is_file() for target in links(INDEX))
+    linked = {(INDEX.path.parent / target).resolve() for target in links(INDEX)}
     assert {page.path for page in PAGES} <= linked
     assert "docs/components/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -92,7 +92,7 @@ def test_the_index_has_every_page_and_leads_there():
 def test_the_pages_name_every_part_that_the_sanity_check_judges():
     """But the loading of files, which is no component."""
     known = {re.sub(", .*", "", part.name) for part in parts.all_parts(ATTENTION_KINDS)}
-    named = {re.sub(", .*", "", part) for page in PAGES for part in page.parts()}
+    named = {re.sub(", .*", "", part) for page in PAGES for part in named_parts(page)}
     assert known - named == {parts.IMPORT, "loading"}
 
 
@@ -101,9 +101,9 @@ def test_the_pages_name_every_part_that_the_sanity_check_judges():
 
 def test_lines_must_follow_one_another():
     file = ROOT / "classifier.py"
-    assert stands_in(Quote(file, ("import torch", "import torch.nn.functional as F")))
-    assert not stands_in(Quote(file, ("import torch", "from torch import nn")))
-    assert not stands_in(Quote(file, ("import torc",)))
+    assert has_lines(file, ("import torch", "import torch.nn.functional as F"))
+    assert not has_lines(file, ("import torch", "from torch import nn"))
+    assert not has_lines(file, ("import torc",))
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,9 @@ def test_the_model_is_left_as_it_was(llama: Llama):
 
 
 def test_an_edit_of_the_scores_is_seen(llama: Llama, monkeypatch: pytest.MonkeyPatch):
-    plain = read(llama, IDS, "causal")
-    compute = Attention.compute_query_key_value_scores
-    monkeypatch.setattr(
-        Attention, "compute_query_key_value_scores",
-        lambda self, query, key, value, mask=None: compute(self, 2 * query, key, value, mask),
-    )  # fmt: skip
+    plain, compute = read(llama, IDS, "causal"), Attention.compute_query_key_value_scores
+    doubled = lambda self, query, key, value, mask=None: compute(self, 2 * query, key, value, mask)  # noqa: E731
+    monkeypatch.setattr(Attention, "compute_query_key_value_scores", doubled)
     edited = read(llama, IDS, "causal")
     assert not torch.allclose(plain.attention[0], edited.attention[0], atol=1e-3)
     sharper = plain.attention[0].clamp(min=1e-30) ** 2
@@ -203,6 +200,7 @@ def test_occlusion_is_the_text_without_the_token(classifier: nn.Module):
     for place in range(1, len(IDS)):
         rest = classifier(torch.tensor([IDS[:place] + IDS[place + 1 :]]))[0]
         assert torch.allclose(found.occlusion[place], whole.exp() - rest.exp(), atol=1e-5)
+    assert decide(classifier, classifier.llama.tok_embeddings, [1, 270]).occlusion.isnan().all()  # nothing to leave out
 
 
 def test_scores_of_label_words_are_compared_with_one_another():
@@ -236,30 +234,21 @@ def test_in_a_long_text_neighbours_are_left_out_together(classifier: nn.Module):
 
 
 def test_gradient_by_input_is_the_change_with_the_embedding_s_length(classifier: nn.Module):
-    tokens, embedding = torch.tensor([IDS]), classifier.llama.tok_embeddings
+    tokens, embedding, change = torch.tensor([IDS]), classifier.llama.tok_embeddings, 1e-3
     found = gradient_by_input(classifier, embedding, tokens)
-    for place in (0, 3, len(IDS) - 1):
-        change = 1e-3
-        both = [scaled(classifier, tokens, place, 1 + sign * change) for sign in (1, -1)]
-        assert torch.allclose(found[place], (both[0] - both[1]) / (2 * change), atol=2e-2, rtol=2e-2)
     assert not embedding._forward_hooks
 
-
-def scaled(classifier: nn.Module, tokens: torch.Tensor, place: int, factor: float) -> torch.Tensor:
-    def scale(_: nn.Module, __: tuple, output: torch.Tensor) -> torch.Tensor:
-        factors = torch.ones(tokens.shape[1], 1)
+    def scaled(place: int, factor: float) -> torch.Tensor:
+        factors = torch.ones(len(IDS), 1)
         factors[place] = factor
-        return output * factors
-
-    hook = classifier.llama.tok_embeddings.register_forward_hook(scale)
-    try:
-        return classifier(tokens)[0]
-    finally:
+        hook = embedding.register_forward_hook(lambda module, inputs, output: output * factors)
+        result = classifier(tokens)[0]
         hook.remove()
+        return result
 
-
-def test_a_text_of_one_token_has_nothing_to_leave_out(classifier: nn.Module):
-    assert decide(classifier, classifier.llama.tok_embeddings, [1, 270]).occlusion.isnan().all()
+    for place in (0, 3, len(IDS) - 1):
+        difference = scaled(place, 1 + change) - scaled(place, 1 - change)
+        assert torch.allclose(found[place], difference / (2 * change), atol=2e-2, rtol=2e-2)
 
 
 # ------------------------------------------------------------------------------------------ what the page stores
@@ -268,7 +257,7 @@ def test_a_text_of_one_token_has_nothing_to_leave_out(classifier: nn.Module):
 def test_the_page_stores_what_was_read(llama: Llama, tokenizer: Tokenizer):
     inspected = InspectedModel("tiny.pt", llama, tokenizer)
     content = page_of_model(inspected, [InspectedText("A thin joke"), InspectedText("the rain")])
-    of_layer = 32 * (32 + 2 * 16 + 32) + 3 * 32 * hidden_dim(llama) + 2 * 32
+    of_layer = 32 * (32 + 2 * 16 + 32) + 3 * 32 * len(llama.layers[0].feed_forward.w1.weight) + 2 * 32
     assert content["model"]["parameters"] == 300 * 32 + 2 * of_layer + 32  # the output matrix is the embedding
     for text in content["texts"]:
         ids, config = text["ids"], llama.config
@@ -281,18 +270,16 @@ def test_the_page_stores_what_was_read(llama: Llama, tokenizer: Tokenizer):
             weights = torch.tensor((raw.reshape(shape) / 255.0) ** 2)
             assert (weights - torch.stack(record.attention)).abs().max() < 0.004
             for number, layer in enumerate(lenses(llama, record, ids, 5)):
-                assert stored["lens"][number]["ids"] == layer.ids.flatten().tolist()
-                assert stored["lens"][number]["p"] == pytest.approx(layer.probabilities.flatten().tolist(), rel=1e-3)
-                assert stored["lens"][number]["next"] == pytest.approx(layer.next_probability.tolist(), rel=1e-3)
-                assert stored["lens"][number]["rank"] == layer.next_rank.tolist()
+                assert stored["lens"][number] == {
+                    "ids": layer.ids.flatten().tolist(),
+                    "p": pytest.approx(layer.probabilities.flatten().tolist(), rel=1e-3),
+                    "next": pytest.approx(layer.next_probability.tolist(), rel=1e-3),
+                    "rank": layer.next_rank.tolist(),
+                }
         raw = np.frombuffer(zlib.decompress(base64.b64decode(text["queries"]["data"])), np.int16)
         both = torch.tensor(raw.reshape(2, config.n_heads, len(ids), config.head_dim) * text["queries"]["unit"])
         expected = torch.stack(read(llama, ids, config.attention).queries[0])
         assert torch.allclose(both.float(), expected, atol=2 * text["queries"]["unit"])
-
-
-def hidden_dim(llama: Llama) -> int:
-    return len(llama.layers[0].feed_forward.w1.weight)
 
 
 def test_attention_is_cut_to_the_first_tokens_and_several_texts_share_the_room(
@@ -305,6 +292,8 @@ def test_attention_is_cut_to_the_first_tokens_and_several_texts_share_the_room(
     assert sum(len(each["attention"]) for each in long["semantics"].values()) <= 6_000
     assert len(long["semantics"]["causal"]["lens"][0]["rank"]) == len(long["ids"]) - 1
     assert [*lengths(10)] == [10, 9, 8] and [*lengths(3)] == [3]
+    weights = torch.linspace(0, 1, 10_001)
+    assert ((to_bytes(weights) / 255.0) ** 2 - weights).abs().max() < 0.004
 
 
 def test_a_text_beyond_the_model_s_positions_is_named(
@@ -316,11 +305,6 @@ def test_a_text_beyond_the_model_s_positions_is_named(
     assert capsys.readouterr().err == ""
     page_of_model(inspected, [InspectedText(f"{fits}a")])
     assert "has 65 tokens, and the model was made for 64" in capsys.readouterr().err
-
-
-def test_bytes_of_weights_are_near():
-    weights = torch.linspace(0, 1, 10_001)
-    assert ((to_bytes(weights) / 255.0) ** 2 - weights).abs().max() < 0.004
 
 
 def test_without_a_tokenizer_texts_are_ids(llama: Llama):

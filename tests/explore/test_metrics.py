@@ -219,9 +219,12 @@ def test_a_line_has_the_pace_of_its_step_and_stands_there_at_once(tmp_path: Path
     assert [each["lr"] for each in steps] == [2e-5, 1e-3, [1e-3, 2e-3]]
 
 
-def test_only_the_first_process_writes(tmp_path: Path):
+def test_only_the_first_process_writes_and_tensorboard_is_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log_steps(tmp_path / "log", [STEP], 1, is_first=False)
     assert not (tmp_path / "log").exists()
+    monkeypatch.setattr(metrics, "has_tensorboard", lambda: False)
+    log_steps(tmp_path, [STEP])
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 @pytest.mark.parametrize(
@@ -244,12 +247,6 @@ def test_a_folder_is_checked_before_anything_is_loaded(tmp_path: Path):
         with pytest.raises(UserError, match=why):
             metrics.check_folder(tmp_path / path, False)
     metrics.check_folder(tmp_path / "new", False)
-
-
-def test_tensorboard_is_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(metrics, "has_tensorboard", lambda: False)
-    log_steps(tmp_path, [STEP])
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")

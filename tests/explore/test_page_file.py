@@ -105,17 +105,16 @@ def test_no_text_ends_the_script_that_it_stands_in(text: str):
     assert [tag for tag, _ in Outline(rendered).elements].count("script") == 2
 
 
-def test_every_part_of_the_program_is_on_the_page():
+def test_every_part_of_the_program_is_on_the_page_and_a_large_page_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     assert {path.stem for path in PAGE_FOLDER.glob("*.js")} == set(SCRIPTS)
-    rendered = render({"run": {"name": "x", "runs": []}})
+    rendered = render(content := {"run": {"name": "x", "runs": []}})
     assert "<!--" not in rendered.replace("<!doctype", "")
     assert all((PAGE_FOLDER / f"{name}.js").read_text("utf-8") in rendered for name in SCRIPTS)
-
-
-def test_a_page_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pages_module, "MAX_PAGE_BYTES", 1000)
     with pytest.raises(UserError, match="fewer or shorter"):
-        write_page(str(tmp_path / "x.html"), {"run": {"name": "x", "runs": []}})
+        write_page(str(tmp_path / "x.html"), content)
     assert not [*tmp_path.iterdir()]
 
 
@@ -320,18 +319,16 @@ def test_a_directory_of_hugging_face(tmp_path: Path, scheme: str | None):
 
 
 def save_tokenizer(folder: Path, scheme: str) -> None:
+    """Train a `tokenizer.json` whose pieces are of "bytes", as GPT-2's are, or of "words", as Llama's are."""
     tokenizers = pytest.importorskip("tokenizers")
+    parts, decoders = tokenizers.pre_tokenizers, tokenizers.decoders
+    made, alphabet = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>")), ["\u2581"]
+    made.pre_tokenizer, made.decoder = parts.Metaspace(), decoders.Metaspace()
     if scheme == "bytes":
-        made, parts = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers
-        made.pre_tokenizer, made.decoder = parts.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
-        alphabet = parts.ByteLevel.alphabet()
-    else:
-        made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
-        made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
-        alphabet = ["\u2581"]
-    special = ["<unk>", "<s>", "</s>"]
+        made, alphabet = tokenizers.Tokenizer(tokenizers.models.BPE()), parts.ByteLevel.alphabet()
+        made.pre_tokenizer, made.decoder = parts.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=290, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=290, special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
     )
     made.train_from_iterator(["a warm film and an \u00e9clair", "warm warm film"], trainer)
     made.save(str(folder / "tokenizer.json"))
