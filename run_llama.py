@@ -118,10 +118,10 @@ def join_world(args: Namespace) -> Iterator[Distributed]:
 
 def facts(args: Namespace) -> dict[str, Any]:
     """What must be equal on every machine: the contents of the input files, and the flags that name no file."""
-    from engine.flags import INPUTS
+    from engine.flags import inputs_of
     from engine.plan import InputFile
 
-    inputs = INPUTS[args.option]
+    inputs = inputs_of(args.option)
     given = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
     files = {name: getattr(args, name) for name in inputs if getattr(args, name) is not None}
     return given | {name: InputFile.of(path, getattr(args, "model_files", ())).sha256 for name, path in files.items()}

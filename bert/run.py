@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from bert.package import PACKAGE, directory_of, installed
@@ -25,7 +26,7 @@ from bert.wordpiece import VOCABULARY
 from convert.directory import files_of_bert, require_safetensors
 from engine.arguments import check_args, check_numbers, is_one_of_several
 from engine.files import check_overlaps
-from engine.flags import add_classify_flags, add_data_flags, add_place_flags
+from engine.flags import add_flags, flags_named
 from engine.programs import ArgumentParser, Default, check_writable, run_main
 from utils import UserError, choose_device, seed_everything
 
@@ -34,6 +35,22 @@ OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
 STATES = "bert-states.pt"
 # Flags of question answering, each with the flag that it needs.
 SQUAD_FLAGS = {"epochs": "train", "lr": "train", "model_out": "train", "resume": "train", "dev_out": "dev"}
+
+FINETUNE_FLAGS = (
+    *(
+        replace(
+            *flags_named(f"{split}_out", group="finetune"),
+            help=f"the name ends in {split}-finetuning-output.txt, in {split}-advanced-output.txt where a method is "
+            "used",
+            default=f"cfimdb-{split}-finetuning-output.txt",
+        )
+        for split in ("dev", "test")
+    ),
+    *flags_named("batch_size", group="finetune"),
+    *flags_named("method", group="finetune", help="ways beyond the base, see advanced/README.md"),
+    *flags_named("method-args", "epochs", "lr", "hidden_dropout_prob", "model_out", "no_train_eval", group="finetune"),
+    *flags_named("resume", "shots", "hold_out", "log_dir", "html", group="finetune"),
+)
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
@@ -57,12 +74,11 @@ def _parser_of(option: str) -> ArgumentParser:
     add = parser.add_argument
     add("--option", choices=OPTIONS, default="encode", help="the task; with --help, its flags")
     if option == "finetune":
-        add_data_flags(parser)
+        add_flags(parser, flags_named("train", "dev", "test", "label-names", "text-column", "label-column"))
     add("--pretrained-model-path", default=Default(PACKAGE), help="Hugging Face directory, or this installed package's")
-    add_place_flags(parser, has_precision=False)
+    add_flags(parser, flags_named("max_sentence_len", "seed", "device", "use_gpu", "kernels"))
     if option == "finetune":
-        add_classify_flags(parser)
-        parser.set_defaults(**{f"{split}_out": f"cfimdb-{split}-finetuning-output.txt" for split in ("dev", "test")})
+        add_flags(parser, FINETUNE_FLAGS)
         return parser
     add = parser.add_argument_group(option).add_argument
     add("--text", help="a question" if option == "qa" else "a text")

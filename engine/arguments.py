@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from argparse import Namespace
 from collections.abc import Callable
 
 from engine.columns import FORMATS, Columns, has_columns
 from engine.files import check_files, check_overlaps, find_llama
-from engine.flags import HELD_OUT, INPUTS, LORA_ALPHA, LORA_RANK, LORA_TARGETS, NEEDED, TRAINING, flag_name
+from engine.flags import FLAGS, HELD_OUT, LORA_ALPHA, LORA_RANK, LORA_TARGETS, TRAINING, inputs_of, needed_of
 from engine.programs import Default, NeedsCausal, require_folder
 from utils import UserError, join_names, warn
 
@@ -41,82 +40,16 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     check_overlaps(args, outputs)
 
 
-def _at_least_1(number: int) -> bool:
-    return number >= 1
-
-
-def _positive(number: float) -> bool:
-    return 0.0 < number < math.inf
-
-
-NUMBERS = {  # flags that are not given are not asked about
-    "seed": (lambda number: 0 <= number < 2**32, "from 0 to 2^32 - 1"),
-    "batch_size": (lambda number: 1 <= number < 2**31, "from 1 to 2^31 - 1"),
-    "epochs": (_at_least_1, "at least 1"),
-    "lr": (_positive, "above 0 and finite"),
-    "hidden_dropout_prob": (lambda share: 0.0 <= share < 1.0, "from 0 to below 1"),
-    "max_sentence_len": (_at_least_1, "at least 1"),
-    "max_new_tokens": (_at_least_1, "at least 1"),
-    "temperature": (lambda number: 0.0 <= number < math.inf, "at least 0 and finite"),
-    "num_samples": (lambda number: 1 <= number < 2**16, "from 1 to 2^16 - 1"),
-    "top_k": (_at_least_1, "at least 1"),
-    "top_p": (lambda share: 0.0 < share <= 1.0, "above 0 and at most 1"),
-    "min_p": (lambda share: 0.0 <= share <= 1.0, "from 0 to 1"),
-    "repetition_penalty": (_positive, "above 0 and finite"),
-    "beam": (lambda number: 1 <= number <= 1000, "from 1 to 1000"),
-    "shots": (_at_least_1, "at least 1"),
-    "hold_out": (lambda share: 0.0 <= share < 1.0, "from 0 to below 1"),
-    "lora_rank": (lambda number: 1 <= number <= 2**16, "from 1 to 2^16"),
-    "lora_alpha": (_positive, "above 0 and finite"),
-    "epsilon": (lambda share: 0.0 <= share < 1.0, "from 0 to below 1"),
-}
-
-
 def check_numbers(args: Namespace) -> None:
     """Raises `UserError` for a number that cannot be."""
-    for flag, (fits, wanted) in NUMBERS.items():
-        value = getattr(args, flag, None)
-        if value is not None and not fits(value):
-            raise UserError(f"--{flag} {value}: must be {wanted}")
-    if getattr(args, "contrastive", None) is not None:
-        alpha, count = args.contrastive
-        if not (0.0 <= alpha <= 1.0 and 1 <= count <= 1000):
-            raise UserError(f"--contrastive {alpha},{count}: ALPHA must be from 0 to 1, and K from 1 to 1000")
-
-
-OF_OPTIONS = {  # what makes no sense elsewhere, and would be ignored without a word
-    "max_sentence_len": ("generate", "prompt", *TRAINING),
-    "method": ("prompt", "finetune"),
-    "method_args": ("prompt", "finetune"),
-    "model_out": TRAINING,
-    "temperature": ("generate",),
-    "prompt_file": ("generate",),
-    "beam": ("generate",),
-    "contrastive": ("generate",),
-    "question": ("prompt",),
-    "text_column": ("generate", "prompt", *TRAINING, "predict"),
-    "label_column": ("prompt", *TRAINING),
-    "lora_rank": ("lora",),
-    "lora_alpha": ("lora",),
-    "shots": TRAINING,
-    "hold_out": TRAINING,
-    "log_dir": TRAINING,
-    "html": TRAINING,
-    "model": ("predict",),
-    "input": ("predict", "perplexity"),
-    "output": ("predict", "generate"),
-    "probabilities": ("predict",),
-    "attention": ("generate", "prompt", *TRAINING, "perplexity"),
-    "tokenizer": ("generate", "prompt", *TRAINING, "perplexity"),
-}
+    for flag in FLAGS:
+        flag.check(args)
 
 
 def _check_option(args: Namespace) -> None:
-    for name, options in OF_OPTIONS.items():
-        value = getattr(args, name, None)
-        is_given = value is not None and value is not False and value != []  # 0 is given, too
-        if is_given and args.option not in options:
-            raise UserError(f"{flag_name(name)} is for --option {' and '.join(options)}, not for {args.option}")
+    for flag in FLAGS:
+        if flag.options and flag.is_given(args) and args.option not in flag.options:
+            raise UserError(f"{flag.name} is for --option {' and '.join(flag.options)}, not for {args.option}")
     searches = [flag for flag in ("beam", "contrastive") if getattr(args, flag, None)]
     if len(searches) > 1:
         raise UserError("--beam and --contrastive both say what the text at temperature 0 is; give one of them")
@@ -126,7 +59,7 @@ def _check_option(args: Namespace) -> None:
         raise UserError(f"{advanced.part('table').CONTRASTIVE_WHY}; add --attention causal")
     if args.option == "predict" and not isinstance(args.pretrained_model_path, Default):
         raise UserError("--pretrained-model-path is not for --option predict, whose --model is enough by itself")
-    for name in NEEDED.get(args.option, ()):
+    for name in needed_of(args.option):
         if getattr(args, name) is None:
             raise UserError(f"--option {args.option} needs --{name} FILE")
 
@@ -154,7 +87,7 @@ def _check_question(args: Namespace) -> None:
 
 def _columns_of(args: Namespace) -> Columns:
     given = {kind: name for kind in Columns._fields if (name := getattr(args, f"{kind}_column", None)) is not None}
-    files = [getattr(args, name, None) for name in INPUTS[args.option]]
+    files = [getattr(args, name, None) for name in inputs_of(args.option)]
     if given and not any(path is not None and has_columns(path) for path in files):
         flag = f"--{next(iter(given))}-column"
         raise UserError(f"{flag} is for files that end in {', '.join(FORMATS)}, and no input is one")

@@ -10,11 +10,11 @@ from pathlib import Path
 from engine.flags import (
     BUNDLED_CHECKPOINT,
     DEFAULT_CHECKPOINT,
-    INPUTS,
-    NEEDED,
     OUTPUT_WORDS,
     TRAINING,
     flag_name,
+    inputs_of,
+    needed_of,
 )
 from engine.metrics import check_folder
 from engine.programs import Default, check_writable, import_part, require_folder, tokenizer_name
@@ -28,7 +28,7 @@ def check_files(args: Namespace) -> dict[str, Path]:
         return _check_generate_files(args)
     if args.option in OUTPUT_WORDS:
         return _check_classify_files(args)
-    for name in NEEDED[args.option]:
+    for name in needed_of(args.option):
         path = getattr(args, name)
         if (args.option, name, path) != ("predict", "input", STANDARD_INPUT):
             setattr(args, name, _find_input(name, path))
@@ -230,7 +230,7 @@ def _resolve_tokenizer(args: Namespace) -> str:
 def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[str] | None = None) -> None:
     """No output may overwrite another output or an input, under whatever name. inputs: else those of the option."""
     taken = {}
-    for name in INPUTS[args.option] if inputs is None else inputs:
+    for name in inputs_of(args.option) if inputs is None else inputs:
         if getattr(args, name) not in (None, STANDARD_INPUT):
             taken |= dict.fromkeys(_identities(Path(getattr(args, name))), flag_name(name))
     for file in getattr(args, "model_files", ()):

@@ -1,20 +1,25 @@
-"""The flags of run_llama.py and of other programs that train classifiers, and their defaults."""
+"""The flags of run_llama.py, one declaration each: `--help`, the parser and the checks are made of these.
+
+Programs that train other classifiers take some of them (`add_flags`). No PyTorch.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from config import ATTENTION_KINDS, PRECISIONS
 from engine.columns import FORMATS, Columns
 from engine.data import SEPARATOR
 from engine.programs import ArgumentParser, Default
-from utils import QUESTION, decimal_number, whole_number
+from utils import QUESTION, UserError, decimal_number, whole_number
 
 DEFAULT_CHECKPOINT = "stories42M.pt"
 BUNDLED_CHECKPOINT = "checkpoints/minllama1M.pt"
-DEFAULT_LABEL_NAMES = "data/cfimdb-label-mapping.json"
 PREFIX = (
     "I have wanted to see this thriller for a while, and it didn't disappoint. "
     "Keanu Reeves, playing the hero John Wick, is"
@@ -22,127 +27,20 @@ PREFIX = (
 OPTIONS = ("generate", "prompt", "finetune", "lora", "predict", "perplexity")
 OUTPUT_WORDS = {"prompt": "prompting", "finetune": "finetuning", "lora": "lora"}
 TRAINING = ("finetune", "lora")
+CLASSIFYING = ("prompt", *TRAINING)
+WITH_LLAMA = ("generate", *CLASSIFYING, "perplexity")  # the options that load a pretrained Llama
 LORA_RANK, LORA_ALPHA = 4, 1.0
 LORA_TARGETS = "compute_query+compute_key+compute_value+compute_output"  # of the fall 2025 edition
+HELD_OUT = 0.1  # the share where a method chooses by a score and --hold_out is not given
 
 
-def get_args(argv: list[str] | None = None) -> Namespace:
-    """Parse the command line. Raises `UserError` for an unknown flag or a value of the wrong type."""
-    from config import ATTENTION_KINDS
+class Once(argparse.Action):
+    """Refuses a flag that is given twice: the first one would be ignored."""
 
-    parser = ArgumentParser(description="Llama 2: generate text, classify zero-shot, fine-tune a classifier.")
-    add = parser.add_argument
-    add("--option", choices=OPTIONS, default="generate", help="the task")
-    add_data_flags(parser)
-    what = "checkpoint to start from, or a Hugging Face directory, which is causal where --attention says nothing"
-    add("--pretrained-model-path", default=Default(DEFAULT_CHECKPOINT), help=what)
-    add("--tokenizer", help="SentencePiece model or tokenizer.json; else the checkpoint's own, else tokenizer.model")
-    add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
-    add_place_flags(parser)
-    add("--shard", action="store_true", help="under torchrun: split the model over the processes (FSDP)")
-    add("--list-methods", action="store_true", help="print what there is beyond the base, or what --method names")
-
-    _add_generate_flags(parser)
-    add("--question", metavar="TEMPLATE", help=f"prompt: what is asked after a sentence, in the place of {QUESTION!r}")
-    add = add_classify_flags(parser, "finetune and lora")
-    add("--lora_rank", type=int, help="lora: the rank of an update; 4 if not given")
-    add("--lora_alpha", type=float, help="lora: updates are scaled by this / rank; 1.0 if not given")
-    _add_predict_flags(parser)
-    return parser.parse_args(argv)
-
-
-def add_data_flags(parser: ArgumentParser) -> None:
-    """Which sentences."""
-    add = parser.add_argument
-    add("--train", default=Default("data/cfimdb-train.txt"), help=f"training data, lines of 'LABEL{SEPARATOR}sentence'")
-    add("--dev", default=Default("data/cfimdb-dev.txt"), help="development data")
-    add("--test", default="data/cfimdb-test.txt", help="test data")
-    add("--label-names", default=Default(DEFAULT_LABEL_NAMES), help="JSON list of label names")
-    where = f"in data files that end in {', '.join(FORMATS)}: the column of the {{}}; {{}} if not given"
-    for kind, name in Columns()._asdict().items():
-        add(f"--{kind}-column", metavar="NAME", help=where.format(f"{kind}s", name))
-
-
-def add_place_flags(parser: ArgumentParser, has_precision: bool = True) -> None:
-    """How much of a sentence is read, where a run is computed, and with which random numbers."""
-    from config import PRECISIONS
-
-    add = parser.add_argument
-    add("--max_sentence_len", type=int, help="cut sentences to this many tokens")
-    add("--seed", type=int, default=1337, help="seed of everything random")
-    add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
-    add("--use_gpu", action="store_true", help="insist on a GPU: CUDA, else MPS, else an error")
-    if has_precision:
-        what = "of the products; int8 is not for finetune"
-        add("--precision", choices=PRECISIONS, default=Default("fp32"), help=what)
-    add("--kernels", choices=("auto", "plain"), default="auto", help="the fastest here, or everything as it is written")
-
-
-def _add_generate_flags(parser: ArgumentParser) -> None:
-    add = parser.add_argument_group("generate").add_argument
-    add("--prompt", default=Default(PREFIX), metavar="TEXT", help="the text to continue")
-    each = "texts to continue, one a line, - for standard input; makes JSON lines, see --output"
-    add("--prompt_file", metavar="FILE", help=each)
-    add("--temperature", type=float, metavar="T", help="one text more, at T; with --prompt_file of all texts, else 0")
-    add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
-    add("--cuda_graphs", action="store_true", help="decode on CUDA through recorded graphs (untested on a GPU)")
-    add("--num_samples", type=int, default=1, help="how many texts to sample at temperature 1, decoded together")
-    add("--top_k", type=int, help="sample among the K most likely tokens only")
-    add("--top_p", type=float, help="sample among the most likely tokens that hold this probability together")
-    add("--epsilon", type=float, help="never sample a token less likely than this")
-    add("--min_p", type=float, help="never sample a token less likely than this share of the likeliest")
-    add("--repetition_penalty", type=float, help="above 1: tokens of the text are less likely, in every text")
-    add("--beam", type=int, metavar="N", help=BEAM)
-    add("--contrastive", type=number_and_count, metavar="ALPHA,K", help=CONTRASTIVE)
-    for name, temperature in (("low", 0), ("high", 1)):
-        file = Default(f"generated-sentence-temp-{temperature}.txt")
-        add(f"--generated_sentence_{name}_temp_out", default=file, help=f"text at temperature {temperature}")
-
-
-def add_classify_flags(parser: ArgumentParser, title: str = "finetune") -> Callable[..., Any]:
-    """How sentences are classified, and a classifier is trained. title: of the latter's group, whose `add` it gives."""
-    is_alone = title == "finetune"
-    add = parser.add_argument_group(title if is_alone else "prompt and finetune").add_argument
-    ending = "the name ends in {0}-prompting-output.txt, in {0}-finetuning-output.txt where it is fine-tuned, in "
-    ending += "{0}-lora-output.txt with --option lora, in {0}-advanced-output.txt where a method is used"
-    if is_alone:
-        ending = "the name ends in {0}-finetuning-output.txt, in {0}-advanced-output.txt where a method is used"
-    for split in ("dev", "test"):
-        add(f"--{split}_out", default=f"cfimdb-{split}-prompting-output.txt", help=ending.format(split))
-    add("--batch_size", type=int, default=8, help="sentences in a batch")
-    where = "advanced/README.md" if is_alone else "--list-methods"
-    add("--method", metavar="NAME[,NAME...]", action=Once, help=f"ways beyond the base, see {where}")
-    how = dict(nargs="+", action="extend", default=[])
-    add("--method-args", metavar="KEY=VALUE", help="arguments of the methods; or METHOD.KEY=VALUE", **how)
-
-    add = add if is_alone else parser.add_argument_group(title).add_argument
-    add("--epochs", type=int, default=5, help="passes over the training data")
-    add("--lr", type=float, default=2e-5, help="learning rate")
-    add("--hidden_dropout_prob", type=float, default=0.3, help="dropout before the classifier head")
-    add("--model_out", metavar="FILE", help="where the model is saved; else a name made of epochs and learning rate")
-    add("--no_train_eval", action="store_true", help="do not measure the accuracy on the training data (prints nan)")
-    add("--resume", action="store_true", help="go on after the last finished epoch of an interrupted run")
-    add("--shots", type=int, metavar="N", help="train on N sentences of each class alone, drawn with the seed")
-    add("--hold_out", type=float, metavar="SHARE", help=HOLD_OUT)
-    add("--log_dir", metavar="DIR", help="keep the figures of each step and epoch there, as JSON lines")
-    add("--html", metavar="FILE", help="at the end, write a page to look at the run and its model")
-    return add
-
-
-def _add_predict_flags(parser: ArgumentParser) -> None:
-    add = parser.add_argument_group("predict and perplexity").add_argument
-    add("--model", metavar="FILE", help="predict: what finetune has saved; it needs no other file")
-    add("--input", metavar="FILE", help="predict: a sentence a line, - for standard input; perplexity: a text")
-    lines = f"predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; else standard output"
-    add("--output", metavar="FILE", help=lines)
-    add("--probabilities", action="store_true", help="predict: label, probability of each label, sentence; with tabs")
-
-
-HOLD_OUT = "choose the epoch on this share of the training data, which is not trained on, in the place of dev"
-HELD_OUT = 0.1  # where a method chooses by a score, and nobody says otherwise
-BEAM = "the text at temperature 0 is the likeliest that a search with N beams finds; not with --contrastive"
-CONTRASTIVE = "the text at temperature 0 is made of the K likeliest tokens, and avoids by ALPHA (0 to 1) what is like "
-CONTRASTIVE += "the text so far; needs causal attention; not with --beam"
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: Any = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} is given twice; name several with a comma between them")
+        setattr(namespace, self.dest, values)
 
 
 def number_and_count(text: str) -> tuple[float, int]:
@@ -154,26 +52,240 @@ def number_and_count(text: str) -> tuple[float, int]:
         raise argparse.ArgumentTypeError("must be a number and a whole number, as in 0.6,5") from None
 
 
-class Once(argparse.Action):
-    """A flag of which the first one would be ignored if it were given twice."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: Any = None) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"{option} is given twice; name several with a comma between them")
-        setattr(namespace, self.dest, values)
+# ---------------------------------------------------------------------------------------------------- one declaration
 
 
-NEEDED = {"predict": ("model", "input"), "perplexity": ("input",)}
-INPUTS = {
-    "generate": ("pretrained_model_path", "tokenizer", "prompt_file"),
-    "prompt": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),
-    "finetune": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),
-    "lora": ("pretrained_model_path", "tokenizer", "train", "dev", "test", "label_names"),
-    "predict": ("model", "input"),
-    "perplexity": ("pretrained_model_path", "tokenizer", "input"),
-}
-HYPHENED = ("method_args", "label_names", "pretrained_model_path", "text_column", "label_column")
+class Range(NamedTuple):
+    """The values that a number may have, and the words for them. excludes: whether the ends themselves are outside."""
+
+    words: str
+    least: float
+    most: float = math.inf
+    excludes: tuple[bool, bool] = (False, False)
+
+    def holds(self, value: float) -> bool:
+        is_low = value < self.least or (self.excludes[0] and value == self.least)
+        is_high = value > self.most or (self.excludes[1] and value == self.most)
+        return not (is_low or is_high or value != value)  # NaN is unequal to itself
 
 
-def flag_name(name: str) -> str:
-    return "--" + (name.replace("_", "-") if name in HYPHENED else name)
+class PairOfRanges(NamedTuple):
+    """The same for two numbers with a comma between them."""
+
+    words: str
+    first: Range
+    second: Range
+
+    def holds(self, values: tuple[float, float]) -> bool:
+        return self.first.holds(values[0]) and self.second.holds(values[1])
+
+
+AT_LEAST_1 = Range("must be at least 1", 1)
+ABOVE_0 = Range("must be above 0 and finite", 0, excludes=(True, True))
+FROM_0_TO_1 = Range("must be from 0 to 1", 0, 1)
+BELOW_1 = Range("must be from 0 to below 1", 0, 1, excludes=(False, True))
+ALPHA_AND_K = PairOfRanges("ALPHA must be from 0 to 1, and K from 1 to 1000", FROM_0_TO_1, Range("", 1, 1000))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What the parser, `--help` and the checks know of a flag.
+
+    type: int, float, str, bool for a switch, or a function from text to value. choices, metavar, action, default: as
+    argparse has them; a `Default` is told apart from the same text that a user typed. options: those that it is for,
+    where others refuse it; empty: others leave it unread. reads: the options that read the file that it names.
+    needed_by: the options that cannot do without it. group: its heading in --help.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+    default: Any = None
+    within: Range | PairOfRanges | None = None
+    options: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    needed_by: tuple[str, ...] = ()
+    choices: tuple[str, ...] | None = None
+    metavar: str | None = None
+    action: Any = None
+    group: str = ""
+
+    @property
+    def dest(self) -> str:
+        """Its name among the parsed arguments."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    def add_to(self, parser: Any) -> None:
+        """parser: an `ArgumentParser`, or a group of one."""
+        settings = {"help": self.help, "default": self.default, "metavar": self.metavar, "type": self.type}
+        if self.type is bool:
+            settings = {"help": self.help, "action": "store_true"}
+        elif self.choices is not None:
+            settings = {"help": self.help, "default": self.default, "choices": self.choices}
+        elif self.action is not None:
+            settings = {"help": self.help, "default": self.default, "metavar": self.metavar, "action": self.action}
+            settings |= {"nargs": "+"} if self.action == "extend" else {}
+        parser.add_argument(self.name, **settings)
+
+    def is_given(self, args: Namespace) -> bool:
+        """Whether it has a value; 0 is one."""
+        value = getattr(args, self.dest, None)
+        return value is not None and value is not False and value != []
+
+    def check(self, args: Namespace) -> None:
+        """Raises `UserError` for a value that is not possible."""
+        value = getattr(args, self.dest, None)
+        if value is not None and self.within is not None and not self.within.holds(value):
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            raise UserError(f"{self.name} {shown}: {self.within.words}")
+
+
+# ------------------------------------------------------------------------------------------------------- all of them
+
+
+def _output_help(split: str) -> str:
+    return (
+        f"the name ends in {split}-prompting-output.txt, in {split}-finetuning-output.txt where it is fine-tuned, in "
+        f"{split}-lora-output.txt with --option lora, in {split}-advanced-output.txt where a method is used"
+    )
+
+
+GENERATE, CLASSIFY, TRAIN, PREDICT = "generate", "prompt and finetune", "finetune and lora", "predict and perplexity"
+COLUMN_HELP = f"in data files that end in {', '.join(FORMATS)}: the column of the {{}}s; {{}} if not given"
+LINES_HELP = f"predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; else standard output"
+CONTRASTIVE_HELP = (
+    "the text at temperature 0 is made of the K likeliest tokens, and avoids by ALPHA (0 to 1) what is like "
+    "the text so far; needs causal attention; not with --beam"
+)
+# the columns of this table are those of `Flag`, as far as one is set
+FLAGS = (
+    Flag("--option", "the task", choices=OPTIONS, default="generate"),
+    Flag("--train", f"training data, lines of 'LABEL{SEPARATOR}sentence'", default=Default("data/cfimdb-train.txt"),
+         reads=CLASSIFYING),
+    Flag("--dev", "development data", default=Default("data/cfimdb-dev.txt"), reads=CLASSIFYING),
+    Flag("--test", "test data", default="data/cfimdb-test.txt", reads=CLASSIFYING),
+    Flag("--label-names", "JSON list of label names", default=Default("data/cfimdb-label-mapping.json"),
+         reads=CLASSIFYING),
+    Flag("--text-column", COLUMN_HELP.format("text", Columns().text), metavar="NAME",
+         options=("generate", *CLASSIFYING, "predict")),
+    Flag("--label-column", COLUMN_HELP.format("label", Columns().label), metavar="NAME", options=CLASSIFYING),
+    Flag("--pretrained-model-path", "checkpoint to start from, or a Hugging Face directory, which is causal where "
+         "--attention says nothing", default=Default(DEFAULT_CHECKPOINT), reads=WITH_LLAMA),
+    Flag("--tokenizer", "SentencePiece model or tokenizer.json; else the checkpoint's own, else tokenizer.model",
+         options=WITH_LLAMA, reads=WITH_LLAMA),
+    Flag("--attention", "override what the checkpoint declares (nothing: bidirectional)", choices=ATTENTION_KINDS,
+         options=WITH_LLAMA),
+    Flag("--max_sentence_len", "cut sentences to this many tokens", int, within=AT_LEAST_1,
+         options=("generate", *CLASSIFYING)),
+    Flag("--seed", "seed of everything random", int, 1337, Range("must be from 0 to 2^32 - 1", 0, 2**32 - 1)),
+    Flag("--device", "where to compute", choices=("auto", "cpu", "cuda", "mps"), default="cpu"),
+    Flag("--use_gpu", "insist on a GPU: CUDA, else MPS, else an error", bool),
+    Flag("--precision", "of the products; int8 is not for finetune", choices=PRECISIONS, default=Default("fp32")),
+    Flag("--kernels", "the fastest here, or everything as it is written", choices=("auto", "plain"), default="auto"),
+    Flag("--shard", "under torchrun: split the model over the processes (FSDP)", bool),
+    Flag("--list-methods", "print what there is beyond the base, or what --method names", bool),
+    # generate
+    Flag("--prompt", "the text to continue", default=Default(PREFIX), metavar="TEXT", group=GENERATE),
+    Flag("--prompt_file", "texts to continue, one a line, - for standard input; makes JSON lines, see --output",
+         metavar="FILE", options=("generate",), reads=("generate",), group=GENERATE),
+    Flag("--temperature", "one text more, at T; with --prompt_file of all texts, else 0", float, metavar="T",
+         within=Range("must be at least 0 and finite", 0, excludes=(False, True)), options=("generate",),
+         group=GENERATE),
+    Flag("--max_new_tokens", "how many tokens to add", int, 75, AT_LEAST_1, group=GENERATE),
+    Flag("--cuda_graphs", "decode on CUDA through recorded graphs (untested on a GPU)", bool, group=GENERATE),
+    Flag("--num_samples", "how many texts to sample at temperature 1, decoded together", int, 1,
+         Range("must be from 1 to 2^16 - 1", 1, 2**16 - 1), group=GENERATE),
+    Flag("--top_k", "sample among the K most likely tokens only", int, within=AT_LEAST_1, group=GENERATE),
+    Flag("--top_p", "sample among the most likely tokens that hold this probability together", float,
+         within=Range("must be above 0 and at most 1", 0, 1, excludes=(True, False)), group=GENERATE),
+    Flag("--epsilon", "never sample a token less likely than this", float, within=BELOW_1, group=GENERATE),
+    Flag("--min_p", "never sample a token less likely than this share of the likeliest", float, within=FROM_0_TO_1,
+         group=GENERATE),
+    Flag("--repetition_penalty", "above 1: tokens of the text are less likely, in every text", float, within=ABOVE_0,
+         group=GENERATE),
+    Flag("--beam", "the text at temperature 0 is the likeliest that a search with N beams finds; not with "
+         "--contrastive", int, metavar="N", within=Range("must be from 1 to 1000", 1, 1000), options=("generate",),
+         group=GENERATE),
+    Flag("--contrastive", CONTRASTIVE_HELP, number_and_count, metavar="ALPHA,K", within=ALPHA_AND_K,
+         options=("generate",), group=GENERATE),
+    Flag("--generated_sentence_low_temp_out", "text at temperature 0", default=Default("generated-sentence-temp-0.txt"),
+         group=GENERATE),
+    Flag("--generated_sentence_high_temp_out", "text at temperature 1",
+         default=Default("generated-sentence-temp-1.txt"), group=GENERATE),
+    Flag("--question", f"prompt: what is asked after a sentence, in the place of {QUESTION!r}", metavar="TEMPLATE",
+         options=("prompt",)),
+    # prompt, finetune, lora
+    Flag("--dev_out", _output_help("dev"), default="cfimdb-dev-prompting-output.txt", group=CLASSIFY),
+    Flag("--test_out", _output_help("test"), default="cfimdb-test-prompting-output.txt", group=CLASSIFY),
+    Flag("--batch_size", "sentences in a batch", int, 8, Range("must be from 1 to 2^31 - 1", 1, 2**31 - 1),
+         group=CLASSIFY),
+    Flag("--method", "ways beyond the base, see --list-methods", metavar="NAME[,NAME...]", action=Once,
+         options=("prompt", "finetune"), group=CLASSIFY),
+    Flag("--method-args", "arguments of the methods; or METHOD.KEY=VALUE", metavar="KEY=VALUE", action="extend",
+         default=[], options=("prompt", "finetune"), group=CLASSIFY),
+    Flag("--epochs", "passes over the training data", int, 5, AT_LEAST_1, group=TRAIN),
+    Flag("--lr", "learning rate", float, 2e-5, ABOVE_0, group=TRAIN),
+    Flag("--hidden_dropout_prob", "dropout before the classifier head", float, 0.3, BELOW_1, group=TRAIN),
+    Flag("--model_out", "where the model is saved; else a name made of epochs and learning rate", metavar="FILE",
+         options=TRAINING, group=TRAIN),
+    Flag("--no_train_eval", "do not measure the accuracy on the training data (prints nan)", bool, group=TRAIN),
+    Flag("--resume", "go on after the last finished epoch of an interrupted run", bool, group=TRAIN),
+    Flag("--shots", "train on N sentences of each class alone, drawn with the seed", int, metavar="N",
+         within=AT_LEAST_1, options=TRAINING, group=TRAIN),
+    Flag("--hold_out", "choose the epoch on this share of the training data, which is not trained on, in the place of "
+         "dev", float, metavar="SHARE", within=BELOW_1, options=TRAINING, group=TRAIN),
+    Flag("--log_dir", "keep the figures of each step and epoch there, as JSON lines", metavar="DIR", options=TRAINING,
+         group=TRAIN),
+    Flag("--html", "at the end, write a page to look at the run and its model", metavar="FILE", options=TRAINING,
+         group=TRAIN),
+    Flag("--lora_rank", "lora: the rank of an update; 4 if not given", int,
+         within=Range("must be from 1 to 2^16", 1, 2**16), options=("lora",), group=TRAIN),
+    Flag("--lora_alpha", "lora: updates are scaled by this / rank; 1.0 if not given", float, within=ABOVE_0,
+         options=("lora",), group=TRAIN),
+    # predict, perplexity
+    Flag("--model", "predict: what finetune has saved; it needs no other file", metavar="FILE", options=("predict",),
+         reads=("predict",), needed_by=("predict",), group=PREDICT),
+    Flag("--input", "predict: a sentence a line, - for standard input; perplexity: a text", metavar="FILE",
+         options=("predict", "perplexity"), reads=("predict", "perplexity"), needed_by=("predict", "perplexity"),
+         group=PREDICT),
+    Flag("--output", LINES_HELP, metavar="FILE", options=("predict", "generate"), group=PREDICT),
+    Flag("--probabilities", "predict: label, probability of each label, sentence; with tabs", bool,
+         options=("predict",), group=PREDICT),
+)  # fmt: skip
+
+
+def add_flags(parser: ArgumentParser, flags: tuple[Flag, ...]) -> None:
+    """Add them in their order, each under its heading."""
+    groups: dict[str, Any] = {"": parser}
+    for flag in flags:
+        if flag.group not in groups:
+            groups[flag.group] = parser.add_argument_group(flag.group)
+        flag.add_to(groups[flag.group])
+
+
+def flags_named(*names: str, **changes: Any) -> tuple[Flag, ...]:
+    """The flags of these names, in this order; changes: other values for the fields of each."""
+    by_name = {flag.name: flag for flag in FLAGS}
+    return tuple(replace(by_name[f"--{name}"], **changes) for name in names)
+
+
+def get_args(argv: list[str] | None = None) -> Namespace:
+    """Parse the command line. Raises `UserError` for an unknown flag or a value of the wrong type."""
+    parser = ArgumentParser(description="Llama 2: generate text, classify zero-shot, fine-tune a classifier.")
+    add_flags(parser, FLAGS)
+    return parser.parse_args(argv)
+
+
+def inputs_of(option: str) -> tuple[str, ...]:
+    """The names, among the parsed arguments, of the files that an option reads."""
+    return tuple(flag.dest for flag in FLAGS if option in flag.reads)
+
+
+def needed_of(option: str) -> tuple[str, ...]:
+    """The same of the files that an option cannot do without."""
+    return tuple(flag.dest for flag in FLAGS if option in flag.needed_by)
+
+
+def flag_name(dest: str) -> str:
+    """How the flag of an argument is typed."""
+    return next((flag.name for flag in FLAGS if flag.dest == dest), f"--{dest}")

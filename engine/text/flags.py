@@ -3,57 +3,51 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.flags import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags, flags_named
 from engine.metrics import check_folder
-from engine.programs import check_writable
+from engine.programs import ArgumentParser, check_writable
 from utils import UserError, atomic_write, find_asset, warn
 
 Row = dict[str, Any]  # the figures of one measurement
 NO_SETTINGS = ("out", "resume", "tokenizer", "log_dir")  # flags that do not tell how a model was made
 
 
+TEXT_FLAGS = (
+    Flag("--epochs", "passes over the text", float, 4.0, ABOVE_0),
+    Flag("--lr", "the highest learning rate; for --init a tenth of it is a good start", float, 3e-3, ABOVE_0),
+    Flag("--warmup", "the share of all steps in which the rate rises", float, 0.05, BELOW_1),
+    Flag("--batch_size", "rows in a batch", int, 16, Range("must be at least 1 and at most 65536", 1, 2**16)),
+    Flag("--length", "tokens in a row", int, 256, Range("must be at least 2", 2)),
+    Flag("--weight_decay", "of the matrices", float, 0.1,
+         Range("must be at least 0 and finite", 0, excludes=(False, True))),
+    Flag("--clip", "the largest norm of all gradients together", float, 1.0, ABOVE_0),
+    Flag("--held_out", "the share of the documents that is not trained on", float, 0.02,
+         Range("must be above 0 and below 1", 0, 1, excludes=(True, True))),
+    Flag("--every", "about how many steps between two measurements, and resume points", int, 100, AT_LEAST_1),
+    *flags_named("seed", help="of everything random"),
+    *flags_named("device"),
+    Flag("--resume", "go on after the last measurement of an interrupted run", bool),
+    Flag("--log_dir", "keep the figures of each step there, as JSON lines", metavar="DIR"),
+)  # fmt: skip
+
+
 def add_text_flags(parser: ArgumentParser) -> None:
     """All but --out, --init, --precision and the shape of a new model."""
-    add = parser.add_argument
-    add("--text", nargs="+", required=True, metavar="FILE", help="texts, or data files, whose labels are dropped")
-    add("--epochs", type=float, default=4.0, help="passes over the text")
-    add("--lr", type=float, default=3e-3, help="the highest learning rate; for --init a tenth of it is a good start")
-    add("--warmup", type=float, default=0.05, help="the share of all steps in which the rate rises")
-    add("--batch_size", type=int, default=16, help="rows in a batch")
-    add("--length", type=int, default=256, help="tokens in a row")
-    add("--weight_decay", type=float, default=0.1, help="of the matrices")
-    add("--clip", type=float, default=1.0, help="the largest norm of all gradients together")
-    add("--held_out", type=float, default=0.02, help="the share of the documents that is not trained on")
-    add("--every", type=int, default=100, help="about how many steps between two measurements, and resume points")
-    add("--seed", type=int, default=1337, help="of everything random")
-    add("--device", choices=("auto", "cpu", "cuda", "mps"), default="cpu", help="where to compute")
-    add("--resume", action="store_true", help="go on after the last measurement of an interrupted run")
-    add("--log_dir", metavar="DIR", help="keep the figures of each step there, as JSON lines")
+    what = "texts, or data files, whose labels are dropped"
+    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=what)
+    add_flags(parser, TEXT_FLAGS)
 
 
 def check_text_flags(args: Namespace) -> None:
     """Raises `UserError` naming the flag; turns the names of texts into paths."""
-    wanted = {
-        "epochs": (0 < args.epochs < math.inf, "above 0 and finite"),
-        "lr": (0 < args.lr < math.inf, "above 0 and finite"),
-        "warmup": (0 <= args.warmup < 1, "from 0 to below 1"),
-        "batch_size": (1 <= args.batch_size <= 2**16, "at least 1 and at most 65536"),
-        "length": (args.length >= 2, "at least 2"),
-        "weight_decay": (0 <= args.weight_decay < math.inf, "at least 0 and finite"),
-        "clip": (0 < args.clip < math.inf, "above 0 and finite"),
-        "held_out": (0 < args.held_out < 1, "above 0 and below 1"),
-        "every": (args.every >= 1, "at least 1"),
-        "seed": (0 <= args.seed < 2**32, "from 0 to 2^32 - 1"),
-    }
-    for name, (fits, what) in wanted.items():
-        if not fits:
-            raise UserError(f"--{name} {getattr(args, name)}: must be {what}")
+    for flag in TEXT_FLAGS:
+        flag.check(args)
     if args.log_dir is not None:
         check_folder(args.log_dir, args.resume)
     args.text = [found("text", name) for name in args.text]
