@@ -38,9 +38,10 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
     splits, label_names = read_data(args)
     llama, tokenizer = load_llama(args)
     texts = [example.sentence for example in splits.pop("train", ())]
-    where = dict(question=args.question, compute=compute, distributed=distributed)
     with naming_the_flag():
-        model = assemble_zero_shot(llama, tokenizer, label_names, args.methods, texts=texts, **where)
+        model = assemble_zero_shot(
+            llama, tokenizer, label_names, args.methods, texts, args.question, compute, distributed
+        )
     if remark := getattr(model, "remark", ""):
         print(remark)
     datasets = encode(args, splits, tokenizer, model)

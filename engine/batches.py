@@ -57,13 +57,12 @@ class Sentences(Dataset):
         """Batches in file order, or in an order drawn from PyTorch's global random generator.
 
         bucket: sentences of like length together, so that little is padding. For models whose predictions do
-        not depend on the batch. pin_memory: for CUDA, which copies from such memory without making anybody wait.
+        not depend on the batch. pin_memory: for CUDA, which copies from such memory while the program goes on.
         """
-        how = dict(collate_fn=self.collate_fn, pin_memory=pin_memory)
         if bucket:
             batches = LengthBuckets([len(ids) for ids in self.token_ids], batch_size, shuffle)
-            return DataLoader(self, batch_sampler=batches, **how)
-        return DataLoader(self, batch_size=batch_size, shuffle=shuffle, **how)
+            return DataLoader(self, batch_sampler=batches, collate_fn=self.collate_fn, pin_memory=pin_memory)
+        return DataLoader(self, batch_size, shuffle, collate_fn=self.collate_fn, pin_memory=pin_memory)
 
 
 class LengthBuckets(Sampler[list[int]]):

@@ -117,15 +117,16 @@ class Flag:
 
     def add_to(self, parser: Any) -> None:
         """parser: an `ArgumentParser`, or a group of one."""
-        settings = {"help": self.help, "default": self.default, "metavar": self.metavar, "type": self.type}
         if self.type is bool:
-            settings = {"help": self.help, "action": "store_true"}
-        elif self.choices is not None:
-            settings = {"help": self.help, "default": self.default, "choices": self.choices}
-        elif self.action is not None:
-            settings = {"help": self.help, "default": self.default, "metavar": self.metavar, "action": self.action}
-            settings |= {"nargs": "+"} if self.action == "extend" else {}
-        parser.add_argument(self.name, **settings)
+            parser.add_argument(self.name, action="store_true", help=self.help)
+            return
+        wanted = {"choices": self.choices, "metavar": self.metavar, "action": self.action}
+        if self.type is not str:  # which would turn a `Default` into plain text
+            wanted["type"] = self.type
+        if self.action == "extend":
+            wanted["nargs"] = "+"
+        given = {name: value for name, value in wanted.items() if value is not None}
+        parser.add_argument(self.name, help=self.help, default=self.default, **given)
 
     def is_given(self, args: Namespace) -> bool:
         """Whether it has a value; 0 is one."""

@@ -160,10 +160,11 @@ def _keep_standard_streams() -> None:
         if stream is None:
             stream = open(("stdout", "stderr").index(name) + 1, "w", encoding="utf-8", closefd=False)
         if type(stream) is io.TextIOWrapper:  # not a test's, or a notebook's
-            how = dict(encoding=stream.encoding, line_buffering=stream.line_buffering)
-            how |= dict(write_through=stream.write_through)  # which `python -u` asks for
-            # a text may hold letters that the terminal cannot show
-            stream = _PatientStream(stream.detach(), errors="backslashreplace", **how)
+            encoding, buffering, through = stream.encoding, stream.line_buffering, stream.write_through
+            # a text may hold letters that the terminal cannot show; `python -u` asks for `write_through`
+            stream = _PatientStream(
+                stream.detach(), encoding, "backslashreplace", line_buffering=buffering, write_through=through
+            )
         setattr(sys, name, stream)
 
 

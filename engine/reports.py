@@ -133,11 +133,12 @@ def print_report(split: str, result: Evaluation, label_names: list[str]) -> None
 
     if split == "test" and not result.has_gold_labels:
         return
-    classes = list(range(len(label_names)))
-    scoring = dict(y_true=result.labels, y_pred=result.predictions, labels=classes, zero_division=0)
+    gold, predicted, classes = result.labels, result.predictions, list(range(len(label_names)))
     print(f"\n{split}, per class:")
-    print(classification_report(**scoring, target_names=label_names, digits=3).rstrip())
-    print(f"{split} macro-F1 :: {f1_score(**scoring, average='macro'):.3f}")
+    table = classification_report(gold, predicted, labels=classes, target_names=label_names, digits=3, zero_division=0)
+    print(table.rstrip())
+    macro_f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
+    print(f"{split} macro-F1 :: {macro_f1:.3f}")
     print(f"{split} majority-class acc :: {result.majority_accuracy:.3f}")
 
 

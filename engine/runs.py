@@ -81,7 +81,6 @@ def assemble_zero_shot(
     tokenizer: Tokenizer,
     label_names: Sequence[str],
     methods: Sequence[tuple[str, Any]] = (),
-    *,
     texts: Sequence[str] | None = None,
     question: str | None = None,
     compute: ComputeSettings | None = None,

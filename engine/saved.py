@@ -143,8 +143,8 @@ def loader_of(
     dataset: Sentences, config: Any, batch_size: int, device: torch.device, *, shuffle: bool = False
 ) -> DataLoader:
     """Batches as the model and its device want them."""
-    how = dict(bucket=config.ignores_padding, pin_memory=device.type == "cuda")
-    return dataset.loader(batch_size, shuffle=shuffle, **how)
+    pin_memory = device.type == "cuda"
+    return dataset.loader(batch_size, shuffle=shuffle, bucket=config.ignores_padding, pin_memory=pin_memory)
 
 
 class Prediction(NamedTuple):

@@ -175,8 +175,8 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     train = create_data(path_of(trial.data, "train"), len(names))
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
     texts = [example.sentence for example in train]
-    how = dict(texts=texts, compute=compute._replace(precision=settings["precision"]))
-    asked = assemble_zero_shot(llama, tokenizer, names, methods, **how)
+    precise = compute._replace(precision=settings["precision"])
+    asked = assemble_zero_shot(llama, tokenizer, names, methods, texts, compute=precise)
     sample = random.Random(trial.seed).sample(train, min(TUNING_SAMPLE, len(train)))
     if trial.phase == "tune":
         return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, compute))["macro_f1"]}
