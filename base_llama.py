@@ -100,7 +100,7 @@ class AttentionContext(NamedTuple):
 class KVCache:
     """The keys and values that a causal model has computed so far, so that every token is computed once.
 
-    It belongs to whoever generates; the model keeps no state. The buffers are made once, for `max_len` positions.
+    It belongs to the generator; the model keeps no state. The buffers are made once, for `max_len` positions.
     All rows hold the same number of positions; shorter texts begin with padding, `pad` tokens in each row (b).
     Raises `ValueError` for a bidirectional model, where every token changes what was computed before it.
     """
@@ -135,7 +135,7 @@ class KVCache:
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
-        if self.keys is None:  # whoever computes the first key knows what the buffers must hold
+        if self.keys is None:  # the first key says which number format the buffers need
             self.keys, self.values = (torch.zeros(self.shape, dtype=key.dtype, device=key.device) for _ in range(2))
         start = self.length - key.shape[2]
         self.keys[layer_id, :, :, start : self.length] = key
@@ -159,7 +159,7 @@ class KVCache:
 def causal_mask(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
     """Which keys a query may see in a causal model: True where it may. The last query sees every key.
 
-    Returns a bool tensor of shape (query_len, key_len), the same one for all layers: nobody may write to it.
+    Returns a bool tensor of shape (query_len, key_len), the same one for all layers: do not write to it.
     """
     with torch.inference_mode(False):  # as the tables of rope.py
         mask = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
@@ -167,7 +167,7 @@ def causal_mask(query_len: int, key_len: int, device: torch.device | None = None
 
 
 def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
-    """`causal_mask` for rows that begin with padding: nobody sees it, but a padding position sees itself.
+    """`causal_mask` for rows that begin with padding, which only a padding position itself sees.
 
     (A query that sees nothing at all would come out of the softmax as NaN, and spread.)
     pad: b, how many padding tokens each row begins with. Returns bool b 1 s t.

@@ -83,7 +83,7 @@ class LlamaEmbeddingClassifier(nn.Module):
         self.num_labels = config.num_labels
         self.pad_id = getattr(config, "pad_id", PAD_ID)
         self.llama = (llama or _load_llama(config)).requires_grad_(config.option != "pretrain")
-        if not self.llama.config.tied:  # nobody asks for a next token
+        if not self.llama.config.tied:  # no next token is predicted
             self.llama.output.requires_grad_(False)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.classifier_head = nn.Linear(self.llama.config.dim, self.num_labels)

@@ -71,7 +71,7 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
         for prediction in predictions:
             file.write(line_of(prediction, args.probabilities))
             count, too_long = count + 1, too_long + prediction.is_too_long
-            if not getattr(file, "has_reader", True):  # nobody wants the rest
+            if not getattr(file, "has_reader", True):  # the reader has gone
                 break
     warn_of_long_sentences(too_long, saved.config)
     if args.output is not None:

@@ -29,7 +29,7 @@ class Tokenizer:
 
     @classmethod
     def from_bytes(cls, model: bytes, max_len: int | None = None, path: str = "tokenizer") -> Tokenizer:
-        """The tokenizer of a SentencePiece model that somebody has read. path: what errors call it."""
+        """The tokenizer of a SentencePiece model, given as bytes. path: names it in errors."""
         tokenizer = cls.__new__(cls)
         tokenizer._load(model, max_len, path)
         return tokenizer

@@ -120,7 +120,7 @@ TEMPORARY = ".minllama-"  # how the names of temporary files begin; then host, p
 def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     """Open a temporary file beside `path` and rename it to `path` when the block ends without an exception.
 
-    Whoever reads `path` sees the old file or the whole new one, never a half. Text is UTF-8 with `\\n` line ends on
+    A reader of `path` sees the old file or the whole new one, never a half. Text is UTF-8 with `\\n` line ends on
     every platform. Raises `OSError` as `open` does, naming `path`; the temporary file is removed whatever happens, or,
     where this process is killed, by the next one that writes there.
     """
@@ -166,7 +166,7 @@ def is_running(number: int) -> bool:
         os.kill(number, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # of another user
         return True
     return True
 

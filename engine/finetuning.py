@@ -149,7 +149,7 @@ def name_of(entry: str) -> str:
 
 
 def look_at(args: Namespace, run: Run, checkpointer: Checkpointer, history: list[EpochResult], held: ExitStack) -> Any:
-    """What keeps figures of the run and makes a page of them; None where nobody has asked. held: closes its files."""
+    """The report of this run, for --log_dir and --html; None without both. held: closes its files."""
     if args.log_dir is None and args.html is None:
         return None
     finetuned = import_part("explore.finetuned", "--log_dir and --html")

@@ -110,7 +110,7 @@ def continue_each(args: Namespace, compute: ComputeSettings) -> None:
             said = {"prompt": prompt, "temperature": temperature, "text": text}
             file.write(f"{json.dumps(said, ensure_ascii=False)}\n")
             count += 1
-            if not getattr(file, "has_reader", True):  # nobody wants the rest
+            if not getattr(file, "has_reader", True):  # the reader has gone
                 break
     if args.output is not None:
         print(f"wrote {count} texts to {args.output}")

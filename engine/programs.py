@@ -63,7 +63,7 @@ def run_main(main: Callable[[], int | None]) -> int:
 
     A `UserError`, a file-system error, a memory that is too small and an absent module become one line on standard
     error and status 2, an interrupt one line and status 130. Anything else is a defect of the program and keeps its
-    traceback. Work goes on where nobody reads what is printed (`| head -1`, `>&-`).
+    traceback. Work goes on when no program reads the output (`| head -1`, `>&-`).
     """
     _keep_standard_streams()
     status = 2
@@ -150,7 +150,7 @@ class _PatientStream(io.TextIOWrapper):
 
 
 def _keep_standard_streams() -> None:
-    """Make standard output and error writable for as long as the program runs, whoever listens."""
+    """Make standard output and error writable for as long as the program runs, even without a reader."""
     # a closed one would be the next file that is opened, and take whatever a library prints
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)

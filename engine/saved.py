@@ -40,7 +40,7 @@ class SavedRun:
     """What a prediction needs besides the model, and what is known of how it came about.
 
     batch_size, precision: those that it was judged with. prompt_suffix: what follows every sentence, if anything does.
-    identity: of the run, see `Plan.identity`; epoch, dev_score: of the model. None or empty where nobody trained it.
+    identity: of the run, see `Plan.identity`; epoch, dev_score: of the model. None or empty for a classifier that was not trained.
     """
 
     label_names: tuple[str, ...]

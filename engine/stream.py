@@ -113,7 +113,7 @@ def _pieces_of(path: str) -> Iterator[bytes | None]:
         if not piece:
             return
         yield piece
-        if time.monotonic() - last >= PATIENCE:  # somebody waits for answers also where lines come steadily
+        if time.monotonic() - last >= PATIENCE:  # answers come in time, also where lines arrive steadily
             last = time.monotonic()
             yield None
 

@@ -1,4 +1,4 @@
-"""The formats and editions of the course: what a line says is the same to whoever reads it."""
+"""The formats and editions of the course: what a line says is the same to all programs."""
 
 import hashlib
 import re

@@ -79,7 +79,7 @@ def paced(args: Namespace) -> Method:
 class TextSaver(Checkpointer):
     """What lies beside the model is written with the first one: nothing is there while nothing has been learned.
 
-    Raises `UserError` where somebody else has made one of the files since the run began.
+    Raises `UserError` where another program has made one of the files since the run began.
     """
 
     has_saved: bool = False

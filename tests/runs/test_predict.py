@@ -263,7 +263,7 @@ def test_a_steady_stream_is_answered(saved: Path):
 
         threading.Thread(target=write, daemon=True).start()
         assert process.stdout.readline().endswith(b"a film\n")
-        process.stdout.close()  # nobody wants more: it ends, although more comes
+        process.stdout.close()  # the reader has gone: it ends, although more comes
         assert process.wait(timeout=60) == 0
 
 
