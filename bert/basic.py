@@ -15,6 +15,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from bert.categories import category
@@ -96,21 +97,13 @@ def without_accents(characters: Iterator[tuple[str, int]]) -> Iterator[tuple[str
 
 def in_canonical_order(characters: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """What each character is made of, and whether that is its first part. Marks on one letter are sorted by class."""
-    marks: list[tuple[str, bool]] = []
-    for char in characters:
-        for number, part in enumerate(decomposed(char)):
-            if unicodedata.combining(part):
-                marks.append((part, number == 0))
-                continue
-            if marks:
-                yield from sorted(marks, key=_combining_class)
-                marks.clear()
-            yield part, number == 0
-    yield from sorted(marks, key=_combining_class)
 
+    def combining_class(part: tuple[str, bool]) -> int:
+        return unicodedata.combining(part[0])  # 0 of a letter
 
-def _combining_class(part: tuple[str, bool]) -> int:
-    return unicodedata.combining(part[0])
+    parts = ((part, number == 0) for char in characters for number, part in enumerate(decomposed(char)))
+    for _, neighbours in groupby(parts, key=lambda part: combining_class(part) > 0):
+        yield from sorted(neighbours, key=combining_class)
 
 
 def lowered(characters: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.basic import Word, words
+from convert.directory import TOKENIZER_CONFIG, VOCABULARY
 from utils import UserError, atomic_write, read_text, short_repr, warn
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUED = "##"
 LONGEST_WORD = 100  # characters; a longer one is not cut up but unknown
 CLOSING = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # written without a space before them
-VOCABULARY, TOKENIZER_SETTINGS = "vocab.txt", "tokenizer_config.json"
 THEIR_NAMES = {  # of the tokenizer's settings in that file
     "lower_case": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -91,7 +91,7 @@ class WordPiece:
     def save(self, folder: str | os.PathLike) -> None:
         """Write `vocab.txt`, and beside it the settings from which transformers makes the same tokenizer."""
         # the vocabulary last: where it stands alone, it is taken for an uncased one
-        with atomic_write(Path(folder, TOKENIZER_SETTINGS)) as file:
+        with atomic_write(Path(folder, TOKENIZER_CONFIG)) as file:
             told = {THEIR_NAMES[name]: value for name, value in self._told.items()}
             file.write(json.dumps({"tokenizer_class": "BertTokenizer", **told}) + "\n")
         with atomic_write(Path(folder, VOCABULARY)) as file:

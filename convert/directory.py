@@ -26,6 +26,7 @@ WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read, as one file
 INDEX_ENDING = ".index.json"  # after either name: which of several files holds which tensor
 TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
+BESIDE_BERT = (CONFIG, VOCABULARY, TOKENIZER_CONFIG)  # what is written beside the weights of a BERT
 FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `engine.families`
 MOST_SETTINGS = 2**23  # bytes of a JSON file: a damaged one must not fill the memory
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces, SentencePiece's numbers too
-SPACE = "\u2581"
-NEVER = -1e11  # the score of a piece that no pair becomes: llama2.c merges to scores above -1e10
+SPACE_PIECE = "\u2581"
+NEVER_MERGED = -1e11  # the score of a piece that no pair becomes: llama2.c merges to scores above -1e10
 
 
 class Vocabulary(NamedTuple):
@@ -37,7 +37,7 @@ class Vocabulary(NamedTuple):
         more = range(len(self.pieces), size)
         return self._replace(
             pieces=[*self.pieces, *(f"<unused {token}>" for token in more)],
-            scores=[*self.scores, *(NEVER for _ in more)],
+            scores=[*self.scores, *(NEVER_MERGED for _ in more)],
             types=[*self.types, *(UNUSED for _ in more)],
         )
 
@@ -66,7 +66,7 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
         raise UserError(f"{path} has pieces that are never cut, as {never_cut}; other programs find them otherwise")
     if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
-    adds_space = model.encode("a", out_type=str)[0].startswith(SPACE)
+    adds_space = model.encode("a", out_type=str)[0].startswith(SPACE_PIECE)
     return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
 
 
@@ -100,10 +100,10 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
     framed = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     second = [{**part, next(iter(part)): {**next(iter(part.values())), "type_id": 1}} for part in framed]
     second[1]["Sequence"]["id"] = "B"
-    with_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    prepended = [{"type": "Prepend", "prepend": SPACE}] if vocabulary.adds_space else []
+    with_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_PIECE}
+    prepended = [{"type": "Prepend", "prepend": SPACE_PIECE}] if vocabulary.adds_space else []
     stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.adds_space else []
-    without = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    without = {"type": "Replace", "pattern": {"String": SPACE_PIECE}, "content": " "}
     return {
         "version": "1.0",
         "truncation": None,

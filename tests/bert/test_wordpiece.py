@@ -92,13 +92,6 @@ def test_fuzzed_texts_equal(pair: tuple, seed: int):
     assert_equal(*pair, [odd_text(rng) for _ in range(700)])
 
 
-@pytest.mark.slow
-def test_many_fuzzed_texts_equal(pair: tuple):
-    rng = random.Random(99)
-    for _ in range(100):
-        assert_equal(*pair, [odd_text(rng) for _ in range(1000)])
-
-
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
 def real_pair(request: pytest.FixtureRequest) -> tuple[WordPiece, object]:
     """Of a real vocabulary, whose pieces make a word of most things, so that fewer tokens hide behind [UNK]."""
@@ -107,10 +100,11 @@ def real_pair(request: pytest.FixtureRequest) -> tuple[WordPiece, object]:
 
 
 @pytest.mark.slow
-def test_many_fuzzed_texts_equal_with_a_real_vocabulary(real_pair: tuple):
-    rng = random.Random(7)
+@pytest.mark.parametrize(("vocabulary", "seed"), [("pair", 99), ("real_pair", 7)])
+def test_many_fuzzed_texts_equal(request: pytest.FixtureRequest, vocabulary: str, seed: int):
+    ours_and_theirs, rng = request.getfixturevalue(vocabulary), random.Random(seed)
     for _ in range(100):
-        assert_equal(*real_pair, [odd_text(rng) for _ in range(1000)])
+        assert_equal(*ours_and_theirs, [odd_text(rng) for _ in range(1000)])
 
 
 @pytest.mark.slow

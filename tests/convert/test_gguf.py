@@ -12,10 +12,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import sentencepiece
 import torch
 from conftest import SENTENCES, random_llama, save_checkpoint
-from conversions import BUNDLED, run_convert, vocabulary_in
+from conversions import BUNDLED, run_convert, run_module, trained_vocabulary, vocabulary_in
 from error_helpers import ROOT, check_one_error, refused, snapshot
 
 from convert import gguf as convert_gguf
@@ -223,12 +222,6 @@ def test_llama_cpp_reads_text_as_we_do(llama_cpp: ModuleType, tmp_path: Path):
 # ------------------------------------------------------------------------------------------------- bad input
 
 
-def run_module(*flags: object, cwd: Path) -> subprocess.CompletedProcess:
-    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('convert', run_name='__main__')"
-    command = [sys.executable, "-c", code, *map(str, flags)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8")
-
-
 def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     done = run_module(tiny_checkpoint, "out.gguf", "--to", "gguf", cwd=tmp_path)
@@ -291,11 +284,7 @@ def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, t
     ("settings", "words"), [({"model_type": "unigram"}, "BPE"), ({"byte_fallback": False}, "byte")]
 )
 def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tmp_path: Path):
-    kind = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, **settings}
-    how = dict(model_prefix=str(tmp_path / "other"), hard_vocab_limit=False, minloglevel=2, **kind)
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), **how)
-    model = Tokenizer(tokenizer_model=tmp_path / "other.model").sp_model
-    refused(words, read_vocabulary, model, "other.model")
+    refused(words, read_vocabulary, trained_vocabulary(tmp_path, **settings).sp_model, "other.model")
 
 
 @pytest.mark.parametrize(
