@@ -59,7 +59,7 @@ def answer(args: Namespace, compute: ComputeSettings) -> None:
 
 
 def answering_model(args: Namespace) -> tuple[BertForQuestionAnswering, WordPiece]:
-    """Raises `UserError` for a directory without a trained head: it would answer at random."""
+    """The model and the tokenizer of --pretrained-model-path. Raises `UserError` if it has no trained head."""
     model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
     if new:
         raise UserError(f"{args.pretrained_model_path} has no head for answers; train one with --train and --model_out")

@@ -23,7 +23,7 @@ from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, stat
 from utils import UserError, join_names, short_repr, shorten, warn
 
 SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
-TIED_DECODER, TOKEN_EMBEDDINGS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
+DECODER, TOKEN_EMBEDDINGS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
 
 
 def load_pretrained(path: str | os.PathLike) -> Bert:
@@ -49,8 +49,8 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     encoder, stored = _load_encoder(path, layout, settings)
     model = make(encoder)
     own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEAD_PARTS}
-    if any(_part(name) == _part(TIED_DECODER) for name in stored):
-        stored.setdefault(TIED_DECODER, encoder.state_dict()[TOKEN_EMBEDDINGS])
+    if any(_part(name) == _part(DECODER) for name in stored):
+        stored.setdefault(DECODER, encoder.state_dict()[TOKEN_EMBEDDINGS])
     new, found, wrong = [], {}, []
     for part in sorted({_part(name) for name in own}):
         wanted, there = ({name: t for name, t in state.items() if _part(name) == part} for state in (own, stored))
@@ -59,11 +59,7 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
             found |= there
         else:
             new.append(part)
-    if (
-        not wrong
-        and TIED_DECODER in found
-        and not are_equal(found[TIED_DECODER].to(own[TIED_DECODER].dtype), own[TIED_DECODER])
-    ):
+    if not wrong and DECODER in found and not are_equal(found[DECODER].to(own[DECODER].dtype), own[DECODER]):
         wrong.append("the decoder of masked tokens differs from the token embeddings, to which this model ties it")
     if wrong:
         raise UserError(f"{path} does not fit its head: {layout.in_their_words(join_names(wrong))}")
@@ -92,7 +88,7 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> WordPiece:
-    """A tokenizer of a `vocab.txt`. lower_case: else all that `tokenizer_config.json` beside it says.
+    """A tokenizer of a `vocab.txt`. lower_case: None: take all settings from the `tokenizer_config.json` beside it.
 
     Raises `UserError` as `WordPiece.from_file`.
     """

@@ -72,7 +72,7 @@ class BertAttention(nn.Module):
     def compute_query_key_value_scores(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """softmax(q k^T / sqrt(d)) v. query, key, value: b h s d -> b h s d. mask: b 1 1 t, true where one may look."""
+        """softmax(q k^T / sqrt(d)) v. query, key, value: b h s d -> b h s d. mask: b 1 1 t, true at real tokens."""
         scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)  # b h s t
         scores = scores.float()
         if mask is not None:  # the lowest finite number: a row of nothing but padding stays free of NaN

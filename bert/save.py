@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from bert.heads import BertForNextSentencePrediction, BertForPreTraining
-from bert.load import TIED_DECODER
+from bert.load import DECODER
 from bert.model import Bert
 from bert.names import BERT, Layout, layout_of
 from convert.directory import SAFETENSORS, State, write_model
@@ -68,7 +68,7 @@ def _tensors(model: nn.Module, layout: Layout) -> State:
     for name, tensor in model.state_dict().items():
         is_inner = name.startswith("encoder.")
         name = name.removeprefix("encoder.")
-        if name == TIED_DECODER:
+        if name == DECODER:
             continue
         try:
             theirs = layout.theirs(name)

@@ -59,7 +59,7 @@ def _names(config: LlamaConfig, version: int) -> Iterator[str]:
 
 
 def _count(config: LlamaConfig, version: int) -> int:
-    """How many numbers a file holds, without making a list of them: a damaged header may say anything."""
+    """How many numbers a file holds. Makes no list of them: a damaged header may name any size."""
     of_keys = config.n_kv_heads * config.head_dim
     layer = 2 * config.dim**2 + 2 * config.dim * of_keys + 3 * config.dim * config.hidden_dim + 2 * config.dim
     matrices = 1 if config.tied else 2
@@ -109,7 +109,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
 
 
 def read_header(start: bytes, attention: str) -> Llama2cHeader:
-    """What the first bytes of a file say. Raises `ValueError`."""
+    """The header in the first bytes of a file. Raises `ValueError`."""
     if len(start) < SHAPE_NUMBERS.size:
         raise ValueError(f"it has only {len(start)} bytes")
     version, shape, length = 0, SHAPE_NUMBERS.unpack_from(start), SHAPE_NUMBERS.size
@@ -163,7 +163,7 @@ def content_of(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> Iterat
 
 
 def pieces_of(vocabulary: Vocabulary) -> list[bytes]:
-    """Every piece as llama2.c stores it. Raises `UserError` for a vocabulary that it would read otherwise."""
+    """Every piece as llama2.c stores it. Raises `UserError` if `run.c` would read this vocabulary as another one."""
     bytes_stand = [token for token, kind in enumerate(vocabulary.types) if kind == BYTE]
     if bytes_stand != [*range(FIRST_BYTE, FIRST_BYTE + 256)] or vocabulary.bos_id != FIXED_BOS:
         raise UserError(

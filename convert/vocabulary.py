@@ -33,7 +33,7 @@ class Vocabulary(NamedTuple):
     adds_space: bool
 
     def filled(self, size: int) -> Vocabulary:
-        """With pieces that no text has, for the rows of a matrix beyond the last piece."""
+        """The same with unused pieces, up to `size`, for the rows of a matrix beyond the last piece."""
         more = range(len(self.pieces), size)
         return self._replace(
             pieces=[*self.pieces, *(f"<unused {token}>" for token in more)],
@@ -43,7 +43,7 @@ class Vocabulary(NamedTuple):
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """Of a tokenizer of this package. Raises `UserError` for a `tokenizer.json`, whose rules are others."""
+    """The vocabulary of a tokenizer of this package. Raises `UserError` for a `tokenizer.json`: it has other rules."""
     if not hasattr(tokenizer, "sp_model"):
         path = tokenizer.model_path
         raise UserError(f"{path} is no SentencePiece model, which this format is written with; --tokenizer names one")
@@ -97,9 +97,10 @@ def files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
     """A `tokenizer.json` that encodes and decodes as the SentencePiece model does. normalizers: come first."""
     bos, types = vocabulary.pieces[vocabulary.bos_id], vocabulary.types
-    framed = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    second = [{**part, next(iter(part)): {**next(iter(part.values())), "type_id": 1}} for part in framed]
-    second[1]["Sequence"]["id"] = "B"
+
+    def framed(text: str, segment: int) -> list[dict]:
+        return [{"SpecialToken": {"id": bos, "type_id": segment}}, {"Sequence": {"id": text, "type_id": segment}}]
+
     with_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_PIECE}
     prepended = [{"type": "Prepend", "prepend": SPACE_PIECE}] if vocabulary.adds_space else []
     stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.adds_space else []
@@ -113,8 +114,8 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": framed,
-            "pair": [*framed, *second],
+            "single": framed("A", 0),
+            "pair": [*framed("A", 0), *framed("B", 1)],
             "special_tokens": {bos: {"id": bos, "ids": [vocabulary.bos_id], "tokens": [bos]}},
         },
         "decoder": {"type": "Sequence", "decoders": [without, {"type": "ByteFallback"}, {"type": "Fuse"}, *stripped]},
@@ -164,7 +165,7 @@ def _types(model: bytes) -> list[int]:
 
 
 def _normalizer(model: bytes) -> list[dict]:
-    """How a text is changed before it is cut into pieces, but for its spaces, as `tokenizer.json` says it."""
+    """The normalizers of a `tokenizer.json`, without those that mark spaces: changes of a text before it is cut."""
     spec = dict(_fields(dict(_fields(model)).get(NORMALIZER_FIELD, b"")))
     found = []
     if rules := spec.get(RULES_FIELD):
