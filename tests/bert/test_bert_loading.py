@@ -184,7 +184,7 @@ def test_settings_that_no_model_here_has_are_refused_in_their_words(folder: Path
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '{"vocab_size": ' + "9" * 10_000 + "}", "\udcff"])
 def test_a_damaged_config_is_one_line(folder: Path, text: str):
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    refused("config.json", load_pretrained, folder)
+    refused("config.json does not hold a JSON object|config.json line 1: not UTF-8", load_pretrained, folder)
 
 
 def test_what_is_not_there_is_named(folder: Path, tmp_path: Path):

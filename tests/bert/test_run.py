@@ -203,13 +203,6 @@ def test_without_the_package_it_says_how_to_get_it(call: Callable, monkeypatch: 
     refused("pip install --no-deps no-such-package safetensors", call, "--text", "a")
 
 
-def test_a_model_of_another_vocabulary_is_refused(call: Callable, directory: Path, tmp_path: Path):
-    other = shutil.copytree(directory, tmp_path / "other")
-    with open(other / "vocab.txt", "a", encoding="utf-8") as file:
-        file.write("".join(f"new{number}\n" for number in range(3)))
-    refused("pieces in vocab.txt, but a vocab_size of", call, "--pretrained-model-path", other, "--text", "a")
-
-
 def test_what_the_model_is_read_from_is_not_written_over(
     call: Callable, flags: Flags, directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
