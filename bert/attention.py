@@ -18,17 +18,17 @@ from bert.model import Bert, BertAttention
 from bert.unpadded import Texts, put_back, take_out
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods
-from fast.layers import StandIn, has_more
+from fast.layers import CheckedKernel, has_more
 
 
-class FusedBertAttention(StandIn, BertAttention):
+class FusedBertAttention(CheckedKernel, BertAttention):
     """`BertAttention` by PyTorch's fused kernel, which keeps no scores; while weights are dropped, in two products.
 
     (No fused kernel for CPUs drops weights.) In the place of the mask it takes the `Texts` of an `UnpaddedBert`.
     """
 
     __slots__ = ()
-    stands_for = BertAttention
+    replaces = BertAttention
 
     def compute_query_key_value_scores(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
@@ -39,7 +39,7 @@ class FusedBertAttention(StandIn, BertAttention):
         (mask,) = others or (named.get("mask"),)
         if isinstance(mask, Texts):
             return self._attend_texts(query, key, value, mask)
-        if not self.stands_in(scores_proof(query.device.type)):
+        if not self.may_compute(scores_check(query.device.type)):
             return super().compute_query_key_value_scores(query, key, value, mask)
         if mask is not None and mask.device.type == "cpu" and mask.all():  # a GPU would have to wait for this question
             mask = None
@@ -111,7 +111,7 @@ def _scores(device: str) -> Comparison:
 
 
 @cache
-def scores_proof(device: str) -> EquivalenceCheck:
+def scores_check(device: str) -> EquivalenceCheck:
     """Of the kernels of one kind of device."""
     where = device if device in ("cuda", "mps") else "cpu"
     return EquivalenceCheck(

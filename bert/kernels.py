@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bert.attention import FusedBertAttention, scores_proof, small_bert
+from bert.attention import FusedBertAttention, scores_check, small_bert
 from bert.config import BertConfig
 from bert.model import Bert, BertAttention, BertFeedForward, BertLayer, Embeddings
 from bert.unpadded import Texts, put_back, take_out
 from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
 from fast.kernel import has_hooks, own_methods
-from fast.layers import StandIn
+from fast.layers import CheckedKernel
 from fast.linear import OneDNNLinear
 from fast.plan import KernelPlan, plan_linears, plan_parts
 
@@ -31,7 +31,7 @@ LEAST = 2**27  # multiplications of padding: some milliseconds, which taking the
 PADDING = 0.1  # the share of it from which it is left out
 
 
-class UnpaddedBert(StandIn, Bert):
+class UnpaddedBert(CheckedKernel, Bert):
     """`Bert` that computes real tokens alone where a batch has so much padding that this pays.
 
     What it gives at padding is zeros. Dropout draws for real tokens alone, so that a run's random numbers are others
@@ -39,7 +39,7 @@ class UnpaddedBert(StandIn, Bert):
     """
 
     __slots__ = ("least",)
-    stands_for = Bert
+    replaces = Bert
 
     @classmethod
     def from_bert(cls, bert: Bert, least: int | None = None) -> UnpaddedBert:
@@ -77,7 +77,7 @@ class UnpaddedBert(StandIn, Bert):
 
     def _agrees(self) -> bool:
         """Whether this computes what the page does. Attention, which also drops weights, is asked for by itself."""
-        return self.stands_in(scores_proof("cpu")) and self.stands_in(ENCODER)
+        return self.may_compute(scores_check("cpu")) and self.may_compute(ENCODER)
 
     def _is_usual(self) -> bool:
         """Whether the layers consist of the page's modules alone, and nobody is told of what these compute."""
@@ -199,7 +199,7 @@ def _at_real_tokens(answer: Any, is_real: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _choose_attention(device: torch.device) -> tuple[str, str]:
-    if found := scores_proof(device.type).difference():
+    if found := scores_check(device.type).difference():
         return "plain", f"the page has changed: {found}"
     return "fused", "keeps no scores, but where weights are dropped in training"
 

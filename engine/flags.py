@@ -85,7 +85,7 @@ def _add_generate_flags(parser: ArgumentParser) -> None:
     add("--prompt_file", metavar="FILE", help=each)
     add("--temperature", type=float, metavar="T", help="one text more, at T; with --prompt_file of all texts, else 0")
     add("--max_new_tokens", type=int, default=75, help="how many tokens to add")
-    add("--cuda_graphs", action="store_true", help="decode on CUDA through recorded graphs (untested on a GPU)")
+    add("--cuda_graphs", action="store_true", help="has no effect any more")
     add("--num_samples", type=int, default=1, help="how many texts to sample at temperature 1, decoded together")
     add("--top_k", type=int, help="sample among the K most likely tokens only")
     add("--top_p", type=float, help="sample among the most likely tokens that hold this probability together")

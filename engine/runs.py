@@ -140,13 +140,13 @@ def compute_fast(
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
 
 
-def generator_of(llama: Llama, precision: str, compute: ComputeSettings, tokens: int, cuda_graphs: bool = False) -> Any:
+def generator_of(llama: Llama, precision: str, compute: ComputeSettings, tokens: int) -> Any:
     """What generates so many tokens in the model's place, by a method `generate` like its own; perhaps itself."""
     fast = import_folder("fast") if compute.kernels == "auto" else None
     if fast is not None and precision == "fp32" and compute.device.type == "cpu" and fast.is_small_job(llama, tokens):
         return llama  # choosing kernels would take longer
     compute_fast(llama, precision, compute, trains=False, generates=True)
-    return llama if fast is None else fast.decoder(llama, precision, tokens=tokens, cuda_graphs=cuda_graphs)
+    return llama if fast is None else fast.decoder(llama, precision, tokens=tokens)
 
 
 def search_of(

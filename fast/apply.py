@@ -14,13 +14,13 @@ from torch import nn
 from base_llama import causal_mask
 from config import PRECISIONS
 from fast import linear
-from fast.attention import MANY, FusedAttention, attention_by_products, scores_proof
+from fast.attention import MANY, FusedAttention, attention_by_products, scores_check
 from fast.equivalence import notice
-from fast.layers import FEED_FORWARD, RMS_NORM, FusedFeedForward, FusedRMSNorm, swiglu
+from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear, has_onednn
 from fast.measure import fastest
 from fast.memory import keep_freed_memory
-from fast.plan import KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
+from fast.plan import LLAMA_KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
 from llama import Attention, FeedForward, Llama, RMSNorm
 
 BY_PRODUCTS = "fused, short texts in two products"  # those that are classified in bfloat16
@@ -89,7 +89,7 @@ def accelerate(
         keep_freed_memory()
     purpose = dict(keeps_copies=keeps_copies, generates=generates)
     others = _others(model)
-    take_away_kernels(model, KERNELS.union(*(planner.KERNELS for _, planner in others)))
+    take_away_kernels(model, LLAMA_KERNELS.union(*(planner.KERNELS for _, planner in others)))
     plan: KernelPlan = {}
     llamas = [module for module in model.modules() if isinstance(module, Llama)]
     choices = _plan_llamas(plan, llamas, device, precision, trains, **purpose) if llamas or not others else []
@@ -261,11 +261,13 @@ def choose_layers(device: torch.device, trains: bool = True) -> Choice:
     if device.type != "cpu":
         return Choice(part, "plain", f"PyTorch's own kernels on {device.type}")
     way, why = "fused", "fewer passes over memory"
-    if trains and RMS_NORM.holds():  # else it is another norm that would be measured
+    if trains and RMS_NORM_CHECK.holds():  # else it is another norm that would be measured
         way, why = _layers()
     if way != "fused":
         return Choice(part, "plain", why)
-    changed = [f"{proof.name}: {found}" for proof in (RMS_NORM, FEED_FORWARD) if (found := proof.difference())]
+    changed = [
+        f"{proof.name}: {found}" for proof in (RMS_NORM_CHECK, FEED_FORWARD_CHECK) if (found := proof.difference())
+    ]
     return Choice(part, "fused", f"not for what has changed: {'; '.join(changed)}" if changed else why)
 
 
@@ -287,12 +289,12 @@ def _layers() -> tuple[str, str]:
 def measure_all() -> None:
     """Ask every question now, so that no later run has to wait for the answer."""
     products = (_packs, _in_training) if has_onednn() else ()
-    for ask in (*products, _bf16, _attention_in_bf16, *((_layers,) if RMS_NORM.holds() else ())):
+    for ask in (*products, _bf16, _attention_in_bf16, *((_layers,) if RMS_NORM_CHECK.holds() else ())):
         ask()
 
 
 def choose_attention(device: torch.device, precision: str = "fp32", generates: bool = True) -> Choice:
-    part, found = "attention", scores_proof(device.type).difference()
+    part, found = "attention", scores_check(device.type).difference()
     if found:
         return Choice(part, "plain", f"the page has changed: {found}")
     if device.type == "cpu" and precision == "bf16" and not generates and _bf16()[0] == "bfloat16 products":

@@ -22,7 +22,7 @@ from base_llama import causal_mask
 from config import LlamaConfig
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods, replace
-from fast.layers import StandIn, has_more
+from fast.layers import CheckedKernel, has_more
 from fast.linear import readable
 from llama import Attention
 
@@ -31,7 +31,7 @@ SHORT = 256  # positions up to which scores may be kept: 128 KB for a head in bf
 MANY = 2**16  # scores in all from which two batched products are worth their calls: four texts of 45 tokens, 8 heads
 
 
-class FusedAttention(StandIn, Attention):
+class FusedAttention(CheckedKernel, Attention):
     """`Attention` whose scores, softmax and weighted sum are one kernel.
 
     products_from: for a number format how many scores are enough for `attention_by_products`, if texts are short and
@@ -39,7 +39,7 @@ class FusedAttention(StandIn, Attention):
     """
 
     __slots__ = ("products_from",)
-    stands_for = Attention
+    replaces = Attention
 
     def __init__(self, config: LlamaConfig, products_from: Mapping[torch.dtype, int] | None = None):
         super().__init__(config)
@@ -71,7 +71,7 @@ class FusedAttention(StandIn, Attention):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
     ) -> torch.Tensor:
         is_known = not has_more("mask", others, named) and self._has_plain_dropout()
-        if not is_known or not self.stands_in(scores_proof(query.device.type)):
+        if not is_known or not self.may_compute(scores_check(query.device.type)):
             return super().compute_query_key_value_scores(query, key, value, *others, **named)
         (mask,) = others or (named.get("mask"),)
         if mask is None and self.is_causal and query.shape[2] > 1:
@@ -178,7 +178,7 @@ def _cases() -> Iterator[Case]:
 
 
 @cache
-def scores_proof(device: str) -> EquivalenceCheck:
+def scores_check(device: str) -> EquivalenceCheck:
     """Of the kernel of one kind of device: every kind has its own."""
     where = device if device in ("cuda", "mps") else "cpu"
     return EquivalenceCheck(

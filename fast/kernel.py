@@ -18,10 +18,10 @@ OWN = "a kernel's own"  # the entry of a state that is no attribute of the modul
 
 
 class Kernel:
-    """A module in the place of another, `plain`. Beside the class `stands_for`, which it computes as."""
+    """A module in the place of another, `plain`. Beside the class `replaces`, which it computes as."""
 
     __slots__ = ("plain",)
-    stands_for: ClassVar[type[nn.Module]]
+    replaces: ClassVar[type[nn.Module]]
 
     def __new__(cls, *_: Any, **__: Any) -> Kernel:
         kernel = super().__new__(cls)
@@ -39,7 +39,7 @@ class Kernel:
 
     def without_kernel(self) -> nn.Module:
         """What it stands in for; of one that was made by itself, a module of that class."""
-        plain = self.plain or self.stands_for.__new__(self.stands_for)
+        plain = self.plain or self.replaces.__new__(self.replaces)
         plain.__dict__ = vars(self)  # which that of a copy is not
         object.__setattr__(self, "plain", plain)
         return plain

@@ -21,12 +21,12 @@ from fast.linear import readable
 from llama import FeedForward, RMSNorm
 
 
-class StandIn(Kernel):
+class CheckedKernel(Kernel):
     """What modules have in common whose kernel may compute only while it agrees with the page."""
 
     __slots__ = ()
 
-    def stands_in(self, proof: EquivalenceCheck) -> bool:
+    def may_compute(self, proof: EquivalenceCheck) -> bool:
         """Whether the kernel may compute for this module now."""
         own = own_methods(self)
         if own:
@@ -39,11 +39,11 @@ def has_more(name: str, others: tuple, named: dict[str, Any]) -> bool:
     return len(others) + len(named) > 1 or not named.keys() <= {name}
 
 
-class FusedRMSNorm(StandIn, RMSNorm):
+class FusedRMSNorm(CheckedKernel, RMSNorm):
     """`RMSNorm` with its own backward pass. out_dtype: what the layers that read it compute in."""
 
     __slots__ = ("out_dtype",)
-    stands_for = RMSNorm
+    replaces = RMSNorm
 
     def __init__(self, dim: int, eps: float = 1e-6, *, out_dtype: torch.dtype = torch.float32):
         super().__init__(dim, eps)
@@ -58,7 +58,7 @@ class FusedRMSNorm(StandIn, RMSNorm):
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
         """x: ... D -> ... D. What else there may be is for a page that takes more than this one."""
         # another number format is that of a model that somebody has converted
-        if others or named or x.dtype != torch.float32 or not self.stands_in(RMS_NORM):
+        if others or named or x.dtype != torch.float32 or not self.may_compute(RMS_NORM_CHECK):
             return super().forward(x, *others, **named)
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, self.weight, self.eps, self.out_dtype)
@@ -98,11 +98,11 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x, grad_weight, None, None
 
 
-class FusedFeedForward(StandIn, FeedForward):
+class FusedFeedForward(CheckedKernel, FeedForward):
     """`FeedForward` whose gate silu(a) * b keeps nothing but a and b."""
 
     __slots__ = ()
-    stands_for = FeedForward
+    replaces = FeedForward
 
     @classmethod
     def from_feed_forward(cls, feed_forward: FeedForward) -> FusedFeedForward:
@@ -111,7 +111,7 @@ class FusedFeedForward(StandIn, FeedForward):
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
         """x: ... D -> ... D, through ... f"""
         x = readable(x, self, "w1", "w3")
-        if others or named or not self.stands_in(FEED_FORWARD):
+        if others or named or not self.may_compute(FEED_FORWARD_CHECK):
             return super().forward(x, *others, **named)
         a, b = self.w1(x), self.w3(x)
         gated = swiglu(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
@@ -141,7 +141,7 @@ class _SwiGLU(torch.autograd.Function):
         return grad_a, grad_b
 
 
-def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Comparison:
+def _sides_of(plain: nn.Module, kernel: CheckedKernel, dim: int) -> Comparison:
     """A module of the page and its kernel on the same weights, trained and not, for small and large numbers."""
     for parameter in plain.parameters():
         nn.init.normal_(parameter)
@@ -174,7 +174,7 @@ def _feed_forwards() -> Comparison:
     return _sides_of(feed_forward, FusedFeedForward.from_feed_forward(feed_forward), 8)
 
 
-RMS_NORM = EquivalenceCheck("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})
-FEED_FORWARD = EquivalenceCheck(
+RMS_NORM_CHECK = EquivalenceCheck("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})
+FEED_FORWARD_CHECK = EquivalenceCheck(
     "FeedForward", (FeedForward,), _feed_forwards, reads={"w1", "w2", "w3", "dropout", "training"}
 )

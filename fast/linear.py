@@ -87,7 +87,7 @@ class KernelLinear(Kernel, nn.Linear):
     """
 
     __slots__ = ("keeps_copies", "_copy", "_copied")
-    stands_for = nn.Linear
+    replaces = nn.Linear
 
     def __init__(self, in_features: int, out_features: int, **formats: Any):
         super().__init__(in_features, out_features, bias=False)

@@ -19,7 +19,8 @@ from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from llama import Attention, FeedForward, Llama, LlamaLayer
 
-KERNELS = {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, FusedRMSNorm, FusedFeedForward, FusedAttention}
+LLAMA_KERNELS = {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
+LLAMA_KERNELS |= {FusedRMSNorm, FusedFeedForward, FusedAttention}
 HEADS = ("compute_query", "compute_key", "compute_value", "compute_output")
 GATES = ("w1", "w3", "w2")
 OF_LAYER = ("attention_norm", "attention", "ffn_norm", "feed_forward")

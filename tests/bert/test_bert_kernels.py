@@ -461,7 +461,7 @@ def test_an_encoder_by_itself_has_its_attention_fused():
 
 def test_other_devices_have_fused_attention_alone():
     made = classifier()
-    found = attention.scores_proof("cuda")
+    found = attention.scores_check("cuda")
     attended = "fused" if found.holds() else "plain"  # where there is no such device, nothing can be compared
     assert [c.kernel for c in accelerate(made, device=torch.device("cuda"))] == ["plain", attended, "plain"]
     assert not {UnpaddedBert, OneDNNLinear} & {type(part) for part in made.modules()}

@@ -31,7 +31,6 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import base_llama
-import fast.base_decoder
 import fast.decode
 import fast.small_job
 import rope
@@ -65,7 +64,7 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
 # compute once, unless they are told
-KEPT = (rope.rope_table, base_llama.causal_mask, fast.base_decoder._settings_as_made)
+KEPT = (rope.rope_table, base_llama.causal_mask, fast.decode._settings_as_made)
 TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order
 
 # ---------------------------------------------------------------------------------------------- functions of the page

@@ -11,7 +11,7 @@ from conftest import random_llama
 
 from classifier import LlamaEmbeddingClassifier
 from fast import accelerate, decoder
-from fast.attention import FusedAttention, scores_proof
+from fast.attention import FusedAttention, scores_check
 from llama import Llama
 from optimizer import AdamW
 from rope import apply_rotary_emb
@@ -60,7 +60,7 @@ def test_logits(device: torch.device, attention: str, precision: str, n_kv_heads
 def test_text(device: torch.device, attention: str):
     plain = random_llama(attention=attention, gain=8.0)
     model, expected = on(device, plain), plain.generate(TOKENS[:1], 20, temperature=0.0)
-    for each in (model, decoder(model), decoder(model, cuda_graphs=True)):
+    for each in (model, decoder(model)):
         assert torch.equal(each.generate(TOKENS[:1].to(device), 20, temperature=0.0).cpu(), expected)
 
 
@@ -83,7 +83,7 @@ def test_a_training_step(device: torch.device, precision: str):
 
 
 def test_the_fused_attention_of_a_device_agrees_with_the_page(device: torch.device):
-    assert scores_proof(device.type).difference() is None
+    assert scores_check(device.type).difference() is None
 
 
 def test_rotary_embeddings(device: torch.device):

@@ -27,7 +27,7 @@ from fast.attention import FusedAttention
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
-from fast.plan import KERNELS
+from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from optimizer import AdamW
 
@@ -104,11 +104,11 @@ def made_of() -> dict[str, tuple[nn.Module, Kernel]]:
     return pairs
 
 
-@pytest.mark.parametrize("kind", sorted(KERNELS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", sorted(LLAMA_KERNELS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("on_kernel", [False, True])
 def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
     plain, kernel = made_of()[kind.__name__]
-    assert type(kernel) is kind and isinstance(kernel, type(plain)) and type(plain) is kind.stands_for
+    assert type(kernel) is kind and isinstance(kernel, type(plain)) and type(plain) is kind.replaces
     one, other = (kernel, plain) if on_kernel else (plain, kernel)
     one.more = nn.Parameter(torch.ones(3))
     one.child = nn.Dropout(0.5)
@@ -122,7 +122,7 @@ def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
     one.register_forward_hook(lambda module, args, y: called.append("after"))
     one.register_full_backward_hook(lambda module, into, out: called.append((len(into), len(out))))
     config = random_llama().config
-    x = torch.randn(2, 3, {nn.Linear: 8}.get(kind.stands_for, config.dim), requires_grad=True)
+    x = torch.randn(2, 3, {nn.Linear: 8}.get(kind.replaces, config.dim), requires_grad=True)
     other(x).sum().backward()
     assert called == ["before", "after", (1, 1)]
 
@@ -228,7 +228,7 @@ def test_copies_are_computed_alike_and_their_kernels_taken_away(precision: str):
         for mine, its in zip(other.modules(), model.modules(), strict=True):
             assert type(mine) is type(its) and mine is not its
             if isinstance(mine, Kernel):
-                assert vars(mine.without_kernel()) is vars(mine) and type(mine.without_kernel()) is mine.stands_for
+                assert vars(mine.without_kernel()) is vars(mine) and type(mine.without_kernel()) is mine.replaces
         assert other.output.weight is other.tok_embeddings.weight
         accelerate(other, "fp32", CUDA)
         assert {type(each) for each in other.modules() if isinstance(each, nn.Linear)} == {nn.Linear}

@@ -23,11 +23,10 @@ import base_llama
 import fast.equivalence
 import llama
 from fast import accelerate, compiled, decoder
-from fast.attention import FusedAttention, is_lower_triangle, scores_proof
-from fast.base_decoder import OUTDATED, Decoder
-from fast.decode import LARGEST
+from fast.attention import FusedAttention, is_lower_triangle, scores_check
+from fast.decode import LARGEST_CHECK, OUTDATED, Decoder
 from fast.equivalence import CallTrace, Case, Comparison, EquivalenceCheck, difference
-from fast.layers import FEED_FORWARD, RMS_NORM
+from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
 from llama import Attention, FeedForward, Llama, RMSNorm
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
@@ -413,7 +412,7 @@ def test_a_member_that_scores_go_through_counts_when_it_is_replaced(monkeypatch:
     monkeypatch.setattr(Attention, "compute_query_key_value_scores", method)
     plain, ours = both()
     unchanged = outputs(plain)
-    assert scores_proof("cpu").holds()  # so far nothing has changed
+    assert scores_check("cpu").holds()  # so far nothing has changed
     monkeypatch.setattr(Attention, name, {"warmth": 5.0, "adjusted": lambda self, query: 5 * query}[name])
     check_equal(plain, ours, unchanged)
 
@@ -425,8 +424,8 @@ def test_dropout_in_another_place_is_found():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FeedForward, "forward", Elsewhere.forward)
-        assert "differ" in FEED_FORWARD.difference()
-    assert FEED_FORWARD.holds()
+        assert "differ" in FEED_FORWARD_CHECK.difference()
+    assert FEED_FORWARD_CHECK.holds()
 
 
 def test_a_model_that_cannot_be_compared_with_its_config_generates_as_it_is_written():
@@ -536,11 +535,11 @@ GENERATE = Llama.generate
 def test_where_more_than_the_largest_logit_is_read_all_are_exact(
     monkeypatch: pytest.MonkeyPatch, place: object, name: str, edit: Callable
 ):
-    assert LARGEST.holds()
+    assert LARGEST_CHECK.holds()
     plain, ours = both()
     before = plain.generate(TOKENS[:1], 40, temperature=0.0)
     monkeypatch.setattr(place, name, edit)
-    assert not LARGEST.holds()
+    assert not LARGEST_CHECK.holds()
     text = plain.generate(TOKENS[:1], 40, temperature=0.0)
     assert torch.equal(ours.generate(TOKENS[:1], 40, temperature=0.0), text) and not torch.equal(text, before)
 
@@ -618,7 +617,7 @@ def test_a_proof_leaves_no_trace(capfd: pytest.CaptureFixture):
     assert torch.equal(torch.get_rng_state(), before) and torch.get_num_threads() == threads
     assert sys.gettrace() is tracer and capfd.readouterr() == ("", "")
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        assert RMS_NORM.difference() is None
+        assert RMS_NORM_CHECK.difference() is None
         assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
 
 
@@ -655,7 +654,7 @@ def test_every_function_that_a_piece_goes_through_belongs_to_it():
 
 
 def test_the_kernels_agree_with_the_page():
-    assert [proof.difference() for proof in (RMS_NORM, FEED_FORWARD, scores_proof("cpu"))] == [None] * 3
+    assert [proof.difference() for proof in (RMS_NORM_CHECK, FEED_FORWARD_CHECK, scores_check("cpu"))] == [None] * 3
 
 
 def test_a_lower_triangle_is_told_from_other_masks_also_when_it_is_written_to():
