@@ -1,7 +1,7 @@
-"""RMSNorm and SwiGLU with their gradients written out: fewer passes over memory, and less of it kept.
+"""RMSNorm and SwiGLU with their gradients written out: fewer passes over memory, and less memory kept.
 
-PyTorch's autograd keeps every intermediate result and makes one pass for each operation. These keep the inputs alone
-and compute the rest again, which costs less than storing it and reading it back.
+PyTorch's autograd keeps every intermediate result and makes one pass for each operation. These kernels keep only the
+inputs and compute the rest again, which takes less time than storing it and reading it back.
 
 Shapes:  D model dim   f feed-forward dim
 """
@@ -22,20 +22,20 @@ from llama import FeedForward, RMSNorm
 
 
 class CheckedKernel(Kernel):
-    """What modules have in common whose kernel may compute only while it agrees with the page."""
+    """A kernel that computes only while it agrees with the code that it replaces."""
 
     __slots__ = ()
 
-    def may_compute(self, proof: EquivalenceCheck) -> bool:
+    def may_compute(self, check: EquivalenceCheck) -> bool:
         """Whether the kernel may compute for this module now."""
         own = own_methods(self)
         if own:
-            notice(f"{proof.name} is computed as it is written: one has its own {', '.join(sorted(own))}")
-        return not own and proof.holds()
+            notice(f"{check.name} is computed as it is written: one has its own {', '.join(sorted(own))}")
+        return not own and check.holds()
 
 
 def has_more(name: str, others: tuple, named: dict[str, Any]) -> bool:
-    """Whether a call gives more than one further argument, `name`: the page is another one than a kernel knows."""
+    """Whether a call has arguments beside one, `name`: the caller was edited, and the kernel does not know them."""
     return len(others) + len(named) > 1 or not named.keys() <= {name}
 
 
@@ -56,8 +56,8 @@ class FusedRMSNorm(CheckedKernel, RMSNorm):
         return kernel
 
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
-        """x: ... D -> ... D. What else there may be is for a page that takes more than this one."""
-        # another number format is that of a model that somebody has converted
+        """x: ... D -> ... D. Other arguments are for an edited `RMSNorm`."""
+        # a model converted to another number format is computed as it is written
         if others or named or x.dtype != torch.float32 or not self.may_compute(RMS_NORM_CHECK):
             return super().forward(x, *others, **named)
         if torch.is_grad_enabled():
@@ -104,10 +104,6 @@ class FusedFeedForward(CheckedKernel, FeedForward):
     __slots__ = ()
     replaces = FeedForward
 
-    @classmethod
-    def from_feed_forward(cls, feed_forward: FeedForward) -> FusedFeedForward:
-        return cls.sharing(feed_forward)
-
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
         """x: ... D -> ... D, through ... f"""
         x = readable(x, self, "w1", "w3")
@@ -141,8 +137,8 @@ class _SwiGLU(torch.autograd.Function):
         return grad_a, grad_b
 
 
-def _sides_of(plain: nn.Module, kernel: CheckedKernel, dim: int) -> Comparison:
-    """A module of the page and its kernel on the same weights, trained and not, for small and large numbers."""
+def _sides_of(plain: nn.Module, kernel: CheckedKernel) -> Comparison:
+    """A module and its kernel on the same weights, trained and not, for small and large numbers."""
     for parameter in plain.parameters():
         nn.init.normal_(parameter)
 
@@ -157,7 +153,7 @@ def _sides_of(plain: nn.Module, kernel: CheckedKernel, dim: int) -> Comparison:
         ("tiny numbers", (2, 3), 1e-6),
         ("large numbers", (2, 3), 1e3),
     ):
-        x = torch.randn(*shape, dim) * scale
+        x = torch.randn(*shape, 8) * scale
         cases.append(Case(name, (x, False)))
         if scale >= 1.0 and shape[0] < 81:
             cases.append(Case(f"{name}, trained", (x.clone().requires_grad_(), True), parameters))
@@ -166,12 +162,12 @@ def _sides_of(plain: nn.Module, kernel: CheckedKernel, dim: int) -> Comparison:
 
 def _norms() -> Comparison:
     norm = RMSNorm(8, 1e-6)
-    return _sides_of(norm, FusedRMSNorm.from_norm(norm), 8)
+    return _sides_of(norm, FusedRMSNorm.from_norm(norm))
 
 
 def _feed_forwards() -> Comparison:
     feed_forward = FeedForward(8, 12, 4, 0.5)
-    return _sides_of(feed_forward, FusedFeedForward.from_feed_forward(feed_forward), 8)
+    return _sides_of(feed_forward, FusedFeedForward.sharing(feed_forward))
 
 
 RMS_NORM_CHECK = EquivalenceCheck("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})

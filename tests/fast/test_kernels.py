@@ -41,7 +41,7 @@ LINEARS = [*(f"layers.0.{name}" for name in OF_LAYER), "output"]
 
 @pytest.fixture(autouse=True)
 def kernels_for_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast.linear, "SMALL", 0)
+    monkeypatch.setattr(fast.linear, "SMALL_PRODUCT", 0)
 
 
 def classifier_of(llama: Llama) -> LlamaEmbeddingClassifier:
@@ -99,7 +99,7 @@ def made_of() -> dict[str, tuple[nn.Module, Kernel]]:
     pairs = {kind.__name__: (linear, kind.from_linear(linear)) for kind in (OneDNNLinear, Bf16Linear, RoundedLinear)}
     pairs["Int8Linear"] = (linear, Int8Linear.from_linear(linear))
     pairs["FusedRMSNorm"] = (layer.ffn_norm, FusedRMSNorm.from_norm(layer.ffn_norm))
-    pairs["FusedFeedForward"] = (layer.feed_forward, FusedFeedForward.from_feed_forward(layer.feed_forward))
+    pairs["FusedFeedForward"] = (layer.feed_forward, FusedFeedForward.sharing(layer.feed_forward))
     pairs["FusedAttention"] = (layer.attention, FusedAttention.from_attention(layer.attention))
     return pairs
 

@@ -20,11 +20,12 @@ from conftest import ROOT, random_llama
 from torch import nn
 
 import fast.apply
-import fast.linear
+import fast.onednn
 from fast import accelerate, compiled, decoder, measure, memory
-from fast.linear import Bf16Linear, RoundedLinear, has_onednn, why_no_onednn
+from fast.linear import Bf16Linear, RoundedLinear
 from fast.measure import fastest, recall, remember
-from fast.memory import SETTINGS
+from fast.memory import USERS_SETTINGS
+from fast.onednn import has_onednn, why_no_onednn
 
 TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 # Decodes 20 tokens through whatever is chosen, and says whether that were the loops.
@@ -134,7 +135,7 @@ def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest
 def keeps_memory(**environment: str) -> str:
     """In a process of its own, since it is for good."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from fast import memory; print(memory.keep_freed_memory())"
-    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    env = {name: value for name, value in os.environ.items() if name not in USERS_SETTINGS}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -145,7 +146,7 @@ def test_freed_memory_is_kept_where_the_c_library_is_glibc():
 
 
 def test_glibc_is_told_both_thresholds(monkeypatch: pytest.MonkeyPatch):
-    for name in SETTINGS:
+    for name in USERS_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for answers in ((1, 1), (1, 0), (0, 1)):
         told: dict[int, int] = {}
@@ -177,7 +178,7 @@ def test_accelerating_for_a_cpu_keeps_memory(monkeypatch: pytest.MonkeyPatch):
 
 def test_another_c_library_keeps_what_it_keeps(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    for name in SETTINGS:
+    for name in USERS_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     assert memory.keep_freed_memory() is False
 
@@ -192,8 +193,8 @@ def test_onednn_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPa
 
     for broken, words in ((refuses, "bf16 path needs"), (lambda x, weight, *bias: (x @ weight.t()) * 1.5, "differ")):
         with monkeypatch.context() as patch:
-            patch.setattr(fast.linear, "onednn_linear", broken)
-            patch.setattr(fast.linear, "pack", lambda weight: weight)
+            patch.setattr(fast.onednn, "onednn_linear", broken)
+            patch.setattr(fast.onednn, "pack", lambda weight: weight)
             why_no_onednn.cache_clear()
             assert not has_onednn(dtype) and words in why_no_onednn(dtype)
     why_no_onednn.cache_clear()
@@ -303,7 +304,7 @@ def test_settings_of_numba_that_do_not_work_leave_decoding_to_pytorch(
 
 def test_loops_of_a_numba_that_is_gone_are_not_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("numba")
-    remember(compiled.KEPT, {"of": compiled._made_from(), "formats": ["fp32"]})
+    remember(compiled.KEPT_AS, {"of": compiled._made_from(), "formats": ["fp32"]})
     assert compiled.was_compiled("fp32")
 
     def version(name: str) -> str:
