@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, random_llama, slow_among
-from test_fast import TOKENS
+from test_fast import TOKENS, ShiftedLinear
 from torch import nn
 
 import base_llama
@@ -283,6 +283,8 @@ CHANGES = {
     "a forward of one part": lambda layers: setattr(layers[0].feed_forward, "forward", torch.sin),
     "another setting": lambda layers: setattr(layers[0].attention, "rope_theta", 100.0),
     "another epsilon": lambda layers: setattr(layers[1].attention_norm, "eps", 3.0),
+    "a layer that shares its weight": lambda layers: ShiftedLinear.replace(layers[0], "attention.compute_query"),
+    "a bias": lambda layers: setattr(layers[0].feed_forward.w2, "bias", nn.Parameter(torch.arange(32.0))),
     "a subclass": subclass,
 }
 
@@ -300,7 +302,7 @@ def test_a_change_of_one_module_counts(name: str, when: str):
     if when == "after":
         ours.generate(TOKENS[:1], 5, temperature=0.0)
         CHANGES[name](fast_model.layers)
-    if when == "after" and name == "a subclass":  # which has other weights
+    if when == "after" and name in ("a bias", "a subclass"):  # which have other weights
         with pytest.raises(RuntimeError, match=OUTDATED):
             ours.generate(TOKENS[:1], 5, temperature=0.0)
         ours = decoder(fast_model)
