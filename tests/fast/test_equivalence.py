@@ -315,7 +315,7 @@ class Scores(Attention):
     warmth = 1.0
 
     def of_setting(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask=None) -> torch.Tensor:
-        return BEFORE(self, query * getattr(self, "temperature", 1.0) * self.n_heads / 4, key, value, mask)
+        return BEFORE(self, query * self.rope_theta / 1e4, key, value, mask)
 
     def of_class(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask=None) -> torch.Tensor:
         return BEFORE(self, query * self.warmth, key, value, mask)
@@ -331,12 +331,12 @@ BEFORE = Attention.compute_query_key_value_scores
 
 
 def test_what_scores_take_of_a_module_is_not_that_of_a_fresh_one(monkeypatch: pytest.MonkeyPatch):
-    """A temperature that is learned or set later would be 1 in every module that a check makes."""
+    """A setting of which only the product with 1 is compared, because every module that a check makes has 1e4."""
     monkeypatch.setattr(Attention, "compute_query_key_value_scores", Scores.of_setting)
     plain, ours = both()
     unchanged = outputs(plain)
     for model in (plain, ours.llama):
-        model.layers[0].attention.temperature = 5.0
+        model.layers[0].attention.rope_theta = 5e4
     check_equal(plain, ours, unchanged)
 
 
