@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from tokenizer import Tokenizer
 
 SAMPLING = ("top_k", "top_p", "epsilon", "min_p", "repetition_penalty")
+NO_CUDA_GRAPHS = (
+    "--cuda_graphs: decoding through CUDA graphs was never tried on a GPU and is gone; "
+    "the text is generated without them"
+)
 GATHERED = 50  # batches of prompts among which those of like length are put together
 
 
@@ -41,8 +45,10 @@ class PromptDecoder(NamedTuple):
         """texts: how many will be asked for one by one."""
         from engine.runs import generator_of, search_of
 
+        if args.cuda_graphs:
+            warn(NO_CUDA_GRAPHS)
         llama, tokenizer = load_llama(args)
-        generator = generator_of(llama, compute, texts * args.max_new_tokens, args.cuda_graphs)
+        generator = generator_of(llama, compute, texts * args.max_new_tokens)
         with naming_the_flag():
             search = search_of(llama, generator, args.beam, args.contrastive)
         settings = {name: getattr(args, name) for name in SAMPLING}

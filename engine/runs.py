@@ -137,13 +137,13 @@ def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = T
     )
 
 
-def generator_of(llama: Llama, compute: ComputeSettings, tokens: int, cuda_graphs: bool = False) -> Any:
+def generator_of(llama: Llama, compute: ComputeSettings, tokens: int) -> Any:
     """The decoder that generates `tokens` tokens by a method `generate` like the model's; perhaps the model itself."""
     fast, precision = import_folder("fast") if compute.kernels == "auto" else None, compute.precision
     if fast is not None and precision == "fp32" and compute.device.type == "cpu" and fast.is_small_job(llama, tokens):
         return llama  # choosing kernels would take longer
     compute_fast(llama, compute, trains=False, generates=True)
-    return llama if fast is None else fast.decoder(llama, precision, tokens=tokens, cuda_graphs=cuda_graphs)
+    return llama if fast is None else fast.decoder(llama, precision, tokens=tokens)
 
 
 def search_of(

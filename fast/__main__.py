@@ -1,4 +1,4 @@
-"""What computes a model on this machine, and why; and compiling what can be compiled ahead.
+"""The kernels that compute a model on this machine, and why; and compiling the loops.
 
 python -m fast                       # a table: precision, part, kernel, reason
 python -m fast --compile             # the loops that generate text in float32; or name fp32, bf16, int8
@@ -48,7 +48,7 @@ def print_table() -> None:
 
 
 def print_bert(devices: list[str]) -> None:
-    """The kernels of a BERT inside a model, where the folder bert/ is here. It is computed in fp32 alone."""
+    """The kernels of a BERT, if the folder bert/ is here. Its only precision is fp32."""
     import torch
     from torch import nn
 
@@ -63,7 +63,7 @@ def print_bert(devices: list[str]) -> None:
 
 
 def compile_loops(formats: list[str]) -> None:
-    """Raises `UserError` where numba does not work."""
+    """Raises `UserError` if numba does not work."""
     from fast.compiled import NotReady, are_compiled, compile_now
 
     for format_ in formats:

@@ -1,8 +1,7 @@
 """PyTorch's fused attention in the place of the one that llama.py spells out.
 
 It computes the same without keeping the scores (Dao et al. 2022, "FlashAttention", arXiv:2205.14135), in less time, on
-every device. Short texts in bfloat16 are an exception on CPUs: there two batched products can be faster, which is
-measured (`fast.apply`).
+every device. For short texts in bfloat16 on CPUs two batched products can be faster, which is measured (`fast.apply`).
 
 Shapes:  b batch   s query position   t key position   h query heads   d head dim
 """
@@ -22,24 +21,24 @@ from base_llama import causal_mask
 from config import LlamaConfig
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods, replace
-from fast.layers import StandIn, has_more
+from fast.layers import CheckedKernel, has_more
 from fast.linear import readable
 from llama import Attention
 
-LONG = 1100  # positions: more than most models have
-SHORT = 256  # positions up to which scores may be kept: 128 KB for a head in bfloat16
-MANY = 2**16  # scores in all from which two batched products are worth their calls: four texts of 45 tokens, 8 heads
+LONG_TEXT = 1100  # positions: more than most models have
+SHORT_TEXT = 256  # positions up to which scores may be kept: 128 KB for a head in bfloat16
+BY_PRODUCTS_FROM = 2**16  # scores in all that are worth the calls of two products: 4 texts of 45 tokens, 8 heads
 
 
-class FusedAttention(StandIn, Attention):
+class FusedAttention(CheckedKernel, Attention):
     """`Attention` whose scores, softmax and weighted sum are one kernel.
 
-    products_from: for a number format how many scores are enough for `attention_by_products`, if texts are short and
+    products_from: for a number format, how many scores are enough for `attention_by_products`, if texts are short and
     nothing is trained.
     """
 
     __slots__ = ("products_from",)
-    stands_for = Attention
+    replaces = Attention
 
     def __init__(self, config: LlamaConfig, products_from: Mapping[torch.dtype, int] | None = None):
         super().__init__(config)
@@ -54,7 +53,7 @@ class FusedAttention(StandIn, Attention):
         return kernel
 
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
-        """As the page has it, of what the norm may have given in bfloat16. inputs: b s D, and others"""
+        """As `Attention.forward`, of inputs that the norm may give in bfloat16. inputs: b s D, and others"""
         of_norm = (readable(x, self, "compute_query", "compute_key", "compute_value") for x in inputs[:1])
         return super().forward(*of_norm, *inputs[1:], **named)
 
@@ -63,7 +62,7 @@ class FusedAttention(StandIn, Attention):
     ) -> torch.Tensor:
         """query: b h s d, key and value: b h t d -> b h s d. others: the mask, if any: bool, broadcasts to b h s t.
 
-        With more arguments the page is another one than this kernel stands in for.
+        With more arguments `Attention` was edited, and computes by itself.
         """
         return readable(self._attend(*alike(query, key, value), *others, **named), self, "compute_output")
 
@@ -71,14 +70,14 @@ class FusedAttention(StandIn, Attention):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
     ) -> torch.Tensor:
         is_known = not has_more("mask", others, named) and self._has_plain_dropout()
-        if not is_known or not self.stands_in(scores_proof(query.device.type)):
+        if not is_known or not self.may_compute(scores_check(query.device.type)):
             return super().compute_query_key_value_scores(query, key, value, *others, **named)
         (mask,) = others or (named.get("mask"),)
         if mask is None and self.is_causal and query.shape[2] > 1:
             mask = causal_mask(query.shape[2], key.shape[2], query.device)
         is_causal = mask is not None and is_lower_triangle(mask)  # which the kernel has a faster way for
         if mask is not None and not is_causal and mask.device.type == "cpu" and not mask.any(-1).all():
-            # what sees nothing is NaN on the page, and 0 in the kernel (a GPU would have to wait for this question)
+            # a query that sees nothing gives NaN in llama.py and 0 in the kernel (a GPU would have to wait for this)
             return super().compute_query_key_value_scores(query, key, value, mask)
         if self._multiplies(query, key):
             return attention_by_products(query, key, value, mask)
@@ -89,10 +88,10 @@ class FusedAttention(StandIn, Attention):
     def _multiplies(self, query: torch.Tensor, key: torch.Tensor) -> bool:
         scores = query.shape[:3].numel() * key.shape[2]
         is_enough = scores >= self.products_from.get(query.dtype, math.inf)
-        return is_enough and key.shape[2] <= SHORT and not torch.is_grad_enabled()
+        return is_enough and key.shape[2] <= SHORT_TEXT and not torch.is_grad_enabled()
 
     def _has_plain_dropout(self) -> bool:
-        """Whether the dropout of the weights, which the kernel never makes, does nothing."""
+        """Whether the dropout of the attention weights does nothing: the kernel never makes these weights."""
         dropout = self.attn_dropout
         if type(dropout) is not nn.Dropout or has_hooks(dropout) or own_methods(dropout):
             return False
@@ -100,7 +99,7 @@ class FusedAttention(StandIn, Attention):
 
 
 def alike(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What several layers gave: in bfloat16 if all did, which one that was put in a kernel's place may not."""
+    """Outputs of several layers, as float32 unless all are bfloat16: a user's own layer may give float32."""
     if len({part.dtype for part in parts}) == 1:
         return parts
     return tuple(part.float() if part.dtype == torch.bfloat16 else part for part in parts)
@@ -124,7 +123,7 @@ def attention_by_products(
 
 
 def is_lower_triangle(mask: torch.Tensor) -> bool:
-    """Whether a mask hides exactly what comes after each query. Looked at once: a GPU would have to wait for it."""
+    """Whether a mask hides exactly what follows each query. Compared once for each mask: a GPU would have to wait."""
     if mask.dim() != 2 or mask.shape[0] != mask.shape[1]:
         return False
     version = None if mask.is_inference() else mask._version  # such tensors count no changes
@@ -136,7 +135,7 @@ def is_lower_triangle(mask: torch.Tensor) -> bool:
 
 
 def _sides(device: str) -> Comparison:
-    """The page's scores and PyTorch's, with the masks that the three commands have."""
+    """Scores of llama.py and of PyTorch's kernel, with the masks that the three commands use."""
     config = LlamaConfig.from_preset("tiny", dim=16, n_heads=2, n_kv_heads=2)
     kinds = ("bidirectional", "causal")
     plain = {kind: Attention(LlamaConfig(**{**vars(config), "attention": kind})) for kind in kinds}
@@ -160,7 +159,7 @@ def _cases() -> Iterator[Case]:
         sizes = ((b, 2, s, 8), (b, 2, t, 8), (b, 2, t, 8))
         return tuple((torch.randn(size) * scale).requires_grad_(grad) for size in sizes)
 
-    def triangle(s: int, t: int) -> torch.Tensor:  # made here: the page's functions are what may have been changed
+    def triangle(s: int, t: int) -> torch.Tensor:  # not `causal_mask`, which may have been edited
         return torch.ones(s, t, dtype=torch.bool).tril(t - s)
 
     at = torch.arange(6) <= torch.tensor([[5], [2]])  # b t
@@ -169,17 +168,17 @@ def _cases() -> Iterator[Case]:
         yield Case(f"{kind} attention", (kind, True, *tensors(3, 7, 7)))
         yield Case(f"{kind} attention, large scores", (kind, False, *tensors(2, 5, 5, 4.0, grad=False)))
         yield Case(f"{kind} attention, many texts", (kind, False, *tensors(81, 3, 3, grad=False)))
-        yield Case(f"{kind} attention, {LONG} positions", (kind, False, *tensors(1, 64, LONG, grad=False)))
+        yield Case(f"{kind} attention, {LONG_TEXT} positions", (kind, False, *tensors(1, 64, LONG_TEXT, grad=False)))
     yield Case("a causal mask", ("causal", True, *tensors(2, 6, 6), triangle(6, 6)))
     yield Case("a mask for new positions", ("causal", False, *tensors(2, 3, 9), triangle(3, 9)))
     yield Case("one position of each text", ("causal", True, *tensors(2, 1, 6), at[:, None, None]))
     yield Case("padded texts", ("causal", False, *tensors(2, 4, 8), padded[:, None]))
-    yield Case("one new position", ("causal", False, *tensors(2, 1, LONG, grad=False)))
+    yield Case("one new position", ("causal", False, *tensors(2, 1, LONG_TEXT, grad=False)))
 
 
 @cache
-def scores_proof(device: str) -> EquivalenceCheck:
-    """Of the kernel of one kind of device: every kind has its own."""
+def scores_check(device: str) -> EquivalenceCheck:
+    """Of the fused attention of one type of device, which has kernels of its own."""
     where = device if device in ("cuda", "mps") else "cpu"
     return EquivalenceCheck(
         "Attention.compute_query_key_value_scores",

@@ -1,9 +1,9 @@
-"""The compiled loops: whether they are at hand, loading them, and compiling them.
+"""The compiled loops: whether they can be used, loading them, and compiling them.
 
-Compiling takes many seconds and loading most of one, so a text never waits for the first, and waits for the second
-only where that pays. Compiling beside a text was tried: at the lowest priority it makes the text take twice as long on
-two cores. So `setup.sh` compiles, or `python -m fast --compile`. What is compiled lies where numba keeps it; its
-checksums are kept with what else is known of this machine.
+Compiling takes many seconds and loading takes most of a second. A text never waits for compiling, and waits for loading
+only if that saves more time. (Compiling beside a text, at the lowest priority, made the text take twice as long on two
+cores.) So `setup.sh` compiles, or `python -m fast --compile`. numba keeps the compiled files, and `fast.measure` their
+checksums.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from fast.linear import Bf16Linear, Int8Linear, RoundedLinear
 from fast.measure import recall, remember
 from utils import ROOT
 
-LOOPS = Path(__file__).resolve().parent / "loops.py"
+LOOPS_FILE = Path(__file__).resolve().parent / "loops.py"
 FORMATS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear}
-KEPT = "loops"  # under this name
-LOAD_SECONDS = 0.6  # of importing numba and loading what is compiled
-
+KEPT_AS = "loops"  # the name of the checksums and formats in `fast.measure`
+LOAD_SECONDS = 0.6  # to import numba and load the compiled loops
 
 GIVE_WAY = """import os
 os.nice(19)
@@ -42,23 +41,23 @@ try:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 except (AttributeError, OSError):
     pass
-"""  # before PyTorch and numba are imported, which is work already
+"""  # runs before the imports of PyTorch and numba, which take time as well
 
 
 class NotReady(Exception):
-    """Why there are no loops to decode with, in words."""
+    """The loops cannot be used. The message is the reason."""
 
 
 def format_of(llama: nn.Module) -> str:
-    """In which numbers the loops read a model's weights."""
+    """The number format in which the loops read a model's weights."""
     kind = type(llama.output)
     return "int8" if kind is Int8Linear else "bf16" if kind in (Bf16Linear, RoundedLinear) else "fp32"
 
 
 def saved_seconds(config: LlamaConfig, tokens: int) -> float:
-    """About how much sooner the loops have decoded that many tokens than PyTorch has: a cautious estimate.
+    """A cautious estimate of the seconds that the loops save against PyTorch on so many tokens.
 
-    PyTorch takes its time to start some twenty kernels a layer, and reads weights at about half the speed.
+    PyTorch starts some twenty kernels a layer, and reads weights at about half the speed.
     """
     of_layer = 4 * config.dim**2 + 3 * config.dim * config.hidden_dim
     weights = config.n_layers * of_layer + config.vocab_size * config.dim
@@ -66,7 +65,7 @@ def saved_seconds(config: LlamaConfig, tokens: int) -> float:
 
 
 def why_no_loops() -> str | None:
-    """What is known, without loading anything, to keep the loops from being used; None if nothing is."""
+    """Why the loops cannot be used, as far as that is known without loading them; None for no known reason."""
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed; pip install numba makes long texts several times faster"
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
@@ -75,29 +74,29 @@ def why_no_loops() -> str | None:
 
 
 def loaded() -> set[str]:
-    """The number formats whose loops are in memory."""
+    """The number formats of the loops in memory."""
     return _state().loaded
 
 
 def are_compiled(format_: str) -> bool:
-    """Whether the loops for one number format lie on disk, whole."""
+    """Whether the loops of one number format are on disk, undamaged."""
     return was_compiled(format_) and not _is_damaged()
 
 
 def was_compiled(format_: str) -> bool:
-    """Whether the loops for one number format have been compiled here; `load` sees whether they are still whole."""
-    kept = recall(KEPT)
+    """Whether the loops of one number format have been compiled here; `load` finds damaged files."""
+    kept = recall(KEPT_AS)
     return isinstance(kept, dict) and kept.get("of") == _made_from() and format_ in kept.get("formats", ())
 
 
 def _is_damaged() -> bool:
-    """Whether a file is not what it was when it was written: a full disk, a power failure."""
-    files = (recall(KEPT) or {}).get("files")
+    """Whether a file is not as it was written, after a full disk or a power failure."""
+    files = (recall(KEPT_AS) or {}).get("files")
     return not files or any(_checksum(Path(path)) != checksum for path, checksum in files.items())
 
 
 def load(format_: str) -> ModuleType:
-    """`fast.loop_engine` with the loops for one number format in memory. Raises `NotReady`; never compiles."""
+    """`fast.loop_engine` with the loops of one number format in memory. Raises `NotReady`; never compiles."""
     state = _state()
     if format_ in state.loaded:
         return importlib.import_module("fast.loop_engine")
@@ -111,15 +110,15 @@ def load(format_: str) -> ModuleType:
         engine = _import_engine()
         with _refusing_to_compile():
             engine.warm_up(FORMATS[format_])
-    except NotReady:  # numba takes what lies there for outdated
-        remember(KEPT, None)
+    except NotReady:  # numba says that its files are outdated
+        remember(KEPT_AS, None)
         raise
     except (EOFError, pickle.UnpicklingError):
         _mend(format_)
         state.failure = "the compiled loops on disk were damaged; they are being compiled anew"
         notice(f"text is generated by PyTorch's kernels: {state.failure}")
         raise NotReady(state.failure) from None
-    except Exception as error:  # numba's threads, its settings: whatever it is, PyTorch decodes as well
+    except Exception as error:  # such as numba's threads or settings: PyTorch can decode as well
         state.failure = f"numba does not work here: {type(error).__name__}: {error}"
         notice(f"text is generated by PyTorch's kernels: {state.failure}")
         raise NotReady(state.failure) from None
@@ -128,8 +127,8 @@ def load(format_: str) -> ModuleType:
 
 
 def _mend(format_: str) -> None:
-    """Remove what is compiled, and begin to compile anew, in a process that gives way to others and outlives this."""
-    _remove(map(Path, (recall(KEPT) or {}).get("files", ())))
+    """Remove the compiled files, and compile anew in a process of low priority that outlives this one."""
+    _remove(map(Path, (recall(KEPT_AS) or {}).get("files", ())))
     code = f"{GIVE_WAY}from fast.compiled import compile_now; compile_now({format_!r})"
     nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with suppress(OSError):
@@ -137,7 +136,7 @@ def _mend(format_: str) -> None:
 
 
 def compile_now(format_: str) -> None:
-    """Compile the loops for one number format and keep them. Raises `NotReady` where that cannot be."""
+    """Compile the loops of one number format and keep them. Raises `NotReady` if that fails."""
     reason = why_no_loops()
     if reason is not None:
         raise NotReady(reason)
@@ -145,22 +144,22 @@ def compile_now(format_: str) -> None:
         engine = _import_engine()
         try:
             engine.warm_up(FORMATS[format_])
-        except Exception:  # what lies on disk may be damaged: once more without it
+        except Exception:  # files on disk may be damaged: try again without them
             _remove(_files())
             engine.warm_up(FORMATS[format_])
     except Exception as error:
         raise NotReady(f"numba does not work here: {type(error).__name__}: {error}") from None
     # an index may be written again, when numba compiles for another processor that shares the folder
     files = {str(path): _checksum(path) for path in _files() if path.suffix == ".nbc"}
-    before = recall(KEPT) or {}
+    before = recall(KEPT_AS) or {}
     formats = {format_, *(before.get("formats", ()) if before.get("of") == _made_from() else ())}
-    if not files or not remember(KEPT, {"of": _made_from(), "formats": sorted(formats), "files": files}):
+    if not files or not remember(KEPT_AS, {"of": _made_from(), "formats": sorted(formats), "files": files}):
         raise NotReady("compiled code can be kept in no folder")
     _state().loaded.add(format_)
 
 
 class _State:
-    """What this process has found out."""
+    """What this process has found out: formats whose loops are in memory, and why loading failed, if it did."""
 
     def __init__(self) -> None:
         self.loaded: set[str] = set()
@@ -175,13 +174,13 @@ def _state() -> _State:
 def _import_engine() -> ModuleType:
     try:
         return importlib.import_module("fast.loop_engine")
-    except Exception as error:  # a NumPy that numba does not know, settings that it refuses, no folder for its files
+    except Exception as error:  # such as a NumPy that numba does not know, refused settings, no folder for its files
         raise RuntimeError(f"it does not load: {error}") from None
 
 
 @contextmanager
 def _refusing_to_compile() -> Iterator[None]:
-    """Raise `NotReady` where numba is about to compile one of the loops."""
+    """Raise `NotReady` when numba is about to compile one of the loops."""
     from numba.core import event
 
     class Refusal(event.Listener):
@@ -197,18 +196,18 @@ def _refusing_to_compile() -> Iterator[None]:
 
 
 def _made_from() -> list[object]:
-    """What the compiled loops depend on besides the machine."""
-    stat = LOOPS.stat()
+    """Everything but the machine that the compiled loops depend on."""
+    stat = LOOPS_FILE.stat()
     settings = (os.environ.get(f"NUMBA_{name}") for name in ("CACHE_DIR", "CPU_NAME", "CPU_FEATURES"))
     try:
         numba = importlib.metadata.version("numba")
-    except importlib.metadata.PackageNotFoundError:  # gone since, or a folder of that name
+    except importlib.metadata.PackageNotFoundError:  # removed since, or a folder of that name
         numba = None
-    return [str(LOOPS), stat.st_mtime_ns, stat.st_size, numba, sys.version, *settings]
+    return [str(LOOPS_FILE), stat.st_mtime_ns, stat.st_size, numba, sys.version, *settings]
 
 
 def _files() -> list[Path]:
-    """Where numba keeps what it has compiled of the loops."""
+    """The files in which numba keeps the compiled loops."""
     from fast import loops
 
     folders = {function.stats.cache_path for function in vars(loops).values() if hasattr(function, "stats")}
@@ -216,12 +215,12 @@ def _files() -> list[Path]:
 
 
 def _remove(files: Iterable[Path]) -> None:
-    """Forget what is compiled: numba's data and the indices beside them."""
+    """Remove compiled loops, numba's indices beside them, and the record of them."""
     for path in files:
         for each in (path, *path.parent.glob(f"{path.name.partition('.py')[0]}.*.nbi")):
             with suppress(OSError):
                 each.unlink()
-    remember(KEPT, None)
+    remember(KEPT_AS, None)
 
 
 def _checksum(path: Path) -> int | None:

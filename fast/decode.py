@@ -1,8 +1,8 @@
-"""Decoders: what generates text with a model, sooner than the model by itself, and says the same.
+"""Decoders: objects that generate the same text as a model, sooner.
 
-Each is an object that stands beside a model and computes next-token logits in its place, `Llama.generate`'s
-`next_logits`. Compiled loops continue one text where they are at hand, agree with the page, and pay; everything else
-(prompts, several texts together, a window that slides, a bidirectional model) is left to the model.
+A decoder computes next-token logits in the place of a model, as `Llama.generate`'s argument `next_logits`. Compiled
+loops continue one text if they are installed, agree with llama.py and save time. The model itself does the rest:
+prompts, several texts together, a window that slides, a bidirectional model.
 
 Shapes:  b texts   s positions   v vocabulary
 """
@@ -10,53 +10,53 @@ Shapes:  b texts   s positions   v vocabulary
 from __future__ import annotations
 
 import copy
+import inspect
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from base_llama import KVCache
 from config import PRECISIONS, LlamaConfig
+from engine.weights import blueprint
 from fast import compiled
 from fast.apply import Choice
-from fast.attention import scores_proof
-from fast.base_decoder import PART, PASSES, Decoder, kinds_of, stranger_in, why_not_asked
+from fast.attention import scores_check
 from fast.compiled import LOAD_SECONDS, NotReady
 from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
-from fast.layers import FEED_FORWARD, RMS_NORM
+from fast.kernel import has_hooks, own_methods
+from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
+from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 if TYPE_CHECKING:
     from fast.loop_engine import BestThreads, DecodeEngine
 
-PAGE = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
+PART = "decoding"
+LLAMA_MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, RMSNorm, nn.Linear}
+PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # methods of `Llama`
+REPLACED_BY_LOOPS = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
+SAMPLE = 32  # numbers of each weight that are compared before a text
+OUTDATED = "the model's weights were written to or replaced since this decoder was made; make another one"
 
 
-def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None, cuda_graphs: bool = False) -> Decoder:
-    """What generates text with `llama` fastest, as it now is.
+def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None) -> Decoder:
+    """The fastest decoder for `llama` as it is now.
 
-    precision: the one that `accelerate` has given the model. tokens: how many will be generated in all, if that is
-    known: few are not worth loading the loops. cuda_graphs: on CUDA, through recorded graphs.
-    Raises `ValueError` for an unknown precision.
+    precision: the one that `accelerate` has given the model. tokens: how many will be generated in all, if known: for
+    few tokens the loops are not loaded. Raises `ValueError` for an unknown precision.
     """
-    choice = choose_decoder(next(llama.parameters()).device, precision, cuda_graphs=cuda_graphs)
-    if choice.kernel != "plain" and (reason := why_not_asked(llama)):
-        choice = Choice(PART, "plain", reason)
-    if choice.kernel == "CUDA graph":
-        from fast.graphs import GraphDecoder  # which is derived from `Decoder`
-
-        return GraphDecoder(llama, choice)
-    if choice.kernel == "numba" and (reason := _why_no_loops_for(llama, precision, tokens)):
+    choice = choose_decoder(next(llama.parameters()).device, precision)
+    if choice.kernel == "numba" and (reason := _why_plain(llama) or _why_no_loops_for(llama, precision, tokens)):
         choice = Choice(PART, "plain", reason)
     return LoopDecoder(llama, choice, precision) if choice.kernel == "numba" else Decoder(llama, choice)
 
 
-def choose_decoder(device: torch.device, precision: str = "fp32", *, cuda_graphs: bool = False) -> Choice:
+def choose_decoder(device: torch.device, precision: str = "fp32") -> Choice:
     """What computes the next token of a text, as far as that depends on the machine alone."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
-    if device.type == "cuda" and cuda_graphs:
-        return Choice(PART, "CUDA graph", "launches the kernels of a token all together")
     if device.type != "cpu":
         return Choice(PART, "plain", f"PyTorch's own kernels on {device.type}")
     reason = compiled.why_no_loops()
@@ -67,8 +67,23 @@ def choose_decoder(device: torch.device, precision: str = "fp32", *, cuda_graphs
     return Choice(PART, "numba", "for one text, where the work ahead is worth loading the loops")
 
 
+def _why_plain(llama: Llama) -> str | None:
+    """Why nothing may compute in the place of `Llama.next_logits`; None if something may."""
+    reason = None
+    if type(llama) is not Llama:
+        reason = f"{type(llama).__name__} generates as it is written: it is not Llama itself"
+    elif not any(
+        parameter.name == "next_logits" or parameter.kind is parameter.VAR_KEYWORD
+        for parameter in inspect.signature(Llama.generate).parameters.values()
+    ):
+        reason = "text is generated as it is written: generate takes no next_logits"
+    if reason is not None:
+        notice(reason)
+    return reason
+
+
 def _why_no_loops_for(llama: Llama, precision: str, tokens: int | None) -> str | None:
-    """What keeps the loops for one number format from continuing a model's texts. Loads them where nothing does."""
+    """Why the loops of one number format cannot continue a model's texts; None if they can. Loads them if needed."""
     if not llama.config.is_causal:
         return "a bidirectional model computes everything anew for every token"
     if (other := compiled.format_of(llama)) != precision:
@@ -86,14 +101,56 @@ def _why_no_loops_for(llama: Llama, precision: str, tokens: int | None) -> str |
         return str(error)
 
 
+def is_readable(llama: Llama) -> bool:
+    """Whether the loops can read a model's weights: float32 on the CPU, no biases."""
+    return all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in llama.parameters()) and all(
+        getattr(module, "bias", None) is None for module in llama.modules()
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- decoders
+
+
+class Decoder:
+    """Generates text as the model does. A subclass computes some of it in the model's place.
+
+    A decoder is made for weights that stay as they are. Before each text it compares PyTorch's count of writes to each
+    weight, and a sample of its numbers. (PyTorch does not count writes to `.data`, nor those of fused optimizers.)
+    choice: what it computes with, and why.
+    """
+
+    def __init__(self, llama: Llama, choice: Choice):
+        self.llama, self.choice = llama, choice
+        self._weights = [*llama.parameters()]  # kept, so that no others can come to lie at their addresses
+        self._state = _state_of_weights(self._weights)
+
+    def generate(
+        self, idx: torch.Tensor, max_new_tokens: int, temperature: float = 1.0, **settings: Any
+    ) -> torch.Tensor:
+        """The text that `Llama.generate` gives for the same arguments. idx: b s -> b (s + new)
+
+        Raises `RuntimeError` if the model's weights are no longer those that the decoder was made for.
+        """
+        if _state_of_weights([*self.llama.parameters()]) != self._state:
+            raise RuntimeError(OUTDATED)
+        if settings.get("next_logits") is not None:  # the caller's own
+            return self.llama.generate(idx, max_new_tokens, temperature, **settings)
+        return self._generate(idx, max_new_tokens, temperature, settings)
+
+    def _generate(
+        self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
+    ) -> torch.Tensor:
+        return self.llama.generate(idx, max_new_tokens, temperature, **settings)
+
+
 class LoopDecoder(Decoder):
-    """Continues one text through compiled loops, for one number format, wherever the page still agrees with them."""
+    """Continues one text through compiled loops of one number format, while they agree with the model's code."""
 
     def __init__(self, llama: Llama, choice: Choice, precision: str):
-        """The loops are in memory. precision: their number format, and the model's."""
+        """precision: the number format of the loops, which are loaded, and of the model."""
         super().__init__(llama, choice)
         engine = compiled.load(precision)
-        self._precision, self._kinds = precision, kinds_of(llama)
+        self._precision, self._kinds = precision, _kinds_of(llama)
         self._engine: DecodeEngine = engine.DecodeEngine(llama)
         self._threads: BestThreads = engine.BestThreads()
 
@@ -102,10 +159,10 @@ class LoopDecoder(Decoder):
     ) -> torch.Tensor:
         llama = self.llama
         is_plain = torch.is_autocast_enabled("cpu") or any(module.training for module in llama.modules())
-        is_plain = is_plain or self._kinds != kinds_of(llama) or why_not_asked(llama) is not None
+        is_plain = is_plain or self._kinds != _kinds_of(llama) or _why_plain(llama) is not None
         if is_plain or not _agrees(llama, self._precision):
             return super()._generate(idx, max_new_tokens, temperature, settings)
-        only_largest = asks_largest_alone(temperature, settings) and LARGEST.holds()
+        only_largest = _needs_only_largest(temperature, settings) and LARGEST_CHECK.holds()
         threads = copy.deepcopy(self._threads)  # another thread of Python may be generating as well
         settings["next_logits"] = partial(self._next_logits, threads, only_largest)
         text = llama.generate(idx, max_new_tokens, temperature, **settings)
@@ -121,7 +178,7 @@ class LoopDecoder(Decoder):
         *more: Any,
         **named: Any,
     ) -> torch.Tensor:
-        """As `Llama.next_logits`, which may have been changed to take more. idx: b s -> b v"""
+        """As `Llama.next_logits`, which an edit may give more arguments. idx: b s -> b v"""
         llama = self.llama
         is_step = cache is not None and 0 < cache.length == idx.shape[1] - 1 < llama.config.max_seq_len
         if more or named or not is_step or len(idx) > 1 or cache.keys.dtype != torch.float32:
@@ -129,50 +186,89 @@ class LoopDecoder(Decoder):
         return self._engine.next_logits(idx[:, -1:], cache, only_largest, threads)
 
 
-def asks_largest_alone(temperature: float, settings: dict[str, Any]) -> bool:
-    """Whether `Llama.generate` with these settings asks which logit is the largest, and nothing of the others."""
+def _needs_only_largest(temperature: float, settings: dict[str, Any]) -> bool:
+    """Whether `Llama.generate` with these settings reads which logit is the largest, and nothing of the others."""
     return temperature == 0.0 and settings.get("choose") is None
 
 
+# ------------------------------------------------------------------------------------------- what must not have changed
+
+
+def _state_of_weights(weights: list[torch.Tensor]) -> list[Any]:
+    """Changes when a weight is replaced or written to, see `Decoder`."""
+    return [(id(w), w.data_ptr(), w.dtype, w.is_inference() or w._version, _sample(w)) for w in weights]
+
+
+def _sample(weight: torch.Tensor) -> bytes:
+    numbers = weight.detach().flatten()
+    if weight.is_meta or not len(numbers):
+        return b""
+    return numbers[:: max(1, len(numbers) // SAMPLE)].clone().view(torch.uint8).cpu().numpy().tobytes()
+
+
+def _kinds_of(llama: Llama) -> list[type]:
+    """Changes when another kernel takes a module's place."""
+    return [type(module) for module in llama.modules()]
+
+
 def _agrees(llama: Llama, precision: str) -> bool:
-    """Whether a model is what the page makes, and the loops compute what the page says. Raises `NotReady`."""
-    stranger = stranger_in(llama)
-    if stranger is not None:
-        notice(f"text is generated as the model is written, without compiled loops: {stranger}")
+    """Whether a model is what its config makes, and the loops compute what llama.py says. Raises `NotReady`."""
+    changed = _what_changed_in(llama)
+    if changed is not None:
+        notice(f"text is generated as the model is written, without compiled loops: {changed}")
         return False
-    proof = _proof(tuple(vars(llama.config).items()), precision)
-    return all(each.holds() for each in (RMS_NORM, FEED_FORWARD, scores_proof("cpu"), proof))
+    loops_check = _loops_check(tuple(vars(llama.config).items()), precision)
+    return all(check.holds() for check in (RMS_NORM_CHECK, FEED_FORWARD_CHECK, scores_check("cpu"), loops_check))
 
 
 @lru_cache(maxsize=16)
-def _proof(config: tuple[tuple[str, Any], ...], precision: str) -> EquivalenceCheck:
-    """That the loops for one number format agree with a model of this shape."""
+def _loops_check(config: tuple[tuple[str, Any], ...], precision: str) -> EquivalenceCheck:
+    """Whether the loops of one number format agree with a model of this shape."""
     engine, kernel = compiled.load(precision), compiled.FORMATS[precision]
     sides = partial(engine.sides, LlamaConfig(**dict(config)), kernel)
-    return EquivalenceCheck(
-        "Llama", PAGE, sides, but=((KVCache, "take"),)
-    )  # whose texts the loops are handed like any other
+    # `take` picks rows for a search, which gives the loops a text like any other
+    return EquivalenceCheck("Llama", REPLACED_BY_LOOPS, sides, but=((KVCache, "take"),))
 
 
-def is_readable(llama: Llama) -> bool:
-    """Whether the loops can read a model's weights: float32 on the CPU, no biases."""
-    return all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in llama.parameters()) and all(
-        getattr(module, "bias", None) is None for module in llama.modules()
-    )
+def _what_changed_in(llama: Llama) -> str | None:
+    """What of a model is not as its class and config make it: a module or method replaced, a hook, another setting."""
+    try:
+        as_made = _settings_as_made(tuple(vars(llama.config).items()))
+        for name, module in llama.named_modules():
+            where = name or "the model"
+            if module is not llama and type(module) not in LLAMA_MODULES | LLAMA_KERNELS:
+                return f"{where} is a {type(module).__name__}"
+            if has_hooks(module):
+                return f"{where} has a hook"
+            if own_methods(module) or _settings(module) != as_made.get(name):
+                return f"{where} has other settings or methods than its class gives it"
+    except Exception as error:  # a config or modules that cannot be made again, or compared
+        return f"it cannot be compared with what its config makes: {type(error).__name__}"
+    return None
+
+
+@lru_cache(maxsize=8)
+def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str, Any]]:
+    return {name: _settings(module) for name, module in blueprint(LlamaConfig(**dict(config))).named_modules()}
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return {name: value for name, value in own.items() if name != "training"}
 
 
 def _sides_of_largest() -> Comparison:
-    """Texts from logits that are all true, and from logits of which, at temperature 0, the largest alone is."""
+    """Texts from true logits, and texts from logits of which, at temperature 0, only the largest is true."""
     model = Llama(LlamaConfig.from_preset("tiny", attention="causal"))
 
-    def ask(is_page: bool) -> Any:
+    def ask(is_exact: bool) -> Any:
         def run(idx: torch.Tensor, temperature: float, settings: dict[str, Any]) -> list[torch.Tensor]:
             draw, seen = torch.Generator().manual_seed(1), []
 
             def next_logits(idx: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
                 logits, others = torch.randn(2, len(idx), 30, generator=draw)
                 largest = logits.amax(-1, keepdim=True)  # b 1
-                if is_page or not asks_largest_alone(temperature, settings):
+                if is_exact or not _needs_only_largest(temperature, settings):
                     return logits
                 return logits.where(logits == largest, largest - 0.1 - others.abs())
 
@@ -190,7 +286,7 @@ def _sides_of_largest() -> Comparison:
     return Comparison(ask(True), ask(False), [*cases, Case("temperature 1", (idx, 1.0, {}))])
 
 
-# Of what `generate` does with logits, all but computing them.
-LARGEST = EquivalenceCheck(
+# Everything that `generate` does with logits, but not how they are computed.
+LARGEST_CHECK = EquivalenceCheck(
     "the likeliest token", ((Llama, "generate"),), _sides_of_largest, but=((Llama, "next_logits"), KVCache)
 )

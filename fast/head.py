@@ -1,7 +1,7 @@
-"""The output head where only the likeliest token is wanted: most of its weights are read as 8-bit numbers only.
+"""The output head for greedy decoding, which needs only the likeliest token: most weights are read as 8-bit numbers.
 
-The head is the largest matrix of a small model. A copy in 8 bits tells which few tokens can be the likeliest, by a
-bound that holds for every input, and only those are computed from the weights themselves.
+The head is the largest matrix of a small model. Logits of an 8-bit copy, with a bound on their error that holds for
+every input, show which few tokens can be the likeliest. Only those are computed from the weights themselves.
 
 Shapes:  v vocabulary   D model dim
 """
@@ -15,7 +15,7 @@ from fast.linear import quantise
 from fast.loops import Matrix, matvec, rescore
 
 MAX_CANDIDATES = 1 / 16  # of the vocabulary: beyond that, computing all logits is faster than picking
-PIECE = 2048  # rows that are worked on together: what belongs to them stays in the processor's cache
+ROWS_TOGETHER = 2048  # that fit into the processor's cache
 
 
 class ScreenedHead:
@@ -29,13 +29,13 @@ class ScreenedHead:
     def __init__(self, weight: torch.Tensor, rows: np.ndarray):
         """weight: v D, float32; rows: the same numbers, as `Matrix` stores them."""
         self.rows = rows
-        parts = [_bound(piece) for piece in weight.split(PIECE)]
+        parts = [_bound(piece) for piece in weight.split(ROWS_TOGETHER)]
         quantised, scale, error = (torch.cat(part) for part in zip(*parts, strict=True))  # v D, v, v
         self.copy = Matrix(quantised.numpy(), scale.numpy())
         self.error = error.numpy()
 
     def logits(self, x: np.ndarray) -> np.ndarray | None:
-        """Exact for the largest, approximate and less for others; None if too many may be it. x: D -> v"""
+        """The largest is exact, others are approximate and smaller; None if too many can be the largest. x: D -> v"""
         return self.pick(x, self.approximate(x), int(MAX_CANDIDATES * len(self.error)))
 
     def approximate(self, x: np.ndarray) -> np.ndarray:
@@ -45,13 +45,13 @@ class ScreenedHead:
         return logits
 
     def pick(self, x: np.ndarray, logits: np.ndarray, at_most: int) -> np.ndarray | None:
-        """`logits` after all that can be the largest are computed anew; None if they are more than `at_most`."""
+        """`logits`, of which all that can be the largest are made exact; None if they are more than `at_most`."""
         norm = float(np.linalg.norm(x.astype(np.float64))) * (1 + 1e-6)  # the comparison is made in float32
         return logits if rescore(self.rows, x, self.error, norm, logits, at_most) else None
 
 
 def _bound(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The 8-bit copy of some rows, r D, its scales, and what the bound is for inputs of length 1, r each."""
+    """The 8-bit copy of some rows, r D, its scales, and the bound for inputs of length 1, r each."""
     quantised, scale = quantise(weight)
     lost = weight - quantised * scale[:, None]  # r D: s q is rounded, which `rounding` covers
     size = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)  # r: |s q| is at most |w| + |e|

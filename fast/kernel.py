@@ -1,8 +1,8 @@
 """Modules that take the places of a model's own and share all that these hold.
 
-A kernel and the module that it stands in for have one `__dict__`: parameters, buffers, children, hooks, the mode, and
-whatever somebody sets or registers on either. So names and parameters stay what they are, to an optimizer too, and what
-hangs on a layer is computed on. What a kernel has of its own, its settings and copies of weights, lies in `__slots__`.
+A kernel and the module that it replaces have one `__dict__`: parameters, buffers, children, hooks, the mode, and every
+attribute that is set later on either. So names and parameters stay what they are, also for an optimizer, and hooks of a
+layer still run. A kernel's own settings and copies of weights lie in `__slots__`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-OWN = "a kernel's own"  # the entry of a state that is no attribute of the module
+OWN_SLOTS = "a kernel's own"  # the entry of a state that is no attribute of the module
 
 
 class Kernel:
-    """A module in the place of another, `plain`. Beside the class `stands_for`, which it computes as."""
+    """A module in the place of another one, `plain`, of the class `replaces`. A subclass derives from that as well."""
 
     __slots__ = ("plain",)
-    stands_for: ClassVar[type[nn.Module]]
+    replaces: ClassVar[type[nn.Module]]
 
     def __new__(cls, *_: Any, **__: Any) -> Kernel:
         kernel = super().__new__(cls)
@@ -31,27 +31,27 @@ class Kernel:
 
     @classmethod
     def sharing(cls, module: nn.Module) -> Any:
-        """A kernel, without settings so far, that holds what `module` holds."""
+        """A kernel that holds everything that `module` holds. Its settings are None."""
         kernel = cls.__new__(cls)
-        object.__setattr__(kernel, "plain", module)  # which PyTorch would make a child of it
+        object.__setattr__(kernel, "plain", module)  # PyTorch's `__setattr__` would make it a child
         object.__setattr__(kernel, "__dict__", vars(module))
         return kernel
 
     def without_kernel(self) -> nn.Module:
-        """What it stands in for; of one that was made by itself, a module of that class."""
-        plain = self.plain or self.stands_for.__new__(self.stands_for)
-        plain.__dict__ = vars(self)  # which that of a copy is not
+        """The module that it replaces; for a kernel made by its constructor, a new one with the same `__dict__`."""
+        plain = self.plain or self.replaces.__new__(self.replaces)
+        plain.__dict__ = vars(self)  # a copied kernel and its `plain` have two
         object.__setattr__(self, "plain", plain)
         return plain
 
     def __getstate__(self) -> dict[str, Any]:
-        """What `copy.deepcopy` and `torch.save` take along: no slot whose name begins with an underscore."""
+        """For `copy.deepcopy` and `torch.save`: without slots whose names begin with an underscore."""
         own = {name: getattr(self, name) for name in _slots(type(self)) if not name.startswith("_")}
-        return {**vars(self), OWN: own}
+        return {**vars(self), OWN_SLOTS: own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = state[OWN]
-        super().__setstate__({name: value for name, value in state.items() if name != OWN})
+        own = state[OWN_SLOTS]
+        super().__setstate__({name: value for name, value in state.items() if name != OWN_SLOTS})
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
@@ -62,7 +62,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def replace(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
-    """Put other modules in the places of some, wherever in `model` these stand."""
+    """Put the value of each entry in the place of its key, wherever in `model` that stands."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child in others:
@@ -70,13 +70,13 @@ def replace(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to be told when a module computes."""
+    """Whether a hook runs when a module computes, its own or one of all modules."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or bool(nn.modules.module._has_any_global_hook())
 
 
 def own_methods(module: nn.Module) -> set[str]:
-    """The methods of its class that a module has been given others for."""
+    """The names of methods that are set on the module itself, over those of its class."""
     return vars(module).keys() & _methods_of(type(module))
 
 

@@ -1,7 +1,7 @@
-"""RMSNorm and SwiGLU with their gradients written out: fewer passes over memory, and less of it kept.
+"""RMSNorm and SwiGLU with their gradients written out: fewer passes over memory, and less memory kept.
 
-PyTorch's autograd keeps every intermediate result and makes one pass for each operation. These keep the inputs alone
-and compute the rest again, which costs less than storing it and reading it back.
+PyTorch's autograd keeps every intermediate result and makes one pass for each operation. These kernels keep only the
+inputs and compute the rest again, which takes less time than storing it and reading it back.
 
 Shapes:  D model dim   f feed-forward dim
 """
@@ -21,29 +21,29 @@ from fast.linear import readable
 from llama import FeedForward, RMSNorm
 
 
-class StandIn(Kernel):
-    """What modules have in common whose kernel may compute only while it agrees with the page."""
+class CheckedKernel(Kernel):
+    """A kernel that computes only while it agrees with the code that it replaces."""
 
     __slots__ = ()
 
-    def stands_in(self, proof: EquivalenceCheck) -> bool:
+    def may_compute(self, check: EquivalenceCheck) -> bool:
         """Whether the kernel may compute for this module now."""
         own = own_methods(self)
         if own:
-            notice(f"{proof.name} is computed as it is written: one has its own {', '.join(sorted(own))}")
-        return not own and proof.holds()
+            notice(f"{check.name} is computed as it is written: one has its own {', '.join(sorted(own))}")
+        return not own and check.holds()
 
 
 def has_more(name: str, others: tuple, named: dict[str, Any]) -> bool:
-    """Whether a call gives more than one further argument, `name`: the page is another one than a kernel knows."""
+    """Whether a call has arguments beside one, `name`: the caller was edited, and the kernel does not know them."""
     return len(others) + len(named) > 1 or not named.keys() <= {name}
 
 
-class FusedRMSNorm(StandIn, RMSNorm):
+class FusedRMSNorm(CheckedKernel, RMSNorm):
     """`RMSNorm` with its own backward pass. out_dtype: what the layers that read it compute in."""
 
     __slots__ = ("out_dtype",)
-    stands_for = RMSNorm
+    replaces = RMSNorm
 
     def __init__(self, dim: int, eps: float = 1e-6, *, out_dtype: torch.dtype = torch.float32):
         super().__init__(dim, eps)
@@ -56,9 +56,9 @@ class FusedRMSNorm(StandIn, RMSNorm):
         return kernel
 
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
-        """x: ... D -> ... D. What else there may be is for a page that takes more than this one."""
-        # another number format is that of a model that somebody has converted
-        if others or named or x.dtype != torch.float32 or not self.stands_in(RMS_NORM):
+        """x: ... D -> ... D. Other arguments are for an edited `RMSNorm`."""
+        # a model converted to another number format is computed as it is written
+        if others or named or x.dtype != torch.float32 or not self.may_compute(RMS_NORM_CHECK):
             return super().forward(x, *others, **named)
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, self.weight, self.eps, self.out_dtype)
@@ -98,20 +98,16 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x, grad_weight, None, None
 
 
-class FusedFeedForward(StandIn, FeedForward):
+class FusedFeedForward(CheckedKernel, FeedForward):
     """`FeedForward` whose gate silu(a) * b keeps nothing but a and b."""
 
     __slots__ = ()
-    stands_for = FeedForward
-
-    @classmethod
-    def from_feed_forward(cls, feed_forward: FeedForward) -> FusedFeedForward:
-        return cls.sharing(feed_forward)
+    replaces = FeedForward
 
     def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
         """x: ... D -> ... D, through ... f"""
         x = readable(x, self, "w1", "w3")
-        if others or named or not self.stands_in(FEED_FORWARD):
+        if others or named or not self.may_compute(FEED_FORWARD_CHECK):
             return super().forward(x, *others, **named)
         a, b = self.w1(x), self.w3(x)
         gated = swiglu(a, b) if torch.is_grad_enabled() else F.silu(a).mul_(b)
@@ -141,8 +137,8 @@ class _SwiGLU(torch.autograd.Function):
         return grad_a, grad_b
 
 
-def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Comparison:
-    """A module of the page and its kernel on the same weights, trained and not, for small and large numbers."""
+def _sides_of(plain: nn.Module, kernel: CheckedKernel) -> Comparison:
+    """A module and its kernel on the same weights, trained and not, for small and large numbers."""
     for parameter in plain.parameters():
         nn.init.normal_(parameter)
 
@@ -157,7 +153,7 @@ def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Comparison:
         ("tiny numbers", (2, 3), 1e-6),
         ("large numbers", (2, 3), 1e3),
     ):
-        x = torch.randn(*shape, dim) * scale
+        x = torch.randn(*shape, 8) * scale
         cases.append(Case(name, (x, False)))
         if scale >= 1.0 and shape[0] < 81:
             cases.append(Case(f"{name}, trained", (x.clone().requires_grad_(), True), parameters))
@@ -166,15 +162,15 @@ def _sides_of(plain: nn.Module, kernel: StandIn, dim: int) -> Comparison:
 
 def _norms() -> Comparison:
     norm = RMSNorm(8, 1e-6)
-    return _sides_of(norm, FusedRMSNorm.from_norm(norm), 8)
+    return _sides_of(norm, FusedRMSNorm.from_norm(norm))
 
 
 def _feed_forwards() -> Comparison:
     feed_forward = FeedForward(8, 12, 4, 0.5)
-    return _sides_of(feed_forward, FusedFeedForward.from_feed_forward(feed_forward), 8)
+    return _sides_of(feed_forward, FusedFeedForward.sharing(feed_forward))
 
 
-RMS_NORM = EquivalenceCheck("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})
-FEED_FORWARD = EquivalenceCheck(
+RMS_NORM_CHECK = EquivalenceCheck("RMSNorm", (RMSNorm,), _norms, reads={"eps", "weight", "training"})
+FEED_FORWARD_CHECK = EquivalenceCheck(
     "FeedForward", (FeedForward,), _feed_forwards, reads={"w1", "w2", "w3", "dropout", "training"}
 )

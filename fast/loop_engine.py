@@ -1,4 +1,4 @@
-"""One more token for one text, in compiled loops: what they read, and what they are compared on.
+"""One more token for one text, in compiled loops: the weights that they read, and their comparison with llama.py.
 
 Decoding one text reads every weight once for each token and does little with it, so it is as fast as memory is read.
 PyTorch's kernels for one row are not. Importing this module imports numba.
@@ -32,7 +32,7 @@ from rope import rope_table, rotate
 
 
 class DecodeEngine:
-    """A Llama's weights as the loops read them: float32 ones where the model has them, in fewer bits a copy."""
+    """A Llama's weights as the loops read them: its own float32 ones, copies in fewer bits."""
 
     def __init__(self, llama: Llama):
         self.config = llama.config
@@ -47,8 +47,8 @@ class DecodeEngine:
     ) -> torch.Tensor:
         """The logits after one more token, which is added to the cache. tokens: 1 1 -> 1 v
 
-        only_largest: all but the largest may be approximate, and are smaller. threads: the text's own.
-        Raises `RuntimeError` where the cache is full: the loops check no bounds.
+        only_largest: all but the largest may be approximate, and are smaller. threads: chosen for this text.
+        Raises `RuntimeError` if the cache is full: the loops check no bounds.
         """
         if cache.length >= cache.shape[3]:
             raise RuntimeError(f"the cache is for {cache.shape[3]} tokens, not {cache.length + 1}")
@@ -85,11 +85,11 @@ class DecodeEngine:
 
 
 class BestThreads:
-    """With how many threads a token is decoded soonest: all of PyTorch's, or one where others keep the processor busy.
+    """The number of threads that decodes a token soonest: all of PyTorch's, or one if other programs use the processor.
 
-    Threads that meet many times in a token wait for the one that another process has just displaced. What is computed
-    does not depend on their number. The other number is tried for `TRY` tokens, again after `FIRST`, and after twice as
-    many whenever nothing has changed, up to `LAST`.
+    Threads wait for each other many times in a token, also for one that another process has displaced. Results do not
+    depend on their number. The other number is tried for `TRY` tokens, again after `FIRST` tokens, and after twice as
+    many each time that nothing has changed, up to `LAST`.
     """
 
     TRY, FIRST, LAST = 3, 48, 384
@@ -106,7 +106,7 @@ class BestThreads:
 
     @contextmanager
     def timed(self) -> Iterator[int]:
-        """The number of threads for one more token, whose time is noted."""
+        """Gives the number of threads for one more token, and notes its time."""
         most = torch.get_num_threads()
         if most != self.most:
             self._restart(most)
@@ -121,7 +121,7 @@ class BestThreads:
         del of_present[: -self.TRY]
         self.tokens += 1
         other = 1 if self.present == self.most else self.most
-        if self.tokens == self.TRY:  # from the one number to the other, for a try
+        if self.tokens == self.TRY:  # try the other number
             self.before, self.present, self.seconds[other] = self.present, other, []
         elif self.tokens == 2 * self.TRY:
             self.present = min(self.seconds, key=lambda number: sorted(self.seconds[number])[self.TRY // 2])
@@ -131,7 +131,7 @@ class BestThreads:
 
 
 def use_threads(threads: int) -> None:
-    """So many for the loops, and for PyTorch as many as it has."""
+    """Run the loops on so many threads, and leave PyTorch its own number."""
     of_pytorch = torch.get_num_threads()
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
     # numba's first threads come from OpenMP, where it then sets the number for all who use it; PyTorch is one of them
@@ -165,35 +165,35 @@ def _layer_weights(layer: LlamaLayer) -> LayerWeights:
     return LayerWeights(_norm(layer.attention_norm), *map(_matrix, heads), _norm(layer.ffn_norm), w1, w2, w3)
 
 
-# ------------------------------------------------------------------------------------------- what they are compared on
+# ------------------------------------------------------------------------------------------- comparison with llama.py
 
-
-LONGEST = 4096  # positions of a model that is compared: its keys and values must be made
+LONGEST_COMPARED = 4096  # positions of a compared model: its keys and values take memory
 
 
 class EnginePair(NamedTuple):
-    """A model of the page, and the engine of one that has the same numbers."""
+    """A model, and the engine of a model that has the same numbers."""
 
-    page: Llama
+    model: Llama
     engine: DecodeEngine
 
 
 def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Comparison:
-    """The page and the loops: a rotation, a layer, and the next token, also of a model as deep as `config` says.
+    """A model and the loops: a rotation, a layer, and the next token, also of a model as deep as `config` says.
 
-    kernel: of the linear layers, so that the loops for its number format are compared; the page computes with float32
-    numbers on that format's grid.
+    kernel: of the linear layers, whose number format the loops read; the model computes with float32 numbers on that
+    format's grid.
     """
     small = {"dim": 32, "n_heads": 4, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0, "attention": "causal"}
     grouped = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 2, "max_seq_len": 8, "n_layers": 2})
-    long = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 4, "max_seq_len": min(config.max_seq_len, LONGEST)})
+    longest = min(config.max_seq_len, LONGEST_COMPARED)
+    long = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 4, "max_seq_len": longest})
     pairs = {"grouped": make_pair(grouped, kernel), "long": make_pair(long, kernel)}
     parts = {"a rotation": _rotation, "a layer": _layer, "the next token": _next_tokens, "no cache": _uncached}
 
-    def ask(is_page: bool) -> Callable[..., list[torch.Tensor]]:
+    def ask(is_plain: bool) -> Callable[..., list[torch.Tensor]]:
         def run(part: str, which: str, *settings: Any) -> list[torch.Tensor]:
             with torch.no_grad():
-                return parts[part](pairs[which], is_page, *settings)
+                return parts[part](pairs[which], is_plain, *settings)
 
         return run
 
@@ -201,18 +201,19 @@ def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Comparison:
 
 
 def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> EnginePair:
-    page = Llama(config).eval().requires_grad_(False)
-    page.output.weight = nn.Parameter(page.output.weight.clone(), requires_grad=False)  # embeddings are not rounded
-    for parameter in page.parameters():
+    """A random model of this shape, with numbers on the grid of a kernel's format, and its engine."""
+    model = Llama(config).eval().requires_grad_(False)
+    model.output.weight = nn.Parameter(model.output.weight.clone(), requires_grad=False)  # embeddings are not rounded
+    for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
     if kernel is not nn.Linear:
-        replace(page, {part: kernel.from_linear(part) for part in page.modules() if type(part) is nn.Linear})
-    for linear in page.modules():
+        replace(model, {part: kernel.from_linear(part) for part in model.modules() if type(part) is nn.Linear})
+    for linear in model.modules():
         if isinstance(linear, nn.Linear):
-            linear.weight.copy_(_numbers(_matrix(linear)))  # and what is on the grid stays where it is
-    engine = DecodeEngine(page)
-    replace(page, {part: part.without_kernel() for part in page.modules() if isinstance(part, KernelLinear)})
-    return EnginePair(page, engine)
+            linear.weight.copy_(_numbers(_matrix(linear)))  # rounding them again changes nothing
+    engine = DecodeEngine(model)
+    replace(model, {part: part.without_kernel() for part in model.modules() if isinstance(part, KernelLinear)})
+    return EnginePair(model, engine)
 
 
 def _numbers(matrix: Matrix) -> torch.Tensor:
@@ -236,11 +237,11 @@ def _cases(max_seq_len: int) -> Iterator[Case]:
         yield Case("the last token of a long text", ("the next token", "long", max_seq_len - 2, 0, False))
 
 
-def _rotation(pair: EnginePair, is_page: bool) -> list[torch.Tensor]:
-    config, position = pair.page.config, pair.page.config.max_seq_len - 1
+def _rotation(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
+    config, position = pair.model.config, pair.model.config.max_seq_len - 1
     x = torch.randn(1, 1, config.n_heads, config.head_dim)  # b s h d
     angle = pair.engine.angle(position)
-    if is_page:
+    if is_plain:
         starts = position, torch.tensor([position])
         settings = config.head_dim, config.max_seq_len, config.rope_theta
         return [rotate(x, *settings, start, config.rope_scaling).flatten() for start in starts]
@@ -249,12 +250,12 @@ def _rotation(pair: EnginePair, is_page: bool) -> list[torch.Tensor]:
     return [torch.from_numpy(row)] * 2
 
 
-def _layer(pair: EnginePair, is_page: bool) -> list[torch.Tensor]:
+def _layer(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
     """A layer at the last of four positions, beside a cache, what is kept there, and at all four without one."""
-    config, layer = pair.page.config, pair.page.layers[0]
+    config, layer = pair.model.config, pair.model.layers[0]
     x = torch.randn(1, 4, config.dim)
-    cache = _filled_cache(pair.page, torch.tensor([[1, 7, 4]]))
-    if is_page:
+    cache = _filled_cache(pair.model, torch.tensor([[1, 7, 4]]))
+    if is_plain:
         return [layer(x[:, 3:], cache.extend(1))[0], cache.keys[0], cache.values[0], layer(x)[0]]
     last, empty = x[0, 3:].clone(), torch.zeros(2, *cache.shape[2:])
     _layer_steps(pair, last, 3, cache.keys[0, 0], cache.values[0, 0])
@@ -270,31 +271,31 @@ def _layer_steps(pair: EnginePair, x: torch.Tensor, start: int, keys: torch.Tens
         loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), seen)
 
 
-def _next_tokens(pair: EnginePair, is_page: bool, length: int, pad: int, only_largest: bool) -> list[torch.Tensor]:
+def _next_tokens(pair: EnginePair, is_plain: bool, length: int, pad: int, only_largest: bool) -> list[torch.Tensor]:
     """Logits of two more tokens of a text of `length` tokens, `pad` of which are padding, and their keys."""
-    page, limit = pair.page, pair.page.config.max_seq_len
-    idx = torch.randint(0, page.config.vocab_size, (1, length + 2))
-    cache = _filled_cache(page, idx[:, :length], pad)
+    model, limit = pair.model, pair.model.config.max_seq_len
+    idx = torch.randint(0, model.config.vocab_size, (1, length + 2))
+    cache = _filled_cache(model, idx[:, :length], pad)
     answers = []
     for end in (length + 1, length + 2):
-        if is_page or end > limit:  # where the window slides, the page computes for everybody
-            logits = page.next_logits(idx[:, :end], cache)
+        if is_plain or end > limit:  # where the window slides, the model computes for both sides
+            logits = model.next_logits(idx[:, :end], cache)
         else:
             logits = pair.engine.next_logits(idx[:, end - 1 : end], cache, only_largest)
         answers += [logits.max(-1).values, logits.argmax(-1)] if only_largest else [logits]
     return [*answers, cache.keys[:, :, :, length : length + 2]]
 
 
-def _uncached(pair: EnginePair, is_page: bool, length: int) -> list[torch.Tensor]:
-    """The logits after a text, twice: the page has two ways to compute them."""
-    page, idx = pair.page, torch.randint(0, pair.page.config.vocab_size, (1, length))
-    if is_page:
-        return [page.next_logits(idx, None), page.output(page.hidden_state_at(idx, torch.tensor([length - 1])))]
-    return [pair.engine.next_logits(idx[:, -1:], _filled_cache(page, idx[:, :-1]))] * 2
+def _uncached(pair: EnginePair, is_plain: bool, length: int) -> list[torch.Tensor]:
+    """The logits after a text, twice: llama.py has two ways to compute them."""
+    model, idx = pair.model, torch.randint(0, pair.model.config.vocab_size, (1, length))
+    if is_plain:
+        return [model.next_logits(idx, None), model.output(model.hidden_state_at(idx, torch.tensor([length - 1])))]
+    return [pair.engine.next_logits(idx[:, -1:], _filled_cache(model, idx[:, :-1]))] * 2
 
 
 def _filled_cache(model: Llama, tokens: torch.Tensor, pad: int = 0) -> KVCache:
-    """What a text has left behind, read by the page; of a long text something drawn. tokens: 1 s"""
+    """The cache of a text that the model has read; for a long text random numbers. tokens: 1 s"""
     config, length = model.config, tokens.shape[1]
     cache = KVCache(model, 1, config.max_seq_len, torch.tensor([pad]) if pad else None)
     if length > 16:
@@ -306,10 +307,10 @@ def _filled_cache(model: Llama, tokens: torch.Tensor, pad: int = 0) -> KVCache:
 
 
 def warm_up(kernel: type[nn.Linear]) -> None:
-    """Run every loop once, for one number format: loads it, or compiles it."""
+    """Run every loop once in one number format, which loads or compiles it."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         pair = make_pair(LlamaConfig.from_preset("tiny", attention="causal"), kernel)
         for only_largest in (False, True):
-            cache = _filled_cache(pair.page, torch.tensor([[1, 2]]))
+            cache = _filled_cache(pair.model, torch.tensor([[1, 2]]))
             pair.engine.next_logits(torch.tensor([[1]]), cache, only_largest)
-        _rotation(pair, is_page=False)
+        _rotation(pair, is_plain=False)

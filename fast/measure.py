@@ -1,8 +1,8 @@
 """Which of several ways is the fastest on this machine: measured once, and kept for later runs.
 
-A choice that came out otherwise the next time would change the last digits of a result, so it is kept on disk, where
-two runs find the same. Where nothing can be kept, or several processes would measure against each other, nothing is
-measured, and the plain way is taken.
+A choice that came out differently in the next run would change the last digits of its results, so it is kept on disk.
+If nothing can be kept, or several processes would disturb each other's measurements, nothing is measured, and the plain
+way is taken.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 
 from utils import atomic_write
 
-ROUNDS, TRIES = 7, 3
-ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # which keep the libraries from newer instructions
-STEADY = 1.25  # the third best round may take so many times the best one's time, or others have used the processor
+MEASURED_ROUNDS, MEASURED_TRIES = 7, 3
+ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # variables that forbid newer instructions
+STEADY = 1.25  # the third best round takes at most so many times the best one's time, else the processor was busy
 MARGIN = 1.05  # another way than the plain one must be this much faster, or noise would choose
 
 
 def fastest(question: str, ways: dict[str, Callable[[], object]]) -> tuple[str, str]:
     """The name of the fastest way, and why.
 
-    ways: first the one that is taken where nothing is measured, or no other is clearly faster. question: names what is
-    measured, for whoever asks again.
+    ways: the first one is plain: it is taken if nothing is measured, or no other is clearly faster. question: the name
+    under which the measurement is kept.
     """
     plain, *others = ways
     if not others:
@@ -41,7 +41,7 @@ def fastest(question: str, ways: dict[str, Callable[[], object]]) -> tuple[str, 
     if not isinstance(kept, dict) or kept.keys() != ways.keys() or not all(_is_time(t) for t in kept.values()):
         if int(os.environ.get("WORLD_SIZE") or 1) > 1:
             return plain, "several processes do not measure"
-        kept = next(filter(None, (_best_times(ways) for _ in range(TRIES))), None)
+        kept = next(filter(None, (_best_times(ways) for _ in range(MEASURED_TRIES))), None)
         if kept is None:
             return plain, "the machine is too busy to measure"
         if not remember(question, kept):
@@ -56,9 +56,9 @@ def _is_time(value: object) -> bool:
 
 
 def _best_times(ways: dict[str, Callable[[], object]]) -> dict[str, float] | None:
-    """Seconds, the least of some rounds in which all take turns; None if no other round came near to it."""
+    """The least seconds of each way over some rounds, in turns; None if its third best round was much slower."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS + 1):
+    for _ in range(MEASURED_ROUNDS + 1):
         for name, run in ways.items():
             start = time.perf_counter()
             run()
@@ -81,7 +81,7 @@ def remember(question: str, answer: Any) -> bool:
 
 
 def recall(question: str) -> Any:
-    """What was kept on this processor; None where there is nothing."""
+    """The answer that was kept on this processor; None if there is none."""
     return _read().get(f"{processor()} {question}")
 
 
@@ -94,7 +94,7 @@ def _read() -> dict[str, Any]:
 
 
 def cache_file() -> Path:
-    """Where $MINLLAMA_CACHE says, else beside the compiled Python files, else in the user's folder."""
+    """machine.json in the folder $MINLLAMA_CACHE, else beside the compiled Python files, else in the user's folder."""
     if os.environ.get("MINLLAMA_CACHE"):
         return Path(os.environ["MINLLAMA_CACHE"]) / "machine.json"
     folder = Path(__file__).resolve().parent / "__pycache__"
@@ -105,7 +105,7 @@ def cache_file() -> Path:
 
 @cache
 def processor() -> str:
-    """What tells one processor from another: a home folder may be shared by several machines."""
+    """Names this processor: several machines may share a home folder."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file():
         text = platform.processor()
@@ -116,7 +116,7 @@ def processor() -> str:
 
 
 def settings() -> str:
-    """What else a measurement may depend on."""
+    """Everything else that a measurement may depend on: library, threads, variables."""
     limits = [f"{name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ]
     library = f"torch {torch.__version__} {torch.get_num_threads()} threads"
     return " ".join([library, *([] if torch.backends.mkldnn.enabled else ["no oneDNN"]), *limits])

@@ -1,8 +1,8 @@
 """Memory that a process has freed is kept for what it computes next, instead of going back to the system.
 
-A step frees what it has computed, and the next one computes as much again. Where the system takes such memory back, it
-hands it out again page by page, each cleared at its first touch: with some hundred megabytes a step that takes longer
-than what is computed in them.
+A step frees its results, and the next one needs as much memory again. If the system takes freed memory back, it gives
+it out again in pages of some kilobytes and clears each one: with some hundred megabytes a step, that takes longer than
+the computation.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import ctypes
 import os
 
-# Of glibc's malloc.h. Both move by themselves otherwise, and never further than to 32 MiB and twice that.
+# Of glibc's malloc.h. Without these calls both thresholds move by themselves, up to 32 MiB and 64 MiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-LARGEST = 32 * 2**20  # bytes of a piece that is kept: glibc takes no higher threshold
-KEPT = 2**31 - 1  # bytes at the end of the heap
-SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # with which a user decides
+LARGEST_PIECE = 32 * 2**20  # bytes that are kept: glibc takes no higher threshold
+KEPT_BYTES = 2**31 - 1  # at the end of the heap
+USERS_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> bool:
-    """Keep what is freed, pieces of up to 32 MiB, where the C library is glibc. Returns whether it is kept.
+    """Keep freed pieces of up to 32 MiB, if the C library is glibc. Returns whether they are kept.
 
-    Another C library, or somebody's own settings of this one, stay as they are.
+    Another C library, or a user's own settings of glibc, stay as they are.
     """
-    if any(name in os.environ for name in SETTINGS):
+    if any(name in os.environ for name in USERS_SETTINGS):
         return False
     try:
         libc = ctypes.CDLL(None)
         _, mallopt = libc.gnu_get_libc_version, libc.mallopt
     except (AttributeError, OSError, TypeError):  # not Linux, or a C library without it
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, KEPT))
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_PIECE) and mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))

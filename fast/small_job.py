@@ -1,15 +1,15 @@
-"""Whether so little is to be computed that choosing kernels, and proving them, would take longer than it saves.
+"""Whether a text is so short that choosing kernels would take longer than they save.
 
-It is asked before the rest of this folder is imported, which takes a while as well.
+A module of its own, because importing the rest of this folder takes time as well.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
-LITTLE = 10**9  # tokens times weights: a text that takes some tenths of a second, as choosing and proving kernels does
+LITTLE = 10**9  # tokens times weights: a text that takes some tenths of a second, as choosing kernels does
 
 
 def is_small_job(model: nn.Module, tokens: int) -> bool:
-    """Whether `tokens` that are to be generated are few for a model so small."""
+    """Whether it takes little time to generate so many tokens with this model."""
     return tokens * sum(parameter.numel() for parameter in model.parameters()) < LITTLE

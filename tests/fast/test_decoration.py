@@ -1,8 +1,8 @@
-"""Nothing on the page is decoration: where a command passes through a function, a change of it is seen in the output.
+"""No function is decoration: where a command passes through a function, a change of it is seen in the output.
 
-The commands are traced as they are written (`--kernels plain`). Every function of the page that they pass through is
-then broken, and the commands are run as they are by default, with kernels, which must not go on without it: what a
-command prints, writes and saves is another, or it fails. With kernels and without, a broken page tells people the same.
+The commands are traced without kernels (`--kernels plain`). Every function of the root modules that they pass through
+is then broken, and the commands run with kernels, as by default: what a command prints, writes or saves must change, or
+it must fail. What people read is the same with kernels and without.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import base_llama
-import fast.base_decoder
 import fast.decode
 import fast.small_job
 import rope
@@ -65,14 +64,14 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
 # compute once, unless they are told
-KEPT = (rope.rope_table, base_llama.causal_mask, fast.base_decoder._settings_as_made)
+KEPT = (rope.rope_table, base_llama.causal_mask, fast.decode._settings_as_made)
 TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order
 
-# ---------------------------------------------------------------------------------------------- functions of the page
+# ---------------------------------------------------------------------------------- functions of the root modules
 
 
 class Function(NamedTuple):
-    """A function or method of the page, and where it stands."""
+    """A function or method, and where it stands."""
 
     name: str
     owner: ModuleType | type
@@ -118,23 +117,24 @@ def broken(value: Any, is_skipped: bool) -> Any:
     if isinstance(value, classmethod):
         return classmethod(broken(value.__func__, is_skipped))
 
-    @functools.wraps(value)  # proofs look through it at the function itself: it is the numbers that must tell them
+    @functools.wraps(value)  # checks look through it at the function itself, so that only numbers can tell
     def instead(*args: Any, **kwargs: Any) -> Any:
         return None if is_skipped else changed(value(*args, **kwargs))
 
     return instead
 
 
-@functools.singledispatch
 def changed(value: Any) -> Any:
     """Another value of the same kind."""
     if dataclasses.is_dataclass(value):
         return type(value)(*map(changed, vars(value).values()))
-    assert value is None, f"nobody has said how to change a {type(value).__name__}"
+    kinds = (change for kind, change in CHANGES.items() if isinstance(value, kind))
+    change = next(kinds, None)
+    assert change is not None, f"no change is known for a {type(value).__name__}"
+    return change(value)
 
 
-@changed.register
-def _(value: torch.Tensor) -> torch.Tensor:
+def changed_tensor(value: torch.Tensor) -> torch.Tensor:
     """Neither turned nor permuted, which would not be seen where two such tensors are multiplied."""
     if value.dtype == torch.bool:
         return ~value
@@ -143,69 +143,34 @@ def _(value: torch.Tensor) -> torch.Tensor:
     return value * torch.linspace(-1, 2, value.shape[-1]) if value.dim() and value.shape[-1] > 1 else 0.5 * value + 1
 
 
-@changed.register(int)
-@changed.register(float)
-def _(value: float) -> float:
-    return value + 1
-
-
-@changed.register
-def _(value: bool) -> bool:
-    return not value
-
-
-@changed.register
-def _(value: str) -> str:
-    return value[::-1]
-
-
-@changed.register
-def _(value: Path) -> Path:
-    return value.with_stem(value.stem[::-1])
-
-
-@changed.register
-def _(value: dict) -> dict:
-    return {key: changed(item) for key, item in value.items()}
-
-
-@changed.register
-def _(value: list) -> list:
-    return value[1:-1] or ["one too many"]
-
-
-@changed.register
-def _(value: tuple) -> tuple:
+def changed_tuple(value: tuple) -> tuple:
     items = map(changed, value)
     return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
 
 
-@changed.register
-def _(value: GeneratorType) -> Iterator[Any]:
-    return itertools.islice(value, 1, None)
-
-
-@changed.register
-def _(value: base_llama.AttentionContext) -> base_llama.AttentionContext:
-    return value._replace(start=changed(value.start), mask=changed(value.mask))
-
-
-@changed.register
-def _(value: nn.Module) -> nn.Module:
+def changed_module(value: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in value.parameters():
             parameter.copy_(changed(parameter.detach()))
     return value
 
 
-@changed.register
-def _(value: DataLoader) -> DataLoader:
-    return DataLoader(value.dataset, batch_size=1, collate_fn=value.collate_fn)
-
-
-@changed.register
-def _(value: tqdm) -> tqdm:
-    return tqdm(disable=True)
+CHANGES = {  # the first kind that fits
+    type(None): lambda value: value,
+    torch.Tensor: changed_tensor,
+    bool: lambda value: not value,
+    (int, float): lambda value: value + 1,
+    str: lambda value: value[::-1],
+    Path: lambda value: value.with_stem(value.stem[::-1]),
+    dict: lambda value: {key: changed(item) for key, item in value.items()},
+    list: lambda value: value[1:-1] or ["one too many"],
+    base_llama.AttentionContext: lambda value: value._replace(start=changed(value.start), mask=changed(value.mask)),
+    tuple: changed_tuple,
+    GeneratorType: lambda value: itertools.islice(value, 1, None),
+    nn.Module: changed_module,
+    DataLoader: lambda value: DataLoader(value.dataset, batch_size=1, collate_fn=value.collate_fn),
+    tqdm: lambda value: tqdm(disable=True),
+}
 
 
 # ------------------------------------------------------------------------------------------------ running the commands
@@ -407,8 +372,8 @@ def test_a_command_gives_the_same_each_time_and_with_kernels(bench: Bench, comma
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_kernels_stand_in_for_the_page_while_nothing_is_broken(bench: Bench, command: str):
-    bench.run(command, "auto")  # compares them with the page
+def test_kernels_compute_while_nothing_is_broken(bench: Bench, command: str):
+    bench.run(command, "auto")  # compares them with llama.py
     passed = bench.traced(command, "auto")
     names = {function.name for module in MODULES for function in functions_of(module) if function.code in passed}
     assert not names & {"llama.RMSNorm._norm", "llama.FeedForward.forward"}
@@ -438,5 +403,5 @@ def test_what_a_command_passes_through_is_seen_in_its_output(bench: Bench, modul
                 ignored.append(f"{function.name} by {command}")
         if commands and not any(seen):
             decoration.add(function.name)
-    assert ignored == [], "with kernels, something else is computed than the page says"
+    assert ignored == [], "kernels compute something else than the functions"
     assert decoration == {name for name in EXCEPTIONS if name.startswith(f"{module}.")}

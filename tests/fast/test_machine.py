@@ -1,4 +1,4 @@
-"""Every processor: what does not work is found out and left alone, what is measured is kept, damage mends itself."""
+"""Every processor: kernels that fail here are not used, measurements are kept, damaged files are made anew."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, random_llama
+from test_fast import TOKENS
 from torch import nn
 
 import fast.apply
-import fast.linear
+import fast.onednn
 from fast import accelerate, compiled, decoder, measure, memory
-from fast.linear import Bf16Linear, RoundedLinear, has_onednn, why_no_onednn
+from fast.linear import Bf16Linear, RoundedLinear
 from fast.measure import fastest, recall, remember
-from fast.memory import SETTINGS
+from fast.memory import USERS_SETTINGS
+from fast.onednn import has_onednn, why_no_onednn
 
-TOKENS = torch.tensor([[1, 45, 299, 7, 7, 120, 33], [1, 45, 8, 260, 3, 3, 3]])
 # Decodes 20 tokens through whatever is chosen, and says whether that were the loops.
 DECODE = """
 import sys, torch
@@ -45,11 +46,15 @@ print("loops" if ours.choice.kernel == "numba" else "PyTorch")
 """
 
 
+def run_python(*args: str, **environment: str) -> subprocess.CompletedProcess:
+    env = {name: value for name, value in os.environ.items() if name not in USERS_SETTINGS}
+    env |= {"OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True, env=env)
+
+
 def decode(checkpoint: Path, *, mends: bool = False, **environment: str) -> tuple[str, str]:
-    """What has decoded, and what was said."""
-    code = DECODE.format(root=str(ROOT), path=str(checkpoint), mends=mends)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    """The kernel that has decoded, and the notices."""
+    done = run_python("-c", DECODE.format(root=str(ROOT), path=str(checkpoint), mends=mends), **environment)
     assert done.returncode == 0, done.stderr
     assert all(line.startswith("note: ") for line in done.stderr.splitlines()), done.stderr
     return done.stdout.strip(), done.stderr
@@ -96,19 +101,18 @@ def test_a_damaged_file_of_measurements_is_measured_anew(cache: Path, content: b
     assert calls and json.loads(cache.read_text())[question].keys() == {"plain", "other"}
 
 
-def test_where_nothing_can_be_kept_the_plain_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [("MINLLAMA_CACHE", "file/folder", "cannot be written"), ("WORLD_SIZE", "2", "several processes do not measure")],
+)
+def test_where_nothing_can_be_kept_or_several_processes_measure_the_plain_way_is_taken(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("MINLLAMA_CACHE", str(tmp_path / "file/folder"))
+    monkeypatch.setenv(variable, str(tmp_path / value) if "/" in value else value)
     calls: list[float] = []
     name, why = fastest("a question", {"plain": waiting(0.02, calls), "other": waiting(0.001, calls)})
-    assert name == "plain" and "cannot be written" in why
-
-
-def test_several_processes_do_not_measure(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    calls: list[float] = []
-    assert fastest("a question", {"plain": waiting(0.0, calls), "other": waiting(0.0, calls)})[0] == "plain"
-    assert not calls
+    assert name == "plain" and words in why and bool(calls) == (variable == "MINLLAMA_CACHE")
 
 
 def test_a_busy_machine_is_not_measured(cache: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,19 +137,18 @@ def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest
 
 def keeps_memory(**environment: str) -> str:
     """In a process of its own, since it is for good."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from fast import memory; print(memory.keep_freed_memory())"
-    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment})
+    done = run_python("-c", "from fast import memory; print(memory.keep_freed_memory())", **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_freed_memory_is_kept_where_the_c_library_is_glibc():
+def test_freed_memory_is_kept_where_the_c_library_is_glibc_and_the_user_has_no_settings():
     assert keeps_memory() == str(platform.libc_ver()[0] == "glibc")
+    assert keeps_memory(MALLOC_TRIM_THRESHOLD_="1000000") == "False"
 
 
 def test_glibc_is_told_both_thresholds(monkeypatch: pytest.MonkeyPatch):
-    for name in SETTINGS:
+    for name in USERS_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for answers in ((1, 1), (1, 0), (0, 1)):
         told: dict[int, int] = {}
@@ -160,10 +163,8 @@ def test_glibc_is_told_both_thresholds(monkeypatch: pytest.MonkeyPatch):
     assert told[-3] == 32 * 2**20  # M_MMAP_THRESHOLD of malloc.h, the most that glibc takes
     memory.ctypes.CDLL(None).mallopt = lambda parameter, value: told.update({parameter: value}) or 1
     assert memory.keep_freed_memory() and told[-1] == 2**31 - 1  # M_TRIM_THRESHOLD, an int
-
-
-def test_somebodys_own_settings_of_memory_stay():
-    assert keeps_memory(MALLOC_TRIM_THRESHOLD_="1000000") == "False"
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())  # another C library
+    assert memory.keep_freed_memory() is False
 
 
 def test_accelerating_for_a_cpu_keeps_memory(monkeypatch: pytest.MonkeyPatch):
@@ -173,13 +174,6 @@ def test_accelerating_for_a_cpu_keeps_memory(monkeypatch: pytest.MonkeyPatch):
     assert calls == [True]
     accelerate(random_llama(), device=torch.device("meta"))
     assert calls == [True]
-
-
-def test_another_c_library_keeps_what_it_keeps(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    for name in SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    assert memory.keep_freed_memory() is False
 
 
 # -------------------------------------------------------------------------------------------------------- kernels
@@ -192,8 +186,8 @@ def test_onednn_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPa
 
     for broken, words in ((refuses, "bf16 path needs"), (lambda x, weight, *bias: (x @ weight.t()) * 1.5, "differ")):
         with monkeypatch.context() as patch:
-            patch.setattr(fast.linear, "onednn_linear", broken)
-            patch.setattr(fast.linear, "pack", lambda weight: weight)
+            patch.setattr(fast.onednn, "onednn_linear", broken)
+            patch.setattr(fast.onednn, "pack", lambda weight: weight)
             why_no_onednn.cache_clear()
             assert not has_onednn(dtype) and words in why_no_onednn(dtype)
     why_no_onednn.cache_clear()
@@ -259,10 +253,7 @@ def compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of compiled loops, and what is known of them."""
     pytest.importorskip("numba")
     folder = tmp_path_factory.mktemp("numba")
-    env = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "loops"), "MINLLAMA_CACHE": str(folder / "known")}
-    done = subprocess.run(
-        [sys.executable, "-m", "fast", "--compile"], cwd=ROOT, env=env, capture_output=True, text=True
-    )
+    done = run_python("-m", "fast", "--compile", **environment(folder))
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -303,7 +294,7 @@ def test_settings_of_numba_that_do_not_work_leave_decoding_to_pytorch(
 
 def test_loops_of_a_numba_that_is_gone_are_not_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("numba")
-    remember(compiled.KEPT, {"of": compiled._made_from(), "formats": ["fp32"]})
+    remember(compiled.KEPT_AS, {"of": compiled._made_from(), "formats": ["fp32"]})
     assert compiled.was_compiled("fp32")
 
     def version(name: str) -> str:
@@ -313,32 +304,30 @@ def test_loops_of_a_numba_that_is_gone_are_not_compiled(cache: Path, monkeypatch
     assert not compiled.was_compiled("fp32")
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 64
     path.write_bytes(content)
 
 
-DAMAGE = [("nbi", cut), ("nbi", empty), ("nbc", cut), ("nbc", empty), ("nbc", flip), ("nbc", Path.unlink)]
+DAMAGES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "a bit flipped": flip,
+    "removed": Path.unlink,
+}
+DAMAGED_FILES = [("nbi", "cut"), ("nbi", "emptied"), *(("nbc", damage) for damage in DAMAGES)]
 
 
 @pytest.fixture
-def damaged(compiled_loops: Path, tmp_path: Path) -> Iterator[Callable[[str, Callable], dict[str, str]]]:
+def damaged(compiled_loops: Path, tmp_path: Path) -> Iterator[Callable[[str, str], dict[str, str]]]:
     """Damages files of the loops, which are put back afterwards: what is known of them names their paths."""
     sound = tmp_path / "sound"
     shutil.copytree(compiled_loops, sound)
 
-    def damage_them(ending: str, damage: Callable[[Path], None]) -> dict[str, str]:
+    def damage_them(ending: str, damage: str) -> dict[str, str]:
         for path in (compiled_loops / "loops").rglob(f"loops.matvec*.{ending}"):
-            damage(path)
+            DAMAGES[damage](path)
         return environment(compiled_loops)
 
     yield damage_them
@@ -347,9 +336,9 @@ def damaged(compiled_loops: Path, tmp_path: Path) -> Iterator[Callable[[str, Cal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ending", "damage"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("ending", "damage"), DAMAGED_FILES)
 def test_damaged_loops_are_left_alone_and_removed(
-    damaged: Callable, compiled_loops: Path, tiny_checkpoint: Path, ending: str, damage: Callable
+    damaged: Callable, compiled_loops: Path, tiny_checkpoint: Path, ending: str, damage: str
 ):
     env = damaged(ending, damage)
     kernel, notes = decode(tiny_checkpoint, **env)
@@ -360,7 +349,7 @@ def test_damaged_loops_are_left_alone_and_removed(
 
 @pytest.mark.slow
 def test_damaged_loops_mend_by_themselves(damaged: Callable, compiled_loops: Path, tiny_checkpoint: Path):
-    env = damaged("nbi", empty)
+    env = damaged("nbi", "emptied")
     assert decode(tiny_checkpoint, mends=True, **env)[0] == "PyTorch"
     known, deadline = compiled_loops / "known/machine.json", time.monotonic() + 200
     while "formats" not in known.read_text() and time.monotonic() < deadline:
@@ -369,22 +358,16 @@ def test_damaged_loops_mend_by_themselves(damaged: Callable, compiled_loops: Pat
 
 
 def test_few_tokens_of_a_small_model_are_not_worth_loading_the_loops(
-    numba_is_missed: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ):
     if compiled.why_no_loops() is not None:
         pytest.skip("there are no loops")
-    tried = []
+    tried, state = [], compiled._State()  # as in a process that has not loaded the loops
+    monkeypatch.setattr(compiled, "_state", lambda: state)
     monkeypatch.setattr(compiled, "was_compiled", lambda format_: True)
     monkeypatch.setattr(compiled, "load", lambda format_: tried.append(format_))
     ours = decoder(random_llama(attention="causal"), tokens=150)
     assert ours.choice.kernel == "plain" and "not worth loading" in ours.choice.reason and not tried
-
-
-@pytest.fixture
-def numba_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has not loaded the loops."""
-    state = compiled._State()
-    monkeypatch.setattr(compiled, "_state", lambda: state)
 
 
 def test_the_estimate_grows_with_tokens_and_weights():
@@ -395,11 +378,11 @@ def test_the_estimate_grows_with_tokens_and_weights():
     assert compiled.saved_seconds(large, 300) == pytest.approx(2 * compiled.saved_seconds(large, 150))
 
 
-def test_the_table_of_kernels_is_printed(run: Callable):
-    done = subprocess.run([sys.executable, "-m", "fast"], cwd=ROOT, capture_output=True, text=True)
+def test_the_table_of_kernels_is_printed():
+    done = run_python("-m", "fast")
     assert done.returncode == 0, done.stderr
     for words in ("linear layers", "norms and gates", "attention", "decoding", "compiled loops:", "torch"):
         assert words in done.stdout
     assert all(precision in done.stdout for precision in ("fp32", "bf16", "int8"))
-    done = subprocess.run([sys.executable, "-m", "fast", "--compile", "fp8"], cwd=ROOT, capture_output=True, text=True)
+    done = run_python("-m", "fast", "--compile", "fp8")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
