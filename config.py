@@ -62,7 +62,7 @@ class Checks:
 
     @classmethod
     def from_preset(cls: type[Config], name: str, **changes) -> Config:
-        """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""
+        """A preset with changed fields: `LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError`."""
         if name not in cls.presets:
             raise ValueError(f"no preset {short_repr(name)}; there are {', '.join(cls.presets)}")
         return cls(**{**cls.presets[name], **changes})
@@ -148,7 +148,7 @@ class LlamaConfig(Checks):
 
     @property
     def ignores_padding(self) -> bool:
-        """Whether the result for a text is the same in every batch, however much padding the batch has."""
+        """Whether the result for a text does not depend on its batch, that is, on the amount of padding."""
         return self.is_causal
 
     @classmethod

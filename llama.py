@@ -5,7 +5,7 @@ What is particular here:
 - RoPE turns *interleaved* pairs, see rope.py;
 - keys and values may have fewer heads than queries (grouped-query attention, arXiv:2305.13245);
 - `attention="bidirectional"` has no causal mask: every position sees every other, padding as well. That is the
-  assignment's reference. `attention="causal"` is what the weights were pretrained with.
+  assignment's reference. The weights were pretrained with `attention="causal"`.
 
 Shapes:
     b batch      s query position   t key position   h query heads   g key/value heads
@@ -264,7 +264,7 @@ def sample_next(
     best, largest = likeliest(logits)
     if temperature == 0.0:
         return best
-    # shifted by its maximum, so that no temperature, however small, overflows
+    # the maximum is subtracted first, so that a very small temperature does not overflow
     probs = ((logits.float() - largest.float()) / temperature).softmax(dim=-1)  # b v
     return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
 
@@ -272,7 +272,7 @@ def sample_next(
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The most likely token of each row and its logit. b v -> b 1, b 1. Raises `UserError` if a logit is not finite."""
     best = logits.argmax(dim=-1, keepdim=True)  # b 1
-    largest = logits.gather(-1, best)  # b 1: NaN where any logit is
+    largest = logits.gather(-1, best)  # b 1: NaN if any logit of the row is
     if not torch.isfinite(largest).all():
         raise UserError("the model's logits are not finite: its weights are damaged, or the code computes them wrongly")
     return best, largest

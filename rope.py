@@ -54,7 +54,7 @@ def _closer(plain: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _slow_ones_closer(plain: torch.Tensor, factor: float, low: float, high: float, length: float) -> torch.Tensor:
-    """The same for slow pairs only, the rule of Llama 3.1 (Grattafiori et al. 2024, arXiv:2407.21783). d/2
+    """`_closer` for slow pairs only, the rule of Llama 3.1 (Grattafiori et al. 2024, arXiv:2407.21783). d/2
 
     length: positions in the first training. A pair that makes fewer than `low` full turns in them becomes `factor`
     times slower, a pair that makes more than `high` turns stays as it is, and a pair between gets a weighted mean.

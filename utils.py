@@ -79,7 +79,7 @@ def short_repr(value: object) -> str:
     brief.maxlevel = 2
     try:
         return shorten(brief.repr(value))
-    except Exception:  # a foreign object's own `repr`, or a huge number inside
+    except Exception:  # the `repr` of a foreign object may fail, and so may that of a huge number
         return f"a {type(value).__name__}"
 
 

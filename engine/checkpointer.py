@@ -254,7 +254,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], dis
 def _rng_state() -> dict[str, Any]:
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()  # of the one device in use, whose number may differ on resuming
+        state["cuda"] = torch.cuda.get_rng_state()  # of the device in use; a resumed run may use another one
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
     return state

@@ -106,7 +106,7 @@ def divide(
 
 
 def read_label_names(path: str | os.PathLike) -> list[str]:
-    """The label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
+    """Read a label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
     text = read_text(path)
     try:
         names = json.loads(text)

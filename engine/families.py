@@ -60,7 +60,7 @@ class ModelFamily:
         label_names: Sequence[str],
         option: str = "finetune",
     ) -> nn.Module:
-        """Token ids b s -> log-probabilities b c. settings: see `model_settings`."""
+        """Make a classifier of a pretrained model, b s -> log-probabilities b c. settings: see `model_settings`."""
         raise NotImplementedError
 
     def encode(self, model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
@@ -86,7 +86,7 @@ HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassif
 
 
 class LlamaFamily(ModelFamily):
-    """The models of `llama.py`."""
+    """The family of the models of `llama.py`."""
 
     name = "llama"
 

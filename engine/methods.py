@@ -20,8 +20,8 @@ from engine.tasks import Task
 class EpochResult:
     """The result of one epoch. train_loss: the mean over batches of (sum of losses / batch size).
 
-    Scores are those of the task: accuracies, for classification. train_score: NaN if it was not measured. is_finish:
-    the result is not of an epoch, but of the model after `Method.finish`. improved: the dev score is the best so far.
+    Scores are those of the task, for classification accuracies. train_score: NaN if it was not measured. improved:
+    whether dev_score is the best so far. is_finish: whether the result is of `Method.finish` instead of an epoch.
     """
 
     epoch: int
@@ -110,7 +110,7 @@ class Method:
     """
 
     name = "plain"
-    freezes = False  # whether the pretrained weights are not trained (see `prepare`)
+    freezes = False  # whether `prepare` freezes the pretrained weights
     begins_as_base = True  # whether, before training, the output in evaluation mode equals the plain model's
     is_needed = False  # whether a saved model needs the method to compute the same, even without own tensors
 
@@ -147,7 +147,7 @@ class Method:
         return False
 
     def penalty(self, step: Step) -> torch.Tensor | float:
-        """A term added to the loss: a mean over the rows of the batch, or of the weights alone."""
+        """A term to add to the loss: a mean over this process's rows of the batch, or a function of the weights."""
         return 0.0
 
     def after_step(self, step: Step) -> None:

@@ -47,7 +47,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
         for argument in sys.argv[1:] if args is None else args:
-            if argument.startswith("--") and argument.endswith("=--"):  # argparse takes the value for its own mark
+            if argument.startswith("--") and argument.endswith("=--"):  # argparse reads it as its separator
                 self.error(f"argument {argument[:-3]}: '--' is no value")
         return super().parse_known_args(args, namespace)
 
@@ -69,7 +69,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     status = 2
     try:
         result = main() or 0
-        sys.stdout.flush()  # here, where a full disk is still an error like any other
+        sys.stdout.flush()  # here a full disk is still an error that is handled below
         return result
     except UserError as error:
         message = str(error)

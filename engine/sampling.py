@@ -16,7 +16,7 @@ from llama import likeliest, sample_next
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a next token is chosen. Raises `ValueError` for a value out of range.
+    """The settings by which a next token is chosen. Raises `ValueError` for a value out of range.
 
     Temperature 0 takes the most likely token. Otherwise a token is drawn from softmax(logits / temperature), after
     dropping those outside the `top_k` most likely ones, those outside the smallest set whose probabilities reach

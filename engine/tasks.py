@@ -111,7 +111,7 @@ class Classification(Task):
         return network(batch["token_ids"], **changed)  # b c
 
     def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
-        # divided by the nominal batch size even in a short last batch: the reference numbers rest on it
+        # divided by the full batch size even in a short last batch: the reference numbers depend on it
         return F.nll_loss(outputs, batch["labels"], reduction="sum") / batch_size
 
     def check(self, outputs: torch.Tensor) -> None:

@@ -251,7 +251,7 @@ class TorchDistributed(Distributed):
             return whole
         piece = torch.zeros_like(like, requires_grad=False)
         local = piece.to_local()
-        most = -(-len(whole) // like.device_mesh.size())  # rows of every process but the last ones
+        most = -(-len(whole) // like.device_mesh.size())  # rows in each process; the last ones may have fewer
         start = min(like.device_mesh.get_local_rank() * most, len(whole))
         local.copy_(whole[start : start + len(local)])
         return piece
@@ -275,7 +275,7 @@ def _shard(model: nn.Module, device: torch.device, size: int) -> None:
 
     A layer is whole on a device only while it computes, so a model may be larger than the memory of one device.
     """
-    from torch.distributed.device_mesh import init_device_mesh  # these two take most of a second
+    from torch.distributed.device_mesh import init_device_mesh  # importing these two takes most of a second
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (size,))

@@ -87,7 +87,7 @@ def canonical_state(state: dict, tied: bool = True) -> dict:
     return renamed
 
 
-# ------------------------------------------------------------------------------------------------ what a file must hold
+# ------------------------------------------------------------------------------------------- checks of a file's content
 
 
 def blueprint(config: Checks, make: Callable[[Any], Model] = Llama) -> Model:
