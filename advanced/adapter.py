@@ -52,13 +52,9 @@ class Adapter(AddingMethod):
     freezes = True
 
     def __init__(
-        self,
-        width: int = 32,
-        form: str = "parallel",
-        scale: float = 4.0,
-        places: str = "feed_forward",
+        self, width: int = 32, form: str = "parallel", scale: float = 4.0, places: str = "feed_forward",
         dropout: float = 0.0,
-    ):
+    ):  # fmt: skip
         super().__init__(width=width, form=form, scale=scale, places=places, dropout=dropout)
         self.width, self.form, self.scale, self.dropout = width, form, scale, dropout
         self.places = tuple(places.split("+"))

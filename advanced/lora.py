@@ -34,11 +34,7 @@ class LoRA(Method):
     freezes = True
 
     def __init__(
-        self,
-        rank: int = 8,
-        alpha: float = 16.0,
-        dropout: float = 0.0,
-        targets: str = "compute_query+compute_value",
+        self, rank: int = 8, alpha: float = 16.0, dropout: float = 0.0, targets: str = "compute_query+compute_value"
     ):
         super().__init__(rank=rank, alpha=alpha, dropout=dropout, targets=targets)
         self.rank, self.scale, self.dropout = rank, alpha / rank, dropout

@@ -22,8 +22,8 @@ from bert.heads import BertForQuestionAnswering
 from bert.load import check_pairs, load_model, load_tokenizer
 from bert.spans import SpanData, SpanEvaluation, Spans
 from bert.squad import Question, Scores, read_squad
-from bert.wordpiece import TOKENIZER_SETTINGS, VOCABULARY, WordPiece
-from convert.directory import CONFIG, SAFETENSORS, lock_of
+from bert.wordpiece import WordPiece
+from convert.directory import BESIDE_BERT, SAFETENSORS, lock_of
 from engine.lineage import checksum
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
@@ -59,7 +59,7 @@ def answer(args: Namespace, compute: ComputeSettings) -> None:
 
 
 def answering_model(args: Namespace) -> tuple[BertForQuestionAnswering, WordPiece]:
-    """Raises `UserError` for a directory without a trained head: it would answer at random."""
+    """The model and the tokenizer of --pretrained-model-path. Raises `UserError` if it has no trained head."""
     model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
     if new:
         raise UserError(f"{args.pretrained_model_path} has no head for answers; train one with --train and --model_out")
@@ -107,8 +107,7 @@ def line_of(scores: Scores) -> str:
 
 
 def outputs_of(args: Namespace) -> Outputs:
-    out = args.out
-    beside = tuple(out / name for name in (CONFIG, VOCABULARY, TOKENIZER_SETTINGS))
+    out, beside = args.out, tuple(args.out / name for name in BESIDE_BERT)
     inputs = args.train, args.dev, *(Path(args.pretrained_model_path, name) for name in args.model_files)
     figures, point = out / SCORES_FILE, out / FINETUNING_POINT
     return Outputs(out / SAFETENSORS, beside, figures, point, lock_of(out), "--model_out", inputs)
@@ -156,15 +155,8 @@ def _epochs(args: Namespace, outputs: Outputs, compute: ComputeSettings) -> Iter
     yield from history
     loaders = data.loader(args.batch_size, shuffle=True), dev.loader(args.batch_size)
     trainer = Trainer(
-        model,
-        optimizer,
-        Spans(may_be_unanswered),
-        methods,
-        checkpointer,
-        seed=args.seed,
-        clip=1.0,
-        train_eval=False,
-        history=list(history),
-    )
+        model, optimizer, Spans(may_be_unanswered), methods, checkpointer,
+        seed=args.seed, clip=1.0, train_eval=False, history=list(history),
+    )  # fmt: skip
     yield from trainer.fit(*loaders, args.epochs)
     checkpointer.resume_path.unlink(missing_ok=True)

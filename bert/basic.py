@@ -15,6 +15,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from bert.categories import category
@@ -40,7 +41,7 @@ class Word(NamedTuple):
     places: tuple[int, ...]
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """From where to where (exclusive) its characters `start` to `end` stand in the text."""
+        """The first place and the place after the last one, in the text, of its characters `start` to `end`."""
         return self.places[start], self.places[end - 1] + 1
 
 
@@ -76,7 +77,7 @@ def _word(characters: list[tuple[str, int]]) -> Word:
 
 
 def clean(text: str, spaces_chinese: bool) -> Iterator[tuple[str, int]]:
-    """The text's characters, cleaned, with spaces around Chinese ones if so."""
+    """The text's characters, cleaned. spaces_chinese: put spaces around each Chinese character."""
     for place, char in enumerate(text):
         for kept in cleaned(char, spaces_chinese):
             yield kept, place
@@ -95,22 +96,14 @@ def without_accents(characters: Iterator[tuple[str, int]]) -> Iterator[tuple[str
 
 
 def in_canonical_order(characters: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """What each character is made of, and whether that is its first part. Marks on one letter are sorted by class."""
-    marks: list[tuple[str, bool]] = []
-    for char in characters:
-        for number, part in enumerate(decomposed(char)):
-            if unicodedata.combining(part):
-                marks.append((part, number == 0))
-                continue
-            if marks:
-                yield from sorted(marks, key=_combining_class)
-                marks.clear()
-            yield part, number == 0
-    yield from sorted(marks, key=_combining_class)
+    """The parts of each character (NFD), and which of them is the first. Sorts the marks of one letter by class."""
 
+    def combining_class(part: tuple[str, bool]) -> int:
+        return unicodedata.combining(part[0])  # 0 of a letter
 
-def _combining_class(part: tuple[str, bool]) -> int:
-    return unicodedata.combining(part[0])
+    parts = ((part, number == 0) for char in characters for number, part in enumerate(decomposed(char)))
+    for _, neighbours in groupby(parts, key=lambda part: combining_class(part) > 0):
+        yield from sorted(neighbours, key=combining_class)
 
 
 def lowered(characters: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
@@ -125,7 +118,7 @@ def lowered(characters: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 @lru_cache(REMEMBERED)
 def cleaned(char: str, spaces_chinese: bool) -> str:
-    """What becomes of a character: nothing, a space, itself, or itself between spaces."""
+    """The replacement of a character: nothing, a space, itself, or itself between spaces."""
     if char in " \t\n\r" or category(char) in ("Zs", "Zl", "Zp"):
         return " "
     if char in "\0\ufffd" or category(char) in ("Cc", "Cf", "Co", "Cs"):

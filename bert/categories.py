@@ -40,7 +40,7 @@ def plain_then() -> frozenset[int]:
 
 
 def category(char: str) -> str:
-    """The general category of a character in Unicode 8.0, as far as that decides about it."""
+    """The general category of a character in Unicode 8.0, if `basic.py` would treat the newer one otherwise."""
     if ord(char) in plain_then():
         return "Cn"
     return CHANGED.get(char) or unicodedata.category(char)

@@ -1,4 +1,4 @@
-"""What a run saves where its model is a Hugging Face directory."""
+"""The checkpointer of a run whose model is a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.text.runs import TextSaver
 
 @dataclass
 class DirectoryCheckpointer(TextSaver):
-    """Writes the model and its vocabulary; `model_path` is the file of its weights, which say which run made them."""
+    """Writes the model and its vocabulary. The weights, at `model_path`, hold a digest of the run's identity."""
 
     tokenizer: WordPiece | None = None
 

@@ -52,7 +52,7 @@ class Noise:
         return noisy, targets
 
     def _chosen(self, ids: list[int], tokenizer: WordPiece, drawing: Random) -> list[int]:
-        """At least one place. Words that would be too much are passed over."""
+        """The places to predict, at least one. Passes over a word that would exceed the share."""
         units = self._units(ids, tokenizer)
         wanted = max(1, round(self.share * sum(map(len, units))))
         drawing.shuffle(units)
@@ -80,7 +80,7 @@ class Noise:
 
 @dataclass
 class PretrainingData(Dataset):
-    """Examples by the number of the pass and the place in it. Raises `UserError` where there can be none.
+    """Examples by the number of the pass and the place in it. Raises `UserError` if the documents give no example.
 
     is_dynamic: pairs and masks are drawn anew in every pass (Liu et al. 2019, "RoBERTa", arXiv:1907.11692, section
     4.1); else those of the first pass are seen again and again.

@@ -79,7 +79,7 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """b s -> log-probabilities of the next sentence (b 2: class 0 says that B follows A) and of tokens (b s v).
 
-        at: b s, where alone tokens are asked for, which saves most of the work: then n v, row after row.
+        at: b s, true at the n tokens to predict: then n v, row after row, which saves most of the work.
         """
         hidden, pooled = self.encoder(input_ids, segment_ids, padding_mask)
         next_sentence = F.log_softmax(self.next_sentence(first_or_pooled(hidden, pooled)), dim=-1)
@@ -101,7 +101,7 @@ class BertForNextSentencePrediction(nn.Module):
 
 
 class BertForMaskedLM(nn.Module):
-    """Masked tokens alone, for encoders that were published so, as DistilBERT was."""
+    """Masked tokens alone, for encoders that were published with this task alone, as DistilBERT."""
 
     def __init__(self, encoder: Bert, plain: bool = False):
         super().__init__()

@@ -17,13 +17,13 @@ from bert import heads
 from bert.config import BertConfig
 from bert.model import Bert
 from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, Layout
-from bert.wordpiece import THEIR_NAMES, TOKENIZER_SETTINGS, VOCABULARY, WordPiece
-from convert.directory import CONFIG, State, read_settings, read_tensors
+from bert.wordpiece import THEIR_NAMES, WordPiece
+from convert.directory import CONFIG, TOKENIZER_CONFIG, VOCABULARY, State, read_settings, read_tensors
 from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
 from utils import UserError, join_names, short_repr, shorten, warn
 
 SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
-DECODER, TOKENS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
+DECODER, TOKEN_EMBEDDINGS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
 
 
 def load_pretrained(path: str | os.PathLike) -> Bert:
@@ -50,7 +50,7 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     model = make(encoder)
     own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEAD_PARTS}
     if any(_part(name) == _part(DECODER) for name in stored):
-        stored.setdefault(DECODER, encoder.state_dict()[TOKENS])
+        stored.setdefault(DECODER, encoder.state_dict()[TOKEN_EMBEDDINGS])
     new, found, wrong = [], {}, []
     for part in sorted({_part(name) for name in own}):
         wanted, there = ({name: t for name, t in state.items() if _part(name) == part} for state in (own, stored))
@@ -88,13 +88,13 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> WordPiece:
-    """A tokenizer of a `vocab.txt`. lower_case: else all that `tokenizer_config.json` beside it says.
+    """A tokenizer of a `vocab.txt`. lower_case: None: take all settings from the `tokenizer_config.json` beside it.
 
     Raises `UserError` as `WordPiece.from_file`.
     """
     if lower_case is not None:
         return WordPiece.from_file(path, lower_case)
-    beside = Path(path).with_name(TOKENIZER_SETTINGS)
+    beside = Path(path).with_name(TOKENIZER_CONFIG)
     said = read_settings(beside) if beside.exists() else {}
     found = {ours: said[theirs] for ours, theirs in THEIR_NAMES.items() if said.get(theirs) is not None}
     for name, value in found.items():

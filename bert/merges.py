@@ -109,7 +109,7 @@ def count(word: Parts, times: int, parts: Counter[str], pairs: Counter[tuple[str
 
 
 def merge(word: Parts, step: MergeStep) -> Parts:
-    """A word with each such pair as one part, from left to right."""
+    """A word in which each pair of this step is one part, from left to right."""
     if step.first not in word:
         return word
     found: list[str] = []
@@ -122,7 +122,7 @@ def merge(word: Parts, step: MergeStep) -> Parts:
 
 
 def read(word: str, spell: Callable[[str], Parts], steps: Sequence[MergeStep]) -> Parts:
-    """The pieces of a word, as BPE reads it: all that was learned, in that order. (WordPiece looks for the longest.)"""
+    """The pieces of a word in BPE: every merge of `steps`, in that order. (WordPiece looks for the longest piece.)"""
     parts = spell(word)
     for step in steps:
         parts = merge(parts, step)

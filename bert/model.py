@@ -19,7 +19,7 @@ from torch import nn
 
 from bert.config import BertConfig
 
-INIT_STD = 0.02  # of all matrices (the paper's appendix A.2 leaves it to the original code)
+BERT_INIT_STD = 0.02  # of all matrices (the paper's appendix A.2 leaves it to the original code)
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -72,7 +72,7 @@ class BertAttention(nn.Module):
     def compute_query_key_value_scores(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """softmax(q k^T / sqrt(d)) v. query, key, value: b h s d -> b h s d. mask: b 1 1 t, true where one may look."""
+        """softmax(q k^T / sqrt(d)) v. query, key, value: b h s d -> b h s d. mask: b 1 1 t, true at real tokens."""
         scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)  # b h s t
         scores = scores.float()
         if mask is not None:  # the lowest finite number: a row of nothing but padding stays free of NaN
@@ -161,6 +161,6 @@ class Bert(nn.Module):
 def init_weights(module: nn.Module) -> None:
     """Matrices from N(0, 0.02^2), biases zero; LayerNorm begins as the identity, as PyTorch makes it."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=INIT_STD)
+        nn.init.normal_(module.weight, std=BERT_INIT_STD)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

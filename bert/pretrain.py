@@ -21,14 +21,22 @@ from pathlib import Path
 from bert.config import NEW_BERT, config_of
 from bert.package import PACKAGE, directory_of
 from bert.vocabulary import tokenizers
-from bert.wordpiece import TOKENIZER_SETTINGS, VOCABULARY
-from convert.directory import CONFIG, SAFETENSORS, WEIGHTS, lock_of, require_safetensors
+from convert.directory import BESIDE_BERT, SAFETENSORS, VOCABULARY, WEIGHTS, lock_of, require_safetensors
 from engine.lineage import RECORD
 from engine.programs import ArgumentParser, run_main
 from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
 from utils import UserError, warn
 
 PRETRAINING_POINT = "pretraining.resume"
+PARTS_OF_LINE = {  # the printed parts of a measurement, each with the figure without which it is left out
+    "step": "step {step}",
+    "train": "train loss :: {train:.3f}",
+    "word_loss": "masked tokens :: loss {word_loss:.4f}, perplexity {perplexity:.2f}, acc {word_accuracy:.3f}",
+    "hidden_accuracy": "at [MASK] :: perplexity {hidden_perplexity:.2f}, acc {hidden_accuracy:.3f}",
+    "next_loss": "next sentence :: loss {next_loss:.4f}, acc {next_accuracy:.3f}",
+    "unigram_accuracy": "unigrams :: perplexity {unigram_perplexity:.2f}, acc {unigram_accuracy:.3f}",
+    "rows_per_second": "{rows_per_second} rows a second",
+}
 NOTHING_LEARNED = (
     "what [MASK] hides is predicted no better than by how frequent each token is; "
     "shorter rows (--length 32), a smaller --lr or more --epochs may help"
@@ -94,29 +102,14 @@ def _check_init(args: Namespace) -> None:
 
 
 def outputs_of(args: Namespace) -> Outputs:
-    out, names = args.out, (CONFIG, VOCABULARY, TOKENIZER_SETTINGS)
-    beside = tuple(out / name for name in names)
-    of_init = () if args.init is None else (Path(args.init, name) for name in (*names, *WEIGHTS))
+    out, beside = args.out, tuple(args.out / name for name in BESIDE_BERT)
+    of_init = () if args.init is None else (Path(args.init, name) for name in (*BESIDE_BERT, *WEIGHTS))
     inputs = *args.text, *of_init, args.tokenizer
     return Outputs(out / SAFETENSORS, beside, out / RECORD, out / PRETRAINING_POINT, lock_of(out), inputs=inputs)
 
 
 def line_of(row: Row) -> str:
-    parts = [f"step {row['step']}"]
-    if "train" in row:
-        parts.append(f"train loss :: {row['train']:.3f}")
-    if "word_accuracy" in row:
-        words = f"loss {row['word_loss']:.4f}, perplexity {row['perplexity']:.2f}, acc {row['word_accuracy']:.3f}"
-        parts.append(f"masked tokens :: {words}")
-    if "hidden_accuracy" in row:
-        parts.append(f"at [MASK] :: perplexity {row['hidden_perplexity']:.2f}, acc {row['hidden_accuracy']:.3f}")
-    if "next_accuracy" in row:
-        parts.append(f"next sentence :: loss {row['next_loss']:.4f}, acc {row['next_accuracy']:.3f}")
-    if "unigram_accuracy" in row:
-        parts.append(f"unigrams :: perplexity {row['unigram_perplexity']:.2f}, acc {row['unigram_accuracy']:.3f}")
-    if "rows_per_second" in row:
-        parts.append(f"{row['rows_per_second']} rows a second")
-    return ", ".join(parts)
+    return ", ".join(text.format_map(row) for name, text in PARTS_OF_LINE.items() if name in row)
 
 
 def main(argv: list[str] | None = None) -> None:

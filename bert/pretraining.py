@@ -22,7 +22,8 @@ from bert.model import Bert
 from bert.pairs import Document
 from bert.tasks import Pretraining, PretrainingEvaluation
 from bert.vocabulary import train_vocabulary
-from bert.wordpiece import VOCABULARY, WordPiece
+from bert.wordpiece import WordPiece
+from convert.directory import VOCABULARY
 from engine.lineage import checksum, origin
 from engine.methods import EpochResult, Method
 from engine.plan import ComputeSettings
@@ -106,17 +107,14 @@ class Recording(Method):
 
     name = "recording"
 
-    def __init__(self) -> None:
+    def __init__(self, task: Pretraining) -> None:
         super().__init__()
-        self.earlier: list[dict[str, float]] = []
-        self.evaluations: list[PretrainingEvaluation] = []
-
-    def task(self, task: Pretraining, train: Any) -> Pretraining:
-        return _Recorded(self.evaluations)
+        self.asked, self.earlier = task, []
 
     @property
     def rows(self) -> list[dict[str, float]]:
-        return [*self.earlier, *map(figures_of, self.evaluations)]
+        """The figures of each measurement, those of the resumed run first."""
+        return [*self.earlier, *map(figures_of, self.asked.evaluations)]
 
     def state(self) -> dict[str, Any]:
         return {"rows": self.rows}
@@ -125,15 +123,6 @@ class Recording(Method):
         if not all(isinstance(value, float) for row in state["rows"] for value in row.values()):
             raise ValueError("no figures")
         self.earlier = [dict(row) for row in state["rows"]]
-
-
-class _Recorded(Pretraining):
-    def __init__(self, evaluations: list[PretrainingEvaluation]):
-        self.evaluations = evaluations
-
-    def evaluation(self, dataset: Any) -> PretrainingEvaluation:
-        self.evaluations.append(super().evaluation(dataset))
-        return self.evaluations[-1]
 
 
 def figures_of(found: PretrainingEvaluation) -> dict[str, float]:
@@ -182,7 +171,8 @@ def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs) -> It
     print(f"{train.count} rows in a pass, of {tokens} tokens")
     compute_fast(model, compute)
     rounds = Rounds.of(args, train.count)
-    recording = Recording()
+    task = Pretraining()
+    recording = Recording(task)
     methods = [paced(args), recording]
     identity = identity_of(
         args,
@@ -199,7 +189,7 @@ def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs) -> It
     if args.init is not None:
         first |= figures_of(evaluate(model, batches[1], task=Pretraining(), desc="before"))
     yield first
-    for result in train_in_rounds(args, model, *batches, checkpointer, Pretraining(), methods):
+    for result in train_in_rounds(args, model, *batches, checkpointer, task, methods):
         yield row_of(result, recording.rows[result.epoch], rounds.steps, args)
 
 

@@ -22,8 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert.package import PACKAGE, directory_of, installed
-from bert.wordpiece import VOCABULARY
-from convert.directory import files_of_bert, require_safetensors
+from convert.directory import VOCABULARY, files_of_bert, require_safetensors
 from engine.arguments import check_args, check_numbers, is_one_of_several
 from engine.files import check_overlaps
 from engine.flags import add_flags, flags_named
@@ -31,7 +30,7 @@ from engine.programs import ArgumentParser, Default, check_writable, run_main
 from utils import UserError, choose_device, seed_everything
 
 OF_TEXTS = ("encode", "fill-mask", "nsp")
-OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
+BERT_OPTIONS = (*OF_TEXTS, "qa", "finetune", "pretrain")
 STATES = "bert-states.pt"
 # Flags of question answering, each with the flag that it needs.
 SQUAD_FLAGS = {"epochs": "train", "lr": "train", "model_out": "train", "resume": "train", "dev_out": "dev"}
@@ -57,7 +56,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     """The flags of the option that is named. Raises `UserError` for one that it does not have."""
     argv = sys.argv[1:] if argv is None else argv
     choice = ArgumentParser(add_help=False)
-    choice.add_argument("--option", choices=OPTIONS, default="encode")
+    choice.add_argument("--option", choices=BERT_OPTIONS, default="encode")
     chosen, rest = choice.parse_known_args(argv)
     if chosen.option == "pretrain":
         return Namespace(option="pretrain", rest=rest)
@@ -72,7 +71,7 @@ def _parser_of(option: str) -> ArgumentParser:
     parser = ArgumentParser(prog="python -m bert.run", description=__doc__.split("\n\n")[0])
     parser.set_defaults(family="bert", precision="fp32")
     add = parser.add_argument
-    add("--option", choices=OPTIONS, default="encode", help="the task; with --help, its flags")
+    add("--option", choices=BERT_OPTIONS, default="encode", help="the task; with --help, its flags")
     if option == "finetune":
         add_flags(parser, flags_named("train", "dev", "test", "label-names", "text-column", "label-column"))
     add("--pretrained-model-path", default=Default(PACKAGE), help="Hugging Face directory, or this installed package's")

@@ -95,8 +95,11 @@ class Pretraining(Task):
     """Masked tokens and, if the model has them, next sentences (section 3.1): the sum of the mean cross-entropies.
 
     The model: `BertForPreTraining` or `BertForMaskedLM`. A batch has `segment_ids`, `is_real` and `targets` b s,
-    `weights` b s that sum to 1 over the whole batch and, for the former, `next` b.
+    `weights` b s that sum to 1 over the whole batch and, for the former, `next` b. evaluations: all that were made.
     """
+
+    def __init__(self) -> None:
+        self.evaluations: list[PretrainingEvaluation] = []
 
     def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> Answers:
         is_asked = batch["targets"] != NO_TARGET  # b s
@@ -115,4 +118,5 @@ class Pretraining(Task):
         return sum(part.isnan().sum() for part in outputs if part is not None)
 
     def evaluation(self, dataset: Any) -> PretrainingEvaluation:
-        return PretrainingEvaluation(dataset.tokenizer.mask_id)
+        self.evaluations.append(PretrainingEvaluation(dataset.tokenizer.mask_id))
+        return self.evaluations[-1]

@@ -36,7 +36,7 @@ def encode(args: Namespace) -> None:
 
 def fill_mask(args: Namespace) -> None:
     """The likeliest tokens at each [MASK], each seen by itself: the others stay masks."""
-    model, tokenizer = with_head(args, BertForMaskedLM, "masked_lm", "masked tokens"), tokenizer_of(args)
+    model, tokenizer = with_head(args, BertForMaskedLM, "masked_lm", "masked tokens")
     encoding = read(args, model.encoder, tokenizer)
     places = [place for place, id in enumerate(encoding.ids) if id == tokenizer.mask_id]
     if not places:
@@ -52,8 +52,8 @@ def fill_mask(args: Namespace) -> None:
 
 def next_sentence(args: Namespace) -> None:
     """Whether --text_b follows --text, and how probable that answer is."""
-    model = with_head(args, BertForPreTraining, "next_sentence", "next sentences")
-    encoding = read(args, model.encoder, tokenizer_of(args))
+    model, tokenizer = with_head(args, BertForPreTraining, "next_sentence", "next sentences")
+    encoding = read(args, model.encoder, tokenizer)
     *_, (found, _) = ask(args, model, encoding)  # 1 2
     probability, answer = found[0].exp().max(dim=-1)
     print(f"{('IsNext', 'NotNext')[int(answer)]} {float(probability):.4f}")
@@ -62,17 +62,16 @@ def next_sentence(args: Namespace) -> None:
 # ------------------------------------------------------------------------------------------------------ parts
 
 
-def tokenizer_of(args: Namespace) -> WordPiece:
-    return load_tokenizer(args.pretrained_model_path)
+def with_head(args: Namespace, make: Callable[[Bert], nn.Module], part: str, what: str) -> tuple[nn.Module, WordPiece]:
+    """The model with a trained head, and its tokenizer. Raises `UserError` for a directory without such a head.
 
-
-def with_head(args: Namespace, make: Callable[[Bert], nn.Module], part: str, what: str) -> nn.Module:
-    """The model with a trained head. Raises `UserError` for a directory without one: it would answer at random."""
+    make: as `load_model`. part: the name of the head's module. what: its name for the user.
+    """
     model, new = load_model(args.pretrained_model_path, make)
     if part in new:
         raise UserError(f"{args.pretrained_model_path} has no head for {what}; name a directory that has one")
     print(f"load model from {args.pretrained_model_path}")
-    return model
+    return model, load_tokenizer(args.pretrained_model_path)
 
 
 def read(args: Namespace, encoder: Bert, tokenizer: WordPiece) -> Encoding:

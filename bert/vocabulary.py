@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bert.wordpiece import CONTINUED, SPECIAL, TOKENIZER_SETTINGS, VOCABULARY, WordPiece
+from bert.wordpiece import CONTINUED, SPECIAL, WordPiece
+from convert.directory import TOKENIZER_CONFIG, VOCABULARY
 from engine.programs import ArgumentParser, check_new, run_main
 from engine.text.flags import found
 from utils import UserError
@@ -58,12 +59,9 @@ def _learn(lines: Sequence[str], vocab_size: int, given: Sequence[str], lower_ca
     model.normalizer = library.normalizers.BertNormalizer(lowercase=lower_case)  # both do what `basic.py` does
     model.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     trainer = library.trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=LEAST_SEEN,
-        special_tokens=[*given],
-        continuing_subword_prefix=CONTINUED,
-        show_progress=False,
-    )
+        vocab_size=vocab_size, min_frequency=LEAST_SEEN, special_tokens=[*given],
+        continuing_subword_prefix=CONTINUED, show_progress=False,
+    )  # fmt: skip
     try:
         model.train_from_iterator(lines, trainer)
     except UnicodeEncodeError:
@@ -104,7 +102,7 @@ def check_args(args: Namespace) -> None:
     args.out = Path(args.out)
     if args.out.name != VOCABULARY:
         raise UserError(f"--out {args.out}: the name must be {VOCABULARY}, as in every directory of a BERT")
-    for path in (args.out, args.out.with_name(TOKENIZER_SETTINGS)):
+    for path in (args.out, args.out.with_name(TOKENIZER_CONFIG)):
         check_new(path, "--out")
     tokenizers()
 

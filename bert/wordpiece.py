@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.basic import Word, words
+from convert.directory import TOKENIZER_CONFIG, VOCABULARY
 from utils import UserError, atomic_write, read_text, short_repr, warn
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUED = "##"
 LONGEST_WORD = 100  # characters; a longer one is not cut up but unknown
 CLOSING = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # written without a space before them
-VOCABULARY, TOKENIZER_SETTINGS = "vocab.txt", "tokenizer_config.json"
 THEIR_NAMES = {  # of the tokenizer's settings in that file
     "lower_case": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -34,7 +34,7 @@ THEIR_NAMES = {  # of the tokenizer's settings in that file
 
 
 class Token(NamedTuple):
-    """A token's id, and from where to where (exclusive) it stands in its text."""
+    """A token's id, and its place in the text: the first character, and the one after the last."""
 
     id: int
     start: int
@@ -42,7 +42,7 @@ class Token(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """One text, or a pair of texts, as a model takes it; all of one length.
+    """One text, or a pair of texts, as the input of a model. The three lists have one length.
 
     segment_ids: 0 for `[CLS] a [SEP]`, 1 for `b [SEP]`. offsets: where each token stands in its own text, (0, 0) for
     the special tokens around.
@@ -91,7 +91,7 @@ class WordPiece:
     def save(self, folder: str | os.PathLike) -> None:
         """Write `vocab.txt`, and beside it the settings from which transformers makes the same tokenizer."""
         # the vocabulary last: where it stands alone, it is taken for an uncased one
-        with atomic_write(Path(folder, TOKENIZER_SETTINGS)) as file:
+        with atomic_write(Path(folder, TOKENIZER_CONFIG)) as file:
             told = {THEIR_NAMES[name]: value for name, value in self._told.items()}
             file.write(json.dumps({"tokenizer_class": "BertTokenizer", **told}) + "\n")
         with atomic_write(Path(folder, VOCABULARY)) as file:
@@ -141,7 +141,7 @@ class WordPiece:
         return Encoding(ids, segment_ids, offsets)
 
     def tokenize(self, text: str) -> list[Token]:
-        """The tokens of a text, without any around it."""
+        """The tokens of a text, without [CLS] and [SEP] around it."""
         tokens, start = [], 0
         for part in self._specials.split(text):
             if part in SPECIAL:
@@ -186,7 +186,7 @@ class WordPiece:
 
 
 def shares(lengths: list[int], room: int) -> list[int]:
-    """How much of one or two texts is kept in so much room: of the longer one less, of two long ones half each."""
+    """How many tokens of one or two texts fit into `room`. Cuts the longer text first; two long ones get half each."""
     if sum(lengths) <= room:
         return lengths
     if len(lengths) == 1:

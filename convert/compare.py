@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def program_of(path: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What onnxruntime computes with a file, on the CPU: token ids b s -> log-probabilities b c. Raises `UserError`."""
+    """An ONNX file as a function on the CPU: token ids b s -> log-probabilities b c. Raises `UserError`."""
     import torch
 
     try:

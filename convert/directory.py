@@ -26,6 +26,7 @@ WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read, as one file
 INDEX_ENDING = ".index.json"  # after either name: which of several files holds which tensor
 TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
+BESIDE_BERT = (CONFIG, VOCABULARY, TOKENIZER_CONFIG)  # what is written beside the weights of a BERT
 FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `engine.families`
 MOST_SETTINGS = 2**23  # bytes of a JSON file: a damaged one must not fill the memory
 
@@ -33,7 +34,7 @@ State = dict[str, "torch.Tensor"]
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """What a JSON file says. Raises `UserError` where that is no object."""
+    """The object in a JSON file. Raises `UserError` if the file holds no object."""
     require_file(file, MOST_SETTINGS)
     text = read_text(file)
     try:
@@ -59,7 +60,7 @@ def require_file(file: Path, most: int | None = None) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """What the weights are read from; the index comes first where they are in several files. Raises `UserError`."""
+    """The files of the weights; of several files, their index comes first. Raises `UserError`."""
     for name in WEIGHTS:
         if os.path.lexists(folder / name):
             return [folder / name]
@@ -135,7 +136,7 @@ def lock_of(folder: Path) -> Path:
 def write_model(folder: Path, settings: dict[str, Any], tensors: State, about: dict[str, str] | None = None) -> None:
     """Write `config.json` and the weights, each whole or not at all, into a folder, which is made where there is none.
 
-    about: what is kept beside the weights.
+    about: metadata, which the file of the weights holds as well.
     """
     content = _in_order(safetensors().save(tensors, metadata={"format": "pt", **(about or {})}))
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ def _in_order(content: bytes) -> bytes:
 
 
 def files_read(folder: Path, of_tokenizer: Sequence[str]) -> list[str]:
-    """The names of the files, of those that exist, that make the model and its tokenizer. Raises `UserError`."""
+    """The names of the existing files of the model and its tokenizer. Raises `UserError`."""
     names = (CONFIG, *(file.name for file in weight_files(folder)), *of_tokenizer)
     return [name for name in names if (folder / name).is_file()]
 
@@ -171,7 +172,7 @@ def files_of_bert(folder: Path) -> list[str]:
 
 
 def family_of(folder: Path) -> str:
-    """The kind of a directory's model, as `engine.families` calls it. Raises `UserError` for others."""
+    """The family of a directory's model, by its name in `engine.families`. Raises `UserError` for others."""
     kind = read_settings(folder / CONFIG).get("model_type", "bert")  # the oldest files do not say it
     if kind not in FAMILIES:
         file, known = folder / CONFIG, join_names(list(FAMILIES))

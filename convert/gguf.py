@@ -115,13 +115,13 @@ def _describe_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
 
 
 def _add(writer: GGUFWriter, described: dict[str, Any]) -> None:
-    """Each entry by the writer's method of its name: `add_block_count` for "block_count"."""
+    """Add each entry with the writer's method of that name: `add_block_count` for "block_count"."""
     for name, value in described.items():
         getattr(writer, f"add_{name}")(value)
 
 
 def _encoded(name: str, tensor: torch.Tensor, dtype: str) -> tuple[np.ndarray, GGMLQuantizationType]:
-    """The numbers as they are stored, and the kind that they are declared as."""
+    """The numbers in the file, and their declared type."""
     gguf = _import_gguf()
     kinds = gguf.GGMLQuantizationType
     array = tensor.detach().float().contiguous().numpy()

@@ -51,7 +51,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
     or misshapen key is named.
     """
-    from convert.names import interleaved_rows
+    from convert.names import interleaved_rows, rotated_heads
     from engine.weights import filled, shape_errors
 
     config = read_config(Path(path), attention)
@@ -60,14 +60,9 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     if found := [*shape_errors(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
         raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(join_names(found))}")
     for name in state:
-        if heads := _heads(name, config):
+        if heads := rotated_heads(name, config):
             state[name] = interleaved_rows(state[name], heads)
     return filled(file, config, state)
-
-
-def _heads(name: str, config: LlamaConfig) -> int | None:
-    """The number of heads of a matrix whose output is rotated, else None."""
-    return {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}.get(name.split(".")[-2])
 
 
 # ---------------------------------------------------------------------------------------------------- settings
@@ -103,7 +98,7 @@ def config_of(settings: Mapping[str, Any], attention: str = "causal") -> LlamaCo
 
 
 def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
-    """The base of the angles, and how they are scaled, as old files say it and as new ones. Raises `ValueError`."""
+    """The base of the angles and their scaling, from the entries of old or of new files. Raises `ValueError`."""
     names = ("rope_scaling", "rope_parameters")  # transformers takes the older one alone where a file has both
     for name in names:
         if not isinstance(settings.get(name), dict | None):
@@ -124,7 +119,7 @@ def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
 
 
 def settings_of(config: LlamaConfig) -> dict[str, Any]:
-    """What a `config.json` says of a config, for old versions of transformers and for new ones."""
+    """The content of a `config.json`, for old versions of transformers and for new ones."""
     settings = {theirs: getattr(config, ours) for ours, (theirs, _) in LLAMA_SETTINGS.items()}
     rope = {"rope_type": "default"}
     if config.rope_scaling is not None:
@@ -150,7 +145,7 @@ def settings_of(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _under_our_names(file: Path, tensors: Mapping[str, Any], tied: bool) -> tuple[State, list[str]]:
-    """The state dict under our names, and the names that no Llama has. Raises `UserError` where two mean the same."""
+    """The state dict under our names, and names that no Llama has. Raises `UserError` for two names of one tensor."""
     from engine.weights import canonical_state
 
     state: State = {}

@@ -23,7 +23,7 @@ import numpy as np
 
 from config import LlamaConfig
 from convert.formats import require_causal
-from convert.vocabulary import BYTE, SPACE, Vocabulary
+from convert.vocabulary import BYTE, SPACE_PIECE, Vocabulary
 from utils import UserError, atomic_write
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from llama import Llama
 
 SHAPE_NUMBERS = struct.Struct("<7i")
-MAGIC, HEADER = struct.pack("<I", 0x616B3432), 256  # of versions 1 and later
-THETA, EPSILON, BOS, FIRST_BYTE = 10000.0, 1e-5, 1, 3
+MAGIC, HEADER_BYTES = struct.pack("<I", 0x616B3432), 256  # of versions 1 and later
+FIXED_THETA, FIXED_EPSILON, FIXED_BOS, FIRST_BYTE = 10000.0, 1e-5, 1, 3
 ANGLES = "a table of angles"  # in a file of version 0; no program reads it
 TOKENIZER_BIN = "tokenizer.bin"  # the name that run.c reads by default
 
@@ -59,7 +59,7 @@ def _names(config: LlamaConfig, version: int) -> Iterator[str]:
 
 
 def _count(config: LlamaConfig, version: int) -> int:
-    """How many numbers a file holds, without making a list of them: a damaged header may say anything."""
+    """How many numbers a file holds. Makes no list of them: a damaged header may name any size."""
     of_keys = config.n_kv_heads * config.head_dim
     layer = 2 * config.dim**2 + 2 * config.dim * of_keys + 3 * config.dim * config.hidden_dim + 2 * config.dim
     matrices = 1 if config.tied else 2
@@ -88,7 +88,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     try:
         size = Path(path).stat().st_size
         with open(path, "rb") as file:
-            config, version, start = read_header(file.read(HEADER), attention or "causal")
+            config, version, start = read_header(file.read(HEADER_BYTES), attention or "causal")
         if (wanted := start + 4 * _count(config, version)) != size:
             raise ValueError(f"its header describes {wanted} bytes, but it has {size}")
     except FileNotFoundError:
@@ -109,23 +109,23 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
 
 
 def read_header(start: bytes, attention: str) -> Llama2cHeader:
-    """What the first bytes of a file say. Raises `ValueError`."""
+    """The header in the first bytes of a file. Raises `ValueError`."""
     if len(start) < SHAPE_NUMBERS.size:
         raise ValueError(f"it has only {len(start)} bytes")
     version, shape, length = 0, SHAPE_NUMBERS.unpack_from(start), SHAPE_NUMBERS.size
     tied = shape[5] > 0
     if start.startswith(MAGIC):
-        if len(start) < HEADER:
+        if len(start) < HEADER_BYTES:
             raise ValueError(f"it has only {len(start)} bytes")
         (version,) = struct.unpack_from("<i", start, 4)
         if version != 1:
             reason = "8-bit numbers" if version == 2 else "numbers"
             raise ValueError(f"it holds {reason} of version {version}; versions 0 and 1 are read here")
-        shape, length, tied = SHAPE_NUMBERS.unpack_from(start, 8), HEADER, bool(start[8 + SHAPE_NUMBERS.size])
+        shape, length, tied = SHAPE_NUMBERS.unpack_from(start, 8), HEADER_BYTES, bool(start[8 + SHAPE_NUMBERS.size])
     names = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
     fields = dict(zip(names, shape, strict=True))
     fields["vocab_size"] = abs(fields["vocab_size"])
-    config = LlamaConfig(**fields, rope_theta=THETA, layer_norm_eps=EPSILON, tied=tied, attention=attention)
+    config = LlamaConfig(**fields, rope_theta=FIXED_THETA, layer_norm_eps=FIXED_EPSILON, tied=tied, attention=attention)
     return Llama2cHeader(config, version, length)
 
 
@@ -150,7 +150,7 @@ def content_of(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> Iterat
     from rope import rope_table
 
     require_causal(config, "a model of llama2.c")
-    if (config.rope_theta, config.layer_norm_eps, config.rope_scaling) != (THETA, EPSILON, None):
+    if (config.rope_theta, config.layer_norm_eps, config.rope_scaling) != (FIXED_THETA, FIXED_EPSILON, None):
         settings = f"rope_theta={config.rope_theta:g}, layer_norm_eps={config.layer_norm_eps:g}"
         settings += "" if config.rope_scaling is None else f", rope_scaling={config.rope_scaling[0]}"
         raise UserError(f"llama2.c computes with rope_theta=10000, layer_norm_eps=1e-05 alone; this has {settings}")
@@ -163,13 +163,15 @@ def content_of(state: Mapping[str, torch.Tensor], config: LlamaConfig) -> Iterat
 
 
 def pieces_of(vocabulary: Vocabulary) -> list[bytes]:
-    """Every piece as llama2.c stores it. Raises `UserError` for a vocabulary that it would read otherwise."""
+    """Every piece as llama2.c stores it. Raises `UserError` if `run.c` would read this vocabulary as another one."""
     bytes_stand = [token for token, kind in enumerate(vocabulary.types) if kind == BYTE]
-    if bytes_stand != [*range(FIRST_BYTE, FIRST_BYTE + 256)] or vocabulary.bos_id != BOS:
-        raise UserError(f"llama2.c takes bos for the token {BOS} and byte b for the token b + 3; this is another order")
-    if not vocabulary.adds_space or SPACE not in vocabulary.pieces:
+    if bytes_stand != [*range(FIRST_BYTE, FIRST_BYTE + 256)] or vocabulary.bos_id != FIXED_BOS:
+        raise UserError(
+            f"llama2.c takes bos for the token {FIXED_BOS} and byte b for the token b + 3; this is another order"
+        )
+    if not vocabulary.adds_space or SPACE_PIECE not in vocabulary.pieces:
         raise UserError("llama2.c puts a space before every text; this tokenizer does not")
-    pieces = [piece.replace(SPACE, " ").encode() for piece in vocabulary.pieces]
+    pieces = [piece.replace(SPACE_PIECE, " ").encode() for piece in vocabulary.pieces]
     for token in (vocabulary.bos_id, vocabulary.eos_id):  # no text that is typed at a prompt may be these
         pieces[token] = b"\n" + pieces[token] + b"\n"
     return pieces

@@ -1,4 +1,4 @@
-"""What every tensor of a Llama is called here and in other programs, and the order of its rows there."""
+"""The names of a Llama's tensors here and in other programs, and the order of their rows there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from config import LlamaConfig
 
 
 class Names(NamedTuple):
-    """What one weight is called here (`ours`), by llama2.c and Meta, by Hugging Face, and by llama.cpp."""
+    """The names of one weight: here (`ours`), in llama2.c and Meta's files, in Hugging Face's, and in llama.cpp's."""
 
     ours: str
     meta: str
@@ -39,12 +39,17 @@ LAYER_NAMES = (
 
 
 def all_names(config: LlamaConfig) -> Iterator[Names]:
-    """Of every tensor in the state dict of a Llama of this config."""
+    """The names of every tensor in the state dict of a Llama of this config."""
     for names in MODEL_NAMES:
         yield Names(*(f"{name}.weight" for name in names))
     for layer in range(config.n_layers):
         for names in LAYER_NAMES:
             yield Names(*(f"{before}{layer}.{name}.weight" for before, name in zip(LAYER_PREFIXES, names, strict=True)))
+
+
+def rotated_heads(name: str, config: LlamaConfig) -> int | None:
+    """How many heads a matrix of this name projects to; None for one whose output is not rotated."""
+    return {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}.get(name.split(".")[-2])
 
 
 def half_rotation_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -59,9 +64,8 @@ def interleaved_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 def hugging_face_state(state: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
     """Our state dict under Hugging Face's names, with its order of rows."""
-    heads = {"compute_query": config.n_heads, "compute_key": config.n_kv_heads}
     renamed = {}
     for names in all_names(config):
-        weight, part = state[names.ours], names.ours.split(".")[-2]
-        renamed[names.hugging_face] = half_rotation_rows(weight, heads[part]) if part in heads else weight
+        weight, heads = state[names.ours], rotated_heads(names.ours, config)
+        renamed[names.hugging_face] = weight if heads is None else half_rotation_rows(weight, heads)
     return renamed

@@ -31,10 +31,9 @@ from utils import UserError, atomic_write
 if TYPE_CHECKING:
     from engine.saved import SavedRun
 
-INPUT, OUTPUT = "token_ids", "log_probabilities"
 OPSET = 18
 MOST_ONNX_BYTES = 2**31  # of a protocol buffer
-TOLERANCE = 1e-4  # between log-probabilities: float32 sums in another order
+ONNX_TOLERANCE = 1e-4  # between log-probabilities: float32 sums in another order
 
 
 # ------------------------------------------------------------------------------------------- what is written
@@ -120,7 +119,7 @@ def require_equal(model: RealClassifier, classifier: LlamaEmbeddingClassifier) -
     token_ids = torch.randint(0, config.vocab_size, (3, length), generator=generator)  # b s
     for row in range(1, 3):
         token_ids[row, length * row // 3 :] = classifier.pad_id
-    if not torch.allclose(model(token_ids), classifier(token_ids), rtol=0, atol=TOLERANCE):
+    if not torch.allclose(model(token_ids), classifier(token_ids), rtol=0, atol=ONNX_TOLERANCE):
         reason = "methods that are part of it, or edits of llama.py or rope.py, have no place there"
         raise UserError(f"this classifier computes something else than what would be written as ONNX: {reason}")
 
@@ -130,16 +129,9 @@ def _exported(model: RealClassifier, about: SavedRun) -> bytes:
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     with _quietly():
         program = torch.onnx.export(
-            model,
-            (token_ids,),
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_shapes=(sizes,),
-            opset_version=OPSET,
-            dynamo=True,
-            optimize=True,
-            verbose=False,
-        )
+            model, (token_ids,), input_names=["token_ids"], output_names=["log_probabilities"],
+            dynamic_shapes=(sizes,), opset_version=OPSET, dynamo=True, optimize=True, verbose=False,
+        )  # fmt: skip
     proto = program.model_proto
     for name, value in _metadata(model, about).items():
         entry = proto.metadata_props.add()

@@ -83,7 +83,7 @@ class JsonTokenizer:
         return [self._frame(each.ids, bos, eos) for each in encoded]
 
     def encode_all(self, text: str) -> list[int]:
-        """Token ids of a text, however long sentences may be; no special tokens but those that it names."""
+        """Token ids of a text, of any length; of special tokens those alone that the text spells out."""
         with self._naming_the_file("it cannot encode every text"):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -98,7 +98,7 @@ class JsonTokenizer:
             return self.tokenizer.decode([number for number in ids if number < self.n_words], skip_special_tokens=True)
 
     def piece(self, number: int) -> str:
-        """A token as it is shown, with SentencePiece's \u2581 for a space; bytes that are no text stay as named."""
+        """A token for display, with SentencePiece's \u2581 for a space; bytes that are no text keep their name."""
         name = self._token(number)
         if name is None or "\u2581" in name or (name.startswith("<") and name.endswith(">")):
             return str(number) if name is None else name
@@ -107,7 +107,7 @@ class JsonTokenizer:
         return text.replace(" ", "\u2581") if text and "\ufffd" not in text else name
 
     def files(self) -> dict[str, bytes]:
-        """What a directory holds of it, by name."""
+        """The files of the tokenizer in a directory: content by name."""
         special = {name: self._token(getattr(self, name.removesuffix("_token") + "_id")) for name in ID_SETTINGS}
         if "add_bos_token" in self.special:
             special["add_bos_token"] = self.special["add_bos_token"]
@@ -125,7 +125,7 @@ class JsonTokenizer:
         return self.tokenizer.id_to_token(number)
 
     def _id_of(self, token: Any) -> int | None:
-        """Of a special token as the files name it: its text, an object that has the text, or its id."""
+        """The id of a special token, or None. token: its text, an object that has the text, or its id."""
         token = token.get("content") if isinstance(token, dict) else token
         number = self.tokenizer.token_to_id(token) if isinstance(token, str) else token
         return number if type(number) is int and 0 <= number < self.n_words else None

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces, SentencePiece's numbers too
-SPACE = "\u2581"
-NEVER = -1e11  # the score of a piece that no pair becomes: llama2.c merges to scores above -1e10
+SPACE_PIECE = "\u2581"
+NEVER_MERGED = -1e11  # the score of a piece that no pair becomes: llama2.c merges to scores above -1e10
 
 
 class Vocabulary(NamedTuple):
@@ -33,17 +33,17 @@ class Vocabulary(NamedTuple):
     adds_space: bool
 
     def filled(self, size: int) -> Vocabulary:
-        """With pieces that no text has, for the rows of a matrix beyond the last piece."""
+        """The same with unused pieces, up to `size`, for the rows of a matrix beyond the last piece."""
         more = range(len(self.pieces), size)
         return self._replace(
             pieces=[*self.pieces, *(f"<unused {token}>" for token in more)],
-            scores=[*self.scores, *(NEVER for _ in more)],
+            scores=[*self.scores, *(NEVER_MERGED for _ in more)],
             types=[*self.types, *(UNUSED for _ in more)],
         )
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """Of a tokenizer of this package. Raises `UserError` for a `tokenizer.json`, whose rules are others."""
+    """The vocabulary of a tokenizer of this package. Raises `UserError` for a `tokenizer.json`: it has other rules."""
     if not hasattr(tokenizer, "sp_model"):
         path = tokenizer.model_path
         raise UserError(f"{path} is no SentencePiece model, which this format is written with; --tokenizer names one")
@@ -66,7 +66,7 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
         raise UserError(f"{path} has pieces that are never cut, as {never_cut}; other programs find them otherwise")
     if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
-    adds_space = model.encode("a", out_type=str)[0].startswith(SPACE)
+    adds_space = model.encode("a", out_type=str)[0].startswith(SPACE_PIECE)
     return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
 
 
@@ -97,13 +97,14 @@ def files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
     """A `tokenizer.json` that encodes and decodes as the SentencePiece model does. normalizers: come first."""
     bos, types = vocabulary.pieces[vocabulary.bos_id], vocabulary.types
-    framed = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    second = [{**part, next(iter(part)): {**next(iter(part.values())), "type_id": 1}} for part in framed]
-    second[1]["Sequence"]["id"] = "B"
-    with_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    prepended = [{"type": "Prepend", "prepend": SPACE}] if vocabulary.adds_space else []
+
+    def framed(text: str, segment: int) -> list[dict]:
+        return [{"SpecialToken": {"id": bos, "type_id": segment}}, {"Sequence": {"id": text, "type_id": segment}}]
+
+    with_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_PIECE}
+    prepended = [{"type": "Prepend", "prepend": SPACE_PIECE}] if vocabulary.adds_space else []
     stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.adds_space else []
-    without = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    without = {"type": "Replace", "pattern": {"String": SPACE_PIECE}, "content": " "}
     return {
         "version": "1.0",
         "truncation": None,
@@ -113,8 +114,8 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": framed,
-            "pair": [*framed, *second],
+            "single": framed("A", 0),
+            "pair": [*framed("A", 0), *framed("B", 1)],
             "special_tokens": {bos: {"id": bos, "ids": [vocabulary.bos_id], "tokens": [bos]}},
         },
         "decoder": {"type": "Sequence", "decoders": [without, {"type": "ByteFallback"}, {"type": "Fuse"}, *stripped]},
@@ -164,7 +165,7 @@ def _types(model: bytes) -> list[int]:
 
 
 def _normalizer(model: bytes) -> list[dict]:
-    """How a text is changed before it is cut into pieces, but for its spaces, as `tokenizer.json` says it."""
+    """The normalizers of a `tokenizer.json`, without those that mark spaces: changes of a text before it is cut."""
     spec = dict(_fields(dict(_fields(model)).get(NORMALIZER_FIELD, b"")))
     found = []
     if rules := spec.get(RULES_FIELD):

@@ -72,6 +72,16 @@ class PickledEval(MarkerWriter):
         return eval, (f"open({str(self.marker)!r}, 'w').close()",)
 
 
+def assert_code_is_never_run(folder: Path, load: Callable[[Path], object]) -> None:
+    """A Hugging Face directory whose pickled weights hold code is refused, and the code is not executed."""
+    payload = {"model.norm.weight": PickledEval(folder / "executed")}
+    assert executes_when_unpickled(payload, folder / "executed")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(payload))
+    refused("pytorch_model.bin", load, folder)
+    assert not (folder / "executed").exists()
+
+
 def executes_when_unpickled(payload: object, marker: Path) -> bool:
     """Whether the plain unpickler runs the code in `payload`; removes the marker again. Shows the bait is live."""
     pickle.loads(pickle.dumps(payload))

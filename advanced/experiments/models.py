@@ -65,8 +65,9 @@ class Model:
 
 
 def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mapping[str, Any]]) -> Model:
-    """The checkpoint and the tokenizer that flags name. results: by key; they stand in for an absent checkpoint.
+    """The checkpoint and the tokenizer that flags name.
 
+    results: by key; an absent checkpoint has the checksums that they name.
     Raises `UserError` for a checkpoint that is neither here nor named in results, and for an absent tokenizer.
     """
     recorded = {result["model"]: result["checksums"] for result in results.values()}

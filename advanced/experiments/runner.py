@@ -143,7 +143,7 @@ def _context() -> BaseContext:
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")
-    context.set_forkserver_preload(["sklearn.metrics", "runs"])
+    context.set_forkserver_preload(["sklearn.metrics", "engine.runs"])
     return context
 
 

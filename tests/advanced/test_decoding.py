@@ -116,11 +116,17 @@ def test_enough_beams_find_the_best_of_all_texts(stops: list[int], alpha: float)
     assert len(lengths) == (2 if stops and alpha == 1.0 else 1), lengths
 
 
-def test_one_beam_is_greedy_decoding():
+def test_one_beam_and_contrast_without_a_penalty_or_a_choice_are_greedy_decoding():
     for model in (causal(), causal(max_seq_len=9), random_llama(gain=8.0)):
+        searches = [BeamSearch(model, 1)]
+        if model.config.is_causal:
+            searches += [ContrastiveSearch(model, *how) for how in ((0.0, 5), (0.7, 1), (0.0, 1))]
         for stops in ([], stop_tokens(model, prompts())):
             expected = model.generate(prompts(), NEW, temperature=0.0, stop_ids=stops)
-            assert torch.equal(BeamSearch(model, 1).generate(prompts(), NEW, stop_ids=stops), expected)
+            for search in searches:
+                assert torch.equal(search.generate(prompts(), NEW, stop_ids=stops), expected)
+    text = ContrastiveSearch(causal(), 0.6, 4).generate(prompts(), NEW)
+    assert not torch.equal(text, causal().generate(prompts(), NEW, temperature=0.0))
 
 
 def test_beams_find_likelier_texts_than_greedy_decoding():
@@ -245,16 +251,6 @@ def test_contrastive_search_is_equation_5(alpha: float, candidates: int, max_seq
     slow = [slow_contrast(model, prompt, alpha, candidates, NEW) for prompt in idx.tolist()]
     assert ContrastiveSearch(model, alpha, candidates).generate(idx, NEW).tolist() == slow
     assert ContrastiveSearch(model, alpha, candidates).generate(idx, NEW, use_cache=False).tolist() == slow
-
-
-def test_without_a_penalty_or_a_choice_contrastive_search_is_greedy_decoding():
-    for model in (causal(), causal(max_seq_len=9)):
-        for stops in ([], stop_tokens(model, prompts())):
-            expected = model.generate(prompts(), NEW, temperature=0.0, stop_ids=stops)
-            for alpha, candidates in ((0.0, 5), (0.7, 1), (0.0, 1)):
-                text = ContrastiveSearch(model, alpha, candidates).generate(prompts(), NEW, stop_ids=stops)
-                assert torch.equal(text, expected)
-    assert not torch.equal(ContrastiveSearch(model, 0.6, 4).generate(prompts(), NEW)[:, : expected.shape[1]], expected)
 
 
 def test_a_contrastive_text_can_be_watched_and_a_stop_token_ends_it():

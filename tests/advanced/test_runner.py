@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -48,9 +49,7 @@ def test_a_line_of_another_kind_is_refused(tmp_path: Path, line: str):
 
 
 @pytest.mark.slow
-def test_the_program_runs_what_is_left_and_nothing_twice(
-    tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path], run: Callable
-):
+def test_the_program_runs_what_is_left_and_nothing_twice(tmp_path: Path, tiny_checkpoint: Path, films: dict[str, Path]):
     (tmp_path / "data").mkdir()
     for split in ("train", "dev", "test"):
         (tmp_path / f"data/films-{split}.txt").write_bytes(films[split].read_bytes())
@@ -58,16 +57,9 @@ def test_the_program_runs_what_is_left_and_nothing_twice(
     table_of(tmp_path, rows=CONTENT["rows"][:1], shots=[4])
     command = ["-m", "advanced.experiments", "trial.json", "--pretrained-model-path", tiny_checkpoint]
     command += ["--results", "r.jsonl", "--work", "work"]
+    how = {"env": {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, "cwd": tmp_path, "timeout": 300}
     for expected in (4, 0):
-        settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, *map(str, command)],
-            cwd=tmp_path,
-            env=settings,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, **how)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("done:") == expected
     keys = [json.loads(line)["key"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
@@ -85,7 +77,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
         calls.append(one.row)
         if one.row == "bad":
             raise UserError("the loss is nan")
-        return {"key": one.key(model), "model": model.name, "checksums": model.checksums, "selection": 0.5}
+        return line_of(one, model)
 
     computing(compute)
     running = runner.Runner(lambda: table.ready(model, read_results([path])), model, path, tmp_path, "cpu", 2)
@@ -305,6 +297,15 @@ def test_threads_are_those_of_the_environment_or_workers_share_the_processors(
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(UserError, match="OMP_NUM_THREADS=many: not a number of threads"):
         runner.Runner(list, *how, workers)
+
+
+def test_new_processes_have_imported_pytorch(monkeypatch: pytest.MonkeyPatch):
+    names: list[str] = []
+    monkeypatch.setattr(
+        "multiprocessing.context.BaseContext.set_forkserver_preload", lambda _, given: names.extend(given)
+    )
+    way = runner._context().get_start_method()
+    assert all(map(importlib.util.find_spec, names)) and ("engine.runs" in names or way == "spawn")
 
 
 def test_the_program_computes_where_it_is_told_to(tmp_path: Path, main: Callable, monkeypatch: pytest.MonkeyPatch):

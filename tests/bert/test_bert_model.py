@@ -56,10 +56,8 @@ def test_hidden_states_and_pooled_vectors_equal(tmp_path: Path, length: int, siz
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(hidden_act="gelu_new"),
-        dict(hidden_act="relu"),
-        dict(layer_norm_eps=1e-2),
-        dict(num_attention_heads=1),
+        *(dict(hidden_act=activation) for activation in ("gelu_new", "relu")),
+        *(dict(layer_norm_eps=1e-2), dict(num_attention_heads=1)),
         dict(num_attention_heads=8, intermediate_size=40, pad_token_id=7),
     ],
 )

@@ -79,6 +79,10 @@ def running(args: Namespace) -> Iterator[dict]:
     return pretrain(args, compute, outputs)
 
 
+def run_main(*flags: object) -> None:
+    program.main([str(flag) for flag in flags])
+
+
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -230,13 +234,11 @@ def test_nobody_goes_on_without_the_best_model_so_far(flags: list, tmp_path: Pat
     refused("is not of the run that|does not exist", made_of, *flags, "--resume")
 
 
-def test_a_model_that_is_made_again_counts_as_the_same_one(
-    flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_a_model_that_is_made_again_counts_as_the_same_one(flags: list, tmp_path: Path, capsys: pytest.CaptureFixture):
     """Another processor rounds otherwise; what the command makes of the same texts is the same model all the same."""
     here, there = tmp_path / "new", tmp_path / "there"
     for out in (here, there):
-        run_main(monkeypatch, *flags, "--out", out)
+        run_main(*flags, "--out", out)
     printed = capsys.readouterr().out
     assert printed.count("masked tokens :: loss") == printed.count("train loss ::") and "save the model to" in printed
     assert "unigrams :: perplexity" in printed and names_in(here) == FILES_OF_RUN
@@ -250,25 +252,18 @@ def test_a_model_that_is_made_again_counts_as_the_same_one(
     assert identity_of(there) == checksum(there) != identity_of(here)  # the record is not of these weights
     (there / RECORD).write_text(json.dumps({**record, "weights": checksum(there)}), encoding="utf-8")
     assert identity_of(there) == identity_of(here) != checksum(here)
-    run_main(monkeypatch, *flags, "--out", tmp_path / "other", "--lr", 0.004)
+    run_main(*flags, "--out", tmp_path / "other", "--lr", 0.004)
     assert identity_of(tmp_path / "other") != identity_of(here)
 
 
-def test_a_model_that_has_learned_nothing_is_said_to_have_not(
-    flags: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_a_model_that_has_learned_nothing_is_said_to_have_not(flags: list, tmp_path: Path, capsys):
     """Where some tokens are left as they are, the accuracy of all does not show it."""
-    run_main(monkeypatch, *flags, "--lr", 1e-9)
+    run_main(*flags, "--lr", 1e-9)
     assert program.NOTHING_LEARNED in capsys.readouterr().err
     learns = "--epochs", 60, "--lr", 0.01, "--every", 40, "--dropout", 0
-    run_main(monkeypatch, *flags, "--out", tmp_path / "other", *learns)
+    run_main(*flags, "--out", tmp_path / "other", *learns)
     printed = capsys.readouterr()
     assert program.NOTHING_LEARNED not in printed.err and "at [MASK] :: perplexity" in printed.out
-
-
-def run_main(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
-    monkeypatch.setattr("sys.argv", ["pretrain", *map(str, flags)])
-    program.main()
 
 
 # ------------------------------------------------------------------------------------------------- going on
@@ -409,7 +404,7 @@ def test_a_run_that_ends_early_says_what_is_kept(
 
     monkeypatch.setattr(Pretraining, "loss", stopped)
     with pytest.raises((UserError, KeyboardInterrupt), match=f"{error}; .*{kept}"):
-        run_main(monkeypatch, *flags)
+        run_main(*flags)
     there = names_in(tmp_path / "new") if after else set()
     assert there == (FILES_OF_RUN | {program.PRETRAINING_POINT} if after else set())
 

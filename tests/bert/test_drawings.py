@@ -26,8 +26,8 @@ from bert.wordpiece import SPECIAL, WordPiece
 from config import LlamaConfig
 from engine.tasks import NO_TARGET
 
-FOLDER = ROOT / "bert" / "drawings"
-PICTURES = {path.stem: Picture(path) for path in sorted(FOLDER.glob("*.svg"))}
+DRAWINGS = ROOT / "bert" / "drawings"
+PICTURES = {path.stem: Picture(path) for path in sorted(DRAWINGS.glob("*.svg"))}
 
 
 def tokenizer_of(*texts: str) -> WordPiece:
@@ -185,17 +185,17 @@ def depends(gradient: torch.Tensor) -> list[bool]:
     return (gradient != 0).any(dim=-1).tolist()
 
 
-VOCABULARY = "who won ? it rains outside the street is wet a warm little film our team ada lives in basel"
-TOKENIZER = WordPiece([*SPECIAL, *dict.fromkeys(VOCABULARY.split())])
-QUESTION = Question("", "who won ?", "our team won", (Answer("our team", 0),))
-(WINDOW,) = windows_of(0, QUESTION, TOKENIZER, length=32, stride=16)
-KINDS = {1: "person", 2: "neither", 3: "neither", 4: "place"}
+DRAWN_WORDS = "who won ? it rains outside the street is wet a warm little film our team ada lives in basel"
+TOKENIZER = WordPiece([*SPECIAL, *dict.fromkeys(DRAWN_WORDS.split())])
+SPAN_QUESTION = Question("", "who won ?", "our team won", (Answer("our team", 0),))
+(WINDOW,) = windows_of(0, SPAN_QUESTION, TOKENIZER, length=32, stride=16)
+TOKEN_CLASSES = {1: "person", 2: "neither", 3: "neither", 4: "place"}
 SPAN = {WINDOW.start: "first", WINDOW.end: "last"}
 SET_UPS = {  # the class of the head, its number of classes, the texts, and the answer at each token that has one
     "One text": (BertForSequenceClassification, [5], ["a warm little film"], {0: "good"}),
     "A pair of texts": (BertForSequenceClassification, [3], ["it rains outside", "the street is wet"], {0: "follows"}),
-    "Each token": (BertForTokenClassification, [3], ["ada lives in basel"], KINDS),
-    "An answer": (BertForQuestionAnswering, [], [QUESTION.text, QUESTION.context], SPAN),
+    "Each token": (BertForTokenClassification, [3], ["ada lives in basel"], TOKEN_CLASSES),
+    "An answer": (BertForQuestionAnswering, [], [SPAN_QUESTION.text, SPAN_QUESTION.context], SPAN),
 }
 
 
@@ -243,10 +243,14 @@ def who_sees_whom(layer: Callable[[torch.Tensor], torch.Tensor], dim: int) -> li
     return [depends(torch.autograd.grad(mixed(state), x, retain_graph=True)[0][0]) for state in states]
 
 
-OURS, THEIRS = BertConfig.from_preset("mini"), LlamaConfig.from_preset("tiny", attention="causal")
+BERT_SHAPE, LLAMA_SHAPE = BertConfig.from_preset("mini"), LlamaConfig.from_preset("tiny", attention="causal")
 SIDES = {
-    "BERT": (bert.model.BertLayer(OURS).eval(), OURS.dim, f"positions: {OURS.positions}, added to the tokens"),
-    "Llama": (llama.LlamaLayer(0, THEIRS).eval(), THEIRS.dim, "positions: RoPE of queries and keys"),
+    "BERT": (
+        bert.model.BertLayer(BERT_SHAPE).eval(),
+        BERT_SHAPE.dim,
+        f"positions: {BERT_SHAPE.positions}, added to the tokens",
+    ),
+    "Llama": (llama.LlamaLayer(0, LLAMA_SHAPE).eval(), LLAMA_SHAPE.dim, "positions: RoPE of queries and keys"),
 }
 
 

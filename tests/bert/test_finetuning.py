@@ -27,17 +27,11 @@ PLACE = ComputeSettings(torch.device("cpu"))
 @pytest.fixture
 def plan(directory: Path, films: dict[str, Path]) -> Plan:
     return Plan(
-        checkpoint=InputFile.of(directory, FILES_OF_BERT),
-        tokenizer=InputFile.of(directory / "vocab.txt"),
-        train=InputFile.of(films["train"]),
-        dev=InputFile.of(films["dev"]),
-        label_names=tuple(read_label_names(films["label_names"])),
-        family="bert",
-        epochs=5,
-        lr=3e-3,
-        batch_size=4,
-        hidden_dropout_prob=0.0,
-    )
+        checkpoint=InputFile.of(directory, FILES_OF_BERT), tokenizer=InputFile.of(directory / "vocab.txt"),
+        train=InputFile.of(films["train"]), dev=InputFile.of(films["dev"]),
+        label_names=tuple(read_label_names(films["label_names"])), family="bert",
+        epochs=5, lr=3e-3, batch_size=4, hidden_dropout_prob=0.0,
+    )  # fmt: skip
 
 
 def train(plan: Plan, folder: Path, epochs: int | None = None) -> tuple[runs.Run, Path, list]:

@@ -19,15 +19,15 @@ from bert import pretrain, questions, run
 from bert.config import BertConfig
 from bert.examples import Noise
 from bert.package import PACKAGE, installed
-from bert.pairs import SHORT
+from bert.pairs import SHORT_PAIRS
 from engine import flags as engine_flags
 from utils import UserError
 
-FOLDER = ROOT / "bert"
-RESULTS = ROOT / "advanced" / "experiments" / "results"
-PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
-TEXT = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
-LINKS = [*dict.fromkeys(re.findall(r"\[([^]]+)\]\(([^)]+)\)", TEXT))]
+BERT_FOLDER = ROOT / "bert"
+EXPERIMENT_RESULTS = ROOT / "advanced" / "experiments" / "results"
+README = (BERT_FOLDER / "README.md").read_text(encoding="utf-8")
+PROSE = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+LINKS = [*dict.fromkeys(re.findall(r"\[([^]]+)\]\(([^)]+)\)", PROSE))]
 PARSERS = {
     "bert.run": run.get_args,
     "bert.pretrain": pretrain.get_args,
@@ -44,7 +44,7 @@ def defined_in(path: Path) -> set[str]:
 
 def commands() -> list[list[str]]:
     """What the blocks say to the shell, as words."""
-    blocks = re.findall(r"\n\n```\n(.*?)```", PAGE, re.DOTALL)  # those without a language
+    blocks = re.findall(r"\n\n```\n(.*?)```", README, re.DOTALL)  # those without a language
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line) for line in lines]
 
@@ -53,14 +53,14 @@ def commands() -> list[list[str]]:
 def test_a_link_leads_to_a_file_and_to_the_name_that_it_shows(words: str, target: str):
     if target.startswith("https://"):
         return
-    assert (FOLDER / target).is_file()
+    assert (BERT_FOLDER / target).is_file()
     if words.startswith("`"):
-        assert words.strip("`") in defined_in(FOLDER / target)
+        assert words.strip("`") in defined_in(BERT_FOLDER / target)
 
 
 def test_every_drawing_is_shown_and_described():
-    shown = dict(re.findall(r"!\[([^]]+)\]\((drawings/[^)]+)\)", TEXT))
-    assert {*shown.values()} == {f"drawings/{path.name}" for path in (FOLDER / "drawings").glob("*.svg")}
+    shown = dict(re.findall(r"!\[([^]]+)\]\((drawings/[^)]+)\)", PROSE))
+    assert {*shown.values()} == {f"drawings/{path.name}" for path in (BERT_FOLDER / "drawings").glob("*.svg")}
     assert all(len(words) > 20 for words in shown)
 
 
@@ -74,7 +74,7 @@ def test_the_commands_are_understood():
         for name in ("train", "dev", "test", "label_names"):
             if option == "finetune":
                 assert (ROOT / getattr(args, name)).is_file()
-    of_bert = {("bert.run", option) for option in run.OPTIONS if option != "pretrain"}
+    of_bert = {("bert.run", option) for option in run.BERT_OPTIONS if option != "pretrain"}
     assert asked == {*of_bert, ("bert.pretrain", None), ("bert.questions", None), ("run_llama.py", "predict")}
 
 
@@ -89,23 +89,23 @@ def test_a_file_that_a_command_reads_is_there_or_written_by_the_one_before():
 
 
 def test_the_flags_that_the_text_names_are_there(capsys: pytest.CaptureFixture):
-    for option in run.OPTIONS:
+    for option in run.BERT_OPTIONS:
         with pytest.raises(SystemExit):
             args = run.get_args(["--option", option, "--help"])
             pretrain.get_args(args.rest)
     known = set(re.findall(r"--[\w-]+", capsys.readouterr().out)) | {"--bert"}
-    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT))
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", PROSE))
     assert "--pretrained-model-path" in named and named <= known
     assert "--bert" in (ROOT / "setup.sh").read_text(encoding="utf-8")
 
 
 def test_figures_of_the_text_are_those_of_the_code():
     noise, base, large = Noise(), BertConfig.from_preset("base"), BertConfig.from_preset("large")
-    plain = " ".join(TEXT.split())
+    plain = " ".join(PROSE.split())
     assert f"chooses {noise.share:.0%} of the tokens" in plain
     assert f"{noise.mask:.0%} become [MASK], {noise.random:.0%} a token drawn" in plain
     assert f"Only {noise.share * noise.random:.1%} of all tokens" in plain
-    assert SHORT == 0.1 and "One row in ten" in plain
+    assert SHORT_PAIRS == 0.1 and "One row in ten" in plain
     assert f"Base has {base.n_layers} layers of {base.dim} with {base.n_heads} heads" in plain
     assert f"large has {large.n_layers} of {large.dim} with {large.n_heads}" in plain
     assert f"the published uncased one {base.vocab_size:,}" in plain and f"table: {base.max_seq_len} in" in plain
@@ -116,7 +116,7 @@ def test_the_lines_of_python_run(tmp_path: Path):
         installed()
     except UserError:
         pytest.skip("the package that the page begins with is not installed")
-    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (lines,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
@@ -126,16 +126,16 @@ def test_the_lines_of_python_run(tmp_path: Path):
 
 
 def test_the_methods_of_the_text_are_those_for_a_bert():
-    said = re.search(r"need no part of a Llama: ([\w\s,-]+) \(", TEXT)[1].replace("\n", " ").split(", ")
+    said = re.search(r"need no part of a Llama: ([\w\s,-]+) \(", PROSE)[1].replace("\n", " ").split(", ")
     assert said == [name for name, entry in METHODS.items() if "bert" in entry.families]
 
 
 def test_what_was_learned_of_real_text_is_what_the_files_say():
-    table = re.search(r"<!-- of the files -->\n(.*?)\n\n", PAGE, re.DOTALL)[1].splitlines()[2:]
+    table = re.search(r"<!-- of the files -->\n(.*?)\n\n", README, re.DOTALL)[1].splitlines()[2:]
     for line in table:
         name, file = re.search(r"\[(.+)\]\((.+)\)", line).groups()
         cells = [cell.strip() for cell in line.split("|")[3:8]]
-        record = json.loads((FOLDER / file).read_text(encoding="utf-8"))
+        record = json.loads((BERT_FOLDER / file).read_text(encoding="utf-8"))
         first, last = record["curve"][0], record["curve"][-1]
         shares = last["hidden_accuracy"], first["unigram_accuracy"], last.get("next_accuracy")
         found = [f"{last['hidden_perplexity']:.0f}", f"{first['unigram_perplexity']:.0f}"]
@@ -144,17 +144,19 @@ def test_what_was_learned_of_real_text_is_what_the_files_say():
         assert ("--mask 1 --random 0" in line) == (record["settings"]["mask"] == 1)
         assert ("--no_nsp" in line) == record["settings"]["no_nsp"]
     assert len(table) > 4
-    curve = json.loads((RESULTS / "base3M-encoder.json").read_text(encoding="utf-8"))["curve"]
-    steps, figure = re.search(r"2,322 and then (\d+), .* was at (\d+)\.", PAGE).groups()
+    curve = json.loads((EXPERIMENT_RESULTS / "base3M-encoder.json").read_text(encoding="utf-8"))["curve"]
+    steps, figure = re.search(r"2,322 and then (\d+), .* was at (\d+)\.", README).groups()
     assert [f"{row['hidden_perplexity']:.0f}" for row in curve if row["step"] == int(steps)] == [figure]
 
 
 def test_what_the_small_bert_learned_is_what_its_file_says():
-    record = json.loads((RESULTS / "minilm-encoder-films.json").read_text(encoding="utf-8"))
+    record = json.loads((EXPERIMENT_RESULTS / "minilm-encoder-films.json").read_text(encoding="utf-8"))
     first, last = record["curve"][0], record["curve"][-1]
     shares = last["next_accuracy"], first["next_accuracy"]
-    assert f"{record['seconds'] / 60:.0f} minutes on one core:\n\n```\npython -m bert.pretrain --init {PACKAGE}" in PAGE
-    text = " ".join(TEXT.split())
+    assert (
+        f"{record['seconds'] / 60:.0f} minutes on one core:\n\n```\npython -m bert.pretrain --init {PACKAGE}" in README
+    )
+    text = " ".join(PROSE.split())
     assert f"a perplexity of {first['hidden_perplexity']:,.0f} at [MASK]; after {last['step']} steps" in text
     assert "hardly begun to learn: {}, {} before.".format(*(f"{share:.3f}"[1:] for share in shares)) in text
 
@@ -162,7 +164,7 @@ def test_what_the_small_bert_learned_is_what_its_file_says():
 @pytest.mark.parametrize("name", ["base3M-encoder-short", "base3M-encoder", "minilm-encoder-films"])
 def test_the_commands_of_real_text_are_those_of_the_files(name: str):
     (words,) = (words for words in commands() if words[-2:] == ["--out", name])
-    said, path = vars(pretrain.get_args(words[3:])), RESULTS / f"{name}.json"
+    said, path = vars(pretrain.get_args(words[3:])), EXPERIMENT_RESULTS / f"{name}.json"
     done = json.loads(path.read_text(encoding="utf-8"))["settings"]
     given = {flag: value for flag, value in said.items() if flag in done and value is not None}
     if given.get("init") == PACKAGE:

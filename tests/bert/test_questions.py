@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,16 +13,13 @@ from bert import questions as program
 from bert.squad import read_squad
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["bert.questions", *map(str, flags)])
-    program.main()
+def run(*flags: object) -> None:
+    program.main([str(flag) for flag in flags])
 
 
 @pytest.mark.parametrize("version", program.VERSIONS)
-def test_the_files_are_read_and_every_answer_stands_at_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
-):
-    run(monkeypatch, "--out", tmp_path, "--paragraphs", 60, "--version", version)
+def test_the_files_are_read_and_every_answer_stands_at_its_place(tmp_path: Path, version: str):
+    run("--out", tmp_path, "--paragraphs", 60, "--version", version)
     contexts = {}
     for part, count in (("train", 60), ("dev", 6)):
         asked, may_be_unanswered = read_squad(tmp_path / f"questions-{part}.json")
@@ -43,14 +39,14 @@ def test_the_files_are_read_and_every_answer_stands_at_its_place(
     assert not contexts["train"] & contexts["dev"]
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_written_is_one_line(tmp_path: Path):
     for flags, words in (
         (["--paragraphs", 9], "--paragraphs 9: must be at least 10"),
         (["--paragraphs", 14000], "--paragraphs 14000: there are 14400 paragraphs"),
         (["--out", tmp_path / "absent"], "the folder .*absent does not exist"),
     ):
-        refused(words, run, monkeypatch, "--out", tmp_path, *flags)
+        refused(words, run, "--out", tmp_path, *flags)
     assert not [*tmp_path.iterdir()]
     (tmp_path / "questions-dev.json").write_text("mine")
-    refused("questions-dev.json is there already", run, monkeypatch, "--out", tmp_path)
+    refused("questions-dev.json is there already", run, "--out", tmp_path)
     assert [*tmp_path.iterdir()] == [tmp_path / "questions-dev.json"]

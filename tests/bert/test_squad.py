@@ -111,14 +111,12 @@ GOOD = {"id": "1", "question": "?", "answers": [{"text": "Rhine", "answer_start"
         (["x"], "is no JSON object"),
         ({}, "qas must be a list"),
         ([], "has no questions"),
+        *((text, "") for text in ("", "[]", "null", '{"data": 1}', "[" * 10**5)),
     ],
 )
-def test_a_file_that_is_not_of_the_format_is_one_line(tmp_path: Path, qas: list, words: str):
+def test_a_file_that_is_not_of_the_format_is_one_line(tmp_path: Path, qas: list | str, words: str):
+    """qas: the questions, or the text of the whole file."""
     path = write(tmp_path / "wrong.json", qas)
+    if isinstance(qas, str):
+        path.write_text(qas)
     assert str(path) in refused(words, read_squad, path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", '{"data": 1}', "[" * 10**5])
-def test_what_is_no_squad_file_is_one_line(tmp_path: Path, text: str):
-    (path := tmp_path / "wrong.json").write_text(text)
-    refused("", read_squad, path)

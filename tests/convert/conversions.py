@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import sentencepiece
 import torch
+from conftest import SENTENCES
 from error_helpers import ROOT
 from torch import nn
 
@@ -20,9 +24,25 @@ def run_convert(*flags: object) -> None:
     _convert_language_model(get_args(list(map(str, flags))))
 
 
+def run_module(*flags: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    """`python -m convert`, in a process of its own."""
+    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('convert', run_name='__main__')"
+    command = [sys.executable, "-c", code, *map(str, flags)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=600)
+
+
 def vocabulary_in(tokenizer: Path) -> Vocabulary:
     """The vocabulary of a SentencePiece model."""
     return read_vocabulary(Tokenizer(tokenizer_model=tokenizer).sp_model, tokenizer)
+
+
+def trained_vocabulary(folder: Path, **changes: object) -> Tokenizer:
+    """A SentencePiece vocabulary of the tests' sentences: BPE with a piece for each byte, unless `changes` differ."""
+    how = dict(model_type="bpe", byte_fallback=True, hard_vocab_limit=False, minloglevel=2, vocab_size=300) | changes
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 3), model_prefix=str(folder / "own"), **how
+    )
+    return Tokenizer(tokenizer_model=folder / "own.model")
 
 
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:

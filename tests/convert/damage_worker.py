@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = 3 * 2**30  # bytes beside what is taken once everything is imported
 HUGE = ("-1", "0", "2147483647", "1e999", "9" * 30, "9" * 5000, "99999999999", "null", '"x"', "[]", "[[[[]]]]", "true")
-KINDS = {  # which files are damaged, and the flags that read them
+DAMAGED_KINDS = {  # which files are damaged, and the flags that read them
     "safetensors": (("model.safetensors", "config.json"), ()),
     "shards": (("model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json"), ()),
     "pickled": (("pytorch_model.bin", "config.json"), ()),
@@ -72,8 +72,8 @@ def run_case(folder: Path, number: int) -> dict[str, object]:
     from engine.programs import run_main
 
     rng = random.Random(number)
-    kind = [*KINDS][number % len(KINDS)]
-    files, flags = KINDS[kind]
+    kind = [*DAMAGED_KINDS][number % len(DAMAGED_KINDS)]
+    files, flags = DAMAGED_KINDS[kind]
     case = folder / "case"
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(folder / kind, case / "model")

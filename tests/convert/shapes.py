@@ -10,15 +10,9 @@ import transformers
 from conftest import SENTENCES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-SHAPES = {  # as small as their heads, groups, ties and angles allow
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+HF_SHAPES = {  # as small as their heads, groups, ties and angles allow
     "smollm": dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True, bos=0),
     "tinyllama": dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False),
     "llama3": dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
@@ -31,7 +25,7 @@ SHAPES = {  # as small as their heads, groups, ties and angles allow
 def hf_llama(shape: str = "tinyllama", seed: int = 0, **changes) -> transformers.LlamaForCausalLM:
     """Two random layers. Matrices are wide enough to matter, norms stand away from 1."""
     settings = {"vocab_size": 300, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 128}
-    settings |= {**SHAPES[shape], **changes}
+    settings |= {**HF_SHAPES[shape], **changes}
     ids = {f"{name}_token_id": settings.pop(name, number) for name, number in (("bos", 1), ("eos", 2))}
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, **ids))

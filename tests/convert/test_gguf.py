@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import islice
@@ -12,10 +11,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import sentencepiece
 import torch
 from conftest import SENTENCES, random_llama, save_checkpoint
-from conversions import BUNDLED, run_convert, vocabulary_in
+from conversions import BUNDLED, run_convert, run_module, trained_vocabulary, vocabulary_in
 from error_helpers import ROOT, check_one_error, refused, snapshot
 
 from convert import gguf as convert_gguf
@@ -223,12 +221,6 @@ def test_llama_cpp_reads_text_as_we_do(llama_cpp: ModuleType, tmp_path: Path):
 # ------------------------------------------------------------------------------------------------- bad input
 
 
-def run_module(*flags: object, cwd: Path) -> subprocess.CompletedProcess:
-    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('convert', run_name='__main__')"
-    command = [sys.executable, "-c", code, *map(str, flags)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8")
-
-
 def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     done = run_module(tiny_checkpoint, "out.gguf", "--to", "gguf", cwd=tmp_path)
@@ -291,11 +283,7 @@ def test_without_the_package_one_line_says_how_to_get_it(tiny_tokenizer: Path, t
     ("settings", "words"), [({"model_type": "unigram"}, "BPE"), ({"byte_fallback": False}, "byte")]
 )
 def test_vocabularies_of_another_kind_are_refused(settings: dict, words: str, tmp_path: Path):
-    kind = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, **settings}
-    how = dict(model_prefix=str(tmp_path / "other"), hard_vocab_limit=False, minloglevel=2, **kind)
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), **how)
-    model = Tokenizer(tokenizer_model=tmp_path / "other.model").sp_model
-    refused(words, read_vocabulary, model, "other.model")
+    refused(words, read_vocabulary, trained_vocabulary(tmp_path, **settings).sp_model, "other.model")
 
 
 @pytest.mark.parametrize(
@@ -337,10 +325,3 @@ def test_a_checkpoint_of_original_names_converts_as_well(tiny_tokenizer: Path, t
     assert done.returncode == 0, done.stderr
     (query,) = (tensor for tensor in reader(tmp_path / "m.gguf").tensors if tensor.name == "blk.0.attn_q.weight")
     assert np.array_equal(query.data, model.layers[0].attention.compute_query.weight.detach().numpy())
-
-
-def test_help_answers_without_pytorch():
-    code = "import sys; sys.modules['torch'] = None; import runpy; runpy.run_module('convert', run_name='__main__')"
-    command = [sys.executable, "-c", f"import sys; sys.argv = ['convert', '--help']; {code}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "--tokenizer" in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -17,9 +16,9 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, random_llama, save_checkpoint  # noqa: E402
 from conversions import BUNDLED, assert_same_weights, run_convert  # noqa: E402
-from error_helpers import PickledEval, executes_when_unpickled, refused  # noqa: E402
+from error_helpers import assert_code_is_never_run, refused  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from shapes import SHAPES, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
+from shapes import HF_SHAPES, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from config import LlamaConfig  # noqa: E402
 from convert import hugging_face  # noqa: E402
@@ -48,12 +47,12 @@ def folder(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------------- in
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", HF_SHAPES)
 def test_logits_and_greedy_ids_are_those_of_transformers(shape: str, tmp_path: Path):
     theirs = hf_llama(shape)
     ours = load_pretrained(save(tmp_path, theirs))
     assert ours.config.is_causal and not ours.training
-    assert ours.config.tied == SHAPES[shape].get("tie_word_embeddings", False)
+    assert ours.config.tied == HF_SHAPES[shape].get("tie_word_embeddings", False)
     assert (ours.output.weight is ours.tok_embeddings.weight) == ours.config.tied
     assert_same(ours, theirs)
     prompt = IDS[0, :5].tolist()
@@ -258,21 +257,14 @@ def test_a_directory_of_links_loads_as_a_cache_has_them_and_the_safe_file_first(
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_brackets_in_brackets_and_a_pipe_in_the_place_of_a_file_are_one_line(folder: Path):
-    (folder / "config.json").write_text("[" * 100_000)
-    refused("config.json does not hold a JSON object", load_pretrained, folder)
+def test_a_pipe_in_the_place_of_a_file_is_one_line(folder: Path):
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
     refused("config.json is no plain file", load_pretrained, folder)
 
 
 def test_code_in_weights_is_never_run(folder: Path):
-    payload = {"model.norm.weight": PickledEval(folder / "executed")}
-    assert executes_when_unpickled(payload, folder / "executed")
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(payload))
-    refused("pytorch_model.bin", load_pretrained, folder)
-    assert not (folder / "executed").exists()
+    assert_code_is_never_run(folder, load_pretrained)
 
 
 def test_without_the_folder_convert_one_sentence_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -369,13 +361,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match=r"No space.*/out'$"):
         hugging_face.write(tmp_path / "out", model.state_dict(), model.config)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_is_there_is_not_overwritten(tiny_checkpoint: Path, tmp_path: Path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("old")
-    for out in tmp_path.iterdir():
-        refused("is there already", run_convert, tiny_checkpoint, out, "--to", "hf", "--attention", "causal")
 
 
 def test_the_bundled_model_and_its_tokenizer_in_transformers(tmp_path: Path):

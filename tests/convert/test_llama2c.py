@@ -21,7 +21,7 @@ from engine.weights import load_pretrained
 from llama import Llama
 from tokenizer import Tokenizer
 
-PROMPTS = ("The lighthouse keeper", "I laughed twice, once by", "naïve café, 北京", "Is this movie good?")
+RUN_C_PROMPTS = ("The lighthouse keeper", "I laughed twice, once by", "naïve café, 北京", "Is this movie good?")
 
 
 def version_1(model: Llama) -> bytes:
@@ -165,7 +165,7 @@ def test_run_c_says_the_same(tied: bool, program: Path, tmp_path: Path):
     source = BUNDLED if tied else tmp_path / "m.pt"
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     run_convert(source, tmp_path / "m.bin", "--to", "llama2c", "--tokenizer", tokenizer.model_path)
-    for prompt in PROMPTS:
+    for prompt in RUN_C_PROMPTS:
         ids = tokenizer.encode(prompt, bos=True, eos=False)
         ours = model.generate(torch.tensor([ids]), 40, temperature=0.0)[0].tolist()
         ours = ours[: ours.index(1, 1)] if 1 in ours[1:] else ours  # where run.c stops

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import SENTENCES, random_llama
+from conversions import BUNDLED, run_module
 from error_helpers import ROOT, check_one_error, refused
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
@@ -127,15 +128,9 @@ def test_flags_that_say_nothing_to_a_saved_classifier(flags: list[str], saved: P
 
 
 def test_a_checkpoint_is_no_classifier(tmp_path: Path):
-    done = run_module(ROOT / "checkpoints/minllama1M.pt", tmp_path / "m.onnx")
+    done = run_module(BUNDLED, tmp_path / "m.onnx", "--to", "onnx")
     check_one_error(done.returncode, done.stderr, "minllama1M.pt is not a saved classifier")
     assert not list(tmp_path.iterdir())
-
-
-def run_module(*flags: object):
-    code = "import runpy, sys; sys.argv[0] = 'convert'; runpy.run_module('convert', run_name='__main__')"
-    command = [sys.executable, "-c", code, *map(str, flags), "--to", "onnx"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=600)
 
 
 # ------------------------------------------------------------------------------------------------ the file itself
@@ -166,7 +161,7 @@ def test_onnxruntime_computes_the_same_for_any_batch(attention: str, pad_id: int
 def test_a_saved_classifier_from_the_command_line(saved: Path, tmp_path: Path):
     pytest.importorskip("onnxscript", reason="the package onnxscript is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
-    done = run_module(saved, tmp_path / "m.onnx")
+    done = run_module(saved, tmp_path / "m.onnx", "--to", "onnx")
     assert (done.returncode, done.stdout) == (0, f"wrote {tmp_path / 'm.onnx'}\n"), done.stderr
     model, _ = load_classifier(saved)
     token_ids = batch((4, 11), model.pad_id)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, drive_in, random_llama, save_checkpoint  # noqa: E402
+from conversions import trained_vocabulary  # noqa: E402
 from error_helpers import refused  # noqa: E402
 from shapes import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
@@ -26,7 +27,7 @@ from engine.saved import load_classifier  # noqa: E402
 from tokenizer import NO_PIECE, Tokenizer  # noqa: E402
 from utils import prompt_suffix  # noqa: E402
 
-TEXTS = (*SENTENCES, "naïve café, 北京 costs 3.50?", " two  spaces ", "tabs\tand\nnew lines\n", "", "a")
+ODD_TEXTS = (*SENTENCES, "naïve café, 北京 costs 3.50?", " two  spaces ", "tabs\tand\nnew lines\n", "", "a")
 
 
 def tokenizer_of(folder: Path, **how) -> JsonTokenizer:
@@ -44,20 +45,20 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_ids_and_texts_are_those_of_transformers(folder: Path):
     ours, theirs = tokenizer_of(folder), transformers.AutoTokenizer.from_pretrained(folder)
     assert (ours.bos_id, ours.eos_id, ours.n_words) == (1, 0, len(theirs))
-    for text in (*TEXTS[:-2], "a", "an <|endoftext|> inside"):
+    for text in (*ODD_TEXTS[:-2], "a", "an <|endoftext|> inside"):
         ids = theirs(text).input_ids
         assert ours.encode(text, bos=True, eos=False) == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     assert ours.encode("", bos=True, eos=False) == [1]  # a model cannot read nothing at all
-    assert ours.encode_batch(list(TEXTS), True, True) == [ours.encode(text, True, True) for text in TEXTS]
-    cut = tokenizer_of(folder, max_len=3).encode(TEXTS[0], bos=True, eos=True)
-    assert cut == ours.encode(TEXTS[0], bos=True, eos=False)[: 3 + ours.adds_bos] + [0]
+    assert ours.encode_batch(list(ODD_TEXTS), True, True) == [ours.encode(text, True, True) for text in ODD_TEXTS]
+    cut = tokenizer_of(folder, max_len=3).encode(ODD_TEXTS[0], bos=True, eos=True)
+    assert cut == ours.encode(ODD_TEXTS[0], bos=True, eos=False)[: 3 + ours.adds_bos] + [0]
     assert ours.decode([*ours.encode_all("a film"), 5000]) == "a film"
 
 
 def test_what_follows_a_text_is_the_tail_of_both(folder: Path):
     ours = tokenizer_of(folder)
-    for text in TEXTS[:10]:
+    for text in ODD_TEXTS[:10]:
         for suffix in ("Is this movie good or bad? This movie is ", "yes"):
             assert ours.encode_all(text) + ours.encode_next(suffix) == ours.encode_all(f"{text} {suffix}")
 
@@ -84,15 +85,15 @@ def test_neither_cut_nor_padded_as_its_file_says(folder: Path):
     library.enable_truncation(4)
     library.enable_padding(length=50)
     library.save(str(file))
-    assert tokenizer_of(folder).encode_all(TEXTS[0]) == plain.encode_all(TEXTS[0])
-    batch = (["a", TEXTS[0]], True, True)
+    assert tokenizer_of(folder).encode_all(ODD_TEXTS[0]) == plain.encode_all(ODD_TEXTS[0])
+    batch = (["a", ODD_TEXTS[0]], True, True)
     assert tokenizer_of(folder).encode_batch(*batch) == plain.encode_batch(*batch)
 
 
 def test_saved_and_opened_again_it_is_the_same(folder: Path):
     ours = tokenizer_of(folder, max_len=5)
     again = JsonTokenizer.from_bytes(ours.to_bytes(), 5)
-    assert again.encode(TEXTS[0], True, True) == ours.encode(TEXTS[0], True, True)
+    assert again.encode(ODD_TEXTS[0], True, True) == ours.encode(ODD_TEXTS[0], True, True)
     for damaged in (b"{", b"{}", b'{"tokenizer": 3, "special": {}}', b'{"tokenizer": "{}", "special": {}}'):
         refused("", JsonTokenizer.from_bytes, damaged)
 
@@ -144,7 +145,7 @@ def test_a_sentencepiece_model_as_tokenizer_json(tiny_tokenizer: Path, tmp_path:
     model, ours = random_llama(attention="causal"), Tokenizer(tokenizer_model=tiny_tokenizer)
     write(tmp_path / "out", model.state_dict(), model.config, ours)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    for text in (*TEXTS[:-2], "ﬁ ① Å", "a   b"):
+    for text in (*ODD_TEXTS[:-2], "ﬁ ① Å", "a   b"):
         ids = ours.encode(text, bos=True, eos=False)
         assert theirs(text).input_ids == ids == tokenizer_of(tmp_path / "out").encode(text, bos=True, eos=False)
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
@@ -162,12 +163,7 @@ def test_pairs_are_merged_in_the_order_of_scores_and_never_to_a_control_piece():
 
 def test_pieces_that_are_never_cut_are_refused(tmp_path: Path):
     """Others cut a text at them by rules of their own."""
-    import sentencepiece
-
-    how = dict(vocab_size=400, model_type="bpe", hard_vocab_limit=False, byte_fallback=True, minloglevel=2)
-    how |= dict(model_prefix=str(tmp_path / "own"), user_defined_symbols=["<film>"])
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), **how)
-    own = Tokenizer(tokenizer_model=tmp_path / "own.model")
+    own = trained_vocabulary(tmp_path, vocab_size=400, user_defined_symbols=["<film>"])
     refused("own.model has pieces that are never cut, as '<film>'", vocabulary_of, own)
 
 
@@ -204,12 +200,7 @@ def test_a_sentence_that_ends_in_id_3_is_read_to_its_end(folder: Path, tmp_path:
 
 
 def test_a_vocabulary_without_bytes_has_padding_of_its_own(tmp_path: Path):
-    import sentencepiece
-
-    how = dict(vocab_size=120, model_type="bpe", hard_vocab_limit=False, minloglevel=2)
-    prefix = str(tmp_path / "plain")
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 3), model_prefix=prefix, **how)
-    assert Tokenizer(tokenizer_model=f"{prefix}.model").pad_id == NO_PIECE
+    assert trained_vocabulary(tmp_path, vocab_size=120, byte_fallback=False).pad_id == NO_PIECE
 
 
 # ------------------------------------------------------------------------------------------------------ the driver
