@@ -1,4 +1,4 @@
-"""What every Llama-like model has: its config and initial weights, the record of one pass, the key/value cache, masks.
+"""Code that Llama-like models share: config, initial weights, positions of a forward pass, key/value cache, masks.
 
 Shapes:
     b batch      s query position   t key position   D model dim
@@ -32,11 +32,11 @@ class LlamaPreTrainedModel(nn.Module):
         self.n_layers = config.n_layers
 
     def init_weights(self, part: nn.Module | None = None) -> None:
-        """Draw all weights from N(0, 0.02^2), and those that write into the residual stream from a narrower one.
+        """Draw all weights from N(0, 0.02^2), and `compute_output` and `w2` with a smaller standard deviation.
 
-        part: what of the model is drawn; None for all.
+        part: the module whose weights are drawn; None: the whole model.
 
-        A residual stream sums 2 * n_layers outputs (attention and feed-forward of each layer); dividing the standard
+        The residual stream sums 2 * n_layers outputs (attention and feed-forward of each layer); dividing the standard
         deviation of their last projections, `compute_output` and `w2`, by sqrt(2 * n_layers) keeps its variance from
         growing with depth (Radford et al. 2019, "GPT-2", section 2.3).
         """
@@ -58,15 +58,15 @@ class LlamaPreTrainedModel(nn.Module):
         return next(self.parameters()).dtype
 
 
-# --------------------------------------------------------------------------------------- one pass, and what came before
+# ------------------------------------------------------------------------- positions of one forward pass, and the cache
 
 
 class AttentionContext(NamedTuple):
-    """Positions and attention mask of one forward pass: made once, and the same for every layer.
+    """Positions and attention mask of one forward pass; every layer gets the same object.
 
-    start: where the first one stands in its text, a number for all rows or one for each (b).
-    mask: bool, of a shape that broadcasts to b h s t, True where a query may see a key; None where it may see all.
-    at: b, the one position of each row that is a query; None where all are. cache: holds what came before.
+    start: the position of the first token in its text, an int for all rows or a tensor of shape b.
+    mask: bool, broadcasts to b h s t, True where a query may see a key; None: every query sees every key.
+    at: b, the only query position of each row; None: every position is a query. cache: keys and values so far.
     """
 
     start: int | torch.Tensor = 0
@@ -76,33 +76,34 @@ class AttentionContext(NamedTuple):
 
     @classmethod
     def of_text(cls, length: int, is_causal: bool, device: torch.device) -> AttentionContext:
-        """Of a whole text, from its beginning."""
+        """The context of a pass over a whole text, from position 0."""
         return cls(mask=causal_mask(length, length, device) if is_causal else None)
 
     def queried_at(self, at: torch.Tensor) -> AttentionContext:
-        """The same, where position `at` (b) of each row alone is a query, and all are seen as before."""
+        """This context with one query in each row, at position `at` (b); it sees the same keys as before."""
         mask = self.mask
-        if mask is not None and mask.shape[-2] > 1:  # else it is the same for all queries
+        if mask is not None and mask.shape[-2] > 1:  # a mask with one row is the same for all queries
             of_row = mask[at] if mask.dim() == 2 else mask[torch.arange(len(at), device=at.device), 0, at]  # b t
             mask = of_row[:, None, None]  # b 1 1 t
         return self._replace(mask=mask, at=at)
 
     def queries(self, x: torch.Tensor) -> torch.Tensor:
-        """The positions that are queries. x: b s D -> b s D, or b 1 D"""
+        """Select the query positions. x: b s D -> b s D, or b 1 D if `at` is set"""
         return x if self.at is None else x[torch.arange(len(self.at), device=self.at.device), self.at][:, None]
 
     @property
     def query_start(self) -> int | torch.Tensor:
-        """Where the first query stands in its text."""
+        """The position of the first query in its text."""
         return self.start if self.at is None else self.start + self.at
 
 
 class KVCache:
     """The keys and values that a causal model has computed so far, so that every token is computed once.
 
-    It belongs to the generator; the model keeps no state. The buffers are made once, for `max_len` positions.
-    All rows hold the same number of positions; shorter texts begin with padding, `pad` tokens in each row (b).
-    Raises `ValueError` for a bidirectional model, where every token changes what was computed before it.
+    The code that generates text owns the cache; the model keeps no state. The buffers are made once, for `max_len`
+    positions. All rows hold the same number of positions; a shorter text begins with padding.
+    pad: b, the number of padding tokens at the start of each row. Raises `ValueError` for a bidirectional model,
+    where each new token would change the keys and values of all earlier tokens.
     """
 
     def __init__(self, model: LlamaPreTrainedModel, batch_size: int, max_len: int, pad: torch.Tensor | None = None):
@@ -117,9 +118,9 @@ class KVCache:
         self.length = 0
 
     def extend(self, new: int) -> AttentionContext:
-        """Make room for `new` positions; returns what the pass that computes them is told.
+        """Make room for `new` positions; returns the context of the pass that computes them.
 
-        Raises `RuntimeError` where they are too many.
+        Raises `RuntimeError` if the cache would hold more than `max_len` positions.
         """
         length = self.length + new
         if length > self.shape[3]:
@@ -135,7 +136,7 @@ class KVCache:
 
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one layer's new keys and values, each b g s d; returns those of all positions, b g t d."""
-        if self.keys is None:  # the first key says which number format the buffers need
+        if self.keys is None:  # the buffers get the number format of the first key
             self.keys, self.values = (torch.zeros(self.shape, dtype=key.dtype, device=key.device) for _ in range(2))
         start = self.length - key.shape[2]
         self.keys[layer_id, :, :, start : self.length] = key
@@ -143,7 +144,7 @@ class KVCache:
         return self.keys[layer_id, :, :, : self.length], self.values[layer_id, :, :, : self.length]
 
     def take(self, rows: torch.Tensor) -> KVCache:
-        """A cache of the texts that these rows hold, in this order; one row may be there several times. rows: r"""
+        """A new cache with these rows of this one, in this order; a row may be taken several times. rows: r"""
         taken = copy.copy(self)
         taken.shape = (self.shape[0], len(rows), *self.shape[2:])
         taken.pad = None if self.pad is None else self.pad[rows]
@@ -157,20 +158,20 @@ class KVCache:
 
 @lru_cache(maxsize=16)
 def causal_mask(query_len: int, key_len: int, device: torch.device | None = None) -> torch.Tensor:
-    """Which keys a query may see in a causal model: True where it may. The last query sees every key.
+    """The mask of a causal model: True where a query may see a key. The last query sees every key.
 
-    Returns a bool tensor of shape (query_len, key_len), the same one for all layers: do not write to it.
+    Returns a bool tensor of shape (query_len, key_len). All callers share it: do not write to it.
     """
-    with torch.inference_mode(False):  # as the tables of rope.py
+    with torch.inference_mode(False):  # so that training can use it, see `rope_table`
         mask = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
         return mask.tril(diagonal=key_len - query_len)
 
 
 def padded_causal_mask(pad: torch.Tensor, query_len: int, key_len: int) -> torch.Tensor:
-    """`causal_mask` for rows that begin with padding, which only a padding position itself sees.
+    """`causal_mask` for rows that begin with padding. No text token sees padding; a padding token sees itself.
 
-    (A query that sees nothing at all would come out of the softmax as NaN, and spread.)
-    pad: b, how many padding tokens each row begins with. Returns bool b 1 s t.
+    (If it saw no key, its softmax would be NaN, and the NaN would spread.)
+    pad: b, the number of padding tokens at the start of each row. Returns bool b 1 s t.
     """
     keys = torch.arange(key_len, device=pad.device)
     queries = keys[key_len - query_len :]

@@ -21,10 +21,10 @@ PAD_ID = 3  # `<0x00>` in every SentencePiece vocabulary of the Llama kind: unk,
 
 
 def read_last(llama: Llama, token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
-    """The hidden state that stands for the whole text. token_ids: b s -> b D
+    """The hidden state that represents the whole text. token_ids: b s -> b D
 
-    A causal model has read all of a text at its last real token. The bidirectional reference reads the last position
-    of the padded batch, which for most rows is padding; its published numbers rest on that.
+    In a causal model this is the state at the last real token, which has seen all others. The bidirectional reference
+    takes the last position of the padded batch, which is padding in most rows; its published numbers depend on that.
     """
     if llama.config.is_causal:
         return llama.hidden_state_at(token_ids, sequence_lengths(token_ids, pad_id) - 1)
@@ -55,14 +55,14 @@ class LlamaZeroShotClassifier(nn.Module):
         self.llama = (llama or _load_llama(config)).requires_grad_(False)
         self.tokenizer = tokenizer
         self.label_name_ids = [tokenizer.encode(name, bos=False, eos=False) for name in label_names]
-        self.prompt_suffix = prompt_suffix(label_names)  # what is to follow every sentence
+        self.prompt_suffix = prompt_suffix(label_names)  # the text after every sentence
         self.read: Reader = read_last
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: b s -> b c, the label's score: the sum of its tokens' log-probabilities at one position.
 
-        Summing at *one* position is the assignment's definition; it is a log-probability of the label only where
-        every name is a single token, as in the assignment's data.
+        Summing at *one* position is the assignment's definition. The score is a log-probability of the label only if
+        every label name is a single token, as in the assignment's data.
         """
         last = self.read(self.llama, input_ids, self.tokenizer.pad_id)  # b D
         log_probabilities = F.log_softmax(self.llama.output(last), dim=-1)  # b v
@@ -71,7 +71,7 @@ class LlamaZeroShotClassifier(nn.Module):
 
 
 class LlamaEmbeddingClassifier(nn.Module):
-    """A linear head on the hidden state that stands for the text; the Llama below is trained along with it.
+    """A linear head on the hidden state that represents the text; training changes the head and the Llama below it.
 
     config: any object with `pretrained_model_path`, `num_labels`, `hidden_dropout_prob`, `option` ("finetune" trains
     the Llama, "pretrain" freezes it) and, optionally, `attention` and `pad_id`.
@@ -83,7 +83,7 @@ class LlamaEmbeddingClassifier(nn.Module):
         self.num_labels = config.num_labels
         self.pad_id = getattr(config, "pad_id", PAD_ID)
         self.llama = (llama or _load_llama(config)).requires_grad_(config.option != "pretrain")
-        if not self.llama.config.tied:  # no next token is predicted
+        if not self.llama.config.tied:  # this classifier predicts no next token
             self.llama.output.requires_grad_(False)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.classifier_head = nn.Linear(self.llama.config.dim, self.num_labels)

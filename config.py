@@ -1,4 +1,4 @@
-"""The shape of a Llama. Nothing here needs PyTorch."""
+"""`LlamaConfig`, the hyper-parameters of a Llama, and its presets. This module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Config = TypeVar("Config", bound="Checks")
 
 ATTENTION_KINDS = ("bidirectional", "causal")
 PRECISIONS = ("fp32", "bf16", "int8")
-MAX_POSITIONS = 2**20  # the RoPE table has a row for each: keeps a damaged config from asking for terabytes
-ROPE_SCALINGS = {  # their numbers, under the names that Hugging Face gives them
+MAX_POSITIONS = 2**20  # the RoPE table has a row for each; a damaged config must not ask for terabytes
+ROPE_SCALINGS = {  # the numbers of each kind, under their Hugging Face names
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
@@ -27,7 +27,7 @@ PRESETS = {
 
 
 class Checks:
-    """What the configs of all models share: checks of single fields, which raise `ValueError` by name, and presets."""
+    """Base class of model configs: presets and field checks. A failed check raises `ValueError`, naming the field."""
 
     presets: ClassVar[dict[str, dict]] = {}
 
@@ -62,7 +62,7 @@ class Checks:
 
     @classmethod
     def from_preset(cls: type[Config], name: str, **changes) -> Config:
-        """`LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError` for an unknown preset."""
+        """A preset with changed fields: `LlamaConfig.from_preset("tiny", attention="causal")`. Raises `ValueError`."""
         if name not in cls.presets:
             raise ValueError(f"no preset {short_repr(name)}; there are {', '.join(cls.presets)}")
         return cls(**{**cls.presets[name], **changes})
@@ -72,14 +72,14 @@ class Checks:
 class LlamaConfig(Checks):
     """Hyper-parameters of a Llama 2 (Touvron et al. 2023, arXiv:2307.09288); the defaults are those of `stories42M.pt`.
 
-    Left as None, `n_kv_heads` becomes `n_heads` and `hidden_dim` follows the SwiGLU rule. Raises `ValueError`,
-    naming the field, for a value that no model can have. A model is made for one config, whose fields therefore cannot
-    be set; another config is `dataclasses.replace(config, attention="causal")`.
+    If `n_kv_heads` is None, it becomes `n_heads`; if `hidden_dim` is None, `swiglu_hidden_dim` computes it. Raises
+    `ValueError`, naming the field, for a value that no model can have. The fields cannot be changed, because a model is
+    made for one config; `dataclasses.replace(config, attention="causal")` makes another config.
 
     attention: "bidirectional" lets every position attend to every other, padding included (the assignment's reference);
-    "causal" lets a position attend to itself and to what stands before it (what Llama is).
-    tied: whether the token embeddings are the output matrix as well. rope_scaling: how angles were stretched for longer
-    texts, a name of `ROPE_SCALINGS` and its numbers, as `("linear", 4.0)`; see rope.py.
+    "causal" lets a position attend to itself and to earlier positions (as Llama was pretrained).
+    tied: whether token embeddings and output projection are one matrix. rope_scaling: slower RoPE angles, for longer
+    texts: a name of `ROPE_SCALINGS` and its numbers, for example `("linear", 4.0)`; see rope.py.
     """
 
     presets = PRESETS
@@ -111,7 +111,7 @@ class LlamaConfig(Checks):
         self._require_fraction("dropout")
         self._require_epsilon("layer_norm_eps")
         self._require_number("rope_theta", lambda theta: 0.0 < theta < 1e30, "above 0 and below 1e30")
-        object.__setattr__(self, "rope_theta", float(self.rope_theta))  # of whole ones PyTorch takes 64 bits at most
+        object.__setattr__(self, "rope_theta", float(self.rope_theta))  # PyTorch takes an int of 64 bits at most
         if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim} into heads of an even size")
         if self.n_heads % self.n_kv_heads:
@@ -148,15 +148,15 @@ class LlamaConfig(Checks):
 
     @property
     def ignores_padding(self) -> bool:
-        """Whether what is said of a text does not depend on the batch that it stands in."""
+        """Whether the result for a text does not depend on its batch, that is, on the amount of padding."""
         return self.is_causal
 
     @classmethod
     def from_checkpoint(cls, model_args: dict, **changes) -> LlamaConfig:
-        """The config that a checkpoint's `model_args` describe, with `changes` on top.
+        """The config of a checkpoint's `model_args`; `changes` replace single fields.
 
-        Raises `ValueError` for a key that no Llama of this family has, and names it: a silently dropped setting
-        would load a model that computes something else.
+        Raises `ValueError` for a value that is not a dict, and for unknown keys, which it names: if it ignored a
+        setting, the loaded model could compute something else.
         """
         if not isinstance(model_args, dict):
             raise ValueError(f"model_args is a {type(model_args).__name__}, not a dict")
@@ -170,7 +170,7 @@ class LlamaConfig(Checks):
 def swiglu_hidden_dim(dim: int, multiple_of: int) -> int:
     """Llama's feed-forward width: two thirds of 4 * dim, rounded up to a multiple of `multiple_of`.
 
-    SwiGLU has three matrices where a plain feed-forward has two; two thirds of the width keeps the parameter count
+    SwiGLU has three matrices, a plain feed-forward has two; two thirds of the width keep the number of parameters
     (Shazeer 2020, arXiv:2002.05202, section 2).
     """
     hidden_dim = 2 * 4 * dim // 3

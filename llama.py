@@ -5,7 +5,7 @@ What is particular here:
 - RoPE turns *interleaved* pairs, see rope.py;
 - keys and values may have fewer heads than queries (grouped-query attention, arXiv:2305.13245);
 - `attention="bidirectional"` has no causal mask: every position sees every other, padding as well. That is the
-  assignment's reference. `attention="causal"` is what the weights were pretrained with.
+  assignment's reference. The weights were pretrained with `attention="causal"`.
 
 Shapes:
     b batch      s query position   t key position   h query heads   g key/value heads
@@ -27,7 +27,7 @@ from config import LlamaConfig, swiglu_hidden_dim
 from rope import rotate
 from utils import UserError
 
-# What Meta and llama2.c call the four matrices of an attention; all other names are the same there.
+# The names of the attention matrices in the checkpoints of Meta and llama2.c; all other names are the same there.
 META_NAMES = {"wq": "compute_query", "wk": "compute_key", "wv": "compute_value", "wo": "compute_output"}
 
 
@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: ... D -> ... D. The statistics are float32 whatever x is: in half precision squares overflow early."""
+        """x: ... D -> ... D. The mean is taken in float32 for every dtype of x: half precision overflows early."""
         return self._norm(x.float()).type_as(x) * self.weight
 
 
@@ -69,9 +69,9 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
 
-        query: b h s d, key and value: b h t d -> b h s d. mask: bool, of a shape that broadcasts to b h s t, True where
-        a query may see a key. Without one a query sees every key, or, in a causal model, those up to its own, the last
-        query's being the last.
+        query: b h s d, key and value: b h t d -> b h s d. mask: bool, broadcasts to b h s t, True where a query may
+        see a key. Without a mask, a query sees every key; in a causal model it sees the keys up to its own position
+        (the last query is at the position of the last key).
         """
         scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_dim)  # b h s t
         if mask is None and self.is_causal:
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         return weights @ value  # b h s d
 
     def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
-        """x: b s D -> b s D, or b 1 D where one position of each row is a query. x alone is a whole text."""
+        """x: b s D -> b s D, or b 1 D if the context has one query in each row. No context: x is a whole text."""
         if context is None:
             context = AttentionContext.of_text(x.shape[1], self.is_causal, x.device)
         query = self._heads(self.compute_query(context.queries(x)), self.n_heads, context.query_start)  # b h s d
@@ -92,13 +92,13 @@ class Attention(nn.Module):
             key, value = context.cache.store(self.layer_id, key, value)  # b g t d
         if self.n_rep > 1:  # each key/value head serves n_rep query heads
             key, value = (x.repeat_interleave(self.n_rep, dim=1) for x in (key, value))  # b h t d
-        seen = () if context.mask is None else (context.mask,)  # without a mask, the assignment's three arguments
+        seen = () if context.mask is None else (context.mask,)  # no mask: the call has the assignment's three arguments
         output = self.compute_query_key_value_scores(query, key, value, *seen)  # b h s d
         output = output.transpose(1, 2).flatten(-2)  # b s D
         return self.resid_dropout(self.compute_output(output))
 
     def _heads(self, x: torch.Tensor, n_heads: int, start_pos: int | torch.Tensor) -> torch.Tensor:
-        """Queries or keys as heads, rotated by their positions. x: b s D -> b h s d"""
+        """Split queries or keys into heads and rotate them by their positions. x: b s D -> b h s d"""
         x = x.unflatten(-1, (n_heads, self.head_dim))  # b s h d
         return rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos, self.rope_scaling).transpose(1, 2)
 
@@ -132,14 +132,14 @@ class LlamaLayer(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
 
     def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
-        """x: b s D -> b s D, or b 1 D where one position of each row is a query. x alone is a whole text."""
+        """x: b s D -> b s D, or b 1 D if the context has one query in each row. No context: x is a whole text."""
         residual = x if context is None else context.queries(x)
         h = residual + self.attention(self.attention_norm(x), context)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
 class Llama(LlamaPreTrainedModel):
-    """The language model: token ids to next-token logits and hidden states."""
+    """The language model: from token ids to next-token logits and hidden states."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__(config)
@@ -154,16 +154,16 @@ class Llama(LlamaPreTrainedModel):
         self.init_weights()
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the first layer reads. tokens: b s -> b s D"""
-        tokens = tokens.masked_fill(tokens == -1, 0)  # padding, where a vocabulary has no piece for it
+        """Token embeddings, the input of the first layer. tokens: b s -> b s D"""
+        tokens = tokens.masked_fill(tokens == -1, 0)  # -1: padding of a vocabulary that has no piece for it
         return self.dropout(self.tok_embeddings(tokens))
 
     def encode(
         self, h: torch.Tensor, context: AttentionContext | None = None, at: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The layers and the final norm. h: b s D -> b s D, or b 1 D: the position `at` (b) of each row alone.
+        """Run the layers and the final norm. h: b s D -> b s D, or b 1 D: only the position `at` (b) of each row.
 
-        Without a context, h is of whole texts. Of other positions the last layer computes keys and values alone.
+        Without a context, h holds whole texts. With `at`, the last layer computes only keys and values elsewhere.
         """
         if context is None:
             context = AttentionContext.of_text(h.shape[1], self.config.is_causal, h.device)
@@ -187,10 +187,10 @@ class Llama(LlamaPreTrainedModel):
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor | None = None, *, cache: KVCache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next-token logits and hidden states; with a cache, `tokens` are those that it does not hold yet.
+        """Next-token logits and hidden states. With a cache, `tokens` are the tokens that the cache does not hold yet.
 
-        tokens: b s. `targets` only says that the logits of every position are wanted; without it those of the last
-        position are computed, which is all that generation and classification read.
+        tokens: b s. If `targets` is given (its values are not read), the logits of every position are computed, else
+        only those of the last position: generation and classification need no others.
         Returns logits (b s v, or b 1 v) and hidden states (b s D).
         """
         h = self.hidden_states(tokens, cache)
@@ -198,13 +198,13 @@ class Llama(LlamaPreTrainedModel):
         return logits, h
 
     def next_logits(self, idx: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        """Logits after the last token of `idx`, of which the model sees the last `max_seq_len`. idx: b s -> b v"""
+        """Logits after the last token of `idx`; the model sees its last `max_seq_len` tokens. idx: b s -> b v"""
         limit, length = self.config.max_seq_len, idx.shape[1]
         if cache is None:
             return self(idx[:, -limit:])[0][:, -1]
         if length <= limit:
             return self(idx[:, cache.length :], cache=cache)[0][:, -1]
-        # The window slides: what the dropped token told the others must go, so nothing that is stored can be kept.
+        # The window slides: all stored keys and values depend on the dropped token, so they are computed anew.
         pad = None if cache.pad is None else (cache.pad - (length - limit)).clamp(min=0)
         return self(idx[:, -limit:], cache=KVCache(self, len(idx), limit, pad))[0][:, -1]
 
@@ -225,13 +225,13 @@ class Llama(LlamaPreTrainedModel):
     ) -> torch.Tensor:
         """Continue `idx` by at most `max_new_tokens` tokens, each chosen by `sample_next` at this temperature.
 
-        idx: b s -> b (s + new). A causal model keeps keys and values until the text outgrows `max_seq_len`; a
-        bidirectional one, or `use_cache=False`, computes the last `max_seq_len` tokens anew, with the same result.
-        pad: b, how many padding tokens each row begins with (causal only). on_token: called with each new column, b 1.
-        A row that produced one of `stop_ids` repeats it until all rows have, then generation ends early.
-        choose, next_logits: in the place of `sample_next` (logits b v, idx b s -> b 1), and of the method of that name.
-        `choose` may also say which rows its tokens continue, r 1 and r: one of them several times, another not at all.
-        Raises `ValueError` for `pad` without a cache.
+        idx: b s -> b (s + new). A causal model caches keys and values until the text is longer than `max_seq_len`.
+        Without a cache, the last `max_seq_len` tokens are computed anew for each new token; the result is the same.
+        pad: b, the number of padding tokens at the start of each row. on_token: called with each new column, b 1.
+        A row that produced one of `stop_ids` repeats it; generation ends early when every row has produced one.
+        choose: replaces `sample_next` (logits b v, idx b s -> b 1). It may return new tokens r 1 with row numbers r:
+        then row i of the result continues row number r[i] of `idx`. next_logits: replaces the method of that name.
+        Raises `ValueError` for `pad` without a cache, so also for `pad` with a bidirectional model.
         """
         if pad is not None and not (self.config.is_causal and use_cache):
             raise ValueError("padding before a text can be hidden from a causal model with a cache only")
@@ -258,31 +258,31 @@ class Llama(LlamaPreTrainedModel):
 def sample_next(
     logits: torch.Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Choose the next token of each row. Temperature 0 draws no random number. Raises `ValueError`. b v -> b 1"""
+    """Choose the next token of each row, b v -> b 1; without a random number at temperature 0. Raises `ValueError`."""
     if not 0.0 <= temperature < math.inf:
         raise ValueError(f"temperature={temperature} must be at least 0 and finite")
     best, largest = likeliest(logits)
     if temperature == 0.0:
         return best
-    # shifted by its maximum, so that no temperature, however small, overflows
+    # the maximum is subtracted first, so that a very small temperature does not overflow
     probs = ((logits.float() - largest.float()) / temperature).softmax(dim=-1)  # b v
     return torch.multinomial(probs, num_samples=1, generator=generator)  # b 1
 
 
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely token of each row and its logit. b v -> b 1, b 1. Raises `UserError` where that is not finite."""
+    """The most likely token of each row and its logit. b v -> b 1, b 1. Raises `UserError` if a logit is not finite."""
     best = logits.argmax(dim=-1, keepdim=True)  # b 1
-    largest = logits.gather(-1, best)  # b 1: NaN where any logit is
+    largest = logits.gather(-1, best)  # b 1: NaN if any logit of the row is
     if not torch.isfinite(largest).all():
         raise UserError("the model's logits are not finite: its weights are damaged, or the code computes them wrongly")
     return best, largest
 
 
 def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) -> Llama:
-    """A Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
+    """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
 
-    Names may be the assignment's or Meta's, with or without the prefix `_orig_mod.` of `torch.compile`. attention: in
-    the place of what the checkpoint declares. `engine.weights.load_pretrained` also says what is wrong with a file.
+    Names may be the assignment's or Meta's, with or without the prefix `_orig_mod.` of `torch.compile`. attention:
+    replaces the checkpoint's own setting. `engine.weights.load_pretrained` also explains what is wrong with a file.
     """
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     changes = {} if attention is None else {"attention": attention}
@@ -296,5 +296,5 @@ def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) ->
 
 
 def own_name(name: str) -> str:
-    """What this module calls a tensor of a checkpoint."""
+    """This module's name for a tensor, from its name in a checkpoint."""
     return ".".join(META_NAMES.get(part, part) for part in name.removeprefix("_orig_mod.").split("."))

@@ -13,7 +13,7 @@ CACHE_PIECE = 2**18  # numbers; four float32 tensors of this size are 4 MiB
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay, in the variant that the assignment's reference weights were made with.
+    """Adam with decoupled weight decay, in the variant that produced the assignment's reference weights.
 
     For every parameter p with gradient g, at step t (Kingma & Ba 2015, arXiv:1412.6980, algorithm 1, with the bias
     correction folded into the step size as the end of its section 2 suggests):
@@ -24,10 +24,10 @@ class AdamW(Optimizer):
         p <- p - alpha_t * m / (sqrt(v) + eps)
         p <- p - lr * weight_decay * p
 
-    The decay comes *after* the main update and sees the updated p; `torch.optim.AdamW` decays first, and adds `eps` to
-    the bias-corrected sqrt(v), so the two agree where `weight_decay` is 0 and `eps` is small beside sqrt(v). Notes on
-    the assignment often have `p <- p - alpha_t * weight_decay * p` for the last line: the 1,000 steps behind its
-    optimizer_test.npy then end 1.7e-5 from the published weights, and with the lines above 2e-7.
+    The decay comes *after* the main update and reads the updated p; `torch.optim.AdamW` decays first, and adds `eps` to
+    the bias-corrected sqrt(v), so the two agree if `weight_decay` is 0 and `eps` is small beside sqrt(v). Notes on the
+    assignment often write `p <- p - alpha_t * weight_decay * p` as the last line. With that line, the 1,000 steps of
+    its optimizer_test.npy end 1.7e-5 from the published weights; with the lines above, 2e-7 from them.
 
     correct_bias=False uses alpha_t = lr. State per parameter: `step` (int), `m` and `v` (of the parameter's dtype, so
     in float16 an `eps` below 1e-7 would vanish).
@@ -80,7 +80,7 @@ class AdamW(Optimizer):
         return loss
 
     def _by_step(self, parameters: list[torch.nn.Parameter]) -> dict[int, list[torch.nn.Parameter]]:
-        """The parameters that have a gradient, by the number of the step that they are about to take."""
+        """The parameters that have a gradient, grouped by the number of their next step; counts that step."""
         batches: dict[int, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             if parameter.grad is None:
@@ -95,10 +95,10 @@ class AdamW(Optimizer):
         return batches
 
     def _pieces(self, parameters: list[torch.nn.Parameter]) -> Iterator[tuple[Tensors, Tensors, Tensors, Tensors]]:
-        """Lists of parameters, gradients, m and v that are worth updating together.
+        """Lists of parameters, gradients, m and v; the tensors of one list are updated together.
 
-        An accelerator wants few kernels: all tensors at once. A CPU waits for memory: pieces that stay in its cache
-        from the first line of the update to the last.
+        An accelerator is fast with few kernels, so it gets all tensors at once. A CPU waits for memory, so it gets
+        pieces that stay in its cache during the whole update.
         """
         quads = [tuple(map(_local, (p.detach(), p.grad, self.state[p]["m"], self.state[p]["v"]))) for p in parameters]
         if parameters[0].device.type != "cpu":
@@ -112,7 +112,7 @@ class AdamW(Optimizer):
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a tensor that is sharded over several processes (a DTensor), the shard that lies here."""
+    """This process's shard of a sharded tensor (DTensor); any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -121,7 +121,7 @@ def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _update(parameters: Tensors, gradients: Tensors, m: Tensors, v: Tensors, alpha: float, group: dict) -> None:
-    """The lines of the algorithm, in place, on lists of tensors."""
+    """The update that the docstring of `AdamW` gives, in place, on lists of tensors."""
     beta1, beta2 = group["betas"]
     torch._foreach_lerp_(m, gradients, 1 - beta1)
     torch._foreach_mul_(v, beta2)

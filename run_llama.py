@@ -7,9 +7,9 @@
     python run_llama.py --option predict --model SAVED.pt --input F [--output F]
     python run_llama.py --option perplexity --input F --attention causal
 
-The folder engine/ has what a run needs around the model: the flags (engine/flags.py) and their checks
-(engine/arguments.py), what is computed (engine/runs.py), lines and tables (engine/reports.py). PyTorch is imported
-after the arguments have been checked, so that `--help` and every argument error answer at once.
+The folder engine/ has the rest of a run: the flags (engine/flags.py) and their checks (engine/arguments.py), the
+computations (engine/runs.py), the printed lines and tables (engine/reports.py). PyTorch is imported after the
+arguments have been checked, so that `--help` and every argument error answer at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
 
 
 def predict(args: Namespace, compute: ComputeSettings) -> None:
-    """Classify sentences, one a line, as many as come, with what a fine-tuning has saved."""
+    """Classify any number of sentences, one per line, with the classifier that a fine-tuning has saved."""
     from engine.programs import Default
     from engine.reports import line_of, standard_output, warn_of_long_sentences
     from engine.runs import compute_fast
@@ -71,7 +71,7 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
         for prediction in predictions:
             file.write(line_of(prediction, args.probabilities))
             count, too_long = count + 1, too_long + prediction.is_too_long
-            if not getattr(file, "has_reader", True):  # the reader has gone
+            if not getattr(file, "has_reader", True):  # the program that reads the output has ended
                 break
     warn_of_long_sentences(too_long, saved.config)
     if args.output is not None:
@@ -79,7 +79,7 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
 
 
 def perplexity(args: Namespace, compute: ComputeSettings) -> None:
-    """How well the language model predicts a text."""
+    """Measure how well the language model predicts a text."""
     from engine import saved
     from engine.reports import load_llama
     from engine.runs import compute_fast
@@ -102,7 +102,7 @@ def perplexity(args: Namespace, compute: ComputeSettings) -> None:
 
 @contextmanager
 def join_world(args: Namespace) -> Iterator[Distributed]:
-    """The processes of this run: this one alone, or those that torchrun started."""
+    """The processes of this run: only this one, or those that torchrun started."""
     from engine.arguments import is_one_of_several
 
     if not is_one_of_several():
@@ -118,7 +118,7 @@ def join_world(args: Namespace) -> Iterator[Distributed]:
 
 
 def facts(args: Namespace) -> dict[str, Any]:
-    """What must be equal on every machine: the contents of the input files, and the flags that name no file."""
+    """Values that must be equal in all processes: checksums of the input files, and the flags that name no file."""
     from engine.flags import inputs_of
     from engine.plan import InputFile
 
@@ -129,7 +129,7 @@ def facts(args: Namespace) -> dict[str, Any]:
 
 
 def announce(args: Namespace) -> None:
-    """Say with what the run is done."""
+    """Print the arguments; warn if the bundled checkpoint replaces the absent default."""
     from engine.flags import DEFAULT_CHECKPOINT
     from engine.reports import prints_data
 
@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def start() -> int:
-    """Run `main`; where the folder engine/ is absent, say so in one line. Returns the exit status."""
+    """Run `main`; if the folder engine/ is absent, print an error in one line. Returns the exit status."""
     try:
         from engine.programs import run_main
     except ModuleNotFoundError as error:

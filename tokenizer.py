@@ -10,7 +10,7 @@ from sentencepiece import SentencePieceProcessor
 from utils import UserError, find_asset
 
 TOKENIZER_MODEL = "tokenizer.model"
-NO_PIECE = -1  # the id of padding where every piece of a vocabulary may stand in a text; models embed it as id 0
+NO_PIECE = -1  # the padding id if every piece of the vocabulary may occur in text; models embed it as id 0
 
 
 class Tokenizer:
@@ -29,7 +29,7 @@ class Tokenizer:
 
     @classmethod
     def from_bytes(cls, model: bytes, max_len: int | None = None, path: str = "tokenizer") -> Tokenizer:
-        """The tokenizer of a SentencePiece model, given as bytes. path: names it in errors."""
+        """The tokenizer of a SentencePiece model, given as bytes. path: the name of the model in errors."""
         tokenizer = cls.__new__(cls)
         tokenizer._load(model, max_len, path)
         return tokenizer
@@ -37,7 +37,7 @@ class Tokenizer:
     def _load(self, model: bytes, max_len: int | None, path: str) -> None:
         try:
             self.sp_model = SentencePieceProcessor(model_proto=model)
-            self.n_words: int = self.sp_model.vocab_size() if model else 0  # of no bytes it would complain by itself
+            self.n_words: int = self.sp_model.vocab_size() if model else 0  # without a model it would log an error
         except (RuntimeError, OSError, UnicodeDecodeError):  # SentencePiece quotes a damaged piece's bytes
             self.n_words = 0
         if self.n_words == 0:
@@ -56,7 +56,7 @@ class Tokenizer:
         return self.sp_model.serialized_model_proto()
 
     def encode(self, s: str, bos: bool, eos: bool) -> list[int]:
-        """Token ids of `s`, cut to `max_len`, then framed by the special tokens asked for."""
+        """Token ids of `s`, cut to `max_len`; then bos is put before them and eos after them, if requested."""
         return self._frame(self.sp_model.encode(s), bos, eos)
 
     def encode_batch(self, texts: list[str], bos: bool, eos: bool) -> list[list[int]]:
@@ -64,24 +64,24 @@ class Tokenizer:
         return [self._frame(ids, bos, eos) for ids in self.sp_model.encode(texts)]
 
     def encode_all(self, text: str) -> list[int]:
-        """Token ids of a text, however long sentences may be; no special tokens."""
+        """Token ids of a text, not cut to `max_len`; no special tokens."""
         return self.sp_model.encode(text)
 
     def encode_next(self, text: str) -> list[int]:
-        """What a text and a space before it add to the ids of another one: pieces never cross a space."""
-        return self.sp_model.encode(text)  # which puts a space before every text
+        """The token ids that a space and this text add to those of an earlier text: no piece crosses a space."""
+        return self.sp_model.encode(text)  # SentencePiece puts a space before every text
 
     def piece(self, number: int) -> str:
-        """A token as it is shown: the space before a word is its first letter, \u2581."""
+        """The piece of a token id, for display: the letter \u2581 at its start is the space before a word."""
         return self.sp_model.id_to_piece(number)
 
     def _frame(self, ids: list[int], bos: bool, eos: bool) -> list[int]:
         return [self.bos_id] * bos + ids[: self.max_len] + [self.eos_id] * eos
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special tokens become nothing, and so does what is beyond the vocabulary.
+        """The text of token ids; special tokens and ids beyond the vocabulary are left out.
 
-        Raises `UserError` where a piece is no text.
+        Raises `UserError` if the bytes of a piece are not UTF-8 text.
         """
         try:
             return self.sp_model.decode([number for number in ids if number < self.n_words])

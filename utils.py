@@ -1,4 +1,4 @@
-"""Errors, safe files, asset look-up, the prompt, seeds and devices: the small things that every module may use.
+"""Errors, safe files, asset look-up, the prompt, seeds and devices: small functions that every module may use.
 
 Importing this module costs nothing. PyTorch and NumPy are imported inside the functions that need them, so that
 `--help` and argument errors answer at once.
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parent
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend. The message is one line: what is wrong, where, and what to do."""
+    """A mistake that the user can correct. The message is one line: what is wrong, where, and what to do."""
 
 
 def whole_number(text: str) -> int:
-    """An integer as people write it in data and flags, in ASCII digits: `int` takes `1_0` and digits of every script.
+    """Parse an integer of ASCII digits, for data and flags. (`int` also takes `1_0` and digits of other scripts.)
 
     Raises `ValueError`.
     """
@@ -40,7 +40,7 @@ def whole_number(text: str) -> int:
 
 
 def decimal_number(text: str) -> float:
-    """As `whole_number`, for what may have a fraction or an exponent."""
+    """Parse a number that may have a fraction or an exponent; as strict as `whole_number`. Raises `ValueError`."""
     if not text.isascii() or "_" in text:
         raise ValueError("not a number")
     return float(text)
@@ -53,18 +53,18 @@ MAX_WORD, MAX_MESSAGE, MAX_NAMES = 400, 2000, 10
 
 
 def warn(message: str) -> None:
-    """One line on standard error."""
+    """Print a warning as one line on standard error."""
     print(f"warning: {one_line(message)}", file=sys.stderr)
 
 
 def one_line(message: str) -> str:
-    """A message on one line of bounded length, however long the names and values are that it quotes."""
+    """A message as one line: words are cut to MAX_WORD characters, the whole to MAX_MESSAGE."""
     words = (shorten(word, MAX_WORD) for word in message.split())
     return shorten(" ".join(words), MAX_MESSAGE)
 
 
 def shorten(text: str, most: int = 100) -> str:
-    """At most so many characters, the middle left out."""
+    """A text of at most `most` characters: the middle of a longer one becomes `...`."""
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
@@ -79,12 +79,12 @@ def short_repr(value: object) -> str:
     brief.maxlevel = 2
     try:
         return shorten(brief.repr(value))
-    except Exception:  # a foreign object's own `repr`, or a huge number inside
+    except Exception:  # the `repr` of a foreign object may fail, and so may that of a huge number
         return f"a {type(value).__name__}"
 
 
 def printable(value: object, most: int = 100) -> str:
-    """`str` of a value of bounded length, escaped where a terminal would not show all of it, or act on it."""
+    """`str` of a value, at most `most` characters; escaped if a terminal could not show one or would obey it."""
     text = shorten(str(value), most)
     return text if text.isprintable() else shorten(ascii(text), most)
 
@@ -102,7 +102,7 @@ QUESTION = "Is this movie {labels}? This movie is "  # the space at the end is p
 
 
 def prompt_suffix(label_names: Sequence[str], question: str = QUESTION) -> str:
-    """The question with the names in the place of `{labels}`: `a or b`, or `a, b, or c`."""
+    """The question with the label names instead of `{labels}`: `a or b`, or `a, b, or c`."""
     if len(label_names) == 2:
         choices = " or ".join(label_names)
     else:
@@ -113,22 +113,22 @@ def prompt_suffix(label_names: Sequence[str], question: str = QUESTION) -> str:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-TEMPORARY = ".minllama-"  # how the names of temporary files begin; then host, process, and something random
+TEMPORARY = ".minllama-"  # the names of temporary files begin with it; host, process id and random letters follow
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     """Open a temporary file beside `path` and rename it to `path` when the block ends without an exception.
 
-    A reader of `path` sees the old file or the whole new one, never a half. Text is UTF-8 with `\\n` line ends on
-    every platform. Raises `OSError` as `open` does, naming `path`; the temporary file is removed whatever happens, or,
-    where this process is killed, by the next one that writes there.
+    A reader of `path` sees the old file or the whole new file, never a part of it. Text is UTF-8 with `\\n` line ends
+    on every platform. Raises `OSError` as `open` does, naming `path`. The temporary file is always removed; if this
+    process is killed, the next process that writes to the folder removes it.
     """
     path = Path(path)
     temporary = None
     try:
         _remove_leftovers(path.parent)
-        # a short name of its own: one made from path.name could be too long where path.name is not
+        # not path.name with something added, which could be too long for the file system
         prefix = f"{TEMPORARY}{host_name()}-{os.getpid()}-"
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
@@ -154,19 +154,19 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def host_name() -> str:
-    """This machine's name, as it stands in file names."""
+    """This machine's name in a form that is safe in file names, at most 60 characters."""
     return re.sub("[^A-Za-z0-9.]", "_", socket.gethostname())[:60]
 
 
 def is_running(number: int) -> bool:
-    """Whether this machine has a process of that number. Where that cannot be asked: True."""
-    if os.name == "nt":  # there `os.kill` ends the process
+    """Whether a process with this id runs on this machine; True if the system cannot tell."""
+    if os.name == "nt":  # on Windows `os.kill` ends the process
         return True
     try:
         os.kill(number, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # the process belongs to another user
         return True
     return True
 
@@ -179,7 +179,7 @@ def _default_file_mode() -> int:
 
 
 def find_asset(name: str | os.PathLike) -> Path | None:
-    """Where an input file lies: as named (from the current folder), else beside this code; None if in neither."""
+    """The path of an input file: as given (from the current folder), else beside this code; None if in neither."""
     for path in (Path(name), ROOT / name):
         if path.is_file():
             return path
@@ -187,9 +187,9 @@ def find_asset(name: str | os.PathLike) -> Path | None:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a UTF-8 file, line ends turned into `\\n`; a byte-order mark is dropped.
+    """The text of a UTF-8 file; line ends become `\\n`, a byte-order mark is dropped.
 
-    Raises `UserError` where the file is missing, unreadable or not UTF-8 (naming the first bad line).
+    Raises `UserError` if the file is missing, unreadable or not UTF-8 (naming the first bad line).
     """
     try:
         raw = Path(path).read_bytes()
@@ -230,10 +230,10 @@ def seed_everything(seed: int) -> None:
 
 
 def choose_device(name: str = "cpu", use_gpu: bool = False) -> torch.device:
-    """The device for `--device auto|cpu|cuda|mps`; `use_gpu` insists on an accelerator, CUDA before MPS.
+    """The device for `--device auto|cpu|cuda|mps`; `use_gpu` requires an accelerator, CUDA before MPS.
 
-    Under torchrun, "cuda" is the device of this process's number on its machine.
-    Raises `UserError` when the accelerator asked for is not there.
+    Under torchrun, "cuda" is the device whose number is this process's LOCAL_RANK.
+    Raises `UserError` if PyTorch does not see the requested device.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""What a run needs around the model: data, checkpoints, training, saved runs, the driver's flags. See README.md.
+"""The code of a run around the model: data, checkpoints, training, saved runs, the driver's flags. See README.md.
 
     from engine import load_llama, load_classifier, predict, generate
 
-These names import PyTorch when they are first asked for; importing this package imports nothing.
+Importing this package imports nothing else; the first use of one of these names imports PyTorch.
 """
 
 from __future__ import annotations

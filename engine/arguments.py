@@ -1,4 +1,4 @@
-"""Everything that can be wrong with the flags of run_llama.py, found before PyTorch is imported."""
+"""Checks of the flags of run_llama.py: they find every mistake before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from utils import UserError, join_names, warn
 
 
 def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None) -> None:
-    """Find every mistake in the arguments before anything is loaded, and resolve input files to where they lie.
+    """Find every mistake in the arguments before anything is loaded, and replace file names by the paths of the files.
 
-    find: resolves the model's files, and says whether the bundled checkpoint stands in for an absent default; that of
-    a Llama and its tokenizer if it is not given. Adds `columns`, `methods`, `derive_labels`, and `is_bundled`. Raises
+    find: finds the model's files, and returns whether the bundled checkpoint replaces the absent default checkpoint;
+    None: `find_llama`. Sets `columns`, `methods`, `hold_out`, `derive_labels` and `is_bundled` in `args`. Raises
     `UserError` naming the flag.
     """
     check_numbers(args)
@@ -41,7 +41,7 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
 
 
 def check_numbers(args: Namespace) -> None:
-    """Raises `UserError` for a number that cannot be."""
+    """Raise `UserError` for a number outside the range of its flag."""
     for flag in FLAGS:
         flag.check(args)
 
@@ -65,7 +65,7 @@ def _check_option(args: Namespace) -> None:
 
 
 def _check_texts(args: Namespace) -> None:
-    """What is for one prompt is not for a file of them, and the other way round."""
+    """Raise `UserError` for a flag of `--prompt` beside `--prompt_file`, and the other way round."""
     if getattr(args, "prompt_file", None) is None:
         if args.option == "generate" and args.output is not None:
             raise UserError("--output is for --prompt_file; the texts after --prompt have names of their own")
@@ -104,7 +104,7 @@ def _check_precision(args: Namespace) -> None:
 
 
 def is_one_of_several() -> bool:
-    """Whether torchrun, or what stands for it, has started this process beside others."""
+    """Whether torchrun, or a similar program, has started this process together with others."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
@@ -137,7 +137,7 @@ def _choose_methods(args: Namespace) -> tuple:
 
 
 def _held_out(args: Namespace) -> float:
-    """The share that is asked for, or, where a method chooses by a score that is not to be that of dev, a tenth."""
+    """The share to hold out: `--hold_out`; if not given, a tenth for methods that choose by a score, so not on dev."""
     if not args.methods:
         return args.hold_out or 0.0
     entries = require_folder("advanced", "--method").METHODS

@@ -1,4 +1,4 @@
-"""Texts as batches of token ids: classified sentences, padded and perhaps bucketed by length, and windows of text.
+"""Texts as batches of token ids: labelled sentences, padded and perhaps grouped by length, and windows of a text.
 
 Shapes: b batch, s position.
 """
@@ -17,9 +17,9 @@ from utils import UserError
 
 
 class Sentences(Dataset):
-    """Classified sentences with their token ids, encoded once.
+    """Labelled sentences with their token ids, encoded once.
 
-    `sentences` are what is written to the output file. `is_too_long` tells which are longer than the model.
+    sentences: the texts for the output file. is_too_long: for each sentence, whether it has more tokens than fit.
     """
 
     labels: list[int]
@@ -30,7 +30,7 @@ class Sentences(Dataset):
 
     @property
     def too_long(self) -> int:
-        """How many are longer than the model."""
+        """The number of sentences with more tokens than fit into the model."""
         return sum(self.is_too_long)
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Sentences(Dataset):
         return self.token_ids[index], self.labels[index], self.sentences[index], index
 
     def collate_fn(self, items: list[tuple[list[int], int, str, int]]) -> dict[str, Any]:
-        """A batch, right-padded to its longest row: token_ids b s, labels b, sents, and where they stand, indices."""
+        """A batch, right-padded to its longest row: token_ids b s, labels b, sents, and indices in the data set."""
         token_ids, labels, sentences, indices = zip(*items, strict=True)
         longest = max(map(len, token_ids))
         padded = [ids + [self.pad_id] * (longest - len(ids)) for ids in token_ids]
@@ -56,8 +56,8 @@ class Sentences(Dataset):
     ) -> DataLoader:
         """Batches in file order, or in an order drawn from PyTorch's global random generator.
 
-        bucket: sentences of like length together, so that little is padding. For models whose predictions do
-        not depend on the batch. pin_memory: for CUDA, which copies from such memory while the program goes on.
+        bucket: put sentences of similar length into one batch, so that there is little padding; for models whose
+        predictions do not depend on the batch. pin_memory: CUDA copies from such memory while the program goes on.
         """
         if bucket:
             batches = LengthBuckets([len(ids) for ids in self.token_ids], batch_size, shuffle)
@@ -66,12 +66,11 @@ class Sentences(Dataset):
 
 
 class LengthBuckets(Sampler[list[int]]):
-    """Batches of sentences of like length.
+    """Batches of sentences of similar length.
 
-    shuffle: the sentences are dealt at random into groups of `GROUP` batches, each group is sorted by length and cut
-    into batches, and the batches come in random order: who meets whom changes from epoch to epoch, and no length is
-    seen before another. Otherwise all are sorted, the longest first, so that a batch too large for the memory fails
-    at once.
+    shuffle: divide the sentences at random into groups of `GROUP` batches, sort each group by length, cut it into
+    batches, and draw the order of the batches: each epoch has other batches, with short and long sentences mixed over
+    the epoch. Otherwise sort all sentences, the longest first: a batch that is too large for the memory fails at once.
     """
 
     GROUP = 50
@@ -95,9 +94,9 @@ class LengthBuckets(Sampler[list[int]]):
 
 
 class EncodingRules(NamedTuple):
-    """How sentences become token ids: what follows them, and how long they may be.
+    """How sentences become token ids: the text after each sentence, and the largest length in tokens.
 
-    room: how many positions are to stay free after them. Given at all, it says that what follows is never cut.
+    room: the number of positions to leave free at the end; if it is not None, the prompt suffix is never cut.
     """
 
     prompt_suffix: str | None = None
@@ -107,10 +106,10 @@ class EncodingRules(NamedTuple):
 
 
 class LlamaDataset(Sentences):
-    """As a Llama reads them: bos, sentence, prompt suffix; no eos.
+    """Sentences as a Llama reads them: bos, sentence, prompt suffix; no eos.
 
-    `sentences` have the suffix. Of what is longer than `max_seq_len` the bidirectional reference uses all; in causal
-    mode the sentence, never the suffix, is cut. Raises `UserError` if there is no room for a sentence then.
+    `sentences` include the suffix. The bidirectional reference uses a text longer than `max_seq_len` whole; for a
+    causal model the sentence is cut, never the suffix. Raises `UserError` if the suffix leaves no room for a sentence.
     """
 
     def __init__(self, examples: Sequence[Example], tokenizer: Tokenizer, rules: EncodingRules | None = None):
@@ -136,15 +135,15 @@ class LlamaDataset(Sentences):
 
 
 def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
-    """The suffix's own ids, which equal the tail of the whole text's ids."""
+    """The token ids of the suffix; the ids of sentence and suffix together end with the same ids."""
     return [] if rules.prompt_suffix is None else tokenizer.encode_next(rules.prompt_suffix)
 
 
 class TextWindows(Dataset):
-    """A long text, cut into windows in which every token of it is predicted once.
+    """A long text, cut into windows so that every token of the text is predicted once.
 
-    Each window begins with bos and predicts the next `length` tokens of the text; the last one may be shorter, so
-    batches are made of windows of one length.
+    Each window begins with bos and predicts the next `length` tokens of the text. The last window may be shorter; it
+    is a batch by itself.
     """
 
     def __init__(self, token_ids: Sequence[int], bos_id: int, length: int):
@@ -157,7 +156,7 @@ class TextWindows(Dataset):
         return self.token_ids[index * self.length : (index + 1) * self.length]
 
     def collate_fn(self, windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """token_ids and, one position later, targets: b s each."""
+        """token_ids and targets, b s each: the target of a position is the next token."""
         targets = torch.stack(windows)  # b s
         bos = torch.full_like(targets[:, :1], self.bos_id)
         return {"token_ids": torch.cat((bos, targets[:, :-1]), dim=1), "targets": targets}

@@ -1,4 +1,4 @@
-"""What a run saves: its best model, which is enough by itself, and the resume point that it can go on from."""
+"""The two files that a run saves: its best model, which needs no other file, and a resume point to continue from."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from engine.processes import SINGLE_PROCESS, Distributed
 from engine.storage import load_tensors, save_tensors
 from utils import UserError, join_names
 
-KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # what the files that a run saves say they are
+KINDS = {"model": "fine-tuned classifier", "resume": "resume point"}  # the entry "kind" of these files
 
 
 class BadResumePoint(UserError):
-    """A resume point that nobody can go on from."""
+    """A resume point is damaged, or the file is not a resume point."""
 
 
 class OtherRun(UserError):
-    """A resume point that belongs to another run. differing: the entries of the identity that are not equal."""
+    """A resume point belongs to another run. differing: the names of the identity's entries that are not equal."""
 
     def __init__(self, message: str, differing: list[str]):
         super().__init__(message)
@@ -35,11 +35,11 @@ class OtherRun(UserError):
 
 @dataclass
 class Checkpointer:
-    """Where a run saves its best model and its resume point, and what identifies the run.
+    """Saves the best model and the resume point of a run, and loads the resume point.
 
-    model_path: the best epoch's model, None where nobody wants it; resume_path: everything needed to go on after the
-    last finished epoch. record: plain values and tensors, saved beside the weights. identity: what must be equal for a
-    resume point to be used, for example the seed and the data. epochs: how many the run has, if that is known.
+    model_path: file of the best epoch's model; None: do not save the model. resume_path: file from which a run can
+    continue after its last finished epoch. record: plain values and tensors to save beside the weights. identity: plain
+    values that must be equal in a resume point, for example the seed and the data. epochs: of the run; None: unknown.
     """
 
     model_path: Path | None
@@ -51,7 +51,7 @@ class Checkpointer:
     distributed: Distributed = SINGLE_PROCESS
 
     def save_model(self, model: nn.Module, result: EpochResult) -> None:
-        """Save the plain model that `model` exports, and what its methods could not merge into it."""
+        """Save the plain model's weights, and the tensors that methods could not merge into them (`Method.export`)."""
         if self.model_path is None:
             return
         state = self.distributed.model_state(model)
@@ -82,10 +82,10 @@ class Checkpointer:
             save_tensors(self.resume_path, point)
 
     def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
-        """Put model, optimizer, methods and random generators where they were, and return the epochs that are done.
+        """Restore model, optimizer, methods and random generators; return the results of the finished epochs.
 
-        Raises `BadResumePoint` if it is damaged, `OtherRun` if it belongs to another run, and `UserError` if the best
-        model is not there.
+        Raises `BadResumePoint` if the file is damaged, `OtherRun` if it belongs to another run, and `UserError` if the
+        saved best model is absent or of another run.
         """
         point = self.distributed.from_first(self._read_resume_point)
         try:
@@ -98,7 +98,7 @@ class Checkpointer:
             for method in self.methods:
                 method.load_state(point["methods"][method.name], self.distributed.piece)
             _set_rng_state(point["rng"])
-        except Exception:  # whatever each of them meets in a damaged file
+        except Exception:  # a damaged file makes these functions raise errors of many classes
             raise BadResumePoint(f"{self.resume_path} is damaged; remove it") from None
         if self.model_path is not None:
             self.distributed.from_first(lambda: self._check_best_model(best_epoch))
@@ -116,28 +116,28 @@ class Checkpointer:
         return point
 
     def _check_best_model(self, best_epoch: int) -> None:
-        """Raise `UserError` unless the saved model is this run's, of its best epoch so far or a later one.
+        """Raise `UserError` unless the saved model is of this run, and of its best epoch so far or a later epoch.
 
-        Later: a run may have been stopped after saving its model and before its resume point; that epoch is run again.
+        Why later: a run may stop after it saved its model and before it saved its resume point; it repeats that epoch.
         """
         try:
             identity, epoch = self.saved_as()
             fits = identity == self.identity and epoch >= best_epoch
         except UserError as error:
             raise UserError(f"{error}; without it nobody can go on from {self.resume_path}") from None
-        except Exception:  # whatever a foreign file holds in their places
+        except Exception:  # a foreign file may hold any values under these names
             fits = False
         if not fits:
             raise UserError(f"{self.model_path} is not of the run that {self.resume_path} belongs to; start anew")
 
     def saved_as(self) -> tuple[dict[str, Any], int]:
-        """The identity and the epoch of the saved model. Raises an error of some kind for a foreign file."""
+        """The identity and the epoch of the saved model. Raises an error of any class for a foreign file."""
         saved = load_tensors(self.model_path)
         return saved["identity"], saved["epoch"]
 
 
 def differences(identity: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """What is not equal in the identity of another run, which may come from a damaged file or an older version."""
+    """The names of the entries in which two identities differ. `other` may be damaged, or of an older version."""
     return [
         str(key)
         for key in identity | other
@@ -149,7 +149,7 @@ def differences(identity: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def identity_of(path: Path) -> dict[str, Any]:
-    """What a saved model or resume point says of its run; nothing if the file is not one of ours, or is damaged."""
+    """The identity of the run that saved a model or resume point; empty if the file is damaged or is neither."""
     try:
         saved = load_tensors(path, warns=False)
     except UserError:
@@ -161,11 +161,11 @@ def identity_of(path: Path) -> dict[str, Any]:
 def choose_model_path(
     candidates: Sequence[Path], identity: dict[str, Any], is_resumed: bool, held: ExitStack
 ) -> tuple[Path, list[str]]:
-    """The first of these names that no other run uses and that holds no model of other training data.
+    """The first candidate that no other run is using and that is not a model of other training data.
 
-    Such a model would be lost otherwise. is_resumed: the name whose resume point is this run's comes
-    before all others. held: keeps the lock on the name. Returns it, and why each name before it was not taken. Raises
-    `UserError` if none is left.
+    (This run would overwrite such a model.) is_resumed: take the name whose resume point is of this run, if there is
+    one. held: will release the lock on the name. Returns the name, and for each earlier candidate the reason why it was
+    not taken. Raises `UserError` if no candidate is free.
     """
     own = [path for path in candidates if is_resumed and identity_of(path.with_suffix(".resume")) == identity]
     reasons = []
@@ -184,18 +184,18 @@ def choose_model_path(
 
 
 def other_resume_points(pattern: str, identity: dict[str, Any]) -> list[tuple[Path, list[str]]]:
-    """The resume points in this folder that are of another run, and in what it differs."""
+    """The resume points of other runs in this folder, each with the names of the entries in which its run differs."""
     found = [(path, identity_of(path)) for path in sorted(Path().glob(f"{pattern}.resume"))]
     return [(path, differences(identity, other)) for path, other in found if other]
 
 
 def best_of(history: list[EpochResult]) -> EpochResult:
-    """The epoch whose model is kept."""
+    """The result of the epoch whose model is saved."""
     return [result for result in history if result.improved][-1]
 
 
 def checked_history(entries: list[dict[str, Any]], epochs: int | None) -> list[EpochResult]:
-    """The results of epochs 0, 1, ... Raises an error of some kind unless a run can have written them."""
+    """The results of epochs 0, 1, ... Raises an error of any class if no run can have written these entries."""
     history: list[EpochResult] = []
     numbers = dict.fromkeys(("train_loss", "train_score", "dev_score", "seconds"), float)
     types = {"epoch": int, **numbers, "improved": bool, "is_finish": bool}
@@ -216,7 +216,7 @@ def checked_history(entries: list[dict[str, Any]], epochs: int | None) -> list[E
 
 
 def load_model(model: nn.Module, state: dict[str, Any], distributed: Distributed = SINGLE_PROCESS) -> None:
-    """Give a model the tensors of a whole one. Raises an error of some kind where they do not fit."""
+    """Load a whole model's state dict into this process's part of it. Raises an error if names or shapes differ."""
     own = model.state_dict()
     if not isinstance(state, dict) or state.keys() != own.keys():
         raise ValueError("other tensors")
@@ -224,7 +224,7 @@ def load_model(model: nn.Module, state: dict[str, Any], distributed: Distributed
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], distributed: Distributed) -> None:
-    """Raises `ValueError` for other settings, and for what cannot be a parameter's state."""
+    """Load an optimizer's state. Raises `ValueError` for other settings, and for values that cannot be its state."""
 
     def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{name: value for name, value in group.items() if name != "params"} for group in groups]
@@ -235,7 +235,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], dis
     dtypes = {parameter.dtype for parameter in parameters}
     saved = [value for values in state["state"].values() for value in values.values()]
     if any(isinstance(value, torch.Tensor) and value.dtype not in dtypes for value in saved):
-        raise ValueError("other number formats")  # which loading would round to these
+        raise ValueError("other number formats")  # loading would round them
     pieces = {
         index: {
             name: distributed.piece(value, parameters[index]) if isinstance(value, torch.Tensor) else value
@@ -254,7 +254,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], dis
 def _rng_state() -> dict[str, Any]:
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()  # of the one device in use, whose number may differ on resuming
+        state["cuda"] = torch.cuda.get_rng_state()  # of the device in use; a resumed run may use another one
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
     return state

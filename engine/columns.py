@@ -3,8 +3,8 @@
     text<TAB>label              text,label                          {"text": "a fine film", "label": "good"}
     a fine film<TAB>good        "fine, and more so",1
 
-The first line of a TSV or CSV file names its columns; a line of a JSONL file names its own. A CSV file may quote
-(RFC 4180), a TSV file has no quoting: each tab divides. A label is one of the label names, or else a number.
+The first line of a TSV or CSV file names the columns; each line of a JSONL file names its own. A CSV file may have
+quotes (RFC 4180), a TSV file has none: every tab separates two columns. A label is a label name or a class number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMATS = (".tsv", ".csv", ".jsonl")
 
 
 class Columns(NamedTuple):
-    """What the columns are called that are read."""
+    """The names of the columns to read."""
 
     text: str = "text"
     label: str = "label"
@@ -33,7 +33,7 @@ USUAL = Columns()
 
 
 class Record(NamedTuple):
-    """What stands in one line. label: None where there is none. row: all columns."""
+    """One line of a file. number: of the line. label: None if the line has no label. row: all columns."""
 
     number: int
     text: str
@@ -42,16 +42,16 @@ class Record(NamedTuple):
 
 
 def has_columns(path: str | os.PathLike) -> bool:
-    """Whether a file is of the kind that is read here, by the ending of its name."""
+    """Whether a file has columns (TSV, CSV or JSONL), judged by the ending of its name."""
     return _ending(path) in FORMATS
 
 
 def read_examples(
     path: str | os.PathLike, label_names: Sequence[str], columns: Columns = USUAL, *, is_test: bool = False
 ) -> list[Example]:
-    """The examples of a data file of any kind; line breaks in a text become spaces.
+    """The examples of a data file of any format; line breaks in a text become spaces.
 
-    A test file without labels has -1 for each. Raises `UserError`, naming file and line.
+    A test file may have no labels; its examples get the label -1. Raises `UserError`, naming file and line.
     """
     if not has_columns(path):
         return create_data(path, len(label_names), is_test=is_test)
@@ -68,12 +68,12 @@ def read_examples(
 
 
 def read_texts(path: str | os.PathLike, columns: Columns = USUAL) -> list[str]:
-    """The texts of a file with columns, whatever else it holds. Raises `UserError`, naming file and line."""
+    """The texts of a file with columns; the other columns are ignored. Raises `UserError`, naming file and line."""
     return [record.text for record in read_records(path, columns)]
 
 
 def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Record]:
-    """What stands in the columns. Raises `UserError`, naming file and line, also for a text that is empty."""
+    """Read the lines of a file with columns. Raises `UserError`, naming file and line, also for an empty text."""
     records = []
     for number, row in {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}[_ending(path)](path):
         if columns.text not in row:
@@ -90,10 +90,10 @@ def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Reco
 
 
 def derive_label_names(path: str | os.PathLike, known: Sequence[str], columns: Columns = USUAL) -> list[str] | None:
-    """The names of the classes, in the order of the alphabet, where labels are names, and not all of them known;
-    or numbers as names, where those that are known are too few.
+    """Derive the class names from the labels of a file; None if `known`, the label names, are enough for it.
 
-    Raises `UserError` where these cannot be classes.
+    Labels that are not all in `known` become the class names, in alphabetical order. If labels are numbers and `known`
+    has too few names, the numbers become the names. Raises `UserError` if the column does not look like labels.
     """
     labels = [record.label for record in read_records(path, columns)]
     names = {label for label in labels if isinstance(label, str)}
@@ -138,7 +138,7 @@ def _is_number(text: str) -> bool:
 
 
 def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
-    """The lines below the first one, with the numbers of the lines in which they end."""
+    """The rows of a TSV or CSV file below its header, each with the number of the line in which it ends."""
     lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()

@@ -1,6 +1,6 @@
-"""Data lines, label mappings, gold labels. Needs the standard library and `utils.py` alone.
+"""Data lines, label mappings, gold labels. Imports only the standard library and `utils.py`.
 
-Every command reads and writes the course's files through here; `grading/lines.py` is the graders' own copy.
+Every command reads and writes the course's files with this module; `grading/lines.py` is the graders' own copy.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Example(NamedTuple):
 
 
 def parse_line(line: str) -> Example:
-    """What a line `LABEL ||| sentence` says; white space around the two is dropped. Raises `ValueError`: what is wrong.
+    """Parse a line `LABEL ||| sentence`; white space around both is dropped. Raises `ValueError` with the reason.
 
-    The first separator counts: a sentence may hold another.
+    The first separator divides the line; the sentence may contain others.
     """
     label, separator, sentence = line.partition(SEPARATOR)
     sentence = sentence.strip()
@@ -53,10 +53,10 @@ def format_line(label: int, sentence: str) -> str:
 
 
 def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[Example]:
-    """The examples of a data file, one `LABEL ||| sentence` a line, UTF-8.
+    """The examples of a UTF-8 data file with one `LABEL ||| sentence` per line.
 
-    num_labels: labels must lie in 0 ... num_labels - 1; None accepts every label from 0 up. A test file without gold
-    labels may have -1 on every line. Raises `UserError`, naming file and line, for anything else.
+    num_labels: labels must be in 0 ... num_labels - 1; None: every label from 0 up is accepted. A test file without
+    gold labels may have -1 on every line. Raises `UserError`, naming file and line, for any other content.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":
@@ -81,10 +81,11 @@ def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_te
 def divide(
     examples: Sequence[Example], seed: int, shots: int | None = None, hold_out: float = 0.0
 ) -> tuple[list[Example], list[Example]]:
-    """The examples to train on, and those held out to choose by; both in the order of the data.
+    """Divide examples into training examples and held-out examples (to choose epochs on), both in their order.
 
-    shots: train on so many of each class, drawn at random; as many others are held out, if any are. hold_out: else the
-    share of each class that is held out, at least one example. Raises `UserError` where a class has too few.
+    shots: draw this number of training examples of each class; None: take all. hold_out: 0 holds out none. Above 0, it
+    is the share of each class to hold out, at least one example; with `shots`, the number of shots is held out instead.
+    Raises `UserError` if a class has too few examples.
     """
     drawing, train, held_out = random.Random(seed), set(), set()
     for label in sorted({example.label for example in examples}):
@@ -105,7 +106,7 @@ def divide(
 
 
 def read_label_names(path: str | os.PathLike) -> list[str]:
-    """The label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
+    """Read a label mapping. Raises `UserError` unless it is a JSON list of at least two distinct, non-empty strings."""
     text = read_text(path)
     try:
         names = json.loads(text)
@@ -120,7 +121,7 @@ def read_label_names(path: str | os.PathLike) -> list[str]:
 
 
 def has_gold_labels(labels: Sequence[int]) -> bool:
-    """Whether the labels of a data set can be gold: placeholders are all the same."""
+    """Whether the labels of a data set can be gold labels; placeholders are all equal."""
     return len(set(labels)) > 1
 
 
@@ -133,7 +134,7 @@ def majority_accuracy(labels: Sequence[int]) -> float:
 
 
 def pack(predictions: Sequence[int]) -> str:
-    """Predicted classes as text, a third as long as a digit for each; a run has thousands of them."""
+    """Predicted classes as compressed text, about a third of the length of one digit per prediction."""
     return base64.b64encode(zlib.compress(bytes(predictions), 9)).decode()
 
 

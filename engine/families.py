@@ -1,7 +1,7 @@
-"""Kinds of pretrained models: how each is loaded, becomes a classifier and reads sentences.
+"""Families of pretrained models: how each is loaded, becomes a classifier and reads sentences.
 
-`runs` asks a `ModelFamily` where one kind differs from another. The loops, the checkpointer, methods, reports and the
-driver do not know which it is.
+`runs` calls a `ModelFamily` for everything that depends on the kind of model. The loops, the checkpointer, methods,
+reports and the driver work for every kind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils import UserError, join_names, short_repr, warn
 
 
 class OtherVocabulary(UserError):
-    """A tokenizer that is not that of the model."""
+    """A tokenizer does not belong to the model: their vocabularies have different sizes."""
 
 
 class ModelFamily:
@@ -45,10 +45,10 @@ class ModelFamily:
         raise NotImplementedError
 
     def reopen(self, saved: dict[str, Any], path: str) -> tuple[nn.Module, Any]:
-        """The pretrained model of a saved classifier, whose weights are to be loaded, and its tokenizer.
+        """The pretrained model of a saved classifier, before its weights are loaded, and its tokenizer.
 
-        saved: what `saved.record_of` made, and the weights under "model"; they are compared with the shape before a
-        model of it is made. path: names the file in errors. Raises `UserError` or `ValueError`.
+        saved: the values of `saved.record_of`, and the weights under "model"; the weights are compared with the config
+        before a model is made. path: the file's name for errors. Raises `UserError` or `ValueError`.
         """
         raise NotImplementedError
 
@@ -60,33 +60,33 @@ class ModelFamily:
         label_names: Sequence[str],
         option: str = "finetune",
     ) -> nn.Module:
-        """Token ids b s -> log-probabilities b c. settings: see `model_settings`."""
+        """Make a classifier of a pretrained model, b s -> log-probabilities b c. settings: see `model_settings`."""
         raise NotImplementedError
 
     def encode(self, model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
-        """A data set as a classifier reads it."""
+        """Encode a data set in the form that this classifier reads."""
         raise NotImplementedError
 
 
 def require_shapes(found: list[str]) -> None:
-    """Raises `UserError` that names what `shape_errors` has found."""
+    """Raise `UserError` with the errors that `shape_errors` has found, if any."""
     if found:
         raise UserError(f"the model does not fit its model_args: {join_names(found)}")
 
 
 def part_of(state: dict[str, Any], part: str) -> dict[str, Any]:
-    """The entries of a classifier's state dict that belong to its attribute `part`, under that part's own names."""
+    """The entries of a classifier's state dict that belong to its attribute `part`, with their names in that part."""
     prefix = f"{part}."
     return {str(name).removeprefix(prefix): state[name] for name in state if str(name).startswith(prefix)}
 
 
 # ---------------------------------------------------------------------------------------------------- Llamas
 
-HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassifier}  # and those of advanced/
+HEADS = {"linear": LlamaEmbeddingClassifier, "label words": LlamaZeroShotClassifier}  # advanced/ has more heads
 
 
 class LlamaFamily(ModelFamily):
-    """The models of `llama.py`."""
+    """The family of the models of `llama.py`."""
 
     name = "llama"
 
@@ -118,7 +118,7 @@ class LlamaFamily(ModelFamily):
         return HEADS[head](config, *labels, llama=pretrained)
 
     def encode(self, model: nn.Module, tokenizer: Tokenizer, examples: Sequence[Example]) -> LlamaDataset:
-        """What it asks follows every text, and there is the room that it needs for answers."""
+        """The prompt suffix of the classifier follows every text; positions for its answers (`room`) stay free."""
         config, room = model.llama.config, getattr(model, "room", None)
         rules = EncodingRules(model.prompt_suffix, config.max_seq_len, config.is_causal, room)
         return LlamaDataset(examples, tokenizer, rules)
@@ -134,13 +134,13 @@ def load_llama(
     attention: str | None = None,
     max_sentence_len: int | None = None,
 ) -> tuple[Llama, Tokenizer]:
-    """A pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
+    """Load a pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
 
-    path: of a checkpoint, or a Hugging Face directory. tokenizer: None for the checkpoint's own, see
-    `programs.tokenizer_name`. attention: in the place of what the checkpoint declares. max_sentence_len: the most
-    tokens that the tokenizer keeps.
+    path: a checkpoint file, or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
+    `programs.tokenizer_name`. attention: replaces the checkpoint's own setting. max_sentence_len: the most tokens that
+    the tokenizer keeps of a sentence.
 
-    A Hugging Face directory may have more embeddings than pieces, which makes a matrix one of round numbers.
+    A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
     """
     read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
     llama = load_pretrained(path, attention=attention)
@@ -149,7 +149,7 @@ def load_llama(
 
 
 def require_vocabulary(tokenizer: Tokenizer, llama: Llama, checkpoint: str | os.PathLike) -> None:
-    """Raises `OtherVocabulary` where the sizes differ, or warns, as `load_llama` says."""
+    """Raise `OtherVocabulary` if the sizes of the vocabularies differ, or warn, see `load_llama`."""
     size = llama.config.vocab_size
     if tokenizer.n_words != size:
         sizes = f"{checkpoint} has a vocabulary of {size}, but {tokenizer.model_path} has {tokenizer.n_words} pieces"
@@ -159,7 +159,7 @@ def require_vocabulary(tokenizer: Tokenizer, llama: Llama, checkpoint: str | os.
 
 
 def read_tokenizer(path: str | os.PathLike, max_sentence_len: int | None = None) -> Tokenizer:
-    """A SentencePiece model, or, by its ending, a `tokenizer.json`. Raises `UserError`."""
+    """Load a tokenizer: a name that ends in .json as `tokenizer.json`, others as SentencePiece. Raises `UserError`."""
     if os.fspath(path).endswith(".json"):
         return _json_tokenizers(path).from_file(path, max_sentence_len)
     return Tokenizer(max_sentence_len, path)
@@ -170,14 +170,14 @@ def _json_tokenizers(path: str | os.PathLike) -> Any:
 
 
 def model_settings(head: tuple[str, Any] | None, num_labels: int, hidden_dropout_prob: float = 0.0) -> dict[str, Any]:
-    """What `make_classifier` needs of a plan, or of a saved run, besides the model. head: its name and settings."""
+    """The settings for `ModelFamily.make_classifier`. head: name and settings of the classifier's head; None: linear"""
     name, settings = head or ("linear", ())
     shape = {"num_labels": num_labels, "hidden_dropout_prob": hidden_dropout_prob}
     return {"head": name, "head_settings": dict(settings), **shape}
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
-    """The settings from which `ModelFamily.make_classifier` makes this classifier again."""
+    """The settings with which `ModelFamily.make_classifier` makes a classifier like this one."""
     own = next((name for name, kind in HEADS.items() if isinstance(model, kind)), None)
     head = (own, {}) if own else (model.name, model.settings) if hasattr(model, "name") else None
     dropout = getattr(model, "dropout", None)
@@ -192,7 +192,7 @@ def advanced_folder() -> Any:
 
 
 def family_named(name: str) -> ModelFamily:
-    """Raises `UserError` for an unknown kind, and where its folder is not here."""
+    """The model family of this name. Raises `UserError` for an unknown name, and if its folder is absent."""
     if name == LLAMA_FAMILY.name:
         return LLAMA_FAMILY
     if name not in OTHERS:
@@ -202,7 +202,7 @@ def family_named(name: str) -> ModelFamily:
 
 
 def family_of(model: nn.Module) -> ModelFamily:
-    """Of a classifier, which says so where it is not one of Llamas."""
+    """The model family of a classifier: its attribute `family`, or Llama if it has none."""
     return family_named(getattr(model, "family", LLAMA_FAMILY.name))
 
 
@@ -210,16 +210,16 @@ def family_of(model: nn.Module) -> ModelFamily:
 
 
 def create_methods(chosen: Sequence[tuple[str, Any]]) -> list[Method]:
-    """Of names and settings. Raises `UserError` where the folder advanced/ is not here."""
+    """Make methods from their names and settings. Raises `UserError` if the folder advanced/ is absent."""
     return [advanced_folder().create(name, dict(settings)) for name, settings in chosen]
 
 
 def head_among(chosen: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any] | None, list[tuple[str, Any]]]:
-    """What is predicted, if a method says that, and the other methods: names and settings."""
+    """Separate the method that is a classifier head (None if there is none) from the others: names and settings."""
     heads = [each for each in chosen if advanced_folder().METHODS[each[0]].is_head]
     return heads[0] if heads else None, [each for each in chosen if each not in heads]
 
 
 def encode_for(model: nn.Module, tokenizer: Any, examples: Sequence[Example]) -> Sentences:
-    """A data set as this classifier reads it."""
+    """Encode a data set in the form that this classifier reads."""
     return family_of(model).encode(model, tokenizer, examples)

@@ -1,4 +1,4 @@
-"""The files that a run reads and writes: where they lie, whether they can be written, and that none is another."""
+"""The files of a run: find the inputs, check that outputs can be written and that no two of all these are one file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from utils import UserError, find_asset, sha256_of
 
 
 def check_files(args: Namespace) -> dict[str, Path]:
-    """What the run will write, by what the user calls it."""
+    """Check the files of a run. Returns the paths of its outputs, each under the name that the user knows (a flag)."""
     if args.option == "generate":
         return _check_generate_files(args)
     if args.option in OUTPUT_WORDS:
@@ -45,7 +45,7 @@ def _check_output(args: Namespace) -> dict[str, Path]:
 def _find_input(name: str, path: str) -> str:
     found = find_asset(path)
     if found is None and name in ("input", "prompt_file") and os.path.exists(path) and not os.path.isdir(path):
-        return path  # a pipe: it is read once
+        return path  # a pipe, which can be read once
     if found is None:
         _refuse_what_is_no_file(name, path)
         raise UserError(f"--{name} {path} does not exist")
@@ -69,18 +69,18 @@ def _check_generate_files(args: Namespace) -> dict[str, Path]:
 
 
 def sample_paths(args: Namespace) -> list[Path]:
-    """The files of the sampled texts: the contract's name, then the same with -2, -3, ... before the ending."""
+    """The files of the sampled texts: the assignment's name, then the same with -2, -3, ... before the ending."""
     first = Path(args.generated_sentence_high_temp_out)
     return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, args.num_samples + 1))]
 
 
 def temperature_path(args: Namespace) -> Path:
-    """Of the text at `--temperature`: `generated-sentence-temp-0.7.txt`."""
+    """The file of the text at `--temperature`, for example `generated-sentence-temp-0.7.txt`."""
     return Path(f"generated-sentence-temp-{args.temperature:g}.txt")
 
 
 def _check_classify_files(args: Namespace) -> dict[str, Path]:
-    """Turns the names of the data files into paths."""
+    """Check the outputs of a classification, and replace the names of the data files by their paths."""
     kind, outputs = "advanced" if args.method else OUTPUT_WORDS[args.option], {}
     for flag, split in (("dev_out", "dev"), ("test_out", "test")):
         path = getattr(args, flag)
@@ -91,7 +91,7 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
         check_writable(path, f"--{flag}")
         outputs[f"--{flag}"] = Path(path)
     if args.option == "prompt" and isinstance(args.train, Default):
-        # nothing is trained: its absence is no mistake, and beside other data it is not what is meant
+        # nothing is trained: the default file may be absent, and it is left out if the user names other data
         if find_asset(args.train) is None or not isinstance(args.dev, Default):
             args.train = None
     for flag in ("train", "dev", "test", "label_names"):
@@ -107,7 +107,7 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
 
 
 def _check_looking(args: Namespace) -> dict[str, Path]:
-    """The page of the run, and the figures of its steps."""
+    """Check the outputs of --log_dir and --html."""
     given = [flag for flag in ("log_dir", "html") if getattr(args, flag) is not None]
     if given:
         require_folder("explore", f"--{given[0]}")
@@ -119,7 +119,7 @@ def _check_looking(args: Namespace) -> dict[str, Path]:
 
 
 def check_page(flag: str, path: str) -> None:
-    """Raises `UserError` unless a page can be written there."""
+    """Raise `UserError` unless an HTML page can be written to `path`."""
     if Path(path).suffix not in (".html", ".htm"):
         raise UserError(f"{flag} {path}: the name must end in .html")
     check_writable(path, flag)
@@ -131,9 +131,9 @@ def contract_model_path(args: Namespace) -> Path:
 
 
 def model_candidates(args: Namespace, digest: str = "") -> list[Path]:
-    """Where the fine-tuned model may go: the contract's name, and two that tell the data as well.
+    """Possible paths of the fine-tuned model: the assignment's name, and two names that include the training data.
 
-    digest: of the plan; part of the name where methods are used, which are many.
+    digest: of the plan; it is part of the name if the run uses methods, because there are many combinations of them.
     """
     if args.model_out is not None:
         return [Path(args.model_out)]
@@ -146,7 +146,7 @@ def model_candidates(args: Namespace, digest: str = "") -> list[Path]:
 
 
 def files_of_model(path: Path) -> dict[str, Path]:
-    """What lies under the name of a fine-tuned model while it is trained."""
+    """The files that belong to a fine-tuned model during training, each with a description."""
     return {
         f"the fine-tuned model, {path}": path,
         f"the resume point, {path.with_suffix('.resume')}": path.with_suffix(".resume"),
@@ -164,7 +164,7 @@ def _find_data(flag: str, name: str) -> str:
 
 
 def _refuse_what_is_no_file(flag: str, name: str) -> None:
-    """Say what it is, where something of that name is there."""
+    """Raise `UserError` if the name belongs to a folder, a broken link, a pipe or a device."""
     if name and os.path.isdir(name):
         raise UserError(f"--{flag} {name} is a folder; name a file")
     if name and os.path.lexists(name):
@@ -173,7 +173,7 @@ def _refuse_what_is_no_file(flag: str, name: str) -> None:
 
 
 def _resolve_checkpoint(args: Namespace) -> bool:
-    """Turn the checkpoint's name into a path; True if the bundled one stands in for an absent default."""
+    """Replace the checkpoint's name by its path; True if the bundled checkpoint replaces the absent default."""
     if os.path.isdir(args.pretrained_model_path):
         args.model_files = _files_of_directory(Path(args.pretrained_model_path))
         return False
@@ -199,14 +199,14 @@ def _files_of_directory(folder: Path) -> list[str]:
 
 
 def find_llama(args: Namespace) -> bool:
-    """Turn the names of checkpoint and tokenizer into paths."""
+    """Replace the names of checkpoint and tokenizer by paths. Returns whether it is the bundled checkpoint."""
     is_bundled = _resolve_checkpoint(args)
     args.tokenizer = _resolve_tokenizer(args)
     return is_bundled
 
 
 def find_model(args: Namespace) -> str:
-    """Turn the names of checkpoint and tokenizer into paths. Returns why that cannot be, empty where it can."""
+    """Replace the names of checkpoint and tokenizer by paths. Returns an error message, empty if both files exist."""
     try:
         find_llama(args)
     except UserError as error:
@@ -228,7 +228,10 @@ def _resolve_tokenizer(args: Namespace) -> str:
 
 
 def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[str] | None = None) -> None:
-    """No output may overwrite another output or an input, under whatever name. inputs: else those of the option."""
+    """Raise `UserError` if an output is the same file as another output or an input, even under another name.
+
+    inputs: the names of the arguments that are input files; None: those of the option.
+    """
     taken = {}
     for name in inputs_of(args.option) if inputs is None else inputs:
         if getattr(args, name) not in (None, STANDARD_INPUT):
@@ -244,7 +247,7 @@ def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[s
 
 
 def _identities(path: Path) -> list[object]:
-    """What makes two paths one file: where they lead, and the file that is there, which can have several names."""
+    """Values that two paths of one file share: the resolved path, and, for an existing file, device and inode."""
     identities: list[object] = [path.resolve()]
     if path.exists():
         identities.append((path.stat().st_dev, path.stat().st_ino))

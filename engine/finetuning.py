@@ -1,4 +1,4 @@
-"""`--option finetune`: the plan that the flags make, the files of the run, a line for each epoch, predictions."""
+"""`--option finetune`: from flags to a plan, the files of the run, one printed line for each epoch, predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
-    """Train a head and the model below it, keep the best epoch by dev accuracy, and predict dev and test with it."""
+    """Train a head and the model below it, keep the epoch with the best score, predict dev and test with its model."""
     from engine.checkpointer import best_of
     from engine.methods import pretrained_of
     from engine.runs import assemble, compute_fast, fine_tune
@@ -54,7 +54,7 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
         train, dev = datasets["train"], datasets["held-out" if held_out else "dev"]
         epochs = fine_tune(run, train, dev, checkpointer, history=history, callback=look and look.log)
         run_epochs(args, epochs, history, checkpointer)
-        del run, epochs  # the model is made anew from what was saved
+        del run, epochs  # the model is loaded again from its file
         model, saved = load_classifier(checkpointer.model_path, distributed)
         if (saved.identity, saved.epoch) != (checkpointer.identity, best_of(history).epoch):
             raise UserError(f"{checkpointer.model_path} is not what this run saved: another process has replaced it")
@@ -72,7 +72,7 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
 
 
 def chosen_on(args: Namespace) -> str:
-    """What the best epoch is chosen on."""
+    """The name of the data on which the best epoch is chosen."""
     return "held-out" if args.hold_out else "dev"
 
 
@@ -95,7 +95,7 @@ def plan_of(args: Namespace, label_names: list[str], precision: str) -> Plan:
 
 
 def open_checkpointer(args: Namespace, run: Run, held: ExitStack) -> Checkpointer:
-    """Choose the files of this run, and say what will be overwritten. held: keeps the lock on their name."""
+    """Choose the files of this run; print which files it will overwrite. held: will release the lock on their name."""
     from engine.checkpointer import choose_model_path
     from engine.runs import checkpointer_for
 
@@ -118,7 +118,7 @@ def open_checkpointer(args: Namespace, run: Run, held: ExitStack) -> Checkpointe
 
 
 def resume(args: Namespace, run: Run, checkpointer: Checkpointer) -> list[EpochResult]:
-    """Go back to the last finished epoch. Returns the epochs that are done."""
+    """Restore the state after the last finished epoch. Returns the results of the finished epochs."""
     from engine.checkpointer import BadResumePoint, OtherRun, other_resume_points
 
     if not run.distributed.from_first(checkpointer.resume_path.is_file):
@@ -142,14 +142,14 @@ def resume(args: Namespace, run: Run, checkpointer: Checkpointer) -> list[EpochR
 
 
 def name_of(entry: str) -> str:
-    """What the user calls an entry of a run's identity: a file, or a flag."""
+    """The user's name of an entry of a run's identity: a kind of file, or a flag."""
     files = ("train", "dev", "checkpoint", "tokenizer", "label_names", "attention", "option")
     flags = {"methods": "--method", "train_eval": "--no_train_eval"}
     return entry.replace("_", " ") if entry in files else flags.get(entry, f"--{entry}")
 
 
 def look_at(args: Namespace, run: Run, checkpointer: Checkpointer, history: list[EpochResult], held: ExitStack) -> Any:
-    """The report of this run, for --log_dir and --html; None without both. held: closes its files."""
+    """The report of this run, for --log_dir and --html; None without both flags. held: will close its files."""
     if args.log_dir is None and args.html is None:
         return None
     finetuned = import_part("explore.finetuned", "--log_dir and --html")
@@ -163,7 +163,7 @@ def look_at(args: Namespace, run: Run, checkpointer: Checkpointer, history: list
 def run_epochs(
     args: Namespace, epochs: Iterator[EpochResult], history: list[EpochResult], checkpointer: Checkpointer
 ) -> None:
-    """Train to the end, adding to `history` and printing; what stops it earlier says what is kept."""
+    """Train to the end; add each epoch's result to `history` and print it. An error says which files are kept."""
     from engine.training import Diverged
 
     try:

@@ -1,6 +1,6 @@
-"""The flags of run_llama.py, one declaration each: `--help`, the parser and the checks are made of these.
+"""The flags of run_llama.py, one declaration each, from which `--help`, the parser and the checks are made.
 
-Programs that train other classifiers take some of them (`add_flags`). No PyTorch.
+Other programs that train classifiers use some of these flags (`flags_named`, `add_flags`). No PyTorch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TRAINING = ("finetune", "lora")
 CLASSIFYING = ("prompt", *TRAINING)
 WITH_LLAMA = ("generate", *CLASSIFYING, "perplexity")  # the options that load a pretrained Llama
 LORA_RANK, LORA_ALPHA = 4, 1.0
-LORA_TARGETS = "compute_query+compute_key+compute_value+compute_output"  # of the fall 2025 edition
-HELD_OUT = 0.1  # the share where a method chooses by a score and --hold_out is not given
+LORA_TARGETS = "compute_query+compute_key+compute_value+compute_output"  # as in the fall 2025 edition
+HELD_OUT = 0.1  # the share if a method chooses by a score and --hold_out is not given
 
 
 class Once(argparse.Action):
-    """Refuses a flag that is given twice: the first one would be ignored."""
+    """Refuses a flag that is given twice, because argparse would ignore its first value."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: Any = None) -> None:
         if getattr(namespace, self.dest) is not None:
@@ -44,7 +44,7 @@ class Once(argparse.Action):
 
 
 def number_and_count(text: str) -> tuple[float, int]:
-    """`0.6,5`. Raises `ArgumentTypeError`."""
+    """Parse a text such as `0.6,5`. Raises `ArgumentTypeError`."""
     number, _, count = text.partition(",")
     try:
         return decimal_number(number), whole_number(count)
@@ -56,7 +56,7 @@ def number_and_count(text: str) -> tuple[float, int]:
 
 
 class Range(NamedTuple):
-    """The values that a number may have, and the words for them. excludes: whether the ends themselves are outside."""
+    """The range of a number, and its description for errors. excludes: whether `least` and `most` are outside."""
 
     words: str
     least: float
@@ -70,7 +70,7 @@ class Range(NamedTuple):
 
 
 class PairOfRanges(NamedTuple):
-    """The same for two numbers with a comma between them."""
+    """The ranges of two numbers with a comma between them, and their description for errors."""
 
     words: str
     first: Range
@@ -89,12 +89,12 @@ ALPHA_AND_K = PairOfRanges("ALPHA must be from 0 to 1, and K from 1 to 1000", FR
 
 @dataclass(frozen=True)
 class Flag:
-    """What the parser, `--help` and the checks know of a flag.
+    """The declaration of one flag, for the parser, `--help` and the checks.
 
-    type: int, float, str, bool for a switch, or a function from text to value. choices, metavar, action, default: as
-    argparse has them; a `Default` is told apart from the same text that a user typed. options: those that it is for,
-    where others refuse it; empty: others leave it unread. reads: the options that read the file that it names.
-    needed_by: the options that cannot do without it. group: its heading in --help.
+    type: int, float, str, bool for a switch, or a function from text to value. choices, metavar, action, default: as in
+    argparse; a `Default` can be told apart from the same text typed by a user. options: the options that accept the
+    flag, all others refuse it; empty: no option refuses it. reads: the options that read the file named by the flag.
+    needed_by: the options that require the flag. group: its heading in --help.
     """
 
     name: str
@@ -112,16 +112,16 @@ class Flag:
 
     @property
     def dest(self) -> str:
-        """Its name among the parsed arguments."""
+        """The name of the flag's value among the parsed arguments."""
         return self.name.removeprefix("--").replace("-", "_")
 
     def add_to(self, parser: Any) -> None:
-        """parser: an `ArgumentParser`, or a group of one."""
+        """Add the flag to a parser. parser: an `ArgumentParser`, or a group of one."""
         if self.type is bool:
             parser.add_argument(self.name, action="store_true", help=self.help)
             return
         wanted = {"choices": self.choices, "metavar": self.metavar, "action": self.action}
-        if self.type is not str:  # which would turn a `Default` into plain text
+        if self.type is not str:  # `type=str` would turn a `Default` into plain text
             wanted["type"] = self.type
         if self.action == "extend":
             wanted["nargs"] = "+"
@@ -129,12 +129,12 @@ class Flag:
         parser.add_argument(self.name, help=self.help, default=self.default, **given)
 
     def is_given(self, args: Namespace) -> bool:
-        """Whether it has a value; 0 is one."""
+        """Whether the flag has a value; 0 is a value."""
         value = getattr(args, self.dest, None)
         return value is not None and value is not False and value != []
 
     def check(self, args: Namespace) -> None:
-        """Raises `UserError` for a value that is not possible."""
+        """Raise `UserError` for a value outside the flag's range."""
         value = getattr(args, self.dest, None)
         if value is not None and self.within is not None and not self.within.holds(value):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
@@ -158,7 +158,7 @@ CONTRASTIVE_HELP = (
     "the text at temperature 0 is made of the K likeliest tokens, and avoids by ALPHA (0 to 1) what is like "
     "the text so far; needs causal attention; not with --beam"
 )
-# the columns of this table are those of `Flag`, as far as one is set
+# each entry sets only the fields of `Flag` that differ from their defaults
 FLAGS = (
     Flag("--option", "the task", choices=OPTIONS, default="generate"),
     Flag("--train", f"training data, lines of 'LABEL{SEPARATOR}sentence'", default=Default("data/cfimdb-train.txt"),
@@ -256,7 +256,7 @@ FLAGS = (
 
 
 def add_flags(parser: ArgumentParser, flags: tuple[Flag, ...]) -> None:
-    """Add them in their order, each under its heading."""
+    """Add flags to a parser in this order, each under its heading."""
     groups: dict[str, Any] = {"": parser}
     for flag in flags:
         if flag.group not in groups:
@@ -265,7 +265,7 @@ def add_flags(parser: ArgumentParser, flags: tuple[Flag, ...]) -> None:
 
 
 def flags_named(*names: str, **changes: Any) -> tuple[Flag, ...]:
-    """The flags of these names, in this order; changes: other values for the fields of each."""
+    """The flags with these names, in this order. changes: fields of `Flag` to replace in each of them."""
     by_name = {flag.name: flag for flag in FLAGS}
     return tuple(replace(by_name[f"--{name}"], **changes) for name in names)
 
@@ -278,15 +278,15 @@ def get_args(argv: list[str] | None = None) -> Namespace:
 
 
 def inputs_of(option: str) -> tuple[str, ...]:
-    """The names, among the parsed arguments, of the files that an option reads."""
+    """The argument names (`Flag.dest`) of the files that an option reads."""
     return tuple(flag.dest for flag in FLAGS if option in flag.reads)
 
 
 def needed_of(option: str) -> tuple[str, ...]:
-    """The same of the files that an option cannot do without."""
+    """The argument names (`Flag.dest`) of the files that an option requires."""
     return tuple(flag.dest for flag in FLAGS if option in flag.needed_by)
 
 
 def flag_name(dest: str) -> str:
-    """How the flag of an argument is typed."""
+    """The flag of an argument name, for example `--label-names` for `label_names`."""
     return next((flag.name for flag in FLAGS if flag.dest == dest), f"--{dest}")

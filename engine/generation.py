@@ -27,11 +27,11 @@ NO_CUDA_GRAPHS = (
     "--cuda_graphs: decoding through CUDA graphs was never tried on a GPU and is gone; "
     "the text is generated without them"
 )
-GATHERED = 50  # batches of prompts among which those of like length are put together
+GATHERED = 50  # batches of prompts to collect before prompts of equal length are decoded together
 
 
 class PromptDecoder(NamedTuple):
-    """What makes texts of prompts. search: what does that at temperature 0, if not `generator`."""
+    """Continues prompts. generator: decodes. search: replaces the generator at temperature 0; None: it does not."""
 
     llama: Llama
     tokenizer: Tokenizer
@@ -42,7 +42,7 @@ class PromptDecoder(NamedTuple):
 
     @classmethod
     def of(cls, args: Namespace, compute: ComputeSettings, texts: int) -> PromptDecoder:
-        """texts: how many will be asked for one by one."""
+        """Load the model and choose its decoder. texts: how many texts will be decoded one after the other."""
         from engine.runs import generator_of, search_of
 
         if args.cuda_graphs:
@@ -55,7 +55,7 @@ class PromptDecoder(NamedTuple):
         return cls(llama, tokenizer, generator, search, args.max_new_tokens, settings)
 
     def continued(self, idx: torch.Tensor, temperature: float, **how: Any) -> torch.Tensor:
-        """idx: b s -> b (s + new)"""
+        """Continue each row. idx: b s -> b (s + new). how: further arguments of `Llama.generate`"""
         from engine.sampling import Sampling, chooser
 
         if self.search is not None and temperature == 0.0:
@@ -69,10 +69,10 @@ class PromptDecoder(NamedTuple):
 def generate(
     llama: Llama, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = 75, temperature: float = 0.0
 ) -> str:
-    """The prompt and what the model writes after it.
+    """The prompt with the model's continuation.
 
-    llama, tokenizer: of `families.load_llama`. At a temperature above 0, tokens are drawn from PyTorch's global random
-    generator.
+    llama, tokenizer: as `families.load_llama` returns them. At a temperature above 0, tokens are drawn with PyTorch's
+    global random generator.
     """
     import torch
 
@@ -81,7 +81,7 @@ def generate(
 
 
 def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
-    """Continue the prompt at temperature 0, at 1, and at another if asked, printing as it grows; write every text."""
+    """Continue the prompt at temperature 0, at 1 and at `--temperature`; print texts as they grow; write every text."""
     import torch
 
     decoder = PromptDecoder.of(args, compute, 2 if args.num_samples == 1 else 1)  # several samples are decoded together
@@ -107,7 +107,7 @@ def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
 
 
 def continue_each(args: Namespace, compute: ComputeSettings) -> None:
-    """Continue every prompt of a file or of standard input: a line of JSON for each, in their order."""
+    """Continue every prompt of a file or of standard input; write one line of JSON for each, in the same order."""
     decoder, temperature = PromptDecoder.of(args, compute, args.batch_size), args.temperature or 0.0
     with ExitStack() as written:
         file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
@@ -116,7 +116,7 @@ def continue_each(args: Namespace, compute: ComputeSettings) -> None:
             said = {"prompt": prompt, "temperature": temperature, "text": text}
             file.write(f"{json.dumps(said, ensure_ascii=False)}\n")
             count += 1
-            if not getattr(file, "has_reader", True):  # the reader has gone
+            if not getattr(file, "has_reader", True):  # the program that reads the output has ended
                 break
     if args.output is not None:
         print(f"wrote {count} texts to {args.output}")
@@ -125,7 +125,7 @@ def continue_each(args: Namespace, compute: ComputeSettings) -> None:
 def texts_of(
     args: Namespace, decoder: PromptDecoder, temperature: float, compute: ComputeSettings
 ) -> Iterator[tuple[str, str]]:
-    """Prompts and their texts, as the prompts come."""
+    """Yield each prompt with its text; prompts are read while they arrive."""
     waiting: list[str] = []
     too_long = 0
     prompts = shown_before_waiting(read_sentences(args.prompt_file, args.columns))
@@ -147,7 +147,7 @@ def texts_of(
 def decode_all(
     decoder: PromptDecoder, prompts: list[list[int]], temperature: float, batch_size: int, compute: ComputeSettings
 ) -> list[str]:
-    """The texts for prompts of any lengths, those of one length together: nothing needs to be padded."""
+    """The texts for prompts of any length. Prompts of equal length are decoded together, so none is padded."""
     import torch
 
     texts = [""] * len(prompts)
@@ -159,7 +159,7 @@ def decode_all(
 
 
 def batches_of_one_length(prompts: list[list[int]], batch_size: int) -> Iterator[list[int]]:
-    """Which prompts are decoded together."""
+    """Batches of prompts of equal length, as indices into `prompts`."""
     by_length: dict[int, list[int]] = {}
     for number, ids in enumerate(prompts):
         by_length.setdefault(len(ids), []).append(number)
@@ -169,7 +169,7 @@ def batches_of_one_length(prompts: list[list[int]], batch_size: int) -> Iterator
 
 
 def warn_of_changes(prompt: str, ids: list[int], tokenizer: Tokenizer, limit: int) -> None:
-    """Say where the text that is continued is not the one that was given."""
+    """Warn if the model does not continue exactly the given prompt: it is too long, or the tokenizer changes it."""
     if len(ids) > limit:
         warn(f"--prompt is {len(ids)} tokens long, of which the model sees the last {limit} (max_seq_len)")
     if tokenizer.max_len is None and (text := tokenizer.decode(ids)) != prompt:
@@ -177,7 +177,7 @@ def warn_of_changes(prompt: str, ids: list[int], tokenizer: Tokenizer, limit: in
 
 
 class TextStream:
-    """Prints a text while its tokens arrive. `shown` is what stands on the screen: a beginning of the final text."""
+    """Prints a text while its tokens arrive. shown: the part that is printed already, a beginning of the final text."""
 
     def __init__(self, tokenizer: Tokenizer, ids: list[int]):
         self.tokenizer = tokenizer
@@ -185,10 +185,10 @@ class TextStream:
         self.shown = ""
 
     def __call__(self, new_ids: torch.Tensor) -> None:
-        """new_ids: 1 1"""
+        """Print the text that a new token completes. new_ids: 1 1"""
         self.ids.append(int(new_ids))
         text = self.tokenizer.decode(self.ids)
-        # a letter of several byte tokens is not a letter before its last byte: wait for it
+        # a character of several byte tokens is complete only with its last byte: wait for it
         if text.startswith(self.shown) and not text.endswith("\ufffd"):
             print(text[len(self.shown) :], end="", flush=True)
             self.shown = text

@@ -1,9 +1,9 @@
-"""Which checkpoints count as one: what the same command makes of the same texts. No PyTorch.
+"""The identity of a checkpoint: checkpoints that the same command makes from the same texts count as one. No PyTorch.
 
-Two processors round differently, and after a few thousand steps the weights differ in their digits, as those of two
-seeds do. A model that is made again elsewhere is still the model that its figures are of, so it is known by what it
-was made of, which `advanced.pretrain` writes to NEW.json, and `bert.pretrain` to a file in its directory; every other
-checkpoint is known by its bytes.
+Two processors round differently; after a few thousand steps their weights differ as much as those of two seeds. But
+published figures shall also hold for a model that is pretrained again on another machine. So its identity is a checksum
+of its settings and inputs, which `advanced.pretrain` writes to NEW.json, and `bert.pretrain` to a file in its
+directory. The identity of every other checkpoint is a checksum of its bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 from engine.programs import import_part
 from utils import sha256_of
 
-PLACES = ("text", "init", "device")  # settings that say where something lies: `origin` has what lies there
-RECORD = "pretraining.json"  # of a directory
+PLACES = ("text", "init", "device")  # settings that are paths or devices; `origin` has the checksums of the files
+RECORD = "pretraining.json"  # the name of the record in a directory
 
 
 def origin(texts: Sequence[str], tokenizer: str | Path, init: str | None) -> dict[str, Any]:
-    """What a run of pre-training begins with, as checksums."""
+    """The inputs of a pre-training run, as checksums. init: the checkpoint to start from; None: random weights."""
     first = None if init is None else identity_of(init)
     return {"text": [sha256_of(path) for path in texts], "tokenizer": sha256_of(tokenizer), "init": first}
 
 
 def identity_of(checkpoint: str | Path) -> str:
-    """The checksum of what a checkpoint was made of, if its record says so of these very weights; else of its bytes."""
+    """The checksum of a checkpoint's settings and inputs, if it has a record of these weights; else of its bytes."""
     weights, path = checksum(checkpoint), Path(checkpoint)
     try:
         record = json.loads((path / RECORD if path.is_dir() else path.with_suffix(".json")).read_text(encoding="utf-8"))
@@ -44,9 +44,9 @@ def identity_of(checkpoint: str | Path) -> str:
 
 
 def checksum(path: str | Path) -> str:
-    """Of a file as it is now, or of the files in a directory that its model is read from.
+    """The checksum of a file, or of the files of the model in a directory.
 
-    They are read again only when they have changed.
+    A file is read again only if its modification time has changed.
     """
     if not os.path.isdir(path):
         return _checksum(str(path), os.stat(path).st_mtime_ns)
@@ -56,7 +56,7 @@ def checksum(path: str | Path) -> str:
 
 
 def files_of(folder: str | Path) -> list[str]:
-    """The names of the files in a directory that its model and tokenizer are read from. Raises `UserError`."""
+    """The names of the files of model and tokenizer in a directory. Raises `UserError`."""
     return import_part("convert.directory", "a Hugging Face directory").files_of_model(Path(folder))
 
 

@@ -1,4 +1,4 @@
-"""The lock on the name of a run: while one process writes under a name, no other one does."""
+"""The lock on the name of a run: only one process at a time writes files under a name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from filelock import FileLock, Timeout
 
 
 class NameLock:
-    """A lock file on a name. The operating system frees it when its process ends, however it ends.
+    """A lock file on a name. The operating system releases the lock when its process ends, even after a crash.
 
-    It is filelock's, which PyTorch brings: flock, LockFileEx, or the file's existence where a disk has neither.
+    It uses the library filelock, which PyTorch installs: flock, LockFileEx or, on a disk with neither, the file itself.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -19,18 +19,18 @@ class NameLock:
         self._lock = FileLock(path, thread_local=False)
 
     def acquire(self) -> bool:
-        """Take the lock, and return whether that went well: False while another process has it."""
+        """Try to take the lock. Returns whether this object has it now; False: another process has it."""
         while not self._lock.is_locked:
             try:
                 self._lock.acquire(timeout=0)
             except Timeout:
                 return False
-            if not self.path.exists():  # its last owner has removed the file that is locked now: try the next one
+            if not self.path.exists():  # the last owner has removed this file: lock a new one
                 self._lock.release()
         return True
 
     def release(self) -> None:
-        """Free the name and remove the file; nothing happens where this object has no lock."""
+        """Release the lock and remove its file; does nothing if this object does not have the lock."""
         if self._lock.is_locked:
             self.path.unlink(missing_ok=True)
             self._lock.release()

@@ -1,4 +1,4 @@
-"""How the weights move: what a `Method` sees of a step, and the hooks by which it changes plain fine-tuning."""
+"""`Method`, whose hooks change plain fine-tuning, and `Step`, the step of training that a hook sees."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from engine.tasks import Task
 
 @dataclass
 class EpochResult:
-    """What one epoch brought. `train_loss` is the mean over batches of summed loss / batch size.
+    """The result of one epoch. train_loss: the mean over batches of (sum of losses / batch size).
 
-    Scores are the task's: accuracies, for classification. `train_score` is NaN where it was not asked for. is_finish:
-    it is what the methods made of the model after the last epoch (`Method.finish`).
+    Scores are those of the task, for classification accuracies. train_score: NaN if it was not measured. improved:
+    whether dev_score is the best so far. is_finish: whether the result is of `Method.finish` instead of an epoch.
     """
 
     epoch: int
@@ -34,7 +34,7 @@ class EpochResult:
 
 
 class RandomState:
-    """PyTorch's global random generators, as they stand."""
+    """The present state of PyTorch's global random generators; `restore` returns to it."""
 
     def __init__(self, device: torch.device):
         self.device, self.cpu = device, torch.get_rng_state()
@@ -53,8 +53,8 @@ class RandomState:
 class Step:
     """One step of training, as a `Method` sees it.
 
-    local: this process's rows of the batch; batch: the same on the device. outputs: what `Task.forward` returned for
-    them. number: counts the steps of the whole run from 0; total: how many the run has.
+    local: this process's rows of the batch; batch: the same rows on the device. outputs: what `Task.forward` returned
+    for them. number: counts the steps of the whole run from 0; total: the number of steps of the run.
     """
 
     model: nn.Module
@@ -70,9 +70,9 @@ class Step:
     seed: int = 0
 
     def forward(self, *, same_masks: bool = True, **changed: Any) -> torch.Tensor:
-        """A second pass over the batch, with the dropout masks of the first one or with new ones.
+        """A second pass over the batch, with the dropout masks of the first pass or with new masks.
 
-        changed: further arguments of the model, or of a batch's entries, for example `token_ids`.
+        changed: entries of the batch to replace, for example `token_ids`; all others are arguments of the model.
         """
         batch = {name: changed.pop(name, value) for name, value in self.batch.items()}
         if not same_masks:
@@ -88,110 +88,111 @@ class Step:
 
     @cached_property
     def generator(self) -> torch.Generator:
-        """Random numbers that are alike on all processes, and the same again after a run was resumed. On the CPU."""
+        """A random generator on the CPU with equal numbers in all processes, also after a run was resumed."""
         return torch.Generator().manual_seed((self.seed * 1_000_003 + self.number) % 2**63)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Standard normal numbers for this process's rows of a batch, those that a single process would draw.
+        """Standard normal numbers for this process's rows of a batch; a single process would draw the same numbers.
 
-        shape: of one row. Returns b *shape.
+        shape: the shape for one row. Returns b *shape.
         """
         drawn, tokens = torch.randn(self.local.total, *shape, generator=self.generator), self.batch["token_ids"]
-        # a process without rows computes one that counts for nothing
+        # a process without rows computes one row that does not count
         rows = drawn[self.local.start : self.local.end] if self.local.share else drawn[: len(tokens)]
         return rows.to(tokens.device)
 
 
 class Method:
-    """How the weights move. Every hook defaults to plain fine-tuning; methods compose around one loop.
+    """Changes plain fine-tuning by hooks. A hook that is not overridden changes nothing; methods can be combined.
 
-    settings: plain values that make the method again, part of the run's identity. `advanced` has the methods' names.
+    settings: plain values from which the method can be made again; part of the run's identity. The folder advanced/ has
+    the methods.
     """
 
     name = "plain"
-    freezes = False  # whether the pretrained weights are not trained (see `prepare`)
-    begins_as_base = True  # whether the output in evaluation mode is that of the plain model before training
-    is_needed = False  # whether a saved model computes something else without it, even where it has no tensors
+    freezes = False  # whether `prepare` freezes the pretrained weights
+    begins_as_base = True  # whether, before training, the output in evaluation mode equals the plain model's
+    is_needed = False  # whether a saved model needs the method to compute the same, even without own tensors
 
     def __init__(self, **settings: Any):
         self.settings = settings
 
     def prepare(self, model: nn.Module) -> None:
-        """Once, before kernels, processes and optimizer: add parameters and hooks to the modules that are there.
+        """Add parameters and hooks to the model's modules. Called once, before kernels, processes and optimizer.
 
-        The output in evaluation mode must not change, unless `begins_as_base` says so. Drawing from PyTorch's global
-        generator is fine.
+        The output in evaluation mode must not change, unless `begins_as_base` is False. The method may draw from
+        PyTorch's global generator.
         """
 
     def parameter_groups(self, groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
-        """What the optimizer is given: groups of "params" and their rate "lr".
+        """The parameter groups for the optimizer: "params" and their learning rate "lr".
 
-        The first method gets one group of all that requires gradients.
+        The first method gets one group with all parameters that require gradients.
         """
         return groups
 
     def start(self, model: nn.Module) -> None:
-        """Once, when the model lies where it computes: copies of its weights are made here."""
+        """Called once, when the model is on its device: the place to copy its weights."""
 
     def task(self, task: Task, train: DataLoader) -> Task:
-        """What is asked in the place of `task`: another loss. Once, before training, of which `train` is the data."""
+        """The task that replaces `task`, for example with another loss. Called once, before training on `train`."""
         return task
 
     def rate(self, number: int, total: int) -> float:
-        """What the learning rates of a step are multiplied by; those of several methods are multiplied."""
+        """A factor for the learning rates of step `number` of `total`; factors of several methods are multiplied."""
         return 1.0
 
     def stop(self, history: list[EpochResult]) -> bool:
-        """Whether these epochs are enough."""
+        """Whether to stop training after these epochs."""
         return False
 
     def penalty(self, step: Step) -> torch.Tensor | float:
-        """A term added to the loss: a mean over the rows of the batch, or of the weights alone."""
+        """A term to add to the loss: a mean over this process's rows of the batch, or a function of the weights."""
         return 0.0
 
     def after_step(self, step: Step) -> None:
-        """After each optimizer step: moving averages, projections."""
+        """Called after each optimizer step, for example for a moving average of the weights."""
 
     def evaluation_weights(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside it the model has the weights that are evaluated and saved; afterwards those that are trained."""
+        """A context in which the model has the weights to evaluate and save; after it, the trained weights again."""
         return nullcontext()
 
     def finish(self, model: nn.Module, evaluate: Callable[[], float]) -> bool:
-        """After the last epoch, inside of `evaluation_weights`: may change the weights. evaluate: their score on dev.
+        """Called after the last epoch, inside `evaluation_weights`; may change the weights. evaluate: their dev score.
 
-        Returns whether what it made is to be judged as one more epoch is.
+        Returns whether the weights have changed; then they are scored and saved like those of one more epoch.
         """
         return False
 
     def figures(self) -> dict[str, Any]:
-        """What it has found, plain values for a report."""
+        """Results of the method for a report, as plain values."""
         return {}
 
     def export(self, state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The plain model's state dict, with all that can be merged into it, and the tensors that cannot be.
+        """The plain model's state dict, with the method merged into it, and the tensors that cannot be merged.
 
-        state: of the whole model in the weights that are judged. With tensors of its own a saved model needs the method
-        to be opened: `prepare` is called on a plain model, which is then given all tensors.
+        state: of the whole model, with the evaluation weights. If there are unmerged tensors, a saved model needs the
+        method: on loading, `prepare` is called on a plain model, which then loads all tensors.
         """
         return state, {}
 
     def state(self) -> dict[str, Any]:
-        """Its part of a resume point, besides what is in the model and the optimizer."""
+        """The method's own values in a resume point, besides those of model and optimizer."""
         return {}
 
     def load_state(self, state: dict[str, torch.Tensor], piece: Callable[..., torch.Tensor]) -> None:
-        """The inverse of `state`. piece(whole, like): what this process holds of a tensor (see `Distributed.piece`).
+        """The inverse of `state`. piece(whole, like): this process's part of a whole tensor (see `Distributed.piece`).
 
-        Raises an error of some kind for another state.
+        Raises an error of any class if the state does not fit the method.
         """
         if state:
             raise ValueError("this method has no state")
 
 
 def prepare(model: nn.Module, methods: Sequence[Method]) -> None:
-    """Let methods make what they need of a plain classifier or Llama, and freeze what they do not want trained.
+    """Let methods prepare a plain classifier or Llama; freeze the pretrained weights if a method wants that.
 
-    The pretrained weights are frozen here, once, so that no method freezes what another one has added.
+    Freezing is done here, once, so that no method freezes parameters that another method has added.
     """
     pretrained = [*pretrained_of(model).parameters()]
     for method in methods:
@@ -201,9 +202,9 @@ def prepare(model: nn.Module, methods: Sequence[Method]) -> None:
             parameter.requires_grad_(False)
 
 
-PARTS = ("llama", "encoder")  # what a classifier may call the pretrained model in it
+PARTS = ("llama", "encoder")  # possible names of the pretrained model in a classifier
 
 
 def pretrained_of(model: nn.Module) -> nn.Module:
-    """The pretrained model in a classifier; what is no classifier, itself."""
+    """The pretrained model in a classifier; any other model is returned as it is."""
     return next((getattr(model, name) for name in PARTS if hasattr(model, name)), model)

@@ -1,13 +1,13 @@
-"""What is measured while a model is trained: a JSON line for each step and epoch, and TensorBoard's events beside them.
+"""Figures of a training: a JSON line for each step and epoch, and TensorBoard's event files beside them.
 
-`metrics.jsonl` begins with what tells this run from others, then come its steps and epochs, at last how it was judged:
+`metrics.jsonl` begins with the identity of the run; then come its steps and epochs, and at the end its scores:
 
     {"kind": "run", "identity": {...}}
     {"kind": "step", "step": 0, "epoch": 0, "loss": 1.61, "lr": 2e-05, "gradient_norm": 2.3, "rows_per_second": ...}
     {"kind": "epoch", "epoch": 0, "train_loss": 1.4, "train_score": 0.5, "dev_score": 0.4, "seconds": 12.1, ...}
     {"kind": "judged", "split": "dev", "accuracy": 0.4, "confusion": [[...]], "errors": [...]}
 
-What is no number (the accuracy on train where it is not measured) is null. No PyTorch, unless TensorBoard is there.
+NaN and infinity become null (train_score, if it is not measured). PyTorch is imported for TensorBoard only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCORES = {"train_score": "score/train", "dev_score": "score/dev"}
 
 
 def check_folder(folder: str | os.PathLike, is_resumed: bool) -> None:
-    """Raise `UserError` unless the figures of a run can be kept there, and nothing is lost by that."""
+    """Raise `UserError` unless the figures of a run can be written to this folder without overwriting others."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--log_dir {folder} is a file; name a folder")
@@ -51,10 +51,10 @@ def check_folder(folder: str | os.PathLike, is_resumed: bool) -> None:
 
 
 class MetricsLog:
-    """A `training.TrainingCallback` that keeps the figures of steps and epochs; on the first process alone.
+    """A `training.TrainingCallback` that records the figures of steps and epochs; only the first process does so.
 
-    folder: where they are kept; None keeps them here, in `records`. history: the epochs of a run that goes on, of which
-    the folder has the steps. Raises `UserError` where it has those of another run.
+    folder: for the file of figures; None: the figures stay in `records`. history: the finished epochs of a resumed run;
+    the folder has their steps. Raises `UserError` if the folder has figures of another run.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MetricsLog:
             from torch.utils.tensorboard import SummaryWriter
 
             done = sum(record["kind"] == "step" for record in begun)
-            self.events = SummaryWriter(str(self.folder), purge_step=done)  # hides what is computed once more
+            self.events = SummaryWriter(str(self.folder), purge_step=done)  # hides steps that are computed again
 
     def step(self, measurement: StepMeasurement) -> None:
         if not self.is_first:
@@ -122,7 +122,7 @@ class MetricsLog:
             self.events.flush()
 
     def judged(self, outcome: Mapping[str, Any]) -> None:
-        """outcome: see `engine.outcome`."""
+        """Record the final scores on one data set. outcome: see `engine.outcome`."""
         if self.is_first:
             self._keep({"kind": "judged", **outcome})
 
@@ -132,7 +132,7 @@ class MetricsLog:
                 each.close()
 
     def all_records(self) -> list[Record]:
-        """Those of the whole run."""
+        """All figures of the run so far."""
         return self.records if self.folder is None else read_records(self.folder)
 
     def _keep(self, record: Record) -> None:
@@ -140,7 +140,7 @@ class MetricsLog:
             self.records.append(_plain(record))
             return
         self.file.write(_line(record))
-        self.file.flush()  # a run that is killed leaves all its lines, and others can look on
+        self.file.flush()  # a killed run leaves all its lines, and other programs can read them meanwhile
 
 
 def has_tensorboard() -> bool:
@@ -148,7 +148,7 @@ def has_tensorboard() -> bool:
 
 
 def read_records(folder: str | os.PathLike) -> list[Record]:
-    """The lines of a folder. A last one that a kill has cut is left out. Raises `UserError` for any other file."""
+    """The figures in a folder, without a last line that was cut when the run was killed. Raises `UserError`."""
     path = Path(folder) / FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -180,7 +180,7 @@ def _check_same_run(path: Path, run: Record, earlier: list[Record]) -> None:
 
 
 def _finished(earlier: list[Record], history: list[EpochResult]) -> Iterator[Record]:
-    """Of the epochs that are done: the steps that are known, and the epoch. What came after is computed once more."""
+    """The figures of the finished epochs: known steps, then the epoch. A resumed run computes later steps again."""
     for result in history:
         yield from (each for each in earlier if each["kind"] == "step" and each["epoch"] == result.epoch)
         yield _plain(_of_epoch(result))
@@ -195,7 +195,7 @@ def _line(record: Record) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: lists for tuples, null for what is no finite number."""
+    """A value as it is after JSON: a tuple becomes a list, a number that is not finite becomes None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How a classifier did on a data set: the confusion matrix, and the errors that it was surest of.
+"""Results of a classifier on a data set: the confusion matrix, and the errors with the least likely gold label.
 
 Shapes: b batch, n sentences, c classes.
 """
@@ -15,12 +15,12 @@ from engine.data import NO_GOLD_LABEL, has_gold_labels
 from engine.processes import Batch, Distributed
 from engine.tasks import Classification, Evaluation
 
-WORST = 30  # errors that are kept
+WORST = 30  # the number of errors to keep
 
 
 @dataclass
 class WithProbabilities(Evaluation):
-    """An evaluation that keeps the probability of each class beside the likeliest one."""
+    """An evaluation that keeps the probabilities of all classes beside the predicted class."""
 
     probabilities: list[list[float]] = field(default_factory=list)  # n c
 
@@ -32,13 +32,13 @@ class WithProbabilities(Evaluation):
             self.probabilities[index] = row
 
     def finish(self, distributed: Distributed) -> None:
-        """Of each sentence one process has the probabilities, and the others have zeros."""
+        """Combine the processes: for each sentence, one process has the probabilities and the others have zeros."""
         super().finish(distributed)
         self.probabilities = distributed.total(torch.tensor(self.probabilities)).tolist()
 
 
 class Judging(Classification):
-    """Classification whose evaluation keeps probabilities."""
+    """Classification whose evaluation keeps the probabilities (`WithProbabilities`)."""
 
     def evaluation(self, dataset: Any) -> WithProbabilities:
         return WithProbabilities([NO_GOLD_LABEL] * len(dataset.labels), list(dataset.labels))
@@ -47,7 +47,7 @@ class Judging(Classification):
 def outcome_of(
     split: str, sentences: Sequence[str], result: WithProbabilities, label_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Plain values, for a line of figures and for the page."""
+    """The results as plain values, for a line of figures and for the HTML page."""
     content = {"split": split, "label_names": list(label_names), "count": len(sentences)}
     if not has_gold_labels(result.labels):
         return content  # the labels of a test file may be placeholders
@@ -60,7 +60,7 @@ def outcome_of(
 
 
 def confusion(labels: Sequence[int], predictions: Sequence[int], classes: int) -> list[list[int]]:
-    """How many sentences of each gold label (row) were given each label (column)."""
+    """The number of sentences for each gold label (row) and predicted label (column)."""
     counts = [[0] * classes for _ in range(classes)]
     for label, prediction in zip(labels, predictions, strict=True):
         counts[label][prediction] += 1
@@ -68,7 +68,7 @@ def confusion(labels: Sequence[int], predictions: Sequence[int], classes: int) -
 
 
 def worst_errors(sentences: Sequence[str], result: WithProbabilities) -> list[dict[str, Any]]:
-    """Those whose gold label was thought the least likely."""
+    """The errors whose gold label had the lowest probabilities, at most WORST."""
     wrong = [
         {
             "index": index,

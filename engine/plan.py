@@ -1,4 +1,4 @@
-"""What a run is to compute: frozen values, without PyTorch."""
+"""`Plan`, the frozen values that decide what a run computes, and `ComputeSettings`. No PyTorch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file, or the files of a folder, that a run reads: it is what its content is, wherever it lies."""
+    """An input file of a run, or files in a folder. Two are equal if their content is equal, wherever they lie."""
 
     sha256: str
     path: str = field(compare=False)
 
     @classmethod
     def of(cls, path: str | os.PathLike, names: Iterable[str] = (), columns: Columns | None = None) -> InputFile:
-        """names: of the files that a run reads of a folder, where `path` is one. columns: those that it reads, of a
-        file that has some (see `columns.py`)."""
+        """Compute the checksum. names: the files to read, if `path` is a folder. columns: the columns to read, if the
+        file has columns (see `columns.py`); they are part of the checksum."""
         if not os.path.isdir(path):
             content = sha256_of(path)
             if columns is not None and has_columns(path):
@@ -38,7 +38,7 @@ class InputFile:
 
 
 class ChosenMethod(NamedTuple):
-    """A method with a value for each of its arguments, in the order of the table."""
+    """A method's name, and its arguments and their values, in the order of the table of methods."""
 
     name: str
     settings: tuple[tuple[str, Any], ...]
@@ -46,9 +46,9 @@ class ChosenMethod(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides what a fine-tuning computes, but for the machine.
+    """All values that decide what a fine-tuning computes, except `ComputeSettings`.
 
-    attention: None for what the checkpoint declares; `assemble` fills it in.
+    attention: None: the checkpoint's own setting, which `assemble` fills in.
     """
 
     checkpoint: InputFile
@@ -64,16 +64,16 @@ class Plan:
     hidden_dropout_prob: float = 0.3
     max_sentence_len: int | None = None
     precision: str = "fp32"
-    train_eval: bool = True  # going through the training data once more moves the random generator
-    family: str = "llama"  # the kind of the checkpoint, see `families`
+    train_eval: bool = True  # part of the plan: scoring the training data moves the random generator
+    family: str = "llama"  # the model family of the checkpoint, see `families`
     option: str = "finetune"  # or "pretrain", which freezes the pretrained model
     methods: tuple[ChosenMethod, ...] = ()
-    shots: int | None = None  # train on so many sentences of each class; None for all
-    hold_out: float = 0.0  # the share of the training data that epochs are chosen on, in the place of dev
+    shots: int | None = None  # the number of training sentences of each class; None: all
+    hold_out: float = 0.0  # the share of the training data on which epochs are chosen; 0: they are chosen on dev
 
     def identity(self) -> dict[str, Any]:
-        """Plain values by which two plans are equal: those of files are checksums. A Llama's does not say its family:
-        there were saved runs before there was another one."""
+        """The plan as plain values, to compare two plans; files become checksums. For a Llama, the family is left out,
+        so that the identities of runs from before there were other families stay valid."""
         names = [each.name for each in dataclasses.fields(self) if (each.name, self.family) != ("family", "llama")]
         values = {name: getattr(self, name) for name in names}
         plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
@@ -87,10 +87,10 @@ class Plan:
 
 
 class ComputeSettings(NamedTuple):
-    """Where and how a run is computed: this changes rounding, and on another kind of device the masks of dropout.
+    """Where and how a run is computed. This changes rounding; another kind of device also draws other dropout masks.
 
-    kernels: "auto" for the fastest that agree with the code, "plain" for the code as it is written. shard: split the
-    model over several processes. precision: the number format of the products, see `config.PRECISIONS`.
+    kernels: "auto": the fastest kernels that agree with the code; "plain": the code as it is written. shard: split the
+    model over several processes. precision: the number format of matrix products, see `config.PRECISIONS`.
     """
 
     device: torch.device

@@ -1,4 +1,4 @@
-"""The processes that share a run, and the rows of a batch that each of them computes.
+"""`Distributed`, the processes that share a run, and `LocalBatch`, the rows of a batch that one of them computes.
 
 Shapes: b batch, s position.
 """
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-Batch = dict[str, Any]  # token_ids b s, and what else a task needs of it
+Batch = dict[str, Any]  # token_ids b s, and other entries that a task needs
 
 
 class LocalBatch(NamedTuple):
-    """The rows of a batch that one process computes, padded as the whole batch is: `start` to `end` of `total`."""
+    """The rows `start` to `end` of a batch of `total` rows, for one process; padded as the whole batch is."""
 
     batch: Batch
     start: int
@@ -28,20 +28,20 @@ class LocalBatch(NamedTuple):
 
 
 class Distributed:
-    """The processes that share a run. This one is alone; `torchrun.TorchDistributed` is one of several.
+    """The processes that share a run. This class is for a single process, `torchrun.TorchDistributed` for several.
 
-    All processes go through the same batches in the same order and compute their rows of each. In the other methods
-    they wait for one another, so all of them must call these methods alike.
+    All processes go through the same batches in the same order, and each computes its rows of each batch. In the other
+    methods they wait for one another, so all processes must call the same methods in the same order.
     """
 
-    is_first = True  # who prints, and writes files
+    is_first = True  # whether this process prints and writes files
 
     def spread(self, model: nn.Module, device: torch.device) -> None:
-        """Put `model` where it computes; the copies of several processes become one. Before its optimizer is made."""
+        """Move `model` to its device and connect its copies in all processes. Call it before making the optimizer."""
         model.to(device)
 
     def network(self, model: nn.Module) -> Callable[..., Any]:
-        """The callable that computes `model` after `spread`."""
+        """The function to call instead of `model` after `spread`."""
         return model
 
     def local_batches(self, loader: Iterable[Batch]) -> Iterator[LocalBatch]:
@@ -50,7 +50,7 @@ class Distributed:
             yield LocalBatch(batch, 0, len(batch["token_ids"]), len(batch["token_ids"]))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Gradients of the sum of all processes' losses."""
+        """Compute the gradients of the sum of all processes' losses."""
         loss.backward()
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
@@ -58,23 +58,23 @@ class Distributed:
         return value
 
     def merge(self, predictions: list[int]) -> list[int]:
-        """All processes' predictions, from lists that hold `NO_GOLD_LABEL` where another process predicts."""
+        """The predictions of all processes; each list holds `NO_GOLD_LABEL` for the rows of other processes."""
         return predictions
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on the first process, where alone it is called. For what only its disk holds."""
+        """Call `make` in the first process only, and return its result in all: for files that only its disk has."""
         return make()
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """The state dict of the whole model; of use on the first process alone."""
+        """The state dict of the whole model; valid in the first process only."""
         return model.state_dict()
 
     def whole(self, state: Any) -> Any:
-        """Nested values with every tensor in it whole; of use on the first process alone."""
+        """Gather every sharded tensor in nested values; valid in the first process only."""
         return state
 
     def piece(self, whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Of a whole tensor, what this process holds of `like`. Raises `ValueError` if their shapes differ."""
+        """The part of a whole tensor that this process has of `like`. Raises `ValueError` if their shapes differ."""
         if whole.shape != like.shape:
             raise ValueError(f"{list(whole.shape)} is not {list(like.shape)}")
         return whole

@@ -1,6 +1,6 @@
-"""How a program of this package runs: its arguments, errors in one line, streams, the doors to other folders.
+"""Running a program of this package: arguments, errors in one line, standard streams, imports from other folders.
 
-Importing this module costs nothing; PyTorch is imported inside the function that needs it.
+Importing this module is fast; PyTorch is imported inside the function that needs it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     import torch
 
 GRACE_SECONDS = 3.0
-INTERRUPTED = 130  # what a shell says of a program that an interrupt has ended: 128 and the signal's number
+INTERRUPTED = 130  # the usual status of an interrupted program: 128 plus the number of the signal
 
 
 class NeedsCausal(UserError):
-    """What reads likelihoods was given a bidirectional model."""
+    """A method that reads likelihoods needs a causal model, but the model is bidirectional."""
 
 
 class Default(str):
-    """A flag's default value, told apart from the same text that a user typed."""
+    """A flag's default value; its class tells it apart from the same text typed by a user."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An `argparse` parser whose errors are one line instead of the usage text and a line; no abbreviated flags."""
+    """An `argparse` parser that raises `UserError` instead of printing its usage, and refuses abbreviated flags."""
 
     def __init__(self, **kwargs):
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
@@ -47,7 +47,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
         for argument in sys.argv[1:] if args is None else args:
-            if argument.startswith("--") and argument.endswith("=--"):  # argparse takes the value for its own mark
+            if argument.startswith("--") and argument.endswith("=--"):  # argparse reads it as its separator
                 self.error(f"argument {argument[:-3]}: '--' is no value")
         return super().parse_known_args(args, namespace)
 
@@ -61,15 +61,15 @@ class ArgumentParser(argparse.ArgumentParser):
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a program's `main` and return its exit status.
 
-    A `UserError`, a file-system error, a memory that is too small and an absent module become one line on standard
-    error and status 2, an interrupt one line and status 130. Anything else is a defect of the program and keeps its
-    traceback. Work goes on when no program reads the output (`| head -1`, `>&-`).
+    A `UserError`, a file-system error, a lack of memory and an absent module become one line on standard error and
+    status 2, an interrupt one line and status 130. Any other error is a defect of the program and keeps its traceback.
+    The program goes on if no other program reads its output (`| head -1`, `>&-`).
     """
     _keep_standard_streams()
     status = 2
     try:
         result = main() or 0
-        sys.stdout.flush()  # here, where a full disk is still an error like any other
+        sys.stdout.flush()  # here a full disk is still an error that is handled below
         return result
     except UserError as error:
         message = str(error)
@@ -91,7 +91,7 @@ def run_main(main: Callable[[], int | None]) -> int:
 
 
 def _which_is_absent(error: ModuleNotFoundError) -> str:
-    """Raises the error again where it does not say what is absent."""
+    """The message for an absent module. Raises the error again if it does not name the module."""
     if not error.name:
         raise error
     if error.name.partition(".")[0] in ("torch", "numpy", "sentencepiece", "tqdm", "sklearn"):
@@ -106,18 +106,18 @@ def _which_is_absent(error: ModuleNotFoundError) -> str:
 
 
 def _what_is_used_up(error: MemoryError | RuntimeError) -> str:
-    """Raises the error again where no memory is too small."""
+    """The message for a lack of memory. Raises any other error again."""
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
         return "the memory is used up; use a smaller --batch_size, shorter texts, or a smaller model"
-    if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which must not be imported for its name alone
+    if type(error).__name__ != "OutOfMemoryError":  # a class of PyTorch, which is not imported here only to compare
         raise error
     return "the accelerator's memory is used up; use a smaller --batch_size, or --device cpu"
 
 
 def _wait_for_the_first_process() -> None:
-    """Of several processes that meet the same error, one should name it: the machine's first.
+    """Wait in all processes but the first of this machine, so that only it prints an error that all have.
 
-    When that one ends, torchrun ends the others, here. An error that it does not share is named a little later.
+    When the first process ends, torchrun ends the others. An error that only another process has is printed later.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(GRACE_SECONDS)
@@ -127,7 +127,7 @@ def _wait_for_the_first_process() -> None:
 
 
 class _PatientStream(io.TextIOWrapper):
-    """A standard stream whose reader may go away while the work goes on; what is written then goes nowhere."""
+    """A standard stream that discards its text once the program that reads it has ended."""
 
     has_reader = True
 
@@ -150,8 +150,8 @@ class _PatientStream(io.TextIOWrapper):
 
 
 def _keep_standard_streams() -> None:
-    """Make standard output and error writable for as long as the program runs, even without a reader."""
-    # a closed one would be the next file that is opened, and take whatever a library prints
+    """Make standard output and error writable while the program runs, even if they are closed or have no reader."""
+    # the next opened file would get the number of a closed stream, and the text that libraries print
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -159,9 +159,9 @@ def _keep_standard_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             stream = open(("stdout", "stderr").index(name) + 1, "w", encoding="utf-8", closefd=False)
-        if type(stream) is io.TextIOWrapper:  # not a test's, or a notebook's
+        if type(stream) is io.TextIOWrapper:  # not replaced by a test or a notebook
             encoding, buffering, through = stream.encoding, stream.line_buffering, stream.write_through
-            # a text may hold letters that the terminal cannot show; `python -u` asks for `write_through`
+            # a text may hold characters that the terminal cannot show; `python -u` sets `write_through`
             stream = _PatientStream(
                 stream.detach(), encoding, "backslashreplace", line_buffering=buffering, write_through=through
             )
@@ -169,7 +169,7 @@ def _keep_standard_streams() -> None:
 
 
 def _drop_stuck_output() -> None:
-    """Send what standard output cannot take nowhere, or Python fails on it once more at exit (status 120)."""
+    """Discard the text that standard output cannot take; else Python fails again at exit (status 120)."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -205,16 +205,16 @@ def check_writable(path: str | os.PathLike, flag: str) -> None:
 
 
 def check_new(path: str | os.PathLike, flag: str) -> None:
-    """Raise `UserError` naming `flag` unless `path` can be created, and nothing is lost by that."""
+    """Raise `UserError` naming `flag` unless `path` can be created and does not exist yet."""
     check_writable(path, flag)
     if os.path.lexists(path):
         raise UserError(f"{flag}: {path} is there already; name another file, or remove it")
 
 
 def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> str:
-    """What a checkpoint's tokenizer is called: `given`, else the .model file beside it, else tokenizer.model.
+    """The name of a checkpoint's tokenizer: `given`, else the .model file beside it, else tokenizer.model.
 
-    Of a folder: tokenizer.model in it, else tokenizer.json.
+    If the checkpoint is a folder: tokenizer.model in it, else tokenizer.json in it.
     """
     if given:
         return given
@@ -226,17 +226,17 @@ def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> s
 
 
 def import_folder(name: str) -> ModuleType | None:
-    """A folder of this package that stands beside run_llama.py; None where it is not here."""
+    """Import a folder of this package beside run_llama.py; None if the folder is absent."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:  # the folder is here, and lacks something
+        if error.name != name:  # the folder exists, but one of its imports fails
             raise
         return None
 
 
 def require_folder(name: str, wanted_for: str) -> ModuleType:
-    """The same. Raises `UserError` that names what needs the folder, where it is absent."""
+    """Import a folder of this package. If it is absent, raises `UserError`: `wanted_for` needs the folder."""
     folder = import_folder(name)
     if folder is None:
         raise UserError(f"{wanted_for} needs the folder {name}/ of this package beside run_llama.py")
@@ -244,7 +244,7 @@ def require_folder(name: str, wanted_for: str) -> ModuleType:
 
 
 def import_part(name: str, wanted_for: str) -> ModuleType:
-    """A module of such a folder, as `convert.directory`. Raises `UserError` as `require_folder` does."""
+    """Import a module of such a folder, for example `convert.directory`. Raises `UserError` as `require_folder`."""
     require_folder(name.partition(".")[0], wanted_for)
     return importlib.import_module(name)
 
@@ -253,7 +253,7 @@ def import_part(name: str, wanted_for: str) -> ModuleType:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Millions of bytes that this process, or its GPU, has held at most."""
+    """The peak memory of this process, or of its tensors on a CUDA device, in millions of bytes."""
     if device.type == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""What the commands have in common that people see: data read, accuracies, tables, output files, a text that grows."""
+"""Input and output that several commands share: reading data, printing accuracies and tables, writing output files."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def print_model(args: Namespace, model: torch.nn.Module) -> None:
 
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
-    """The three splits and the label names, everything checked. Prints a line a file."""
+    """Read and check the three splits and the label names. Prints one line for each file."""
     label_names = read_label_names(args.label_names)
     if args.derive_labels and has_columns(args.train):
         if (names := derive_label_names(args.train, label_names, args.columns)) is not None:
             label_names = names
             print(f"labels: {', '.join(f'{number} {name}' for number, name in enumerate(names))}")
     elif args.derive_labels:
-        # the reference takes the number of classes from the training data, so a bare default must not be in the way
+        # the reference takes the number of classes from the training data, so it overrules the default label names
         examples = create_data(args.train)
         highest = max(example.label for example in examples)
-        if len(label_names) <= highest < len(examples):  # more classes than examples is a slip in the data
+        if len(label_names) <= highest < len(examples):  # more classes than examples would be a mistake in the data
             label_names = [str(label) for label in range(highest + 1)]
     splits = {}
     for split in ("train", "dev", "test"):
@@ -85,7 +85,7 @@ def encode(
     tokenizer: Tokenizer,
     model: torch.nn.Module,
 ) -> dict[str, LlamaDataset]:
-    """Encode the splits as a classifier reads them, and warn of sentences beyond the model's length."""
+    """Encode the splits in the form that a classifier reads, and warn of sentences longer than the model's limit."""
     from engine.families import encode_for
     from engine.methods import pretrained_of
 
@@ -101,26 +101,26 @@ def encode(
 
 
 def prints_data(args: Namespace) -> bool:
-    """Whether standard output is for what another program may read."""
+    """Whether standard output holds only data, because another program may read it."""
     return args.option == "predict" or (args.prompt_file is not None and args.output is None)
 
 
 def standard_output() -> TextIO:
-    """For data, which is to be the same on every machine."""
+    """Standard output for data: UTF-8 and `\\n` line ends on every platform."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     return sys.stdout
 
 
 def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
-    """The output file: one `PREDICTED ||| sentence` a line."""
+    """Write the output file: one `PREDICTED ||| sentence` per line."""
     with atomic_write(path) as file:
         for prediction, sentence in zip(result.predictions, sentences, strict=True):
             file.write(f"{format_line(prediction, sentence)}\n")
 
 
 def print_accuracy(split: str, path: str, result: Evaluation) -> None:
-    """The contract's line, or a line that says why there is no accuracy."""
+    """Print the assignment's line, or a line that says why there is no accuracy."""
     if split == "test" and not result.has_gold_labels:
         print(f"test: {path} has no gold labels (every label is {result.labels[0]}), so there is no accuracy")
     else:
@@ -128,7 +128,7 @@ def print_accuracy(split: str, path: str, result: Evaluation) -> None:
 
 
 def print_report(split: str, result: Evaluation, label_names: list[str]) -> None:
-    """Precision, recall, F1 and support of each class, macro-F1, and the majority-class accuracy."""
+    """Print precision, recall, F1 and support of each class, macro-F1, and the majority-class accuracy."""
     from sklearn.metrics import classification_report, f1_score
 
     if split == "test" and not result.has_gold_labels:
@@ -146,12 +146,12 @@ def line_of(prediction: Prediction, with_probabilities: bool) -> str:
     if not with_probabilities:
         return f"{format_line(prediction.label, prediction.sentence)}\n"
     probabilities = [f"{probability:.6f}" for probability in prediction.probabilities]
-    sentence = prediction.sentence.replace("\t", " ")  # a tab stands between two columns
+    sentence = prediction.sentence.replace("\t", " ")  # tabs separate the columns
     return "\t".join((str(prediction.label), *probabilities, sentence)) + "\n"
 
 
 def warn_of_long_sentences(count: int, config: LlamaConfig, path: str = "") -> None:
-    """Say how many sentences are beyond the model's length, and what becomes of them."""
+    """Warn how many sentences are longer than the model's limit, and whether they are cut."""
     if count:
         what = "cut" if config.ignores_padding else "used whole, as the reference does"
         where = f"{path}: " if path else ""
@@ -169,7 +169,7 @@ def predict_and_report(
 ) -> dict[str, Evaluation]:
     """Predict dev and test, write both files, print the accuracies, then the tables.
 
-    task: else classification. Returns what it found of each.
+    task: None: classification. Returns the evaluation of each split.
     """
     from engine.methods import pretrained_of
     from engine.saved import loader_of
@@ -193,7 +193,7 @@ def predict_and_report(
 
 
 def print_epoch(result: EpochResult, model_path: Path, chosen_on: str) -> None:
-    """chosen_on: the name of the data that the best epoch is chosen on."""
+    """Print the line of an epoch. chosen_on: the name of the data on which the best epoch is chosen."""
     if result.improved:
         print(f"save the model to {model_path}")
     if result.is_finish:
@@ -224,7 +224,7 @@ def print_epoch_table(history: list[EpochResult], chosen_on: str) -> None:
 
 
 def print_figures(name: str, figures: dict[str, Any]) -> None:
-    """What a method has found: lists as the columns of a table, anything else in a line above it."""
+    """Print the results of a method: lists as the columns of a table, other values in a line above it."""
     if not figures:
         return
     columns = {key: value for key, value in figures.items() if isinstance(value, list)}
@@ -239,20 +239,20 @@ def shown_figure(value: Any) -> str:
 
 
 def print_methods(args: Namespace, missing: str) -> None:
-    """What there is beyond the base, and how many parameters of the checkpoint at hand each method trains.
+    """Print the methods beyond the base, and how many parameters of the checkpoint each of them trains.
 
-    missing: why that cannot be told, if it cannot.
+    missing: why the checkpoint cannot be loaded; empty if it can. Without it, the numbers are left out.
     """
     from engine.families import load_llama
 
     advanced = require_folder("advanced", "--list-methods")
     listing, trained = advanced.part("listing"), None
-    listing.chosen_of(args.method)  # a wrong name is said before anything is loaded
+    listing.chosen_of(args.method)  # raises the error for a wrong name before anything is loaded
     if missing:
         print(f"How many parameters each method trains is left out: {missing}.")
     else:
         path = find_asset(args.label_names)
-        label_names = read_label_names(path) if path else ["bad", "good"]  # how many there are is what counts
+        label_names = read_label_names(path) if path else ["bad", "good"]  # only their number matters
         with naming_the_flag():
             llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer)
         trained = listing.count_trained(llama.config, tokenizer, label_names, args.method)

@@ -1,6 +1,6 @@
-"""One plan, one run: assembling a model with its head, methods, kernels and optimizer, and fine-tuning it.
+"""From a plan to a run: assembling a model with its head, methods, kernels and optimizer, and fine-tuning it.
 
-Nothing here parses arguments or prints.
+This module parses no arguments and prints nothing but warnings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """What `assemble` made of a plan: everything that training needs but the data."""
+    """The result of `assemble`: everything that training needs, except the data."""
 
     plan: Plan
     model: nn.Module
@@ -52,8 +52,8 @@ class Run(NamedTuple):
 def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Distributed = SINGLE_PROCESS) -> Run:
     """Load, classifier, methods, kernels, processes, optimizer: in this order, and nowhere else.
 
-    Methods wrap a plain model; kernels replace what they left; several processes share the result; the optimizer is
-    given what is trained in the end.
+    Methods change a plain model; kernels replace the modules that methods left unchanged; several processes share the
+    result; the optimizer gets the parameters that are trained in the end.
     """
     compute = (compute or ComputeSettings(torch.device("cpu")))._replace(precision=plan.precision)
     family = family_named(plan.family)
@@ -86,10 +86,10 @@ def assemble_zero_shot(
     compute: ComputeSettings | None = None,
     distributed: Distributed = SINGLE_PROCESS,
 ) -> nn.Module:
-    """A classifier that asks the language model, of which nothing is trained. In the same order as `assemble`.
+    """A zero-shot classifier, which asks the language model and trains nothing. Same order of steps as `assemble`.
 
-    methods: names and settings. texts: unlabelled ones, for a head that estimates something from them. question: in
-    the place of the course's, see `utils.prompt_suffix`. Raises `UserError` for one where another is asked, or none.
+    methods: names and settings. texts: unlabelled texts, for a head that estimates values from them. question: replaces
+    the course's question, see `utils.prompt_suffix`. Raises `UserError` for a question if the head has its own or none.
     """
     compute = compute or ComputeSettings(torch.device("cpu"))
     head, chosen = head_among(methods)
@@ -107,7 +107,7 @@ def assemble_zero_shot(
 
 
 def _asked_of(model: nn.Module, head: tuple[str, Any] | None, label_names: Sequence[str], question: str) -> str:
-    """What this classifier is to ask: the course's has a space at the end, to which the words of a head belong."""
+    """The prompt suffix of this classifier with another question; without a head, it keeps the course's final space."""
     if head is None:
         return prompt_suffix(label_names, question)
     if model.prompt_suffix is None:
@@ -118,11 +118,11 @@ def _asked_of(model: nn.Module, head: tuple[str, Any] | None, label_names: Seque
 
 
 def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = True, generates: bool = False) -> None:
-    """Put `model` on its device and give it the kernels of this machine.
+    """Move `model` to its device and replace its modules by the fastest kernels of this machine.
 
-    Where the root modules stand alone, float32 is computed as it is written. Raises `UserError` for another precision.
+    Without the folder fast/, float32 is computed as the code is written; another precision raises `UserError`.
     """
-    if not compute.shard:  # a model that is to be split need not fit the device
+    if not compute.shard:  # a model that will be split may be too large for one device
         model.to(compute.device)
     if compute.kernels != "auto":
         return
@@ -131,14 +131,14 @@ def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = T
     if (fast := import_folder("fast")) is None:
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
         return
-    keeps_copies = not compute.shard  # splitting a model is there to avoid whole copies of its weights
+    keeps_copies = not compute.shard  # a model is split to avoid whole copies of its weights
     fast.accelerate(
         model, compute.precision, compute.device, generates=generates, trains=trains, keeps_copies=keeps_copies
     )
 
 
 def generator_of(llama: Llama, compute: ComputeSettings, tokens: int) -> Any:
-    """The decoder that generates `tokens` tokens by a method `generate` like the model's; perhaps the model itself."""
+    """The fastest decoder for `tokens` tokens, with a method `generate` like the model's; perhaps the model itself."""
     fast, precision = import_folder("fast") if compute.kernels == "auto" else None, compute.precision
     if fast is not None and precision == "fp32" and compute.device.type == "cpu" and fast.is_small_job(llama, tokens):
         return llama  # choosing kernels would take longer
@@ -149,7 +149,7 @@ def generator_of(llama: Llama, compute: ComputeSettings, tokens: int) -> Any:
 def search_of(
     llama: Llama, generator: Any, beams: int | None = None, contrastive: tuple[float, int] | None = None
 ) -> Any:
-    """What searches for a text in the place of `generator`, by a method `generate`; None where nothing is asked for."""
+    """A search that replaces `generator`, with its own `generate`; None without both `beams` and `contrastive`."""
     if beams is None and contrastive is None:
         return None
     decoding = advanced_folder().part("decoding")
@@ -162,7 +162,7 @@ def search_of(
 
 
 def checkpointer_for(run: Run, model_path: Path, resume_path: Path) -> Checkpointer:
-    """What saves a run under these names."""
+    """The checkpointer that saves a run in these files."""
     plan = run.plan
     return Checkpointer(
         model_path=model_path,
@@ -185,7 +185,7 @@ def fine_tune(
     progress: bool = True,
     callback: TrainingCallback | None = None,
 ) -> Iterator[EpochResult]:
-    """Train as the plan says; yields what `Trainer.fit` yields. dev: what epochs are chosen on."""
+    """Train as the plan says; yields the results of `Trainer.fit`. dev: the data on which epochs are chosen."""
     plan, batches = run.plan, (run.config, run.plan.batch_size, run.compute.device)
     trainer = Trainer(
         run.model,

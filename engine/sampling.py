@@ -16,7 +16,7 @@ from llama import likeliest, sample_next
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a next token is chosen. Raises `ValueError` for a value out of range.
+    """The settings by which a next token is chosen. Raises `ValueError` for a value out of range.
 
     Temperature 0 takes the most likely token. Otherwise a token is drawn from softmax(logits / temperature), after
     dropping those outside the `top_k` most likely ones, those outside the smallest set whose probabilities reach
@@ -49,12 +49,12 @@ class Sampling:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the temperature alone decides, so that `llama.sample_next` does the same."""
+        """Whether only the temperature is set, so that `llama.sample_next` gives the same tokens."""
         return self.repetition_penalty is None and (self.temperature == 0.0 or self.limits == (None,) * 4)
 
     @property
     def limits(self) -> tuple[int | None, float | None, float | None, float | None]:
-        """What `truncate` takes after the probabilities."""
+        """The arguments of `truncate` after the probabilities."""
         return self.top_k, self.top_p, self.epsilon, self.min_p
 
 
@@ -62,9 +62,9 @@ Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits b v, idx
 
 
 def chooser(sampling: Sampling, generator: torch.Generator | None = None, pad: torch.Tensor | None = None) -> Choose:
-    """What chooses next tokens in the place of `llama.sample_next`: the argument `choose` of `Llama.generate`.
+    """A function that replaces `llama.sample_next`, for the argument `choose` of `Llama.generate`.
 
-    pad: b, how many padding tokens each row begins with.
+    pad: b, the number of padding tokens at the start of each row.
     """
 
     def choose(logits: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
@@ -79,17 +79,17 @@ def chooser(sampling: Sampling, generator: torch.Generator | None = None, pad: t
 def penalize_repeats(
     logits: torch.Tensor, idx: torch.Tensor, penalty: float | None, pad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Make the tokens that are in the text less likely (Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1).
+    """Make the tokens of the text less likely (Keskar et al. 2019, CTRL, arXiv:1909.05858, section 4.1).
 
-    logits: b v, idx: b s -> b v. pad: b, how many tokens each row of `idx` begins with that are not of its text.
-    A positive logit is divided by the penalty, however often the token is there, and a negative one multiplied: the
-    paper divides both, which would make an unlikely token likelier. 1 and None change nothing, less than 1 rewards
-    repetition. Raises `UserError` as `likeliest` does.
+    logits: b v, idx: b s -> b v. pad: b, the number of padding tokens at the start of each row of `idx`.
+    The penalty divides a positive logit and multiplies a negative logit, once per token, however often it occurs. (The
+    paper divides both, which would make an unlikely token more likely.) A penalty of 1 or None changes nothing, below 1
+    it rewards repetition. Raises `UserError` as `likeliest` does.
     """
     if penalty is None:
         return logits
-    likeliest(logits)  # what is not finite must be seen before it is changed
-    if pad is not None:  # the last token, which is of the text, stands for those that are not
+    likeliest(logits)  # raises the error for logits that are not finite, before they are changed
+    if pad is not None:  # padding is replaced by the last token, which belongs to the text
         is_pad = torch.arange(idx.shape[1], device=idx.device) < pad[:, None]  # b s
         idx = idx[:, -1:].where(is_pad, idx)
     seen = logits.gather(-1, idx)  # b s
@@ -115,7 +115,7 @@ def truncate(
     epsilon: float | None = None,
     min_p: float | None = None,
 ) -> torch.Tensor:
-    """Probabilities with 0 for the tokens that are dropped, see `Sampling`; not scaled to a sum of 1. b v -> b v"""
+    """Set the probabilities of dropped tokens to 0, see `Sampling`; the sum is not scaled to 1. b v -> b v"""
     dropped = torch.zeros_like(probs, dtype=torch.bool)
     if top_k is not None or top_p is not None:
         sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
@@ -127,7 +127,7 @@ def truncate(
             sorted_probs[:, top_k:] = 0.0
         if top_p is not None:
             sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
-            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: what the more likely tokens hold together
+            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: the sum over the more likely tokens
             dropped |= (mass_before >= top_p).gather(-1, rank)
     if min_p is not None:
         dropped |= probs < min_p * probs.amax(-1, keepdim=True)

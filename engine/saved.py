@@ -1,7 +1,6 @@
-"""What a run has saved: opening it, predicting with it; and the perplexity of a language model.
+"""Saved classifiers: loading one, predicting with it; and the perplexity of a language model.
 
-The model that a run saves is enough by itself: `load_classifier` needs no other file. Nothing here parses arguments or
-prints.
+`load_classifier` needs no file but the saved model. This module parses no arguments and prints nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ from utils import UserError
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What a prediction needs besides the model, and what is known of how it came about.
+    """The values that a prediction needs besides the model, and the origin of the model.
 
-    batch_size, precision: those that it was judged with. prompt_suffix: what follows every sentence, if anything does.
-    identity: of the run, see `Plan.identity`; epoch, dev_score: of the model. None or empty for a classifier that was not trained.
+    batch_size, precision: as in the run's own predictions. prompt_suffix: the text after every sentence; None: no text.
+    identity: of the run, see `Plan.identity`; empty for an untrained classifier. epoch, dev_score: of the saved model;
+    None for an untrained classifier.
     """
 
     label_names: tuple[str, ...]
@@ -61,7 +61,7 @@ def record_of(
     batch_size: int,
     precision: str = "fp32",
 ) -> dict[str, Any]:
-    """What is saved beside the weights of a classifier, so that they are enough by themselves."""
+    """The values to save beside a classifier's weights, so that loading it needs no other file."""
     family = family_of(model)
     return {
         "family": family.name,
@@ -79,14 +79,14 @@ def record_of(
 
 
 def save_classifier(path: str | os.PathLike, model: nn.Module, record: dict[str, Any]) -> None:
-    """Save a classifier that no run has trained, so that `load_classifier` opens it. record: see `record_of`."""
+    """Save a classifier that was not trained by a run; `load_classifier` loads it. record: see `record_of`."""
     save_tensors(path, {"kind": KINDS["model"], "model": model.state_dict(), "methods": {}, **record})
 
 
 def load_classifier(path: str | os.PathLike, distributed: Distributed = SINGLE_PROCESS) -> tuple[nn.Module, SavedRun]:
-    """A saved classifier: token ids b s -> log-probabilities b c, on the CPU, in evaluation mode; and what it needs.
+    """Load a saved classifier (token ids b s -> log-probabilities b c; on the CPU, in evaluation mode) and its values.
 
-    Raises `UserError` if the file is missing, damaged, or not such a file.
+    Raises `UserError` if the file is missing, damaged, or not a saved classifier.
     """
     saved = distributed.from_first(lambda: load_tensors(path))
     if not isinstance(saved, dict) or saved.get("kind") != KINDS["model"]:
@@ -95,7 +95,7 @@ def load_classifier(path: str | os.PathLike, distributed: Distributed = SINGLE_P
         model, about = _open(saved, str(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    except Exception as error:  # whatever a foreign file holds in the places of these values
+    except Exception as error:  # a foreign file may hold any values under these names
         raise UserError(f"{path} holds another kind of model ({type(error).__name__})") from None
     return model, about
 
@@ -116,7 +116,7 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
         settings = {"head_settings": {}, **settings}
         model = family.make_classifier(settings, pretrained, tokenizer, names)
         model.prompt_suffix = suffix
-        own = saved["methods"]  # of the methods that could not be merged into the plain model
+        own = saved["methods"]  # the methods that could not be merged into the plain model
         prepare(model, create_methods([(name, own[name]["settings"]) for name in reversed(own)]))
     model.load_state_dict(_joined(state, *(each["tensors"] for each in own.values())))
     if damaged := [name for name, tensor in model.state_dict().items() if not is_finite(tensor)]:
@@ -129,7 +129,7 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
 
 
 def _joined(*states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """State dicts as one. Raises `ValueError` for a name that stands in two."""
+    """Join state dicts. Raises `ValueError` if two of them have the same name."""
     joined = {name: tensor for state in states for name, tensor in state.items()}
     if len(joined) < sum(map(len, states)):
         raise ValueError("a tensor stands there twice")
@@ -142,15 +142,15 @@ def _joined(*states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def loader_of(
     dataset: Sentences, config: Any, batch_size: int, device: torch.device, *, shuffle: bool = False
 ) -> DataLoader:
-    """Batches as the model and its device want them."""
+    """A loader for this model and device: grouped by length if the model ignores padding, pinned memory for CUDA."""
     pin_memory = device.type == "cuda"
     return dataset.loader(batch_size, shuffle=shuffle, bucket=config.ignores_padding, pin_memory=pin_memory)
 
 
 class Prediction(NamedTuple):
-    """What a classifier says of one sentence. probabilities: one for each label, in their order.
+    """A classifier's result for one sentence. probabilities: one for each label, in the order of the labels.
 
-    is_too_long: the sentence has more tokens than the model has positions.
+    is_too_long: whether the sentence has more tokens than the model has positions.
     """
 
     sentence: str
@@ -159,17 +159,18 @@ class Prediction(NamedTuple):
     is_too_long: bool
 
 
-BUCKETED = 50  # batches of a model that ignores padding among which sentences of like length are put together
+BUCKETED = 50  # batches to collect before sentences are grouped by length, for a model that ignores padding
 
 
 def predict(
     model: nn.Module, about: SavedRun, sentences: Iterable[str | None], *, batch_size: int | None = None
 ) -> Iterator[Prediction]:
-    """Classify sentences one after the other, however many: what is kept is a few batches.
+    """Classify any number of sentences in their order; only a few batches are in memory at a time.
 
-    model, about: what `load_classifier` gave, on any device. sentences: a None among them says that no more are at hand
-    for the moment. A bidirectional Llama, whose predictions depend on the batch, gets full batches of the size that it
-    was judged with, in the order of the sentences; only the last is short. Any other model gets what is at hand.
+    model, about: the results of `load_classifier`; the model may be on any device. sentences: None among them means
+    that no other sentence has arrived yet. A bidirectional Llama, whose predictions depend on the batch, gets full
+    batches of the size in `about`, in the order of the sentences; only the last batch may be shorter. Any other model
+    gets, at each None, all sentences that have arrived.
     """
     size = batch_size or about.batch_size
     waiting: list[str] = []
@@ -192,7 +193,7 @@ def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size
     predictions: list[Any] = [None] * len(sentences)
     for batch in loader_of(dataset, about.config, batch_size, device) if sentences else ():
         log_probs = model(batch["token_ids"].to(device))  # b c
-        # scores of label words are log-probabilities of a word among all words: they are compared with one another
+        # the log-probabilities of label words are over the whole vocabulary: scale them to a sum of 1 over the labels
         probabilities = log_probs.float().softmax(dim=-1).tolist()
         for index, label, row in zip(batch["indices"], log_probs.argmax(-1).tolist(), probabilities, strict=True):
             predictions[index] = Prediction(sentences[index], label, row, dataset.is_too_long[index])
@@ -203,7 +204,7 @@ def _predict(model: nn.Module, about: SavedRun, sentences: list[str], batch_size
 
 
 class Perplexity(NamedTuple):
-    """How well a language model predicts a text."""
+    """How well a language model predicts a text. tokens: the number of predicted tokens."""
 
     nats_per_token: float
     bits_per_byte: float
@@ -215,9 +216,9 @@ class Perplexity(NamedTuple):
 
 
 def perplexity(llama: Llama, tokenizer: Tokenizer, text: str, batch_size: int = 8) -> Perplexity:
-    """Of every token of a text, in windows of `max_seq_len` that begin with bos.
+    """The perplexity of a text: every token is predicted once, in windows of `max_seq_len` that begin with bos.
 
-    Raises `UserError` for a bidirectional model, which has seen what it would predict, and for an empty text.
+    Raises `UserError` for a bidirectional model, which sees the tokens that it predicts, and for an empty text.
     """
     if not llama.config.is_causal:
         raise UserError("a bidirectional model sees the tokens that it would predict; use attention causal")

@@ -1,6 +1,6 @@
-"""Tensors loaded safely (checksums verified, never any code) and saved whole or not at all.
+"""Saving and loading tensors safely: a file is written whole or not at all; loading verifies checksums, runs no code.
 
-Importing this module costs nothing; PyTorch is imported inside the function that needs it.
+Importing this module is fast; PyTorch is imported inside the function that needs it.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from typing import Any
 from utils import UserError, atomic_write, shorten, warn
 
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
-LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip's entry: how long its name and its extra field are
+LOCAL_HEADER = struct.Struct("<26xHH")  # of an entry of a zip file: the lengths of its name and of its extra field
 DAMAGED = "it is not a PyTorch checkpoint, or it is truncated or damaged"
 
 
 class Damaged(ValueError):
-    """Why a file is not loaded."""
+    """A file cannot be loaded; the message is the reason."""
 
 
 def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
-    """`torch.save`, whole or not at all. `content`: tensors and plain values, so that `weights_only=True` loads it."""
+    """`torch.save`, whole or not at all. content: tensors and plain values, so that `weights_only=True` can load it."""
     import torch
 
     with atomic_write(path, "wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:
-            # on a full disk PyTorch's zip writer fails again while closing, and hides the file system's own error
+            # on a full disk PyTorch's zip writer fails again on closing, which hides the error of the file system
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = True) -> object:
-    """What `torch.save` wrote to `path`, on the CPU: tensors and plain Python values, nothing else.
+    """Load a file of `torch.save` to the CPU: tensors and plain Python values, nothing else.
 
     `weights_only=True` never runs code from the file, and every checksum in it is verified. mmap: map files in the zip
     format into memory, so that a tensor is read from disk when it is used; not for tensors that outlive the file.
-    warns: says so where it has no checksums. Raises `UserError` where the file is missing, damaged, or holds anything
-    else.
+    warns: warn if the file has no checksums. Raises `UserError` if the file is missing, damaged, or has other content.
     """
     import torch
 
@@ -54,7 +53,7 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
             if not is_zip and not start.startswith(PICKLE_START):
                 raise Damaged(DAMAGED)  # a web page, for example
             has_checksums = is_zip and verify_archive(file)
-        with warnings.catch_warnings():  # torch.load's remarks about odd files would stand beside the one line
+        with warnings.catch_warnings():  # torch.load's warnings about such files would appear beside our one line
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
     except FileNotFoundError:
@@ -63,7 +62,7 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except Damaged as error:
         raise UserError(f"cannot load {path}: {error}") from None
-    except Exception as error:  # whatever the unpickler meets in a damaged or foreign file
+    except Exception as error:  # a damaged or foreign file makes the unpickler raise errors of many classes
         if "weights_only" in str(error):
             reason = "it holds Python objects other than tensors and plain values, which are never unpickled here"
         else:
@@ -75,14 +74,14 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
 
 
 def verify_archive(file: Any) -> bool:
-    """Check the sizes and the CRC-32 of every record of a PyTorch archive; False where it was written without any.
+    """Check the size and the CRC-32 of every record of a PyTorch archive; False if it was written without checksums.
 
-    PyTorch itself reads records without looking at their checksums. 170 MB take about 0.1 s. Raises `Damaged`.
+    (PyTorch does not verify the checksums on reading.) 170 MB take about 0.1 s. Raises `Damaged`.
     """
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
-    except Exception:  # hostile bytes make zipfile raise errors of a dozen unrelated classes
+    except Exception:  # damaged bytes make zipfile raise errors of a dozen unrelated classes
         raise Damaged(DAMAGED) from None
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise Damaged("its records are compressed, as if it had been zipped again; save it anew with torch.save")

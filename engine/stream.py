@@ -1,4 +1,4 @@
-"""Sentences to be classified, as they come: from a file, or from standard input while it is still being written."""
+"""Reading sentences one by one: from a file, or from standard input while another program is still writing to it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from engine.data import parse_line
 from utils import UserError
 
 STANDARD_INPUT = "-"
-PATIENCE = 0.2  # seconds after which what has come is worked on
+PATIENCE = 0.2  # seconds to wait for more input before the sentences so far are processed
 PIECE = 1 << 16  # bytes
 LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
-    """The sentences of a file, one a line, or of standard input (-), however many; None where no more are at hand yet.
+    """Yield the sentences of a file, or of standard input (-), one per line; None if no other one has arrived yet.
 
-    A data file is read as well: where its first line is `LABEL ||| sentence`, all are, and the labels are dropped; of
-    a file with columns, the texts.
-    Raises `UserError`, naming the line, for one that is empty or not UTF-8, and for an input without sentences.
+    A data file is accepted too: if the first line is `LABEL ||| sentence`, all lines must be, and the labels are
+    dropped. Of a file with columns, the texts are read.
+    Raises `UserError`, naming the line, for a line that is empty or not UTF-8, and for an input without sentences.
     """
     if has_columns(path):
         yield from read_texts(path, columns)
@@ -55,7 +55,7 @@ def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
 
 
 def shown_before_waiting(sentences: Iterable[str | None]) -> Iterator[str | None]:
-    """None says that no sentence is at hand for now; when the next one is asked for, what was said is printed."""
+    """The same sentences; after each None (no sentence has arrived yet), flush standard output before waiting."""
     for sentence in sentences:
         yield sentence
         if sentence is None:
@@ -71,13 +71,13 @@ def _is_data_line(text: str) -> bool:
 
 
 def _lines_of(path: str) -> Iterator[bytes | None]:
-    """The lines of an input, ended by \\n, \\r\\n or \\r as in every other file that is read here."""
-    rest: list[bytes] = []  # pieces of a line whose end has not come
+    """The lines of an input, which end with \\n, \\r\\n or \\r; None as in `_pieces_of`."""
+    rest: list[bytes] = []  # pieces of a line whose end has not arrived
     for piece in _pieces_of(path):
         if piece is None:
             yield None
             continue
-        if rest and rest[-1].endswith(b"\r"):  # which may have been the half of an end
+        if rest and rest[-1].endswith(b"\r"):  # it may be the first half of \r\n
             rest[-1], piece = rest[-1][:-1], b"\r" + piece
         *lines, last = LINE_END.split(piece[:-1]) if piece.endswith(b"\r") else LINE_END.split(piece)
         for line in lines:
@@ -90,8 +90,8 @@ def _lines_of(path: str) -> Iterator[bytes | None]:
 
 
 def _pieces_of(path: str) -> Iterator[bytes | None]:
-    """What an input holds, piece by piece; where it is no file, None about every `PATIENCE` seconds."""
-    # unbuffered, and not by way of `sys.stdin`: a thread that waits in it would keep the program from ending
+    """The bytes of an input, piece by piece; for a pipe or a terminal also None, about every `PATIENCE` seconds."""
+    # unbuffered, and not `sys.stdin`: a thread that waits in `sys.stdin` would keep the program from ending
     source = open(0 if path == STANDARD_INPUT else path, "rb", buffering=0, closefd=path != STANDARD_INPUT)
     if path != STANDARD_INPUT and os.path.isfile(path):
         with source:
@@ -113,13 +113,13 @@ def _pieces_of(path: str) -> Iterator[bytes | None]:
         if not piece:
             return
         yield piece
-        if time.monotonic() - last >= PATIENCE:  # answers come in time, also where lines arrive steadily
+        if time.monotonic() - last >= PATIENCE:  # process in time, also if lines arrive steadily
             last = time.monotonic()
             yield None
 
 
 def _read_pieces(source: BinaryIO, pieces: queue.Queue[bytes | OSError]) -> None:
-    """Hand over what arrives, and nothing at the end."""
+    """Put the arriving pieces into the queue, and an empty one at the end; or the error that ends reading."""
     try:
         while piece := source.read(PIECE):
             pieces.put(piece)

@@ -1,4 +1,4 @@
-"""What is asked of a model: what it computes from a batch, the loss of that, and how good it is (`Task`).
+"""`Task`: how a model computes its outputs from a batch, the loss of the outputs, and their evaluation.
 
 Shapes: b batch, s position, c classes, v vocabulary.
 """
@@ -20,7 +20,7 @@ from utils import UserError
 
 @dataclass
 class Evaluation:
-    """Predictions beside the gold labels, in the order of the data, whatever that of the batches was."""
+    """Predictions and gold labels, both in the order of the data set (batches may have another order)."""
 
     predictions: list[int]
     labels: list[int]
@@ -40,11 +40,11 @@ class Evaluation:
 
     @property
     def has_gold_labels(self) -> bool:
-        """Whether the labels can be gold: placeholders are all the same."""
+        """Whether the labels can be gold labels; placeholders are all equal."""
         return has_gold_labels(self.labels)
 
     def add(self, log_probs: torch.Tensor, batch: Batch) -> None:
-        """Note what a part of a batch is classified as. log_probs: b c"""
+        """Record the predictions for some rows of a batch. log_probs: b c"""
         for index, prediction in zip(batch["indices"], log_probs.argmax(dim=-1).tolist(), strict=False):
             self.predictions[index] = prediction
 
@@ -54,7 +54,7 @@ class Evaluation:
 
 @dataclass
 class LanguageEvaluation:
-    """How well a language model predicts the tokens of a text: their cross-entropy, in nats."""
+    """The cross-entropy of a language model on a text. nats: the sum over its tokens."""
 
     nats: float = 0.0
     tokens: int = 0
@@ -65,11 +65,11 @@ class LanguageEvaluation:
 
     @property
     def score(self) -> float:
-        """The higher, the better."""
+        """Minus the loss: a higher score is better."""
         return -self.loss
 
     def add(self, logits: torch.Tensor, batch: Batch) -> None:
-        """logits: b s v"""
+        """Add the losses of a batch. logits: b s v"""
         self.nats += next_token_losses(logits, batch["targets"]).cpu().double().sum().item()  # MPS has no float64
         self.tokens += int((batch["targets"] != NO_TARGET).sum())
 
@@ -79,29 +79,29 @@ class LanguageEvaluation:
 
 
 class Task:
-    """What is asked of a model: what it computes from a batch, the loss of that, and how good it is."""
+    """How a model computes its outputs from a batch, the loss of the outputs, and their evaluation."""
 
     def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
-        """What the loss and the evaluation read. changed: further arguments of the model."""
+        """The outputs of the model, for `loss` and the evaluation. changed: further arguments of the model."""
         raise NotImplementedError
 
     def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
-        """The loss of some rows of a batch: a sum over them, so that the parts of a batch add up."""
+        """The loss of some rows of a batch. The losses of all parts of a batch sum to the loss of the batch."""
         raise NotImplementedError
 
     def check(self, outputs: torch.Tensor) -> None:
-        """Raise `UserError` if the outputs cannot be what the loss is of. Asked once an epoch."""
+        """Raise `UserError` if the loss is not defined for such outputs. Called once per epoch."""
 
     def count_not_finite(self, outputs: Any) -> torch.Tensor:
-        """How many of the outputs are not numbers."""
+        """The number of NaN values in the outputs."""
         return outputs.isnan().sum()
 
     def evaluation(self, dataset: Any) -> Any:
-        """An object that is shown every batch (`add`) and has a `score` at the end: the higher, the better."""
+        """A new evaluation: `add` is called with every batch, then `finish`; a higher `score` is better."""
         raise NotImplementedError
 
 
-LARGEST_LOG_PROBABILITY = 1e-3  # of probability 1, give or take what half precision rounds
+LARGEST_LOG_PROBABILITY = 1e-3  # log(1), plus the rounding error of half precision
 
 
 class Classification(Task):
@@ -111,7 +111,7 @@ class Classification(Task):
         return network(batch["token_ids"], **changed)  # b c
 
     def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
-        # divided by the nominal batch size even in a short last batch: the reference numbers rest on it
+        # divided by the full batch size even in a short last batch: the reference numbers depend on it
         return F.nll_loss(outputs, batch["labels"], reduction="sum") / batch_size
 
     def check(self, outputs: torch.Tensor) -> None:
@@ -123,7 +123,7 @@ class Classification(Task):
 
 
 class NextToken(Task):
-    """Every token from those before it. The model: a causal `Llama`.
+    """Prediction of every token from the tokens before it. The model: a causal `Llama`.
 
     A batch has `targets` b s and may have `weights` b s, which sum to 1 over the whole batch, for the loss.
     """
@@ -142,7 +142,7 @@ class NextToken(Task):
 
 
 CLASSIFICATION = Classification()
-NO_TARGET = -100  # the label that PyTorch's loss functions leave out
+NO_TARGET = -100  # the label that PyTorch's loss functions ignore
 
 
 def next_token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -151,9 +151,9 @@ def next_token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     return losses.view_as(targets)
 
 
-LARGEST_EXPONENT = 709.0  # e to it is a float; a little more is not
+LARGEST_EXPONENT = 709.0  # e^709 is still a float, e^710 is not
 
 
 def perplexity_of(nats: float) -> float:
-    """nats: the mean loss of a token"""
+    """The perplexity, e^nats. nats: the mean loss of a token"""
     return math.inf if nats > LARGEST_EXPONENT else math.exp(nats)

@@ -2,10 +2,10 @@
 
 Every process goes through the same batches in the same order, with the same random numbers, and computes its rows of
 each. Training is data-parallel: a whole model in each process (`DistributedDataParallel`, Li et al. 2020,
-arXiv:2006.15704), or one that is split over the processes (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277).
+arXiv:2006.15704), or a model that is split over the processes (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277).
 
-Everything equals one process, up to the rounding of sums that are taken in another order: batches and their padding,
-loss, gradients, predictions, the masks of every `nn.Dropout`.
+Several processes compute the same as one (batches, padding, loss, gradients, predictions, the masks of every
+`nn.Dropout`), except for rounding: sums are computed in another order.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from engine.tasks import NO_TARGET
 from llama import LlamaLayer
 from utils import UserError
 
-TIMEOUT = timedelta(minutes=10)  # for a machine that vanishes; a process that ends is noticed at once
+TIMEOUT = timedelta(minutes=10)  # until a lost machine is an error; the end of a process is noticed at once
 
 
 class LostProcess(UserError):
-    """Another process of the run has ended. Whatever it said is the cause."""
+    """Another process of the run has ended. The cause is in the error message of that process."""
 
 
 # -------------------------------------------------------------------------------------------- meeting the others
@@ -43,10 +43,10 @@ class LostProcess(UserError):
 
 @contextmanager
 def join(device: torch.device, *, shard: bool = False) -> Iterator[TorchDistributed]:
-    """Meet the other processes that torchrun has started; all but the first are silent until the block ends.
+    """Connect to the other processes that torchrun has started; only the first one prints until the block ends.
 
-    Raises `UserError` if the environment is not one that torchrun makes, there are more processes than GPUs, or the
-    others cannot be reached.
+    Raises `UserError` if torchrun's environment variables are absent or wrong, if there are more processes than GPUs,
+    or if the other processes cannot be reached.
     """
     _check_environment()
     _check_device(device)
@@ -63,7 +63,7 @@ def join(device: torch.device, *, shard: bool = False) -> Iterator[TorchDistribu
             is_users = isinstance(error, (UserError, OSError, KeyboardInterrupt))
             atexit.register(_leave_at_once, 2 if is_users else 1)
             if isinstance(error, KeyboardInterrupt) and os.environ["RANK"] != "0":
-                sys.exit(2)  # the first process speaks for all that Ctrl-C has reached
+                sys.exit(2)  # only the first process prints a message for Ctrl-C
             raise
         dist.destroy_process_group()
         atexit.register(_leave_at_once, 0)
@@ -86,7 +86,7 @@ def _check_device(device: torch.device) -> None:
     if device.type == "mps":
         raise UserError("several processes compute on CPUs or on CUDA devices, not on mps")
     if device.type == "cuda":
-        index = device.index or 0  # nothing but torchrun numbers the processes of a machine; else there is one
+        index = device.index or 0  # without torchrun there is no local number, and one process
         if index >= torch.cuda.device_count():
             raise UserError(
                 f"this is process {index + 1} of this machine, but it has {torch.cuda.device_count()} GPUs; "
@@ -106,16 +106,16 @@ def _find_the_others(device: torch.device) -> None:
 
 
 def _interrupt_once(signum: int, frame: object) -> NoReturn:
-    """The terminal and torchrun both pass Ctrl-C on, and the second must not disturb what the first set off."""
+    """Handle the first Ctrl-C and ignore the second: the terminal and torchrun both send one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _leave_at_once(status: int) -> None:
-    """End without the ordinary clean-up.
+    """End the process without Python's usual clean-up.
 
-    After an error collectives that were under way would wait in it for one another, and after a success threads of the
-    process group have been seen to abort the process now and then.
+    After an error, the clean-up would wait for unfinished collective operations; after a success, threads of the
+    process group sometimes abort the process.
     """
     try:
         sys.stdout.flush()
@@ -127,7 +127,7 @@ def _leave_at_once(status: int) -> None:
 
 @contextmanager
 def _meeting() -> Iterator[None]:
-    """Around everything that waits for other processes: raises `LostProcess` if one of them has ended."""
+    """A context for all code that waits for other processes: raises `LostProcess` if one of them has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -140,9 +140,9 @@ def _meeting() -> Iterator[None]:
 
 
 class TorchDistributed(Distributed):
-    """This process as one of several. See `Distributed` for the methods.
+    """The processes of a run that torchrun has started. See `Distributed` for the methods.
 
-    device: where it computes. shard: split models over the processes instead of copying them.
+    device: of this process. shard: split models over the processes instead of copying them.
     """
 
     def __init__(self, device: torch.device, shard: bool):
@@ -150,11 +150,11 @@ class TorchDistributed(Distributed):
         self.is_first = self.rank == 0
         self.device = device
         self.shard = shard
-        self.rows = Rows()  # of the batch that is computed, which dropout must know
-        self.trained: nn.Module | None = None  # what computes in training: the model itself, or its DDP wrapper
+        self.rows = Rows()  # of the present batch; dropout reads them
+        self.trained: nn.Module | None = None  # the module to call in training: the model, or its DDP wrapper
 
     def require_alike(self, facts: dict[str, Any]) -> None:
-        """Raise `UserError`, on every process, if these differ between the processes: other files, other flags."""
+        """Raise `UserError`, in every process, if these values differ between processes (other files, other flags)."""
         everyones: list[dict[str, Any]] = [{}] * self.size
         with _meeting():
             dist.all_gather_object(everyones, facts)
@@ -180,7 +180,7 @@ class TorchDistributed(Distributed):
             with _meeting():
                 outputs = (self.trained if model.training else model)(*inputs, **named)
             if self.shard and not model.training:
-                model.reshard()  # what is outside of the layers would stay whole until the next backward pass
+                model.reshard()  # parameters outside the layers would stay whole until the next backward pass
             return outputs
 
         return call
@@ -204,11 +204,11 @@ class TorchDistributed(Distributed):
     def merge(self, predictions: list[int]) -> list[int]:
         merged = torch.tensor(predictions)
         with _meeting():
-            dist.all_reduce(merged, dist.ReduceOp.MAX)  # where another process predicts stands -1
+            dist.all_reduce(merged, dist.ReduceOp.MAX)  # rows of other processes are -1
         return merged.tolist()
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """Tensors travel one by one, so that no process holds a large model in more than one copy."""
+        """Tensors are sent one by one, so that no process holds a large model in more than one copy."""
         made = make() if self.is_first else None
         tensors = iter([leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)])
         outline = [tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), made)]
@@ -231,8 +231,8 @@ class TorchDistributed(Distributed):
         return self._gather(state) if self.shard else state
 
     def _gather(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Every sharded tensor whole and on the CPU; on the first process alone, None elsewhere."""
-        gathered: dict[int, torch.Tensor | None] = {}  # a tied matrix is gathered, and will be stored, once
+        """Gather every sharded tensor on the CPU of the first process; the others get None in its place."""
+        gathered: dict[int, torch.Tensor | None] = {}  # a tied matrix is gathered and stored once
 
         def gather(leaf: Any) -> Any:
             if not _is_sharded(leaf):
@@ -251,16 +251,16 @@ class TorchDistributed(Distributed):
             return whole
         piece = torch.zeros_like(like, requires_grad=False)
         local = piece.to_local()
-        most = -(-len(whole) // like.device_mesh.size())  # rows of every process but the last ones
+        most = -(-len(whole) // like.device_mesh.size())  # rows in each process; the last ones may have fewer
         start = min(like.device_mesh.get_local_rank() * most, len(whole))
         local.copy_(whole[start : start + len(local)])
         return piece
 
 
 def _rows_of(batch: Batch, start: int, end: int) -> Batch:
-    """Some rows of a batch; where there are none, one that counts for nothing.
+    """Some rows of a batch; if there are none, one spare row that changes no result.
 
-    The other processes wait for its gradients, or for its shards. It has no index, and labels that no loss counts.
+    (The other processes wait for this one's gradients or shards.) The spare row has no index, and labels without loss.
     """
     if start < end:
         return {name: column[start:end] for name, column in batch.items()}
@@ -271,11 +271,11 @@ def _rows_of(batch: Batch, start: int, end: int) -> Batch:
 
 
 def _shard(model: nn.Module, device: torch.device, size: int) -> None:
-    """Split every layer's parameters, and what is outside of the layers, over the processes.
+    """Split the parameters of every layer, and those outside the layers, over the processes.
 
-    A layer is whole on a device while it computes and no longer, so a model need fit the devices together only.
+    A layer is whole on a device only while it computes, so a model may be larger than the memory of one device.
     """
-    from torch.distributed.device_mesh import init_device_mesh  # these two take most of a second
+    from torch.distributed.device_mesh import init_device_mesh  # importing these two takes most of a second
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (size,))
@@ -286,7 +286,7 @@ def _shard(model: nn.Module, device: torch.device, size: int) -> None:
 
 
 def _is_sharded(value: Any) -> bool:
-    """Whether this is a `DTensor`, of which a piece lies here."""
+    """Whether this is a `DTensor`, of which this process holds a shard."""
     return hasattr(value, "to_local")
 
 
@@ -294,16 +294,16 @@ def _is_sharded(value: Any) -> bool:
 
 
 class Rows:
-    """Which rows of the present batch are this process's."""
+    """This process's rows of the present batch: `start` to `end` of `total`."""
 
     start, end, total = 0, 1, 1
 
 
 class SlicedDropout(nn.Module):
-    """`nn.Dropout` on some rows of a batch: draws the mask of the whole batch and uses these rows of it.
+    """`nn.Dropout` on some rows of a batch: draws the mask of the whole batch and uses these rows of the mask.
 
-    Inputs have the rows of the batch as their first dimension. So the masks are those of a single process, and the
-    generators of all processes stay in step.
+    So the masks equal those of a single process, and the generators of all processes stay equal. The first dimension
+    of the input must be the rows of the batch.
     """
 
     def __init__(self, p: float, rows: Rows):
@@ -318,7 +318,7 @@ class SlicedDropout(nn.Module):
 
 
 def _slice_dropout(model: nn.Module, rows: Rows) -> None:
-    """Replace every `nn.Dropout` that drops anything."""
+    """Replace every `nn.Dropout` with a probability above 0 by a `SlicedDropout`."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Dropout and child.p > 0.0:

@@ -1,7 +1,7 @@
 """The one training loop and the one evaluation loop.
 
-Three independent choices make an experiment: *what is predicted* (a module), *what is asked of it* (a `Task`), and *how
-the weights move* (a list of `Method`s around `Trainer.fit`). Nothing here prints or parses arguments.
+Three independent choices make an experiment: the *model* (a module), the *task* with its loss (a `Task`), and the
+*changes of training* (a list of `Method`s for `Trainer`). This module prints nothing and parses no arguments.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def evaluate(
     progress: bool = True,
     distributed: Distributed = SINGLE_PROCESS,
 ) -> Any:
-    """Show every batch of `loader` to the task's evaluation, with dropout off; returns that evaluation.
+    """Evaluate a model on every batch of `loader`, with dropout off; returns the task's evaluation.
 
-    Leaves the model in evaluation mode. Raises `Diverged` where outputs are NaN.
+    Leaves the model in evaluation mode. Raises `Diverged` if an output is NaN.
     """
     model.eval()
     network, device = distributed.network(model), device_of(model)
@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
-    """It is drawn on a terminal only, not in a log file."""
+    """A progress bar; it appears on a terminal only, not in a log file."""
     total, disable = len(loader.dataset), None if progress else True
     return tqdm(total=total, desc=desc, unit=" sentences", leave=False, mininterval=0.5, disable=disable)
 
@@ -73,7 +73,7 @@ class StepMeasurement(NamedTuple):
 
     number: counts the steps of the whole run from 0. loss: of the whole batch, with the methods' penalties. rates: the
     learning rate of each group of parameters. gradient_norm: of all gradients together, before clipping. rows,
-    positions: of the batch, padding included. seconds: since the step before it, or since the epoch's start.
+    positions: of the batch, with padding. seconds: since the previous step, or since the start of the epoch.
     """
 
     number: int
@@ -87,7 +87,7 @@ class StepMeasurement(NamedTuple):
 
 
 class TrainingCallback:
-    """Is told of each step and epoch, and changes nothing. On several processes each one calls its own."""
+    """`Trainer` calls it after each step and epoch; it changes nothing. Each of several processes calls its own."""
 
     def step(self, measurement: StepMeasurement) -> None:
         """After each optimizer step."""
@@ -103,8 +103,8 @@ class Trainer:
     model: prepared by the methods and spread over the processes. methods: change plain training, in this order.
     checkpointer: saves the best model and the resume point, as `checkpointer.Checkpointer` does; None: nothing is
     saved. seed: of the numbers that methods draw (`Step.generator`). clip: the largest norm of all gradients together.
-    train_eval: score the training data after each epoch, as the reference does. callback: is told of steps and epochs;
-    None: steps are not measured. history: the epochs that a resumed run has done; `fit` goes on after them.
+    train_eval: score the training data after each epoch, as the reference does. callback: called after each step and
+    epoch; None: steps are not measured. history: the finished epochs of a resumed run; `fit` continues after them.
     """
 
     model: nn.Module
@@ -121,13 +121,13 @@ class Trainer:
     history: list[EpochResult] = field(default_factory=list)
 
     def __post_init__(self):
-        self._asked = self.task  # in `fit`, what the methods make of it: another loss
+        self._asked = self.task  # in `fit`, the task after the methods changed it
 
     def fit(self, train: DataLoader, dev: DataLoader, epochs: int) -> Iterator[EpochResult]:
         """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-        A loader whose batch sampler has `set_epoch` is told each epoch's number. Raises `Diverged` when the loss is not
-        finite; what earlier epochs saved stays.
+        If a loader's batch sampler has `set_epoch`, it is called with the number of each epoch. Raises `Diverged` if
+        the loss is not finite; the files that earlier epochs saved stay.
         """
         self._asked = self.task
         for method in self.methods:
@@ -145,17 +145,17 @@ class Trainer:
             yield from self._finish(dev)
 
     def evaluate(self, loader: DataLoader, desc: str = "eval") -> Any:
-        """What the task makes of the model's outputs (see `evaluate`), with the weights as they stand."""
+        """Evaluate the task on a loader (see `evaluate`), with the present weights."""
         return evaluate(
             self.model, loader, task=self._asked, desc=desc, progress=self.progress, distributed=self.distributed
         )
 
     def _has_finished(self) -> bool:
-        """Whether the methods have made what they make after the last epoch."""
+        """Whether the history ends with a result of `Method.finish`, so that training is over."""
         return bool(self.history) and self.history[-1].is_finish
 
     def _train_epoch(self, loader: DataLoader, epoch: int, total: int) -> float:
-        """One pass over the data; returns the mean batch loss. total: how many steps the run has."""
+        """One pass over the data; returns the mean loss of a batch. total: the number of steps of the run."""
         self.model.train()
         losses, clock = 0.0, time.perf_counter()
         with _progress_bar(loader, f"train {epoch}", self.progress) as bar:
@@ -182,7 +182,7 @@ class Trainer:
         return Step(self.model, self._asked, local, batch, outputs, epoch, number, total, network, before, self.seed)
 
     def _backward(self, step: Step, batch_size: int, index: int) -> float:
-        """Gradients of the task's loss and the methods' penalties. Returns the loss of the whole batch."""
+        """Compute gradients of the task's loss and the methods' penalties. Returns the loss of the whole batch."""
         if index == 0:
             step.task.check(step.outputs)
         loss = step.task.loss(step.outputs, step.batch, batch_size)
@@ -205,14 +205,14 @@ class Trainer:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self.optimizer.step()
-        for group, rate in zip(groups, planned, strict=True):  # a resume point is compared with the rates of the plan
+        for group, rate in zip(groups, planned, strict=True):  # a resume point stores the planned rates
             group["lr"] = rate
         for method in self.methods:
             method.after_step(step)
         return rates
 
     def _close_epoch(self, train_loss: float, train: DataLoader, dev: DataLoader, start: float) -> EpochResult:
-        """Score the evaluation weights, save them if they are the best so far, and the resume point."""
+        """Score the evaluation weights, save them if they are the best so far, and save the resume point."""
         with self._evaluation_weights():
             name = f"train acc {len(self.history)}"
             train_score = self.evaluate(train, name).score if self.train_eval else math.nan
@@ -220,7 +220,7 @@ class Trainer:
         return self._saved()
 
     def _finish(self, dev: DataLoader) -> Iterator[EpochResult]:
-        """The same for what the methods make of the evaluation weights after the last epoch, if they make anything."""
+        """Call `Method.finish`; if the weights have changed, score and save them like those of one more epoch."""
 
         def dev_score() -> float:
             return self.evaluate(dev, "dev acc").score
@@ -236,7 +236,7 @@ class Trainer:
     @contextmanager
     def _evaluation_weights(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for method in reversed(self.methods):  # averages of parameters, before these are merged into others
+            for method in reversed(self.methods):  # reversed: averages of parameters come before merging the parameters
                 stack.enter_context(method.evaluation_weights(self.model))
             yield
 
@@ -262,8 +262,8 @@ class Trainer:
 
 
 def _gradient_norm(optimizer: torch.optim.Optimizer) -> float:
-    """Of all gradients together."""
+    """The norm of all gradients together."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # of a model in pieces
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # of a sharded model

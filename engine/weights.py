@@ -1,4 +1,4 @@
-"""Checkpoints into models: what a file must hold, checked before a model is made, and reading it."""
+"""Loading checkpoints into models; a file's content is checked before a model is made."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from llama import Llama, own_name
 from utils import UserError, join_names, shorten
 
 Model = TypeVar("Model", bound=nn.Module)
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit ones mean nothing without their scales
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit numbers need scales
 
 
 def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
-    """A Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
+    """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
 
     Names may be the assignment's or the original TinyLlamas', with or without the prefix `_orig_mod.` that
-    `torch.compile` leaves. `attention` overrides what the checkpoint declares; one that declares nothing is
-    bidirectional. Raises `UserError` if the file is missing, not a checkpoint, or of another shape: every missing,
-    unexpected or misshapen key is named.
+    `torch.compile` adds. attention: replaces the checkpoint's own setting; without both, the model is bidirectional.
+    Raises `UserError` if the file is missing, is not a checkpoint, or has tensors of other shapes; it names every
+    missing, unexpected or misshapen key.
 
-    A folder is a Hugging Face directory, causal unless `attention` says otherwise: see `convert/hugging_face.py`.
+    From a Hugging Face directory the model is causal, unless `attention` is given: see `convert/hugging_face.py`.
     """
     if os.path.isdir(path):
         return import_part("convert.hugging_face", "a Hugging Face directory").load_pretrained(path, attention)
@@ -53,7 +53,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
 
 
 def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.Tensor]) -> Llama:
-    """A Llama of weights that were found to fit. Raises `UserError` where they are no numbers. path: of their file."""
+    """A Llama with these weights, whose shapes fit. Raises `UserError` if a number is not finite. path: for errors."""
     # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
     # assignment's code does, so that a seed means the same head and the same shuffling here as there.
     model = Llama(config)
@@ -64,15 +64,15 @@ def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.
 
 
 def _methods_of(checkpoint: dict) -> str:
-    """Which methods must be there to open a saved classifier, in words."""
+    """The methods of a saved classifier as words for an error message."""
     methods = checkpoint.get("methods")
     return f" with {join_names(map(str, methods))}" if isinstance(methods, dict) and methods else ""
 
 
 def canonical_state(state: dict, tied: bool = True) -> dict:
-    """The state dict under this package's names; where the model ties a matrix that is stored once, it is filled in.
+    """The state dict with this package's names. tied: a shared matrix that is stored once is entered under both names.
 
-    Raises `ValueError` where two names stand for the same tensor.
+    Raises `ValueError` if two names belong to the same tensor.
     """
     renamed, before = {}, {}
     for name, tensor in state.items():
@@ -87,17 +87,17 @@ def canonical_state(state: dict, tied: bool = True) -> dict:
     return renamed
 
 
-# ------------------------------------------------------------------------------------------------ what a file must hold
+# ------------------------------------------------------------------------------------------- checks of a file's content
 
 
 def blueprint(config: Checks, make: Callable[[Any], Model] = Llama) -> Model:
-    """A model of this config on device "meta": names, shapes and settings, no numbers. Nothing random is drawn."""
+    """A model of this config on device "meta": names, shapes and settings, no numbers. It draws no random numbers."""
     with torch.device("meta"), Unfilled():
         return make(config)
 
 
 class Unfilled(TorchFunctionMode):
-    """Draws no weights, which are loaded afterwards, or never: on device "meta" PyTorch would import much to do so."""
+    """Inside it, PyTorch's functions that draw or fill weights do nothing. (On "meta" they import large modules.)"""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if getattr(function, "__name__", "") in ("kaiming_uniform_", "normal_", "uniform_", "fill_", "zero_"):
@@ -106,7 +106,7 @@ class Unfilled(TorchFunctionMode):
 
 
 def shape_errors(state: dict, config: LlamaConfig) -> list[str]:
-    """What keeps `state` from filling a Llama of this config, found without allocating one."""
+    """The reasons why `state` does not fit a Llama of this config, found without allocating a model."""
     found = shape_errors_of(state, config, Llama)
     if config.tied and not found and not are_equal(state["tok_embeddings.weight"], state["output.weight"]):
         found.append("tok_embeddings.weight and output.weight differ, but this model ties them")
@@ -119,9 +119,9 @@ def shape_errors_of(
     make: Callable[[Any], nn.Module],
     sizes: Iterable[str] = ("vocab_size", "dim", "hidden_dim"),
 ) -> list[str]:
-    """What keeps `state` from filling `make(config)`, found without allocating one.
+    """The reasons why `state` does not fit `make(config)`, found without allocating a model.
 
-    sizes: fields of the config of which each is a side of some matrix.
+    sizes: fields of the config; each is the size of a dimension of some matrix.
     """
     most = max((tensor.numel() for tensor in state.values() if not _tensor_error(tensor)), default=0)
     if too_much := _asks_for_too_much(config, len(state), most, sizes):
@@ -130,7 +130,7 @@ def shape_errors_of(
 
 
 def state_dict_errors(state: dict, expected: dict[str, torch.Tensor]) -> list[str]:
-    """What is wrong with each value, then which are missing, unexpected or of another shape than the expected one."""
+    """All errors of a state dict: unusable tensors, then missing and unexpected names, then other shapes."""
     found = tensor_errors(state)
     found += [f"missing {name}" for name in expected if name not in state]
     found += [f"unexpected {name}" for name in state if name not in expected]
@@ -141,21 +141,21 @@ def state_dict_errors(state: dict, expected: dict[str, torch.Tensor]) -> list[st
 
 
 def tensor_errors(state: dict) -> list[str]:
-    """The values that are no weights, with the reason."""
+    """The entries that are not usable tensors, each with the reason."""
     return [f"{name} {fault}" for name, tensor in state.items() if (fault := _tensor_error(tensor))]
 
 
 def _tensor_error(tensor: Any) -> str | None:
-    """What keeps a value from being a weight, whatever its shape."""
+    """The reason why a value is not a usable tensor; None if it is."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
         return "is not a floating-point tensor of 16 bits or more"
     return None if _is_stored_in_full(tensor) else "does not hold the numbers that its shape promises"
 
 
 def _asks_for_too_much(config: Checks, tensors: int, most: int, sizes: Iterable[str]) -> str | None:
-    """Keeps a damaged config from asking for a million layers, or for a tensor of more numbers than can be counted.
+    """The reason why a config is too large for a file, else None: a damaged config may ask for a million layers.
 
-    tensors: how many are in the file; most: how many numbers the largest has.
+    tensors: the number of tensors in the file. most: the number of elements of the largest.
     """
     if config.n_layers > tensors:
         return f"n_layers={config.n_layers}, but there are only {tensors} tensors"
@@ -164,7 +164,7 @@ def _asks_for_too_much(config: Checks, tensors: int, most: int, sizes: Iterable[
 
 
 def _is_stored_in_full(tensor: torch.Tensor) -> bool:
-    """False for a tensor that is sparse, has no data (device "meta"), or is a few numbers expanded to a huge shape."""
+    """False for a tensor that is sparse, has no data (device "meta"), or expands a few numbers to a large shape."""
     if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
@@ -175,5 +175,5 @@ def are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    # their sum meets every NaN and infinity, and takes a tenth of the time; finite numbers can have an infinite one
+    # a sum is not finite if one number is not, and takes a tenth of the time; finite numbers can have an infinite sum
     return bool(tensor.sum().isfinite() or tensor.isfinite().all())

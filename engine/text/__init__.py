@@ -1,1 +1,1 @@
-"""Training on text files: documents as windows, the flags of the programs that do so, and the run in rounds."""
+"""Training on text files: documents as windows of tokens, flags of the training programs, and a run in rounds."""

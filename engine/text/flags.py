@@ -1,4 +1,4 @@
-"""What every program that trains on text files asks, checks and writes: flags, files, figures. No PyTorch."""
+"""Flags, checks, output files and figures that all programs share that train on text files. No PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.programs import ArgumentParser, check_writable
 from utils import UserError, atomic_write, find_asset, warn
 
 Row = dict[str, Any]  # the figures of one measurement
-NO_SETTINGS = ("out", "resume", "tokenizer", "log_dir")  # flags that do not tell how a model was made
+NO_SETTINGS = ("out", "resume", "tokenizer", "log_dir")  # flags that are left out of the figures
 
 
 TEXT_FLAGS = (
@@ -38,14 +38,14 @@ TEXT_FLAGS = (
 
 
 def add_text_flags(parser: ArgumentParser) -> None:
-    """All but --out, --init, --precision and the shape of a new model."""
+    """Add the flags of a program that trains on text, without --out, --init, --precision and a new model's sizes."""
     what = "texts, or data files, whose labels are dropped"
     parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=what)
     add_flags(parser, TEXT_FLAGS)
 
 
 def check_text_flags(args: Namespace) -> None:
-    """Raises `UserError` naming the flag; turns the names of texts into paths."""
+    """Check these flags, and replace the names of texts by paths. Raises `UserError` naming the flag."""
     for flag in TEXT_FLAGS:
         flag.check(args)
     if args.log_dir is not None:
@@ -59,9 +59,9 @@ def check_text_flags(args: Namespace) -> None:
 
 
 def fill_shape(args: Namespace, sizes: Mapping[str, Any], make: Callable[[], Any]) -> None:
-    """Fill in the shape of a new model where it is not given; with --init it is that model's own.
+    """Fill in the sizes of a new model that were not given; with --init, the sizes are those of that model.
 
-    sizes: names and defaults. make: makes its config, or raises `ValueError`. Raises `UserError` naming the flag.
+    sizes: names and defaults. make: makes the config, or raises `ValueError`. Raises `UserError` naming the flag.
     """
     given = [name for name in sizes if getattr(args, name) is not None]
     if args.tokenizer is not None and "vocab_size" in given:
@@ -81,7 +81,7 @@ def fill_shape(args: Namespace, sizes: Mapping[str, Any], make: Callable[[], Any
 
 
 def found(flag: str, name: str) -> str:
-    """The path of an input. Raises `UserError`."""
+    """The path of an input file. Raises `UserError` naming the flag if it is not there."""
     path = find_asset(name)
     if path is None:
         raise UserError(f"--{flag} {name} {'is a folder; name files' if Path(name).is_dir() else 'does not exist'}")
@@ -94,9 +94,9 @@ def check_length(args: Namespace, positions: int) -> None:
 
 
 class Outputs(NamedTuple):
-    """The files of a run: what is made, what lies beside it, its figures, its resume point, and its lock.
+    """The output files of a run: the model, the files beside it, its figures, its resume point, and its lock.
 
-    flag: the one that names them. inputs: the files that the run reads, None for one that is not given.
+    flag: the flag that names them. inputs: the files that the run reads; None for an input that is not given.
     """
 
     model: Path
@@ -108,7 +108,7 @@ class Outputs(NamedTuple):
     inputs: Sequence[str | Path | None] = ()
 
     def check(self, args: Namespace) -> None:
-        """Nothing that is there is lost: what is not gone on with stays. Raises `UserError`."""
+        """Raise `UserError` if the run would overwrite a file, unless it resumes the run of that file."""
         if self.model.parent == args.out and args.out.exists() and not args.out.is_dir():
             raise UserError(f"{self.flag} {args.out} is a file; name a folder")
         files = (self.model, *self.beside, self.figures, self.point)
@@ -133,7 +133,7 @@ class Outputs(NamedTuple):
         return f"the best model so far stays in {args.out}, and --resume goes on from {self.point}"
 
     def write_figures(self, args: Namespace, rows: Sequence[Row], made: dict[str, Any] | None = None) -> None:
-        """Everything that tells how the model was made; no path, no text. made: and of what, once it is made."""
+        """Write settings and figures of the run, without paths and texts. made: entries for the finished model."""
         settings = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
         settings |= {"text": [Path(path).name for path in args.text], "init": args.init and Path(args.init).name}
         curve = [{name: round(value, 5) for name, value in row.items()} for row in rows]
@@ -143,9 +143,10 @@ class Outputs(NamedTuple):
 
 
 def follow(args: Namespace, outputs: Outputs, rows: Iterator[Row], line_of: Callable[[Row], str]) -> list[Row]:
-    """Print a line for each measurement, and keep its figures; those before the first step are of no new model.
+    """Print a line for each measurement, and write all figures after each one that follows training steps.
 
-    Returns all of them. Raises `UserError` where training diverges; an interruption says what is kept.
+    Returns all measurements. Raises `UserError` if training diverges; this error and `KeyboardInterrupt` say which
+    files are kept.
     """
     from engine.training import Diverged
 

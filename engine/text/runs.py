@@ -1,4 +1,4 @@
-"""A run on text files: one process to a name, rounds of about `--every` steps on the one loop, resuming."""
+"""A run on text files: the lock on its name, training in rounds of about `--every` steps with `Trainer`, resuming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACE = ("epochs", "lr", "warmup", "batch_size", "length", "weight_decay", "clip"
 
 
 def read_texts(args: Namespace) -> tuple[list[str], list[str]]:
-    """The documents to train on, and those that are held out of each text."""
+    """The documents to train on, and the held-out documents; a share of each text is held out."""
     train, held = [], []
     for number, path in enumerate(args.text):
         documents = read_documents(path)
@@ -41,27 +41,27 @@ def read_texts(args: Namespace) -> tuple[list[str], list[str]]:
 
 
 def identity_of(args: Namespace, **more: Any) -> dict[str, Any]:
-    """What must be equal for a run to go on. more: besides its texts and its pace."""
+    """The values that must be equal to resume a run: its texts, the flags in PACE, and `more`."""
     train = [sha256_of(path) for path in args.text]
     return {"train": train, **more, **{name: getattr(args, name) for name in PACE}}
 
 
 class Rounds(NamedTuple):
-    """How many measurements a run has, and how many steps lie between two."""
+    """The number of measurements of a run, and the number of steps between two of them."""
 
     count: int
     steps: int
 
     @classmethod
     def of(cls, args: Namespace, rows: int) -> Rounds:
-        """rows: of the training data, in one pass."""
+        """rows: the number of rows in one pass over the training data."""
         steps = max(1, math.ceil(args.epochs * rows / args.batch_size))
         count = max(1, round(steps / args.every))
         return cls(count, math.ceil(steps / count))
 
 
 def make_optimizer(model: nn.Module, lr: float, weight_decay: float = 0.1) -> AdamW:
-    """Weight decay on matrices only."""
+    """AdamW with weight decay on matrices only."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.dim() > 1]
     gains = [p for p in trained if p.dim() == 1]
@@ -70,16 +70,16 @@ def make_optimizer(model: nn.Module, lr: float, weight_decay: float = 0.1) -> Ad
 
 
 def paced(args: Namespace) -> Method:
-    """The learning rate rises, and falls to nothing at the end."""
+    """The method for the learning rate: it rises during `--warmup`, then falls to 0 at the end (cosine)."""
     (schedule,) = create_methods([("schedule", (("warmup", args.warmup), ("decay", "cosine")))])
     return schedule
 
 
 @dataclass
 class TextSaver(Checkpointer):
-    """What lies beside the model is written with the first one: nothing is there while nothing has been learned.
+    """A checkpointer that writes the files beside the model with the first model, so not before training.
 
-    Raises `UserError` where another program has made one of the files since the run began.
+    Saving raises `UserError` if another program has made one of these files since the run began.
     """
 
     has_saved: bool = False
@@ -92,7 +92,7 @@ class TextSaver(Checkpointer):
         self.save_anew(model, result)
 
     def save_beside(self) -> None:
-        """At the first measurement, or when a run is gone on with."""
+        """Called at the first measurement, or when a run is resumed; subclasses write their files here."""
         self.has_saved = True
 
     def save_anew(self, model: nn.Module, result: EpochResult) -> None:
@@ -100,12 +100,12 @@ class TextSaver(Checkpointer):
 
 
 def alone(args: Namespace, outputs: Outputs, rows: Callable[[], Iterator]) -> Iterator:
-    """What `rows` yields, while no other process writes under this name."""
+    """Yield the values of `rows` while holding the lock on the run's name. Raises `UserError` if it is taken."""
     lock = NameLock(outputs.lock)
     if not lock.acquire():
         raise UserError(f"{outputs.flag} {args.out} is in use by another process")
     try:
-        outputs.check(args)  # once more: another run may have ended since
+        outputs.check(args)  # again: another run may have ended in the meantime
         yield from rows()
     finally:
         lock.release()
@@ -120,7 +120,7 @@ def train_in_rounds(
     task: Task,
     methods: Sequence[Method],
 ) -> Iterator[EpochResult]:
-    """What each round brings; those of a run that is gone on with come first. The score is minus the held-out loss."""
+    """Yield the result of each round, first those of a resumed run. The score is minus the held-out loss."""
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     history = resume(args, checkpointer, model, optimizer)
     yield from history
@@ -144,7 +144,7 @@ def train_in_rounds(
 
 @contextmanager
 def watched(args: Namespace, checkpointer: Checkpointer, model: nn.Module, history: list[EpochResult]) -> Iterator[Any]:
-    """What keeps the figures of the steps, where --log_dir asks for them; else None."""
+    """A callback that records the figures of the steps, if --log_dir is given; else None."""
     if args.log_dir is None:
         yield None
         return
@@ -160,7 +160,7 @@ def watched(args: Namespace, checkpointer: Checkpointer, model: nn.Module, histo
 def resume(
     args: Namespace, checkpointer: TextSaver, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[EpochResult]:
-    """Go back to the last measurement, if one is there and is asked for. Returns the rounds that are done."""
+    """With --resume, restore the state after the last measurement, if there is one. Returns the finished rounds."""
     if not args.resume:
         return []
     if not checkpointer.resume_path.is_file():

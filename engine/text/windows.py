@@ -1,4 +1,4 @@
-"""Text to train a language model on: files as documents, documents as one packed row of tokens, and its tokenizer.
+"""Training text of a language model: files as documents, documents as one row of tokens, and training a tokenizer.
 
 Shapes: b batch, s position.
 """
@@ -22,8 +22,8 @@ from utils import UserError, read_text
 def read_documents(path: str) -> list[str]:
     """The documents of a file, each of one or more lines.
 
-    A data file of the assignment has one a line, of which the label is dropped. In any other text a blank line stands
-    between two documents. Raises `UserError` where there is none.
+    In a data file of the assignment each line is a document; its label is dropped. In any other text, blank lines
+    separate the documents. Raises `UserError` if there is no document.
     """
     text = read_text(path)
     lines = [line for line in text.split("\n") if line.strip()]
@@ -42,7 +42,7 @@ def read_documents(path: str) -> list[str]:
 
 
 def hold_out(documents: Sequence[str], share: float, seed: int) -> tuple[list[str], list[str]]:
-    """Documents to train on, and those held out, both in their order; of a single document its last lines are."""
+    """Documents to train on, and held-out documents, both in their order; a single document is cut near its end."""
     if len(documents) == 1:
         lines = documents[0].split("\n")
         if len(lines) < 2:
@@ -56,7 +56,7 @@ def hold_out(documents: Sequence[str], share: float, seed: int) -> tuple[list[st
 
 
 def pack(documents: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """All documents as one row: bos and eos around each say where it begins and ends. Lines are joined by a space."""
+    """All documents as one row of token ids, each between bos and eos. A space joins the lines of a document."""
     texts = [" ".join(document.split("\n")) for document in documents]
     return [token for ids in tokenizer.encode_batch(texts, bos=True, eos=True) for token in ids]
 
@@ -64,7 +64,7 @@ def pack(documents: Sequence[str], tokenizer: Tokenizer) -> list[int]:
 class Passes(Sampler[list[int]]):
     """Batches of windows for one epoch of `steps` batches: pass after pass over all windows, each in a new order.
 
-    The order depends on the seed and the number of the pass alone, so that a run which was stopped goes on with it.
+    The order depends only on the seed and the number of the pass, so a resumed run continues in the same order.
     """
 
     def __init__(self, windows: int, batch_size: int, steps: int, seed: int):
@@ -78,7 +78,7 @@ class Passes(Sampler[list[int]]):
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        first = self.epoch * self.steps * self.batch_size  # of all the windows that are ever drawn
+        first = self.epoch * self.steps * self.batch_size  # counted over all epochs
         for start in range(first, first + self.steps * self.batch_size, self.batch_size):
             yield [self._drawn(place) for place in range(start, start + self.batch_size)]
 
@@ -93,7 +93,10 @@ class Passes(Sampler[list[int]]):
 def training_batches(
     token_ids: Sequence[int], tokenizer: Tokenizer, length: int, batch_size: int, steps: int, seed: int
 ) -> DataLoader:
-    """An epoch of so many batches of windows: token_ids and targets, b s each. Only whole windows are drawn."""
+    """A loader of `steps` batches per epoch: token_ids and targets, b s each. Only windows of full length are drawn.
+
+    Raises `UserError` if the text is shorter than one window.
+    """
     windows = TextWindows(token_ids, tokenizer.bos_id, length)
     whole = len(token_ids) // length
     if whole < 1:
@@ -103,10 +106,10 @@ def training_batches(
 
 
 def train_tokenizer(lines: Iterable[str], vocab_size: int) -> bytes:
-    """A SentencePiece model of Llama's kind: BPE, bytes for what is unknown, `<0x00>` as id 3, each digit a token.
+    """Train a SentencePiece model like Llama's: BPE, bytes for unknown characters, `<0x00>` is id 3, digits are single.
 
-    One thread, so that the same lines make the same bytes. Raises `UserError` where they are too few for such a
-    vocabulary, or too many characters.
+    It runs in one thread, so that the same lines give the same bytes. Raises `UserError` if the text is too short for
+    this size of vocabulary, or has too many different characters for it.
     """
     model = io.BytesIO()
     try:
@@ -128,7 +131,7 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> bytes:
             num_threads=1,
             minloglevel=2,
         )
-    except (RuntimeError, OSError) as error:  # whose text names SentencePiece's source lines
+    except (RuntimeError, OSError) as error:  # its text names source lines of SentencePiece
         most = re.search(r"<= (\d+)", str(error))
         what = f"at most {most[1]}" if most else "larger: each of the text's characters takes a piece"
         raise UserError(f"--vocab_size {vocab_size} does not fit the text; it must be {what}") from None
