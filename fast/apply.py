@@ -25,7 +25,7 @@ from fast.plan import LLAMA_KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_
 from llama import Attention, FeedForward, Llama, RMSNorm
 
 BY_PRODUCTS = "fused, short texts in two products"  # attention of texts that are classified in bfloat16
-ROWS, WIDTH, HIDDEN = 512, 512, 1376  # what is measured: a small batch in the feed-forward of stories42M
+ROWS, WIDTH, HIDDEN = 512, 512, 1376  # of measured products: a small batch in the feed-forward of stories42M
 LinearKernel = tuple[type[KernelLinear], dict[str, Any]]  # the class, and the settings of `from_linear`
 
 

@@ -27,7 +27,7 @@ def is_small(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def state_of(weight: torch.Tensor) -> tuple[int, Any]:
     """Changes when a weight is replaced or written to."""
-    # PyTorch does not count what is written to an inference tensor, so its state is never the same
+    # PyTorch does not count writes to an inference tensor, so its state is never the same
     return weight.data_ptr(), object() if weight.is_inference() else weight._version
 
 

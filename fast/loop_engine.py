@@ -134,7 +134,7 @@ def use_threads(threads: int) -> None:
     """Run the loops on so many threads, and leave PyTorch its own number."""
     of_pytorch = torch.get_num_threads()
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    # numba's first threads come from OpenMP, where it then sets the number for all who use it; PyTorch is one of them
+    # numba's first threads come from OpenMP, where it sets the number of threads for PyTorch as well
     if torch.get_num_threads() != of_pytorch:
         torch.set_num_threads(of_pytorch)
 
@@ -251,7 +251,7 @@ def _rotation(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
 
 
 def _layer(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
-    """A layer at the last of four positions, beside a cache, what is kept there, and at all four without one."""
+    """A layer's output at the last of four positions with a cache, the cache, and its output at all without one."""
     config, layer = pair.model.config, pair.model.layers[0]
     x = torch.randn(1, 4, config.dim)
     cache = _filled_cache(pair.model, torch.tensor([[1, 7, 4]]))

@@ -1,7 +1,8 @@
-"""The loops that numba compiles for generating text. They are all in this file, whose date tells numba what is old.
+"""The loops that numba compiles for generating text: all in this file, because numba compiles anew when it changes.
 
-One new position meets each weight once, so memory is what it waits for: few parallel loops, since each one costs the
-threads a meeting, and two rows far apart are read together, since two streams keep the memory busier than one or four.
+One new position uses each weight once, so the time goes into reading memory. There are few parallel loops, because
+threads wait for one another at the end of each, and each thread reads two rows far apart together, because two streams
+were faster than one or four.
 
 Shapes:
     D model dim   h query heads   g key/value heads   d head dim   f feed-forward dim   v vocabulary   t key position
@@ -17,8 +18,8 @@ from numba import njit, prange, types
 from numba.extending import overload
 
 LANES = 16  # float32 numbers in a vector register of AVX-512, and in two or four of other processors
-# Sums of floats may be reordered, but infinities and NaNs may not be taken for impossible: a damaged checkpoint must
-# show. Division is NumPy's: a check for zero would keep loops out of vector lanes.
+# Sums of floats may be reordered, but infinities and NaNs stay possible, so that a damaged checkpoint shows.
+# Division is NumPy's: a check for zero would keep loops out of vector lanes.
 LOOPS = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy", "cache": True}
 
 
@@ -53,7 +54,7 @@ class LayerWeights(NamedTuple):
 
 
 def number(stored: np.number) -> np.float32:
-    """What a weight is, see `Matrix`. Compiled code only."""
+    """A stored number of a `Matrix` as float32. Compiled code only."""
     raise NotImplementedError
 
 
@@ -277,7 +278,7 @@ def rescore(rows: np.ndarray, x: np.ndarray, error: np.ndarray, norm: float, log
 
 @njit(**LOOPS)
 def highest_floor(logits: np.ndarray, error: np.ndarray, size: np.float32) -> np.float32:
-    """The largest that a true logit is at least."""
+    """The largest lower bound of a true logit."""
     highest = np.full(LANES, -np.inf, np.float32)
     whole = len(logits) // LANES * LANES
     for start in range(0, whole, LANES):

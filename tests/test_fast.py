@@ -306,7 +306,7 @@ def test_frozen_weights_get_no_gradient_and_pass_one_on(products: str):
 @needs_onednn
 @pytest.mark.parametrize("kind", [OneDNNLinear, Bf16Linear, RoundedLinear])
 @pytest.mark.parametrize(("wants_x", "wants_weight"), [(True, False), (False, True), (True, True)])
-def test_each_gradient_is_there_whoever_else_wants_one(kind: type, wants_x: bool, wants_weight: bool):
+def test_each_gradient_is_there_with_and_without_the_other(kind: type, wants_x: bool, wants_weight: bool):
     plain = nn.Linear(96, 160, bias=False)
     grads = []
     for layer in (plain, copy.deepcopy(plain)):
@@ -831,7 +831,7 @@ def test_sampling_draws_the_plain_texts(numba, attention: str):
 
 
 def test_a_token_is_chosen_and_logits_are_computed_as_the_caller_says(numba):
-    """Whoever chooses may read any of the logits, also at temperature 0."""
+    """A function `choose` may read any of the logits, also at temperature 0."""
     plain = random_llama(gain=8.0, attention="causal")
     ours = decoding(plain)
     steps, prompt = steps_of(ours), random_prompts(1, 5)
@@ -1010,7 +1010,7 @@ def test_the_screened_head_finds_the_largest_logit(
 
     weight, x = heads_and_inputs(kind, vocab, dim, rows, seed, log_scales)
     head = ScreenedHead(weight, weight.numpy())
-    smallest = dim * 2.0**-149  # what underflows is lost, whoever computes it
+    smallest = dim * 2.0**-149  # numbers that underflow are lost in any order
     for row in x:
         true = (weight.double() @ row.double()).numpy()  # vocab
         norm = row.double().norm().item()

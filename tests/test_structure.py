@@ -148,7 +148,7 @@ def test_convert_imports_other_libraries_inside_of_functions(path: Path):
             assert not OPTIONAL_LIBRARIES["convert"] & {name.partition(".")[0] for name in modules_of(node)}
 
 
-BERT_KERNELS = {"attention", "kernels"}  # which fast/ asks for by name; without it, they are not imported
+BERT_KERNELS = {"kernels"}  # which fast/ imports by name; without it, it is not imported
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bert").glob("*.py")), ids=ids)

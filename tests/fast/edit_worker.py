@@ -66,9 +66,7 @@ def outcome(attention: str, *, accelerated: bool) -> dict[str, object]:
     except (RuntimeError, AssertionError, TypeError) as error:
         found = {"error": type(error).__name__}
     if accelerated:
-        feed_forward = type(model.layers[0].feed_forward).__name__
         found["loops"] = generator.choice.kernel == "numba" or attention == "bidirectional"
-        found["feed forward"] = feed_forward
     return found
 
 

@@ -62,7 +62,7 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.training._progress_bar": "stands on standard error while one waits",
     "engine.checkpointer.Checkpointer._check_best_model": "an error where the saved model is not this run's",
 }
-DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program, and no library to anybody
+DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program
 # compute once, unless they are told
 KEPT = (rope.rope_table, base_llama.causal_mask, fast.decode._settings_as_made)
 TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order

@@ -1,4 +1,4 @@
-"""No edit is ignored: what the root modules say, as they stand, is what is computed, whatever replaces them."""
+"""No edit is ignored: kernels compute what the root modules say, as they stand in this process."""
 
 from __future__ import annotations
 
