@@ -227,16 +227,16 @@ def test_a_batch_is_padded_and_says_what_is_asked(tokenizer: WordPiece):
     (batch, *_) = data.batches(8)
     ids, segments, targets = batch["token_ids"], batch["segment_ids"], batch["targets"]
     assert ids.shape == segments.shape == targets.shape == batch["weights"].shape and ids.shape[1] <= 24
-    assert bool((ids[:, 0] == tokenizer.cls_id).all())
-    for row, segment, target in zip(ids.tolist(), segments.tolist(), targets.tolist(), strict=True):
-        ends = [place for place, token in enumerate(row) if token == tokenizer.sep_id and target[place] == NO_TARGET]
-        first, last = ends[0], ends[-1]
-        assert segment == [0] * (first + 1) + [1] * (last - first) + [0] * (len(row) - last - 1)
-        assert row[last + 1 :] == [tokenizer.pad_id] * (len(row) - last - 1)
-        assert set(target[last:]) == {NO_TARGET}
-    assert batch["weights"].sum().item() == pytest.approx(1.0)
-    assert torch.equal(batch["weights"] > 0, targets != NO_TARGET) and set(batch["next"].tolist()) <= {0, 1}
-    assert [data[0, place]["next"] for place in range(8)] == batch["next"].tolist()
+    rows = zip(ids.tolist(), segments.tolist(), targets.tolist(), batch["next"].tolist(), strict=True)
+    for (a, b, is_next), (row, segment, target, answer) in zip(data.pairs(0), rows, strict=False):
+        whole = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
+        padding = len(row) - len(whole)
+        before = [token if asked == NO_TARGET else asked for token, asked in zip(row, target, strict=True)]
+        assert before == whole + [tokenizer.pad_id] * padding
+        assert segment == [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * padding
+        assert set(target[len(whole) - 1 :]) == {NO_TARGET} and answer == (0 if is_next else 1)
+    assert batch["weights"].sum().item() == pytest.approx(1.0) and {*batch["next"].tolist()} == {0, 1}
+    assert torch.equal(batch["weights"] > 0, targets != NO_TARGET)
 
 
 def test_without_next_sentences_there_is_one_segment(tokenizer: WordPiece):
