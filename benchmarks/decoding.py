@@ -22,7 +22,7 @@ from benchmarks.work import decoding, recomputing
 from llama import Llama
 
 if TYPE_CHECKING:
-    from fast.decoder import Decoder
+    from fast.decode import Decoder
 
 Ids = list[int]
 # Computes as long as the process that started it lives.

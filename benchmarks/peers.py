@@ -23,7 +23,7 @@ from optimizer import AdamW
 from utils import ROOT
 
 if TYPE_CHECKING:
-    from fast.decoder import Decoder
+    from fast.decode import Decoder
 
 NUM_LABELS = 5
 DROPOUT = 0.3
