@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # their functions are not traced
+UNTRACED = sys.stdlib_module_names | {"torch", "numpy"}  # their functions are not traced
 NOT_COMPUTED = {"__init__", "__getstate__", "__repr__", "extra_repr"}  # methods that give no numbers
 NOT_COMPUTED |= {"__eq__", "__hash__", "__setattr__", "__delattr__"}  # made by `dataclass`
 
@@ -115,7 +115,7 @@ class _CodeOf:
 def _is_of_library(part: Any) -> bool:
     """Whether a class or function belongs to Python or to an installed library."""
     file = getattr(getattr(part, "__code__", None), "co_filename", "")
-    return (getattr(part, "__module__", None) or "torch").partition(".")[0] in LIBRARIES or "site-packages" in file
+    return (getattr(part, "__module__", None) or "torch").partition(".")[0] in UNTRACED or "site-packages" in file
 
 
 def _function_of(member: Any) -> Any:

@@ -31,7 +31,7 @@ from fast.measure import recall, remember
 from utils import ROOT
 
 LOOPS_FILE = Path(__file__).resolve().parent / "loops.py"
-FORMATS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear}
+LINEAR_KERNELS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear}
 KEPT_AS = "loops"  # the name of the checksums and formats in `fast.measure`
 LOAD_SECONDS = 0.6  # to import numba and load the compiled loops
 
@@ -109,7 +109,7 @@ def load(format_: str) -> ModuleType:
             raise EOFError
         engine = _import_engine()
         with _refusing_to_compile():
-            engine.warm_up(FORMATS[format_])
+            engine.warm_up(LINEAR_KERNELS[format_])
     except NotReady:  # numba says that its files are outdated
         remember(KEPT_AS, None)
         raise
@@ -143,10 +143,10 @@ def compile_now(format_: str) -> None:
     try:
         engine = _import_engine()
         try:
-            engine.warm_up(FORMATS[format_])
+            engine.warm_up(LINEAR_KERNELS[format_])
         except Exception:  # files on disk may be damaged: try again without them
             _remove(_files())
-            engine.warm_up(FORMATS[format_])
+            engine.warm_up(LINEAR_KERNELS[format_])
     except Exception as error:
         raise NotReady(f"numba does not work here: {type(error).__name__}: {error}") from None
     # an index may be written again, when numba compiles for another processor that shares the folder

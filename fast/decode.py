@@ -224,7 +224,7 @@ def _agrees(llama: Llama, precision: str) -> bool:
 @lru_cache(maxsize=16)
 def _loops_check(config: tuple[tuple[str, Any], ...], precision: str) -> EquivalenceCheck:
     """Whether the loops of one number format agree with a model of this shape."""
-    engine, kernel = compiled.load(precision), compiled.FORMATS[precision]
+    engine, kernel = compiled.load(precision), compiled.LINEAR_KERNELS[precision]
     sides = partial(engine.sides, LlamaConfig(**dict(config)), kernel)
     # `take` picks rows for a search, which gives the loops a text like any other
     return EquivalenceCheck("Llama", REPLACED_BY_LOOPS, sides, but=((KVCache, "take"),))

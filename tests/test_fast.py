@@ -64,7 +64,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def numba():
     """The tests that ask for it are about the compiled loops, which work wherever numba does: an error is a failure."""
     module = pytest.importorskip("numba")
-    for format_ in compiled.FORMATS:
+    for format_ in compiled.LINEAR_KERNELS:
         compiled.compile_now(format_)
     return module
 
@@ -728,7 +728,7 @@ def test_every_logit_of_the_loops_is_the_plain_one_with_any_number_of_threads(
     torch.manual_seed(0)
     names = "vocab_size", "dim", "n_heads", "n_kv_heads", "hidden_dim", "n_layers"
     config = LlamaConfig.from_preset("tiny", attention="causal", **dict(zip(names, sizes, strict=True)))
-    plain, loops = loop_engine.make_pair(config, compiled.FORMATS[precision])
+    plain, loops = loop_engine.make_pair(config, compiled.LINEAR_KERNELS[precision])
 
     def step(tokens: torch.Tensor, cache: KVCache, *settings: bool) -> torch.Tensor:
         return loops.next_logits(tokens[:, -1:], cache, *settings)
