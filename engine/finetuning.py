@@ -102,11 +102,11 @@ def open_checkpointer(args: Namespace, run: Run, held: ExitStack) -> Checkpointe
     candidates, identity = model_candidates(args, run.plan.digest), run.plan.identity()
     if args.methods:  # their name is known only now
         check_overlaps(args, files_of_model(candidates[0]))
-    path, kept = run.distributed.from_first(lambda: choose_model_path(candidates, identity, args.resume, held))
+    path, kept = run.trainer.distributed.from_first(lambda: choose_model_path(candidates, identity, args.resume, held))
     if kept:
         print(f"{'; '.join(kept)}; this run saves to {path}")
     checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"))
-    has_resume_point = run.distributed.from_first(checkpointer.resume_path.exists)
+    has_resume_point = run.trainer.distributed.from_first(checkpointer.resume_path.exists)
     if not (args.resume and has_resume_point):
         if has_resume_point:
             point = checkpointer.resume_path
@@ -121,15 +121,15 @@ def resume(args: Namespace, run: Run, checkpointer: Checkpointer) -> list[EpochR
     """Restore the state after the last finished epoch. Returns the results of the finished epochs."""
     from engine.checkpointer import BadResumePoint, OtherRun, other_resume_points
 
-    if not run.distributed.from_first(checkpointer.resume_path.is_file):
+    if not run.trainer.distributed.from_first(checkpointer.resume_path.is_file):
         print(f"there is no resume point {checkpointer.resume_path}; starting from the beginning")
-        for path, differing in run.distributed.from_first(
+        for path, differing in run.trainer.distributed.from_first(
             lambda: other_resume_points(f"{args.option}-*", checkpointer.identity)
         ):
             print(f"{path} is of a run with another {join_names(map(name_of, differing))}")
         return []
     try:
-        history = checkpointer.load_resume_point(run.model, run.optimizer)
+        history = checkpointer.load_resume_point(run.model, run.trainer.optimizer)
     except OtherRun as error:
         other = f"{checkpointer.resume_path} belongs to a run with another {join_names(map(name_of, error.differing))}"
         raise UserError(f"{other}; use the same arguments, or leave out --resume to start anew") from None
@@ -154,7 +154,7 @@ def look_at(args: Namespace, run: Run, checkpointer: Checkpointer, history: list
         return None
     finetuned = import_part("explore.finetuned", "--log_dir and --html")
     look = finetuned.RunReport(
-        args.log_dir, args.html, checkpointer, run.compute.device, history, run.distributed.is_first
+        args.log_dir, args.html, checkpointer, run.compute.device, history, run.trainer.distributed.is_first
     )
     held.callback(look.log.close)
     return look

@@ -16,7 +16,7 @@ from torch import nn
 from engine.batches import Sentences
 from engine.checkpointer import Checkpointer
 from engine.families import LLAMA_FAMILY, advanced_folder, create_methods, family_named, head_among, model_settings
-from engine.methods import EpochResult, Method, prepare, pretrained_of
+from engine.methods import EpochResult, prepare, pretrained_of
 from engine.plan import ComputeSettings, Plan
 from engine.processes import SINGLE_PROCESS, Distributed
 from engine.programs import import_folder, require_folder
@@ -37,12 +37,13 @@ class Run(NamedTuple):
     """The result of `assemble`: everything that training needs, except the data."""
 
     plan: Plan
-    model: nn.Module
     tokenizer: Any
-    methods: list[Method]
-    optimizer: torch.optim.Optimizer
+    trainer: Trainer
     compute: ComputeSettings
-    distributed: Distributed
+
+    @property
+    def model(self) -> nn.Module:
+        return self.trainer.model
 
     @property
     def config(self) -> Any:
@@ -73,7 +74,15 @@ def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Di
     for method in methods:
         groups = method.parameter_groups(groups, model)
     plan = dataclasses.replace(plan, attention=pretrained.config.attention)
-    return Run(plan, model, tokenizer, methods, AdamW(groups, lr=plan.lr), compute, distributed)
+    trainer = Trainer(
+        model,
+        AdamW(groups, lr=plan.lr),
+        methods=methods,
+        seed=plan.seed,
+        train_eval=plan.train_eval,
+        distributed=distributed,
+    )
+    return Run(plan, tokenizer, trainer, compute)
 
 
 def assemble_zero_shot(
@@ -170,8 +179,8 @@ def checkpointer_for(run: Run, model_path: Path, resume_path: Path) -> Checkpoin
         record=record_of(run.model, run.tokenizer, plan.label_names, plan.batch_size, plan.precision),
         identity=plan.identity(),
         epochs=plan.epochs,
-        methods=run.methods,
-        distributed=run.distributed,
+        methods=run.trainer.methods,
+        distributed=run.trainer.distributed,
     )
 
 
@@ -186,17 +195,7 @@ def fine_tune(
     callback: TrainingCallback | None = None,
 ) -> Iterator[EpochResult]:
     """Train as the plan says; yields the results of `Trainer.fit`. dev: the data on which epochs are chosen."""
-    plan, batches = run.plan, (run.config, run.plan.batch_size, run.compute.device)
-    trainer = Trainer(
-        run.model,
-        run.optimizer,
-        methods=run.methods,
-        checkpointer=checkpointer,
-        seed=plan.seed,
-        train_eval=plan.train_eval,
-        progress=progress,
-        distributed=run.distributed,
-        callback=callback,
-        history=list(history),
-    )
-    return trainer.fit(loader_of(train, *batches, shuffle=True), loader_of(dev, *batches), plan.epochs)
+    trainer, batches = run.trainer, (run.config, run.plan.batch_size, run.compute.device)
+    trainer.checkpointer, trainer.callback = checkpointer, callback
+    trainer.progress, trainer.history = progress, list(history)
+    return trainer.fit(loader_of(train, *batches, shuffle=True), loader_of(dev, *batches), run.plan.epochs)

@@ -31,7 +31,20 @@ import optimizer
 import tokenizer
 import utils
 from advanced import decoding
-from engine import batches, checkpointer, columns, data, processes, programs, sampling, saved, stream, training, weights
+from engine import (
+    batches,
+    checkpointer,
+    columns,
+    data,
+    processes,
+    programs,
+    runs,
+    sampling,
+    saved,
+    stream,
+    training,
+    weights,
+)
 from engine import torchrun as engine_torchrun
 from engine.columns import Columns
 from engine.storage import load_tensors
@@ -145,13 +158,13 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--epochs": ("finetune", [2], "fit.epochs", [2]),
     "--lr": ("finetune", [0.25], "AdamW.lr", [0.25]),
     "--hidden_dropout_prob": ("finetune", [0.125], lambda seen: seen["Trainer.model"][0].dropout.p, 0.125),
-    "--model_out": ("finetune", ["best.pt"], lambda seen: seen["Trainer.checkpointer"][0].model_path.name, "best.pt"),
+    "--model_out": ("finetune", ["best.pt"], lambda seen: seen["fine_tune.checkpointer"][0].model_path.name, "best.pt"),
     "--no_train_eval": ("finetune", [], "Trainer.train_eval", [False]),
     "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
     "--shots": ("finetune", [4], sizes, [8, 10]),
     "--hold_out": ("finetune", [0.25], sizes, [18, 6]),
-    "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["Trainer.callback"][0]).__name__, "MetricsLog"),
-    "--html": ("finetune", ["run.html"], lambda seen: type(seen["Trainer.callback"][0]).__name__, "MetricsLog"),
+    "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["fine_tune.callback"][0]).__name__, "MetricsLog"),
+    "--html": ("finetune", ["run.html"], lambda seen: type(seen["fine_tune.callback"][0]).__name__, "MetricsLog"),
     "--lora_rank": ("lora", [2], lora("rank"), 2),
     "--lora_alpha": ("lora", [3], lora("alpha"), 3.0),
     "--model": ("predict", ["other-saved.pt"], name_of("load_classifier.path"), "other-saved.pt"),
@@ -190,7 +203,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             monkeypatch.setattr(place, name, noting)
 
     for owner, name in (
-        (data, "create_data"), (training.Trainer, "fit"), (batches.LlamaDataset, "loader"),
+        (data, "create_data"), (training.Trainer, "fit"), (runs, "fine_tune"), (batches.LlamaDataset, "loader"),
         (weights, "load_pretrained"),
         (columns, "read_examples"), (stream, "read_sentences"), (saved, "load_classifier"),
         (utils, "seed_everything"),

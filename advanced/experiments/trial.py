@@ -133,7 +133,7 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
         "trainable": trainable,
         "train_sentences": len(train),
         "seconds": round(sum(result.seconds for result in history), 1),
-        "figures": {method.name: found for method in run.methods if (found := method.figures())},
+        "figures": {method.name: found for method in run.trainer.methods if (found := method.figures())},
     }
     tokenizer = run.tokenizer
     del run
@@ -157,7 +157,7 @@ def _epochs_done(checkpointer: Checkpointer, run: Run) -> list[EpochResult]:
     from engine.checkpointer import OtherRun
 
     try:
-        return checkpointer.load_resume_point(run.model, run.optimizer)
+        return checkpointer.load_resume_point(run.model, run.trainer.optimizer)
     except OtherRun as error:
         warn(f"{error}; this one starts anew")
         return []

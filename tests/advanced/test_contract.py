@@ -124,11 +124,11 @@ def test_a_method_begins_as_the_base(laboratory: Laboratory, name: str, attentio
     skip_what_is_refused(name, attention)
     plain, run = (laboratory.assemble(laboratory.plan(each, attention=attention)) for each in ("", name))
     outputs = outputs_of(run.model, run)
-    if not run.methods[0].begins_as_base:
+    if not run.trainer.methods[0].begins_as_base:
         assert not torch.allclose(outputs, outputs_of(plain.model, plain), atol=1e-4)  # else it should not say so
         return
     assert torch.equal(outputs, outputs_of(plain.model, plain))
-    with run.methods[0].evaluation_weights(run.model):
+    with run.trainer.methods[0].evaluation_weights(run.model):
         assert torch.equal(outputs_of(run.model, run), outputs)
 
 
@@ -158,7 +158,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Labora
     run = laboratory.assemble(laboratory.plan(names))
     torch.manual_seed(99)  # the resume point has the state of the generators
     checkpointer = laboratory.checkpointer(run)
-    history = laboratory.train(run, checkpointer, checkpointer.load_resume_point(run.model, run.optimizer))
+    history = laboratory.train(run, checkpointer, checkpointer.load_resume_point(run.model, run.trainer.optimizer))
     figures = [[(each.train_loss, each.dev_score) for each in results] for results in (history, undisturbed.history)]
     assert figures[0] == figures[1]
     states = run.model.state_dict(), undisturbed.run.model.state_dict()

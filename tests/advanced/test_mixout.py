@@ -138,6 +138,6 @@ def test_a_resumed_run_mixes_with_what_was_pretrained(laboratory: Laboratory):
     pretrained = run.model.get_submodule(LAYER).weight.detach().clone()
     laboratory.train(run, laboratory.checkpointer(run), epochs=1)
     run = laboratory.assemble(laboratory.plan("mixout", epochs=2))
-    laboratory.checkpointer(run).load_resume_point(run.model, run.optimizer)
+    laboratory.checkpointer(run).load_resume_point(run.model, run.trainer.optimizer)
     layer = run.model.get_submodule(LAYER)
     assert torch.equal(layer.pretrained, pretrained) and not torch.equal(layer.weight, pretrained)

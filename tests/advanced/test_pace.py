@@ -67,9 +67,12 @@ def test_the_optimizer_has_the_rates_and_those_of_layers_are_multiplied(laborato
 
     plan = laboratory.plan("layer-decay,schedule", lr=0.5)
     run = laboratory.assemble(plan)
-    rates, step = [], run.optimizer.step
-    run.optimizer.step = lambda: (rates.append([group["lr"] for group in run.optimizer.param_groups]), step())
-    run.methods.append(TrainingCallback())
+    rates, step = [], run.trainer.optimizer.step
+    run.trainer.optimizer.step = lambda: (
+        rates.append([group["lr"] for group in run.trainer.optimizer.param_groups]),
+        step(),
+    )
+    run.trainer.methods.append(TrainingCallback())
     laboratory.train(run, laboratory.checkpointer(run))
     assert len(rates) == seen[-1][1] == seen[-1][0] + 1
     for number, of_groups in enumerate(rates):

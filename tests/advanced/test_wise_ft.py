@@ -174,14 +174,18 @@ def test_the_mixture_is_judged_after_the_last_epoch_and_saved_if_it_is_the_best(
     model, about = saved.load_classifier(checkpointer.model_path)
     assert about.epoch == 2 == best_of(history).epoch
     assert torch.equal(outputs_of(model, run), judged[-1])
-    (method,) = [each for each in run.methods if each.name == "wise-ft"]
+    (method,) = [each for each in run.trainer.methods if each.name == "wise-ft"]
     assert method.figures()["alpha"] == 0.5
     assert load_tensors(checkpointer.model_path)["figures"] == {"wise-ft": method.figures()}
 
     resumed = laboratory.assemble(laboratory.plan(names, epochs=2, lr=0.02))
     checkpointer = laboratory.checkpointer(resumed)
-    again = laboratory.train(resumed, checkpointer, checkpointer.load_resume_point(resumed.model, resumed.optimizer))
-    assert list(map(str, again)) == list(map(str, history)) and resumed.methods[-1].figures() == method.figures()
+    again = laboratory.train(
+        resumed, checkpointer, checkpointer.load_resume_point(resumed.model, resumed.trainer.optimizer)
+    )
+    assert (
+        list(map(str, again)) == list(map(str, history)) and resumed.trainer.methods[-1].figures() == method.figures()
+    )
 
 
 def test_the_driver_prints_the_sweep_and_holds_data_out_for_it(

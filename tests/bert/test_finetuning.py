@@ -40,7 +40,9 @@ def train(plan: Plan, folder: Path, epochs: int | None = None) -> tuple[runs.Run
     path = folder / "best.pt"
     checkpointer = runs.checkpointer_for(run, path, folder / "best.resume")
     data = [families.encode_for(run.model, run.tokenizer, create_data(each.path)) for each in (plan.train, plan.dev)]
-    history = checkpointer.load_resume_point(run.model, run.optimizer) if checkpointer.resume_path.is_file() else []
+    history = (
+        checkpointer.load_resume_point(run.model, run.trainer.optimizer) if checkpointer.resume_path.is_file() else []
+    )
     for result in runs.fine_tune(run, *data, checkpointer, history=history, progress=False):
         history.append(result)
         if len(history) == epochs:
@@ -77,7 +79,7 @@ def test_everything_is_trained_and_dropout_is_as_the_plan_says(plan: Plan):
     run = runs.assemble(replace(plan, hidden_dropout_prob=0.25), PLACE)
     assert run.model.dropout.p == 0.25
     assert all(parameter.requires_grad for parameter in run.model.parameters())
-    trained = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
+    trained = {id(parameter) for group in run.trainer.optimizer.param_groups for parameter in group["params"]}
     assert trained == {id(parameter) for parameter in run.model.parameters()}
 
 
