@@ -7,12 +7,12 @@ from itertools import islice
 from benchmarks.apart import LibraryModel
 from benchmarks.llama2c import FIRST_BYTE_ID, SPACE_ID, make_pieces
 from convert import gguf
-from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, Vocabulary
+from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, UNKNOWN, Vocabulary
 
 
 def made_up_vocabulary(size: int) -> Vocabulary:
     """Pieces for a model of random weights, which speaks no language: those that llama2.c is given."""
-    pieces = [piece.decode().replace(" ", SPACE) for piece in make_pieces(size)]
+    pieces = [piece.decode().replace(" ", SPACE_PIECE) for piece in make_pieces(size)]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * (SPACE_ID - FIRST_BYTE_ID)]
     types += [NORMAL] * (size - len(types))
     return Vocabulary(pieces, [0.0] * size, types, unk_id=0, bos_id=1, eos_id=2, adds_space=True)

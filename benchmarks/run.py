@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> list[Line]:
 
 def compile_loops() -> None:
     """Decoding is measured with the loops compiled, as `setup.sh` and `python -m fast --compile` leave them."""
-    from fast.compiled import FORMATS, NotReady, are_compiled, compile_now
+    from fast.compiled import LINEAR_KERNELS, NotReady, are_compiled, compile_now
 
-    for format_ in FORMATS:
+    for format_ in LINEAR_KERNELS:
         if not are_compiled(format_):
             print(f"compiling the loops that generate text in {format_} ...", flush=True)
             with suppress(NotReady):  # the table of kernels says so

@@ -128,6 +128,33 @@ def test_no_file_imports_one_that_imports_it():
         pytest.fail(" imports ".join(error.args[1][::-1]))
 
 
+@cache
+def names_in(path: Path) -> set[str]:
+    """The names that a file binds outside its functions and classes."""
+    names, waiting = set(), list(tree_of(path).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        else:
+            names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            waiting += [each for each in ast.iter_child_nodes(node) if isinstance(each, (ast.stmt, ast.ExceptHandler))]
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_what_is_imported_is_there(path: Path):
+    """Also inside functions, which run where a benchmark or an option asks for them."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module in FILES:
+            there = names_in(FILES[node.module])
+            for alias in node.names:
+                is_lazy = "__getattr__" in there
+                assert is_lazy or alias.name in there or f"{node.module}.{alias.name}" in FILES, ast.unparse(node)
+
+
 def test_the_graders_serve_nobody_else():
     """But for what made the table of parts, and the data set's label names."""
     importers = {ids(path) for path in PRODUCT if "grading" in top_names(path) and folder_of(path) != "grading"}

@@ -35,7 +35,7 @@ from benchmarks.sentences import (
 from benchmarks.table import Line, missing_contenders
 from config import LlamaConfig
 from convert.llama2c import content_of, content_of_tokenizer
-from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN
+from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, UNKNOWN
 from engine.batches import EncodingRules
 from engine.data import create_data
 from fast.attention import FusedAttention
@@ -225,7 +225,7 @@ def test_the_vocabulary_for_llama_cpp_has_a_type_for_each_piece():
     vocabulary = made_up_vocabulary(300)
     assert len(vocabulary.pieces) == len(vocabulary.types) == len(vocabulary.scores) == 300
     assert [vocabulary.types.count(kind) for kind in (UNKNOWN, CONTROL, BYTE, NORMAL)] == [1, 2, 256, 41]
-    assert vocabulary.types[:4] == [UNKNOWN, CONTROL, CONTROL, BYTE] and vocabulary.pieces[259] == SPACE
+    assert vocabulary.types[:4] == [UNKNOWN, CONTROL, CONTROL, BYTE] and vocabulary.pieces[259] == SPACE_PIECE
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
