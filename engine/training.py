@@ -163,7 +163,8 @@ class Trainer:
                 step = self._forward(local, epoch, epoch * len(loader) + index, total)
                 value = self._backward(step, loader.batch_sampler.batch_size, index)
                 norm = math.nan if self.callback is None else _gradient_norm(self.optimizer)
-                rates = self._update(step)
+                rates = self._rates(step)
+                self._update(step, rates)
                 if self.callback is not None:
                     size, now = (local.total, local.total * local.batch["token_ids"].shape[1]), time.perf_counter()
                     self.callback.step(StepMeasurement(step.number, epoch, value, rates, norm, *size, now - clock))
@@ -194,14 +195,17 @@ class Trainer:
         self.distributed.backward(loss)
         return value
 
-    def _update(self, step: Step) -> list[float]:
-        """One step of the optimizer. Returns the learning rate of each group of parameters."""
+    def _rates(self, step: Step) -> list[float]:
+        """The learning rate of each group of parameters: the planned one, as the methods change it for this step."""
+        factor = math.prod(method.rate(step.number, step.total) for method in self.methods)
+        return [group["lr"] * factor for group in self.optimizer.param_groups]
+
+    def _update(self, step: Step, rates: list[float]) -> None:
+        """One step of the optimizer, with the learning rate of each group of parameters."""
         groups = self.optimizer.param_groups
         if self.clip is not None:
             nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group["params"]], self.clip)
-        factor = math.prod(method.rate(step.number, step.total) for method in self.methods)
         planned = [group["lr"] for group in groups]
-        rates = [rate * factor for rate in planned]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self.optimizer.step()
@@ -209,7 +213,6 @@ class Trainer:
             group["lr"] = rate
         for method in self.methods:
             method.after_step(step)
-        return rates
 
     def _close_epoch(self, train_loss: float, train: DataLoader, dev: DataLoader, start: float) -> EpochResult:
         """Score the evaluation weights, save them if they are the best so far, and save the resume point."""

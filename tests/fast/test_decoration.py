@@ -58,7 +58,7 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.tasks.Evaluation.finish": "puts the predictions of several processes together",
     "engine.processes.Distributed.spread": "moves a model to a GPU; on a CPU it is where it computes",
     "engine.methods.prepare": "lets methods prepare a model, of which the commands have none",
-    "engine.training.Trainer._finish": "lets methods finish a model",
+    "engine.training.Trainer.__post_init__": "`fit` sets the same; for who evaluates without it",
     "engine.training._progress_bar": "stands on standard error while one waits",
     "engine.checkpointer.Checkpointer._check_best_model": "an error where the saved model is not this run's",
 }
