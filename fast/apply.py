@@ -95,7 +95,8 @@ def accelerate(
     (`fast.kernel`); kernels of an earlier call are taken away first. Parameters stay the same objects under the same
     names, with the same float32 values in fp32 and bf16; int8 rounds them for good and is for inference. A layer that
     something else has replaced stays as it is, and no kernel computes what llama.py, as it stands in this process, does
-    not (`fast.equivalence`). On a CPU, freed memory is kept for later steps (`fast.memory`).
+    not (`fast.equivalence`). On a CPU, freed memory is kept for later steps (`fast.memory`); for CUDA,
+    attention through cuDNN is switched off in this process.
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:
@@ -103,6 +104,8 @@ def accelerate(
     purpose = Purpose(device or next(model.parameters()).device, precision, generates, trains, keeps_copies)
     if purpose.is_on_cpu:
         keep_freed_memory()
+    if purpose.device.type == "cuda":  # cuDNN plans attention in bfloat16 anew for each length of a text: 0.1 to 0.7 s
+        torch.backends.cuda.enable_cudnn_sdp(False)
     others = _others(model)
     take_away_kernels(model, LLAMA_KERNELS.union(*(planner.BERT_KERNELS for _, planner in others)))
     plan: KernelPlan = {}
