@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from engine.locks import NameLock
-from engine.methods import EpochResult, Method
+from engine.methods import BegunEpoch, EpochResult, Method
 from engine.processes import SINGLE_PROCESS, Distributed
 from engine.storage import load_tensors, save_tensors
 from utils import UserError, join_names
@@ -40,6 +41,8 @@ class Checkpointer:
     model_path: file of the best epoch's model; None: do not save the model. resume_path: file from which a run can
     continue after its last finished epoch. record: plain values and tensors to save beside the weights. identity: plain
     values that must be equal in a resume point, for example the seed and the data. epochs: of the run; None: unknown.
+    seconds: also save a resume point within an epoch, this long after the last one at `saved_at` (`time.monotonic`).
+    begun: the epoch that the last resume point, saved or loaded, is in the middle of; None: in none.
     """
 
     model_path: Path | None
@@ -49,6 +52,15 @@ class Checkpointer:
     epochs: int | None = None
     methods: Sequence[Method] = ()
     distributed: Distributed = SINGLE_PROCESS
+    seconds: float = math.inf
+    begun: BegunEpoch | None = None
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def is_due(self) -> bool:
+        """Whether it is time for a resume point within an epoch. All processes get the answer of the first one."""
+        if self.seconds == math.inf:
+            return False
+        return self.distributed.from_first(lambda: time.monotonic() - self.saved_at >= self.seconds)
 
     def save_model(self, model: nn.Module, result: EpochResult) -> None:
         """Save the plain model's weights, and the tensors that methods could not merge into them (`Method.export`)."""
@@ -68,7 +80,13 @@ class Checkpointer:
             content["figures"] = figures
         save_tensors(self.model_path, content)
 
-    def save_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[EpochResult]) -> None:
+    def save_resume_point(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        history: list[EpochResult],
+        begun: BegunEpoch | None = None,
+    ) -> None:
         point = {
             "kind": KINDS["resume"],
             "identity": self.identity,
@@ -76,10 +94,12 @@ class Checkpointer:
             "model": self.distributed.model_state(model),
             "optimizer": self.distributed.whole(optimizer.state_dict()),
             "methods": {method.name: self.distributed.whole(method.state()) for method in self.methods},
-            "rng": _rng_state(),
+            "rng": random_state(),
+            "begun": None if begun is None else asdict(begun),
         }
         if self.distributed.is_first:
             save_tensors(self.resume_path, point)
+        self.begun, self.saved_at = begun, time.monotonic()
 
     def load_resume_point(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[EpochResult]:
         """Restore model, optimizer, methods and random generators; return the results of the finished epochs.
@@ -89,19 +109,19 @@ class Checkpointer:
         """
         point = self.distributed.from_first(self._read_resume_point)
         try:
-            history = checked_history(point["history"], self.epochs)
-            best_epoch = best_of(history).epoch
+            self.begun = _checked_begun(point.get("begun"))
+            history = [] if self.begun and not point["history"] else checked_history(point["history"], self.epochs)
             load_model(model, point["model"], self.distributed)
             _load_optimizer(optimizer, point["optimizer"], self.distributed)
             if point["methods"].keys() != {method.name for method in self.methods}:
                 raise ValueError("other methods")
             for method in self.methods:
                 method.load_state(point["methods"][method.name], self.distributed.piece)
-            _set_rng_state(point["rng"])
+            set_random_state(point["rng"])
         except Exception:  # a damaged file makes these functions raise errors of many classes
             raise BadResumePoint(f"{self.resume_path} is damaged; remove it") from None
-        if self.model_path is not None:
-            self.distributed.from_first(lambda: self._check_best_model(best_epoch))
+        if self.model_path is not None and history:
+            self.distributed.from_first(lambda: self._check_best_model(best_of(history).epoch))
         return history
 
     def _read_resume_point(self) -> dict[str, Any]:
@@ -215,6 +235,19 @@ def checked_history(entries: list[dict[str, Any]], epochs: int | None) -> list[E
     return history
 
 
+def _checked_begun(entry: dict[str, Any] | None) -> BegunEpoch | None:
+    """Raises an error of any class if no run can have written this entry."""
+    if entry is None:
+        return None
+    begun = BegunEpoch(**entry)
+    if type(begun.steps) is not int or begun.steps < 1 or not math.isfinite(begun.loss) or not begun.seconds >= 0.0:
+        raise ValueError("not a part of an epoch")
+    now = random_state()
+    set_random_state(begun.random)  # an error, if it is no state
+    set_random_state(now)
+    return begun
+
+
 def load_model(model: nn.Module, state: dict[str, Any], distributed: Distributed = SINGLE_PROCESS) -> None:
     """Load a whole model's state dict into this process's part of it. Raises an error if names or shapes differ."""
     own = model.state_dict()
@@ -251,7 +284,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], dis
                 raise ValueError("another parameter's state")
 
 
-def _rng_state() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
+    """The state of PyTorch's global random generators, as plain tensors."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()  # of the device in use; a resumed run may use another one
@@ -260,7 +294,7 @@ def _rng_state() -> dict[str, Any]:
     return state
 
 
-def _set_rng_state(state: dict[str, Any]) -> None:
+def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -105,12 +105,12 @@ def open_checkpointer(args: Namespace, run: Run, held: ExitStack) -> Checkpointe
     path, kept = run.trainer.distributed.from_first(lambda: choose_model_path(candidates, identity, args.resume, held))
     if kept:
         print(f"{'; '.join(kept)}; this run saves to {path}")
-    checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"))
+    checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"), 60 * args.resume_every)
     has_resume_point = run.trainer.distributed.from_first(checkpointer.resume_path.exists)
     if not (args.resume and has_resume_point):
         if has_resume_point:
             point = checkpointer.resume_path
-            print(f"{point} is the resume point of an interrupted run; the first epoch will overwrite it")
+            print(f"{point} is the resume point of an interrupted run; the new run will overwrite it")
             print("(to go on with that run instead, stop this one now and add --resume)", flush=True)
         if path.exists():
             print(f"{path} holds an earlier model of the same training data; the first epoch will overwrite it")
@@ -118,7 +118,7 @@ def open_checkpointer(args: Namespace, run: Run, held: ExitStack) -> Checkpointe
 
 
 def resume(args: Namespace, run: Run, checkpointer: Checkpointer) -> list[EpochResult]:
-    """Restore the state after the last finished epoch. Returns the results of the finished epochs."""
+    """Restore the state of the resume point. Returns the results of the finished epochs."""
     from engine.checkpointer import BadResumePoint, OtherRun, other_resume_points
 
     if not run.trainer.distributed.from_first(checkpointer.resume_path.is_file):
@@ -138,6 +138,8 @@ def resume(args: Namespace, run: Run, checkpointer: Checkpointer) -> list[EpochR
     print(f"resuming from {checkpointer.resume_path}")
     for result in history:
         print_epoch(result, checkpointer.model_path, chosen_on(args))
+    if checkpointer.begun is not None:
+        print(f"epoch {len(history)} goes on after {checkpointer.begun.steps} of its batches")
     return history
 
 
@@ -179,9 +181,10 @@ def run_epochs(
 
 
 def what_is_kept(history: list[EpochResult], checkpointer: Checkpointer) -> str:
-    if not history:
+    if history:
+        finished = f"the best of {len(history)} finished epochs stays in {checkpointer.model_path}, and"
+    elif checkpointer.begun is not None:
+        finished = f"no epoch was finished; after {checkpointer.begun.steps} batches of the first one"
+    else:
         return "no epoch was finished, nothing was saved"
-    return (
-        f"the best of {len(history)} finished epochs stays in {checkpointer.model_path}, "
-        f"and --resume goes on from {checkpointer.resume_path}"
-    )
+    return f"{finished} --resume goes on from {checkpointer.resume_path}"

@@ -230,7 +230,9 @@ FLAGS = (
     Flag("--model_out", "where the model is saved; else a name made of epochs and learning rate", metavar="FILE",
          options=TRAINING, group=TRAIN),
     Flag("--no_train_eval", "do not measure the accuracy on the training data (prints nan)", bool, group=TRAIN),
-    Flag("--resume", "go on after the last finished epoch of an interrupted run", bool, group=TRAIN),
+    Flag("--resume", "go on with an interrupted run, from its resume point", bool, group=TRAIN),
+    Flag("--resume_every", "save a resume point after each epoch, and within it every so many minutes", float, 10.0,
+         Range("must be at least 0", 0), metavar="MINUTES", group=TRAIN),
     Flag("--shots", "train on N sentences of each class alone, drawn with the seed", int, metavar="N",
          within=AT_LEAST_1, options=TRAINING, group=TRAIN),
     Flag("--hold_out", "choose the epoch on this share of the training data, which is not trained on, in the place of "

@@ -33,6 +33,20 @@ class EpochResult:
     is_finish: bool = False
 
 
+@dataclass
+class BegunEpoch:
+    """What an interrupted run had done of an epoch.
+
+    steps: the steps that were finished. loss: the sum of their losses. seconds: since the epoch began. random: the
+    state of the random generators when the epoch began, from which its order of the data follows.
+    """
+
+    random: dict[str, Any]
+    steps: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+
+
 class RandomState:
     """The present state of PyTorch's global random generators; `restore` returns to it."""
 

@@ -53,8 +53,9 @@ def check_folder(folder: str | os.PathLike, is_resumed: bool) -> None:
 class MetricsLog:
     """A `training.TrainingCallback` that records the figures of steps and epochs; only the first process does so.
 
-    folder: for the file of figures; None: the figures stay in `records`. history: the finished epochs of a resumed run;
-    the folder has their steps. Raises `UserError` if the folder has figures of another run.
+    folder: for the file of figures; None: the figures stay in `records`. history: the finished epochs of a resumed run,
+    and begun: how many steps of the next one are done; the folder has their figures. Raises `UserError` if the folder
+    has figures of another run.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class MetricsLog:
         device: torch.device,
         history: Iterable[EpochResult] = (),
         is_first: bool = True,
+        begun: int = 0,
     ):
         self.folder = None if folder is None else Path(folder)
         self.device, self.is_first = device, is_first
@@ -77,18 +79,18 @@ class MetricsLog:
         if self.folder is not None and (self.folder / FILE).exists():
             earlier = read_records(self.folder)
             _check_same_run(self.folder / FILE, run, earlier)
-        begun = [run, *_finished(earlier, history)]
+        kept = [run, *_finished(earlier, history, begun)]
         if self.folder is None:
-            self.records = begun
+            self.records = kept
             return
         self.folder.mkdir(exist_ok=True)
         with atomic_write(self.folder / FILE) as file:
-            file.writelines(map(_line, begun))
+            file.writelines(map(_line, kept))
         self.file = open(self.folder / FILE, "a", encoding="utf-8", newline="\n")
         if has_tensorboard():
             from torch.utils.tensorboard import SummaryWriter
 
-            done = sum(record["kind"] == "step" for record in begun)
+            done = sum(record["kind"] == "step" for record in kept)
             self.events = SummaryWriter(str(self.folder), purge_step=done)  # hides steps that are computed again
 
     def step(self, measurement: StepMeasurement) -> None:
@@ -179,11 +181,19 @@ def _check_same_run(path: Path, run: Record, earlier: list[Record]) -> None:
         raise UserError(f"{path} is of a run that has ended; name another --log_dir")
 
 
-def _finished(earlier: list[Record], history: list[EpochResult]) -> Iterator[Record]:
-    """The figures of the finished epochs: known steps, then the epoch. A resumed run computes later steps again."""
+def _finished(earlier: list[Record], history: list[EpochResult], begun: int) -> Iterator[Record]:
+    """The figures of what is done: of each finished epoch, and of the first steps of the next one.
+
+    A resumed run computes later steps again.
+    """
+
+    def steps_of(epoch: int) -> list[Record]:
+        return [each for each in earlier if each["kind"] == "step" and each["epoch"] == epoch]
+
     for result in history:
-        yield from (each for each in earlier if each["kind"] == "step" and each["epoch"] == result.epoch)
+        yield from steps_of(result.epoch)
         yield _plain(_of_epoch(result))
+    yield from steps_of(len(history))[:begun]
 
 
 def _of_epoch(result: EpochResult) -> Record:

@@ -6,6 +6,7 @@ This module parses no arguments and prints nothing but warnings.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -170,8 +171,8 @@ def search_of(
 # ---------------------------------------------------------------------------------------------------------- fine-tuning
 
 
-def checkpointer_for(run: Run, model_path: Path, resume_path: Path) -> Checkpointer:
-    """The checkpointer that saves a run in these files."""
+def checkpointer_for(run: Run, model_path: Path, resume_path: Path, seconds: float = math.inf) -> Checkpointer:
+    """The checkpointer that saves a run in these files. seconds: between resume points within an epoch."""
     plan = run.plan
     return Checkpointer(
         model_path=model_path,
@@ -181,6 +182,7 @@ def checkpointer_for(run: Run, model_path: Path, resume_path: Path) -> Checkpoin
         epochs=plan.epochs,
         methods=run.trainer.methods,
         distributed=run.trainer.distributed,
+        seconds=seconds,
     )
 
 
@@ -188,7 +190,7 @@ def fine_tune(
     run: Run,
     train: Sentences,
     dev: Sentences,
-    checkpointer: Checkpointer,
+    checkpointer: Checkpointer | None,
     *,
     history: Iterable[EpochResult] = (),
     progress: bool = True,

@@ -6,6 +6,7 @@ Three independent choices make an experiment: the *model* (a module), the *task*
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from engine.methods import EpochResult, Method, RandomState, Step
+from engine.checkpointer import random_state, set_random_state
+from engine.methods import BegunEpoch, EpochResult, Method, RandomState, Step
 from engine.processes import SINGLE_PROCESS, Distributed, LocalBatch, device_of, on_device
 from engine.tasks import CLASSIFICATION, Task
 from utils import UserError
@@ -126,20 +128,25 @@ class Trainer:
     def fit(self, train: DataLoader, dev: DataLoader, epochs: int) -> Iterator[EpochResult]:
         """Train, and yield each epoch's result after its model (if it is the best on dev) and resume point are saved.
 
-        If a loader's batch sampler has `set_epoch`, it is called with the number of each epoch. Raises `Diverged` if
+        Goes on within an epoch if the checkpointer has loaded such a resume point (`Checkpointer.begun`). If a loader's
+        batch sampler has `set_epoch`, it is called with the number of each epoch. Raises `Diverged` if
         the loss is not finite; the files that earlier epochs saved stay.
         """
         self._asked = self.task
         for method in self.methods:
             self._asked = method.task(self._asked, train)
+        begun = None if self.checkpointer is None else self.checkpointer.begun
+        self._first = time.perf_counter(), len(self.history) * len(train) + (begun.steps if begun else 0)
         for epoch in range(len(self.history), epochs):
             if self._has_finished() or any([method.stop(self.history) for method in self.methods if self.history]):
                 break
-            start = time.perf_counter()
+            begun = begun or BegunEpoch(random_state())
+            start = time.perf_counter() - begun.seconds
             for loader in (train, dev):
                 if hasattr(loader.batch_sampler, "set_epoch"):
                     loader.batch_sampler.set_epoch(epoch)
-            train_loss = self._train_epoch(train, epoch, epochs * len(train))
+            train_loss = self._train_epoch(train, epoch, epochs * len(train), begun, start)
+            begun = None
             yield self._close_epoch(train_loss, train, dev, start)
         if self.history and not self._has_finished():
             yield from self._finish(dev)
@@ -154,25 +161,47 @@ class Trainer:
         """Whether the history ends with a result of `Method.finish`, so that training is over."""
         return bool(self.history) and self.history[-1].is_finish
 
-    def _train_epoch(self, loader: DataLoader, epoch: int, total: int) -> float:
-        """One pass over the data; returns the mean loss of a batch. total: the number of steps of the run."""
+    def _train_epoch(self, loader: DataLoader, epoch: int, total: int, begun: BegunEpoch, start: float) -> float:
+        """One pass over the data; returns the mean loss of a batch.
+
+        total: the number of steps of the run. begun: what is done of this epoch; it began at `start`.
+        """
         self.model.train()
-        losses, clock = 0.0, time.perf_counter()
+        losses, clock = begun.loss, time.perf_counter()
         with _progress_bar(loader, f"train {epoch}", self.progress) as bar:
-            for index, local in enumerate(self.distributed.local_batches(loader)):
+            for index, local in self._batches_after(begun, loader, bar):
                 step = self._forward(local, epoch, epoch * len(loader) + index, total)
                 value = self._backward(step, loader.batch_sampler.batch_size, index)
                 norm = math.nan if self.callback is None else _gradient_norm(self.optimizer)
                 rates = self._rates(step)
                 self._update(step, rates)
+                losses, now = losses + value, time.perf_counter()
                 if self.callback is not None:
-                    size, now = (local.total, local.total * local.batch["token_ids"].shape[1]), time.perf_counter()
+                    size = local.total, local.total * local.batch["token_ids"].shape[1]
                     self.callback.step(StepMeasurement(step.number, epoch, value, rates, norm, *size, now - clock))
-                    clock = now
-                losses += value
-                bar.set_postfix(loss=f"{losses / (index + 1):.3f}", refresh=False)
+                clock = now
+                bar.set_postfix(loss=f"{losses / (index + 1):.3f}", left=self._time_left(step, now), refresh=False)
                 bar.update(local.total)
+                if self.checkpointer is not None and self.checkpointer.is_due():
+                    done = BegunEpoch(begun.random, index + 1, losses, now - start)
+                    self.checkpointer.save_resume_point(self.model, self.optimizer, self.history, done)
         return losses / len(loader)
+
+    def _batches_after(self, begun: BegunEpoch, loader: DataLoader, bar: tqdm) -> Iterator[tuple[int, LocalBatch]]:
+        """The batches that are left of an epoch, with their numbers; the others are drawn again, and passed over."""
+        batches = enumerate(self.distributed.local_batches(loader))
+        if begun.steps:
+            after = random_state()
+            set_random_state(begun.random)
+            bar.update(sum(local.total for _, local in itertools.islice(batches, begun.steps)))
+            set_random_state(after)
+        return batches
+
+    def _time_left(self, step: Step, now: float) -> str:
+        """Time until the last step of all epochs, at the pace of the steps and evaluations since `fit` began."""
+        start, number = self._first
+        seconds = (now - start) / (step.number + 1 - number)
+        return tqdm.format_interval(seconds * (step.total - step.number - 1))
 
     def _forward(self, local: LocalBatch, epoch: int, number: int, total: int) -> Step:
         self.optimizer.zero_grad()

@@ -32,7 +32,8 @@ class RunReport:
     ):
         self.html, self.checkpointer, self.is_first = html, checkpointer, is_first
         self.task = Judging()
-        self.log = MetricsLog(log_dir, checkpointer.identity, device, history, is_first)
+        begun = 0 if checkpointer.begun is None else checkpointer.begun.steps
+        self.log = MetricsLog(log_dir, checkpointer.identity, device, history, is_first, begun)
         if log_dir is not None and is_first:
             what = "and TensorBoard's events" if has_tensorboard() else "alone: tensorboard is not installed"
             print(f"figures of the steps go to {self.log.folder / FILE} {what}")

@@ -20,7 +20,7 @@ from error_helpers import check_one_error, generate_flags, snapshot, stderr_line
 import classifier
 import optimizer
 import utils
-from engine import families, finetuning, locks, methods, storage, training
+from engine import checkpointer, families, finetuning, locks, methods, metrics, storage, training
 from engine import saved as saved_runs
 
 POINT = "finetune-3-0.01.resume"  # of the fixture `interrupted`
@@ -200,10 +200,7 @@ def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_fl
     assert saved["dev_score"] == max(result["dev_score"] for result in history)
 
 
-def test_interrupted_and_resumed_equals_uninterrupted(
-    call: Callable, classify_flags: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = [*classify_flags("finetune"), "--epochs", 3, "--lr", 0.01]
+def after_two_epochs(patch: pytest.MonkeyPatch) -> None:
     print_epoch = finetuning.print_epoch
 
     def interrupt(result: methods.EpochResult, *what: object) -> None:
@@ -211,19 +208,52 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         if result.epoch == 1:
             raise KeyboardInterrupt
 
+    patch.setattr(finetuning, "print_epoch", interrupt)
+
+
+def in_the_first_epoch(patch: pytest.MonkeyPatch) -> None:
+    save = checkpointer.Checkpointer.save_resume_point
+
+    def interrupt(self: checkpointer.Checkpointer, *state: object) -> None:
+        save(self, *state)
+        if self.begun.steps == 2:
+            raise KeyboardInterrupt
+
+    patch.setattr(checkpointer.Checkpointer, "save_resume_point", interrupt)
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "kept"),
+    [
+        (after_two_epochs, "the best of 2 finished epochs stays in "),
+        (in_the_first_epoch, "no epoch was finished; after 2 batches of the first one --resume goes on from "),
+    ],
+)
+def test_interrupted_and_resumed_equals_uninterrupted(
+    call: Callable,
+    classify_flags: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupt: Callable,
+    kept: str,
+) -> None:
+    flags = [*classify_flags("finetune"), "--epochs", 3, "--lr", 0.01, "--log_dir", "figures"]
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning, "print_epoch", interrupt)
-        status, _, err = call(*flags)
-    assert status == 130
-    assert stderr_lines(err)[-1].startswith("error: interrupted; the best of 2 finished epochs stays in ")
+        interrupt(patch)
+        status, _, err = call(*flags, "--resume_every", 0)
+    assert status == 130 and stderr_lines(err)[-1].startswith(f"error: interrupted; {kept}")
     status, resumed, _ = call(*flags, "--resume")
-    assert status == 0
+    assert status == 0 and ("goes on after 2 of its batches" in resumed) == (interrupt is in_the_first_epoch)
     files = outputs(tmp_path)
+    figures = metrics.read_records(tmp_path / "figures")
     (tmp_path / "finetune-3-0.01.pt").unlink()
-    status, straight, _ = call(*flags)
+    status, straight, _ = call(*flags[:-1], "others")
     assert status == 0
     assert files == outputs(tmp_path) and sorted(files) == [DEV_OUT, TEST_OUT]
     assert accuracies(resumed) == accuracies(straight) and len(accuracies(resumed)) > 4
+    others = metrics.read_records(tmp_path / "others")
+    losses = [[each["loss"] for each in records if each["kind"] == "step"] for records in (figures, others)]
+    assert losses[0] == losses[1] and len(losses[0]) > 6
 
 
 @pytest.mark.parametrize("option", ["generate", "prompt"])
@@ -325,6 +355,8 @@ CONTENTS = {  # the point as another one
     "another model": lambda point: {**point, "model": {"w": torch.ones(1)}},
     "another optimizer": lambda point: {**point, "optimizer": {"state": {}, "param_groups": []}},
     "identity of tensors": lambda point: {**point, "identity": dict.fromkeys(point["identity"], torch.zeros(2))},
+    "a part of no epoch": lambda point: {**point, "begun": {"random": point["rng"], "steps": -1}},
+    "a part without its order": lambda point: {**point, "begun": {"random": {}, "steps": 1}},
     "list": lambda point: [1],
 }
 BYTES = {"cut": lambda raw: raw[:-100], "text": lambda raw: b"hello"}

@@ -161,6 +161,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--model_out": ("finetune", ["best.pt"], lambda seen: seen["fine_tune.checkpointer"][0].model_path.name, "best.pt"),
     "--no_train_eval": ("finetune", [], "Trainer.train_eval", [False]),
     "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
+    "--resume_every": ("finetune", [0.5], lambda seen: seen["fine_tune.checkpointer"][0].seconds, 30.0),
     "--shots": ("finetune", [4], sizes, [8, 10]),
     "--hold_out": ("finetune", [0.25], sizes, [18, 6]),
     "--log_dir": ("finetune", ["figures"], lambda seen: type(seen["fine_tune.callback"][0]).__name__, "MetricsLog"),

@@ -79,16 +79,6 @@ class MeasuredMethod(NamedTuple):
     methods: str = ""
 
 
-class Nowhere:
-    """A checkpointer that saves nothing."""
-
-    def save_model(self, *what: Any) -> None:
-        """Save nothing."""
-
-    def save_resume_point(self, *what: Any) -> None:
-        """Save nothing."""
-
-
 def assemble(work: Workload, measured_method: MeasuredMethod) -> Run:
     import torch
 
@@ -116,7 +106,7 @@ def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:
 
     train, dev = (encode_for(run.model, run.tokenizer, each) for each in (examples, examples[:1]))
     start = time.perf_counter()
-    next(fine_tune(run, train, dev, Nowhere(), progress=False))
+    next(fine_tune(run, train, dev, None, progress=False))
     return time.perf_counter() - start
 
 

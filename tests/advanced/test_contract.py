@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -149,12 +149,30 @@ def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Labo
         assert differs or not is_trained
 
 
+def stop_in_the_second_epoch(laboratory: Laboratory, run: runs.Run) -> None:
+    checkpointer = laboratory.checkpointer(run)
+    checkpointer.seconds, save = 0.0, checkpointer.save_resume_point
+
+    def save_and_stop(*state: Any) -> None:
+        save(*state)
+        if len(state[2]) == 1 and checkpointer.begun is not None and checkpointer.begun.steps == 2:
+            raise KeyboardInterrupt
+
+    checkpointer.save_resume_point = save_and_stop
+    with pytest.raises(KeyboardInterrupt):
+        laboratory.train(run, checkpointer)
+
+
+@pytest.mark.parametrize("is_within", [False, True], ids=["after an epoch", "within an epoch"])
 @pytest.mark.parametrize("names", [*TRAINED, *REQUIRED_PAIRS])
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Laboratory, names: str):
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Laboratory, names: str, is_within: bool):
     undisturbed = laboratory.done(names)
     (laboratory.folder / f"{undisturbed.run.plan.digest[:12]}.resume").unlink()
     run = laboratory.assemble(laboratory.plan(names))
-    laboratory.train(run, laboratory.checkpointer(run), epochs=1)
+    if is_within:
+        stop_in_the_second_epoch(laboratory, run)
+    else:
+        laboratory.train(run, laboratory.checkpointer(run), epochs=1)
     run = laboratory.assemble(laboratory.plan(names))
     torch.manual_seed(99)  # the resume point has the state of the generators
     checkpointer = laboratory.checkpointer(run)
