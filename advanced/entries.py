@@ -59,6 +59,7 @@ class MethodEntry:
 
 
 def count(default: int, help: str, least: int = 1, most: int = 2**16) -> Argument:
+    """A whole number, from `least` to `most`, both included."""
     return Argument(default, help, lambda number: least <= number <= most, f"from {least} to {most}")
 
 

@@ -65,7 +65,7 @@ def _check_option(args: Namespace) -> None:
 
 
 def _check_texts(args: Namespace) -> None:
-    """Raise `UserError` for a flag of `--prompt` beside `--prompt_file`, and the other way round."""
+    """Raise `UserError` for flags of one prompt beside `--prompt_file`, and for `--output` without `--prompt_file`."""
     if getattr(args, "prompt_file", None) is None:
         if args.option == "generate" and args.output is not None:
             raise UserError("--output is for --prompt_file; the texts after --prompt have names of their own")

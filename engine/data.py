@@ -139,5 +139,5 @@ def pack(predictions: Sequence[int]) -> str:
 
 
 def unpack(text: str) -> list[int]:
-    """The inverse of `pack`."""
+    """The predicted classes in a text that `pack` returned."""
     return list(zlib.decompress(base64.b64decode(text)))

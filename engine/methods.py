@@ -119,8 +119,8 @@ class Step:
 class Method:
     """Changes plain fine-tuning by hooks. A hook that is not overridden changes nothing; methods can be combined.
 
-    settings: plain values from which the method can be made again; part of the run's identity. The folder advanced/ has
-    the methods.
+    settings: the arguments of `__init__`, plain values: from them a saved run makes the method again, and they are part
+    of the run's identity. The methods are in the folder advanced/.
     """
 
     name = "plain"
@@ -149,7 +149,10 @@ class Method:
         """Called once, when the model is on its device: the place to copy its weights."""
 
     def task(self, task: Task, train: DataLoader) -> Task:
-        """The task that replaces `task`, for example with another loss. Called once, before training on `train`."""
+        """The task that replaces `task`, for example with another loss. Called once, before the first step.
+
+        train: the batches of one epoch; its length is the number of steps.
+        """
         return task
 
     def rate(self, number: int, total: int) -> float:

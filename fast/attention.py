@@ -108,8 +108,9 @@ def alike(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def attention_by_products(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention that keeps its scores, in the inputs' number format. query: b h s d, key and value: b h t d -> b h s d
+    """Attention by two batched products, with all scores b h s t in memory, in the inputs' dtype.
 
+    query: b h s d, key and value: b h t d -> b h s d
     mask: bool, broadcasts to b h s t, True where a query may see a key.
     """
     hidden = query.new_zeros(())  # is added to the scores

@@ -295,7 +295,7 @@ def _uncached(pair: EnginePair, is_plain: bool, length: int) -> list[torch.Tenso
 
 
 def _filled_cache(model: Llama, tokens: torch.Tensor, pad: int = 0) -> KVCache:
-    """The cache of a text that the model has read; for a long text random numbers. tokens: 1 s"""
+    """The cache after a text: the model reads up to 16 tokens; a longer text has random keys and values. tokens: 1 s"""
     config, length = model.config, tokens.shape[1]
     cache = KVCache(model, 1, config.max_seq_len, torch.tensor([pad]) if pad else None)
     if length > 16:

@@ -21,7 +21,7 @@ PACKED_FOR = 64  # rows; the layout that oneDNN picks for this many is within 2 
 def why_no_onednn(dtype: torch.dtype = torch.float32) -> str | None:
     """Why oneDNN's products cannot be used; None if they can.
 
-    An operator may exist and fail on this processor, so a small product is computed, packed and not.
+    An operator may exist and fail on this processor, so small products are computed, with packed and unpacked weights.
     """
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch has no oneDNN"

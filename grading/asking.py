@@ -116,7 +116,7 @@ class Student:
         return lost
 
     def ask_all(self, questions: Iterable[ChildQuestion]) -> list[ChildAnswer]:
-        """The answers to several questions. After one that lost the process, all others get the same answer."""
+        """The answers to several questions. If one question ends the process, all later ones get the same answer."""
         answers: list[ChildAnswer] = []
         for question in questions:
             answers.append(answers[-1] if answers and answers[-1].is_lost else self.ask(question))
@@ -145,9 +145,9 @@ class Student:
         return self.no_start
 
     def _wait_for_start(self) -> str:
-        """Wait until the process has imported PyTorch. Returns the trouble, or "".
+        """Wait until the process has imported PyTorch. Returns what went wrong, or "".
 
-        A student's file may have the name of a module that PyTorch imports; it has no more time than any part.
+        PyTorch imports a student's file if it has the name of a module; then the import gets the time limit of a part.
         Raises `GradingError` if the process ends before it imports any of the student's files.
         """
         deadline, name = time.monotonic() + START_LIMIT, ""

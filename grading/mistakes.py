@@ -1,4 +1,4 @@
-"""The usual mistakes in each part of a student's code: the sentence about one, and the numbers that it gives."""
+"""The usual mistakes in each part of a student's code: for each, a sentence that says it, and its wrong computation."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def layer(config: dict, weights: Weights, x: torch.Tensor) -> Any:
 
 
 def layer_norm_of(config: dict, x: torch.Tensor, shifted: torch.Tensor) -> Any:
-    """The outputs of a fresh layer's first norm for two inputs."""
+    """The outputs of a new layer's attention norm for `x` and for `shifted`, x + 1: equal for a LayerNorm."""
     norm = student("llama", "LlamaLayer")(0, make_config(config)).eval().attention_norm
     return norm(x), norm(shifted)
 

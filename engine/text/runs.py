@@ -120,7 +120,10 @@ def train_in_rounds(
     task: Task,
     methods: Sequence[Method],
 ) -> Iterator[EpochResult]:
-    """Yield the result of each round, first those of a resumed run. The score is minus the held-out loss."""
+    """Train a language model; yield the result of each round, first those that a resumed run had finished.
+
+    A round is about `--every` steps, then a measurement. `dev_score`: minus the held-out loss.
+    """
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     history = resume(args, checkpointer, model, optimizer)
     yield from history
