@@ -129,12 +129,12 @@ def facts(args: Namespace) -> dict[str, Any]:
 
 
 def announce(args: Namespace) -> None:
-    """Print the arguments; warn if the bundled checkpoint replaces the absent default."""
-    from engine.flags import DEFAULT_CHECKPOINT
+    """Print arguments of the run; warn if the bundled checkpoint replaces the absent default."""
+    from engine.flags import DEFAULT_CHECKPOINT, shown_arguments
     from engine.reports import prints_data
 
     if not prints_data(args):
-        print(f"args: {vars(args)}")
+        print(f"args: {shown_arguments(args)}")
     if args.is_bundled:
         bar = "*" * 100
         print(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from advanced.entries import Argument, MethodEntry
 from advanced.table import METHODS, WHY
 from engine.plan import ChosenMethod
-from engine.programs import NeedsCausal
+from engine.programs import NeedsCausal, did_you_mean
 from utils import UserError, join_names, short_repr
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS", "Argument", "ChosenMethod", "MethodEntry", "choose", "create", "create_head", "part", "reason_between",
 ]  # fmt: skip
+
+
+def no_method(name: str) -> UserError:
+    """The error for a name that no method has."""
+    near = did_you_mean(name, METHODS)
+    return UserError(f"there is no method {name!r}{near or '; there are ' + ', '.join(METHODS)}")
 
 
 def choose(
@@ -64,7 +70,7 @@ def _check_names(chosen: list[str], option: str, family: str) -> None:
     """Raises `UserError` for an unknown method, one not for `option` or `family`, or two that do not combine."""
     for name in chosen:
         if name not in METHODS:
-            raise UserError(f"there is no method {name!r}; there are {', '.join(METHODS)}")
+            raise no_method(name)
         if option not in METHODS[name].options:
             raise UserError(f"{name} is for {' and '.join(METHODS[name].options)}, not for {option}")
         if family not in METHODS[name].families:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from advanced import create, reason_between
+from advanced import create, no_method, reason_between
 from advanced.added import trainable_parameters
 from advanced.entries import MethodEntry
 from advanced.table import METHODS
@@ -20,7 +20,7 @@ from engine.families import LLAMA_FAMILY, model_settings
 from engine.methods import prepare
 from engine.weights import blueprint
 from tokenizer import Tokenizer
-from utils import UserError, join_names
+from utils import join_names
 
 LIST_COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
 PRETRAINING = (
@@ -35,7 +35,7 @@ def chosen_of(names: str | None) -> dict[str, MethodEntry]:
         return METHODS
     chosen = [name.strip() for name in names.split(",")]
     if unknown := [name for name in chosen if name not in METHODS]:
-        raise UserError(f"there is no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+        raise no_method(unknown[0])
     return {name: entry for name, entry in METHODS.items() if name in chosen}
 
 

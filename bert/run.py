@@ -24,8 +24,9 @@ from pathlib import Path
 from bert.package import PACKAGE, directory_of, installed
 from convert.directory import VOCABULARY, files_of_bert, require_safetensors
 from engine.arguments import check_args, check_numbers, is_one_of_several
+from engine.declaration import add_flags
 from engine.files import check_overlaps
-from engine.flags import add_flags, flags_named
+from engine.flags import flags_named
 from engine.programs import ArgumentParser, Default, check_writable, run_main
 from utils import UserError, choose_device, seed_everything
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from engine.locks import NameLock
-from engine.methods import BegunEpoch, EpochResult, Method
+from engine.methods import BegunEpoch, EpochResult, Method, random_state, set_random_state
 from engine.processes import SINGLE_PROCESS, Distributed
 from engine.storage import load_tensors, save_tensors
 from utils import UserError, join_names
@@ -282,21 +282,3 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], dis
             is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             if not is_moment and not (isinstance(value, int) and value >= 1):
                 raise ValueError("another parameter's state")
-
-
-def random_state() -> dict[str, Any]:
-    """The state of PyTorch's global random generators, as plain tensors."""
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()  # of the device in use; a resumed run may use another one
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])

@@ -11,6 +11,7 @@ from engine.flags import (
     BUNDLED_CHECKPOINT,
     DEFAULT_CHECKPOINT,
     OUTPUT_WORDS,
+    PREFIX,
     TRAINING,
     flag_name,
     inputs_of,
@@ -57,21 +58,27 @@ def _check_generate_files(args: Namespace) -> dict[str, Path]:
         if args.prompt_file != STANDARD_INPUT:
             args.prompt_file = _find_input("prompt_file", args.prompt_file)
         return _check_output(args)
-    outputs = {"--generated_sentence_low_temp_out": Path(args.generated_sentence_low_temp_out)}
-    samples = sample_paths(args)
-    outputs["--generated_sentence_high_temp_out"] = samples[0]
+    low, *samples = texts_to_write(args)
+    outputs = {"--generated_sentence_low_temp_out": low, "--generated_sentence_high_temp_out": samples[0]}
     if args.temperature is not None:
         outputs["the text of --temperature"] = temperature_path(args)
     outputs |= {f"sample {number} of --num_samples": path for number, path in enumerate(samples[1:], 2)}
+    outputs = {name: path for name, path in outputs.items() if path is not None}
     for name, path in outputs.items():
         check_writable(path, name)
     return outputs
 
 
-def sample_paths(args: Namespace) -> list[Path]:
-    """The files of the sampled texts: the assignment's name, then the same with -2, -3, ... before the ending."""
-    first = Path(args.generated_sentence_high_temp_out)
-    return [first, *(first.with_stem(f"{first.stem}-{number}") for number in range(2, args.num_samples + 1))]
+def texts_to_write(args: Namespace) -> list[Path | None]:
+    """The files of the text at temperature 0, of the sampled text, and of more samples (-2, -3, ... before the ending).
+
+    None: the text is only shown. The assignment's two files hold texts after its own prompt, not after another one,
+    unless a flag names them.
+    """
+    named = args.generated_sentence_low_temp_out, args.generated_sentence_high_temp_out
+    first = [Path(name) if args.prompt == PREFIX or not isinstance(name, Default) else None for name in named]
+    high = Path(named[1])
+    return [*first, *(high.with_stem(f"{high.stem}-{number}") for number in range(2, args.num_samples + 1))]
 
 
 def temperature_path(args: Namespace) -> Path:

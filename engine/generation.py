@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.files import sample_paths, temperature_path
+from engine.files import temperature_path, texts_to_write
 from engine.reports import load_llama, naming_the_flag, standard_output
 from engine.stream import read_sentences, shown_before_waiting
 from utils import atomic_write, short_repr, warn
@@ -27,6 +27,7 @@ NO_CUDA_GRAPHS = (
     "--cuda_graphs: decoding through CUDA graphs was never tried on a GPU and is gone; "
     "the text is generated without them"
 )
+OUTPUT_FLAGS = {0.0: "--generated_sentence_low_temp_out", 1.0: "--generated_sentence_high_temp_out"}
 GATHERED = 50  # batches of prompts to collect before prompts of equal length are decoded together
 
 
@@ -89,7 +90,8 @@ def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
     ids = tokenizer.encode(args.prompt, bos=True, eos=False)
     warn_of_changes(args.prompt, ids, tokenizer, decoder.llama.config.max_seq_len)
     prompt_ids = torch.tensor([ids], device=compute.device)  # 1 s
-    outputs = {0.0: [Path(args.generated_sentence_low_temp_out)], 1.0: sample_paths(args)}
+    low, *samples = texts_to_write(args)
+    outputs: dict[float, list[Path | None]] = {0.0: [low], 1.0: samples}
     if args.temperature is not None:
         outputs[args.temperature] = [temperature_path(args)]
     for temperature, paths in outputs.items():
@@ -101,6 +103,11 @@ def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
         print("\n".join([sentences[0].removeprefix(stream.shown), *sentences[1:]]))
         print("---------------")
         for path, sentence in zip(paths, sentences, strict=True):
+            if path is None:
+                print(
+                    f"Not written: the prompt is not the assignment's, and {OUTPUT_FLAGS[temperature]} names no file."
+                )
+                continue
             with atomic_write(path) as file:
                 file.write(sentence)
             print(f"Wrote generated sentence to {path}.")

@@ -63,6 +63,24 @@ class RandomState:
             torch.mps.set_rng_state(self.mps)
 
 
+def random_state() -> dict[str, Any]:
+    """The state of PyTorch's global random generators, as plain tensors."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()  # of the device in use; a resumed run may use another one
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
 @dataclass
 class Step:
     """One step of training, as a `Method` sees it.

@@ -6,6 +6,7 @@ Importing this module is fast; PyTorch is imported inside the function that need
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import io
@@ -13,7 +14,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -36,8 +37,17 @@ class Default(str):
     """A flag's default value; its class tells it apart from the same text typed by a user."""
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question after a wrong word, naming the known word that is most like it; empty if none is."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 class ArgumentParser(argparse.ArgumentParser):
-    """An `argparse` parser that raises `UserError` instead of printing its usage, and refuses abbreviated flags."""
+    """An `argparse` parser that raises `UserError` instead of printing its usage, and refuses abbreviated flags.
+
+    A flag may be written with `-` in the place of `_`, and the other way round.
+    """
 
     def __init__(self, **kwargs):
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
@@ -45,11 +55,31 @@ class ArgumentParser(argparse.ArgumentParser):
         self.register("type", int, whole_number)
         self.register("type", float, decimal_number)
 
+    def parse_args(self, args: list[str] | None = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(flag, self._option_string_actions)}")
+        return parsed
+
     def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
-        for argument in sys.argv[1:] if args is None else args:
+        args = [self._as_declared(argument) for argument in (sys.argv[1:] if args is None else args)]
+        for argument in args:
             if argument.startswith("--") and argument.endswith("=--"):  # argparse reads it as its separator
                 self.error(f"argument {argument[:-3]}: '--' is no value")
         return super().parse_known_args(args, namespace)
+
+    def _as_declared(self, argument: str) -> str:
+        """The argument; a known flag as it is declared."""
+        flag, sign, value = argument.partition("=")
+        alike = {known.replace("-", "_"): known for known in self._option_string_actions if known.startswith("--")}
+        return alike.get(flag.replace("-", "_"), flag) + sign + value if flag.startswith("--") else argument
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = ", ".join(map(repr, action.choices))
+            near = did_you_mean(value, action.choices) if isinstance(value, str) else ""
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {choices}){near}")
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see --help)")

@@ -125,6 +125,8 @@ def print_accuracy(split: str, path: str, result: Evaluation) -> None:
         print(f"test: {path} has no gold labels (every label is {result.labels[0]}), so there is no accuracy")
     else:
         print(f"{split} acc :: {result.accuracy:.3f}")
+    if len(result.predictions) > 1 and len(set(result.predictions)) == 1:
+        print(f"{split}: all {len(result.predictions)} predictions are {result.predictions[0]}; nothing is told apart")
 
 
 def print_report(split: str, result: Evaluation, label_names: list[str]) -> None:

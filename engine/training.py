@@ -19,8 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from engine.checkpointer import random_state, set_random_state
-from engine.methods import BegunEpoch, EpochResult, Method, RandomState, Step
+from engine.methods import BegunEpoch, EpochResult, Method, RandomState, Step, random_state, set_random_state
 from engine.processes import SINGLE_PROCESS, Distributed, LocalBatch, device_of, on_device
 from engine.tasks import CLASSIFICATION, Task
 from utils import UserError

@@ -39,7 +39,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
         raise UserError(f"{path} is the resume point of a fine-tuning, not a pretrained model")
     if "model_config" in checkpoint:
         what = f"a fine-tuned classifier{_methods_of(checkpoint)}, not a pretrained model"
-        raise UserError(f"{path} is {what}; engine.load_classifier opens it")
+        raise UserError(f"{path} is {what}; use it with --option predict --model {path}, or engine.load_classifier")
     try:
         config = LlamaConfig.from_checkpoint(
             checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})

@@ -13,6 +13,9 @@ import pytest
 from utils import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
+# after another prompt than the assignment's, no file is written that is not named
+TEXT_FLAGS = ["--generated_sentence_low_temp_out", "generated-sentence-temp-0.txt"]
+TEXT_FLAGS += ["--generated_sentence_high_temp_out", "generated-sentence-temp-1.txt"]
 PROGRESS_BAR = re.compile(r"^\s*\w[\w ]*: +\d+%\|")
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import ROOT
-from error_helpers import check_one_error, snapshot, stderr_lines
+from error_helpers import TEXT_FLAGS, check_one_error, snapshot, stderr_lines
 
 from engine import programs, storage
 from engine.batches import EncodingRules, LlamaDataset
@@ -291,7 +291,7 @@ def test_prompt_needs_no_training_data(call: Callable, flags_for: Callable, tmp_
 
 
 def test_a_prompt_that_is_cut_or_changed_is_said_to_be(call: Callable, flags_for: Callable) -> None:
-    flags = flags_for("generate")
+    flags = [*flags_for("generate"), *TEXT_FLAGS]
     _, _, err = call(*flags, "--prompt", "a film " * 60)
     assert "of which the model sees the last 64" in err
     _, _, err = call(*flags, "--prompt", "a\tfilm\n\n")

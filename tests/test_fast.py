@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, asset, choosing, random_llama
+from error_helpers import TEXT_FLAGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache import PROMPTS
@@ -1088,7 +1089,7 @@ def test_a_head_of_near_ties_gives_the_plain_text(numba):
 def test_generate_writes_the_same_text_whatever_computes_it(
     numba, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drive: Callable, tiny_checkpoint: Path
 ):
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--prompt", "A film"]
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--prompt", "A film", *TEXT_FLAGS]
     monkeypatch.setattr(fast.small_job, "LITTLE", 0)  # or no kernels would be chosen for so small a model
     monkeypatch.setattr(fast.decode, "LOAD_SECONDS", 0.0)
     texts = []

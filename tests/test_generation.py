@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import drive_in
+from error_helpers import TEXT_FLAGS
 
 from engine import generation, stream
 from engine.generation import batches_of_one_length
@@ -156,7 +157,7 @@ def test_prompts_beyond_the_model_are_counted(
 
 def test_another_temperature_is_a_third_text(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
     """The two fixed texts are those of a run without it."""
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt", "A film", "--max_new_tokens", 20]
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt", "A film", "--max_new_tokens", 20, *TEXT_FLAGS]
     drive(*flags)
     fixed = {path.name: path.read_bytes() for path in tmp_path.glob("generated-*")}
     out = drive(*flags, "--temperature", 0.7)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, outputs, random_llama
-from error_helpers import check_one_error, generate_flags, snapshot, stderr_lines
+from error_helpers import TEXT_FLAGS, check_one_error, generate_flags, snapshot, stderr_lines
 
 import classifier
 import optimizer
@@ -155,8 +155,14 @@ def test_standard_output_on_a_full_disk(tmp_path: Path, flags_for: Callable) -> 
 
 def test_text_that_standard_output_cannot_encode(tmp_path: Path, flags_for: Callable, run: Callable) -> None:
     done = run(
-        "run_llama.py", *flags_for("generate"), "--prompt", "un café", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"}
-    )
+        "run_llama.py",
+        *flags_for("generate"),
+        "--prompt",
+        "un café",
+        *TEXT_FLAGS,
+        cwd=tmp_path,
+        env={"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "generated-sentence-temp-0.txt").read_text(encoding="utf-8").startswith("un café")
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import FIGURES, ROOT, drive_in, outputs, succeed
-from error_helpers import check_one_error
+from error_helpers import TEXT_FLAGS, check_one_error
 
 import classifier
 import fast.apply
@@ -124,7 +124,9 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
         "prompt", ["Well, {labels}?"],
         lambda seen: seen["files"]["cfimdb-dev-prompting-output.txt"].splitlines()[0][-18:], "Well, bad or good?",
     ),
-    "--prompt": ("generate", ["A film"], lambda seen: seen["files"]["generated-sentence-temp-0.txt"], "A film"),
+    "--prompt": (
+        "generate", ["A film", *TEXT_FLAGS], lambda seen: seen["files"]["generated-sentence-temp-0.txt"], "A film",
+    ),
     "--prompt_file": ("generate", ["data/other.txt", "--output", "texts.txt"], files, ["texts.txt"]),
     "--temperature": (
         "generate", [0.5], files, [f"generated-sentence-temp-{number}.txt" for number in ("0.5", "0", "1")],
@@ -308,7 +310,7 @@ def test_generate_continues_the_sentence_and_writes_two_files(drive: Callable, t
 
 def test_a_seed_makes_the_samples_reproducible(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
     """Several are decoded together and written one by one."""
-    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt", "A film", "--max_new_tokens", 20]
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt", "A film", "--max_new_tokens", 20, *TEXT_FLAGS]
     for attention in ("bidirectional", "causal"):
         texts = {}
         for seed in (7, 7, 8):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.flags import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags, flags_named
+from engine.declaration import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags
+from engine.flags import flags_named
 from engine.metrics import check_folder
 from engine.programs import ArgumentParser, check_writable
 from utils import UserError, atomic_write, find_asset, warn

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import asset, choosing, random_llama
+from error_helpers import TEXT_FLAGS
 
 from advanced.decoding import Beams, BeamSearch, ContrastiveSearch
 from engine import runs
@@ -332,7 +333,7 @@ def files_of(folder: Path) -> tuple[str, str]:
 
 def test_flags_make_the_text_at_temperature_0(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
     flags = ["--pretrained-model-path", tiny_checkpoint, "--attention", "causal", "--max_new_tokens", 20]
-    flags += ["--prompt", "A film"]
+    flags += ["--prompt", "A film", *TEXT_FLAGS]
     model = load_pretrained(tiny_checkpoint, attention="causal")
     its = Tokenizer(tokenizer_model=tiny_checkpoint.with_suffix(".model"))
     idx = torch.tensor([its.encode("A film", bos=True, eos=False)])

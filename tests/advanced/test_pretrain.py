@@ -159,7 +159,7 @@ def test_a_model_is_trained_from_scratch_and_every_command_loads_it(tmp_path: Pa
     assert row["perplexity"] == pytest.approx(math.exp(best))
     out = drive("--option", "perplexity", "--input", text, "--pretrained-model-path", args.out)
     assert "perplexity ::" in out
-    assert "Wrote generated" in drive("--option", "generate", "--pretrained-model-path", args.out, "--prompt", "The")
+    assert "Temperature is 1.0" in drive("--option", "generate", "--pretrained-model-path", args.out, "--prompt", "The")
 
 
 def held_out_ids(args: Namespace, tokenizer: Tokenizer) -> list[int]:

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, drive_in, random_llama, save_checkpoint  # noqa: E402
 from conversions import trained_vocabulary  # noqa: E402
-from error_helpers import refused  # noqa: E402
+from error_helpers import TEXT_FLAGS, refused  # noqa: E402
 from shapes import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from convert.directory import MOST_SETTINGS  # noqa: E402
@@ -215,7 +215,7 @@ def flags(folder: Path, option: str, films: dict[str, Path]) -> list[object]:
 
 def test_generate_continues_as_transformers_does(folder: Path, tmp_path: Path):
     theirs, tokenizer = hf_llama("smollm"), transformers.AutoTokenizer.from_pretrained(folder)
-    how = ("--prompt", "The baker", "--max_new_tokens", 30)
+    how = ("--prompt", "The baker", "--max_new_tokens", 30, *TEXT_FLAGS)
     printed = drive_in(tmp_path / "run", "--pretrained-model-path", folder, *how)
     assert f"load model from {folder} (attention: causal)" in printed
     ids = greedy(theirs, tokenizer("The baker").input_ids, 30)
@@ -229,7 +229,7 @@ def test_kernels_generate_what_the_page_does(shape: str, tmp_path: Path):
     folder = bytes_of_text(save(tmp_path / "model", hf_llama(shape)))
     texts = []
     for kernels in ("plain", "auto"):
-        how = ("--prompt", "The baker", "--max_new_tokens", 60, "--kernels", kernels)
+        how = ("--prompt", "The baker", "--max_new_tokens", 60, "--kernels", kernels, *TEXT_FLAGS)
         drive_in(tmp_path / kernels, "--pretrained-model-path", folder, *how)
         texts.append((tmp_path / kernels / "generated-sentence-temp-0.txt").read_bytes())
     assert texts[0] == texts[1]
