@@ -120,5 +120,8 @@ def test_a_full_cache_is_an_error():
         model(torch.tensor([[4]]), cache=cache)
 
 
-def test_a_mask_is_made_where_it_is_asked_for():
+def test_a_mask_and_the_buffers_are_made_where_they_are_asked_for():
     assert causal_mask(2, 3, torch.device("meta")).is_meta
+    cache = KVCache(causal(), 1, 4)
+    cache.extend(2)
+    assert all(kept.is_meta for kept in cache.store(0, *torch.empty(2, *cache.shape[1:3], 2, 8, device="meta")))

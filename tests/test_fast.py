@@ -38,7 +38,7 @@ from fast.apply import BY_PRODUCTS, Purpose, choose_attention
 from fast.attention import FusedAttention, attention_by_products, fuse_attention, scores_check
 from fast.decode import OUTDATED, Decoder, LoopDecoder, choose_decoder
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, int8_linear, quantise
+from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, has_integer_products, int8_linear, quantise
 from fast.onednn import has_onednn, onednn_linear, onednn_trained, onednn_weight_gradient, pack, why_no_onednn
 from llama import Attention, FeedForward, Llama, RMSNorm
 from optimizer import AdamW
@@ -616,6 +616,12 @@ def test_products_of_integers_are_exact(rows: int, features: int):
     for left, right in ((x, weight), (torch.full_like(x, 127), torch.full_like(weight, 127))):
         y = int8_linear(left, torch.full((rows,), 0.5), right, torch.full((70,), 0.25))
         assert torch.equal(y.double(), left.double() @ right.double().T / 8)
+
+
+def test_products_of_integers_are_used_if_they_are_exact(monkeypatch: pytest.MonkeyPatch):
+    for error in (0, 1):
+        monkeypatch.setattr(torch, "_int_mm", lambda left, right, error=error: left.int() @ right.int() - error)
+        assert has_integer_products.__wrapped__() is (error == 0)
 
 
 def test_products_of_integers_are_exact_on_an_older_processor():

@@ -204,6 +204,8 @@ def test_a_file_that_its_owner_removed_meanwhile_is_not_locked(tmp_path: Path, m
 
     monkeypatch.setattr(lock._lock, "acquire", acquire_late)
     assert lock.acquire() and len(paths) == 2 and not NameLock(lock.path).acquire()
+    lock.path.unlink()
+    lock.release()  # the file may be gone
 
 
 # ------------------------------------------------------------------------------------------------ numbers in text

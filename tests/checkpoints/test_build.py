@@ -55,6 +55,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer: Tokenizer, 
     return train
 
 
+def test_the_committed_data_are_written_again(tmp_path: Path):
+    build.write_data(tmp_path)
+    written = [*tmp_path.iterdir()]
+    assert len(written) == 6  # three splits and three label mappings
+    assert all(path.read_bytes() == (ROOT / "data" / path.name).read_bytes() for path in written)
+
+
+def test_a_label_name_of_several_tokens_is_refused(tokenizer: Tokenizer, tiny_tokenizer: Path):
+    build.check_label_names(tokenizer)
+    with pytest.raises(ValueError, match="is not a single token"):
+        build.check_label_names(Tokenizer(tokenizer_model=tiny_tokenizer))
+
+
 def new_model() -> Llama:
     torch.manual_seed(0)
     return Llama(LlamaConfig(**TINY_SHAPE))

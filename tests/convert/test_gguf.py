@@ -254,6 +254,9 @@ def test_too_large_for_float16_is_refused(convert: Callable[..., Path], tiny_tok
         model.layers[1].feed_forward.w1.weight[3, 4] = 1e7  # 127 times the largest float16
     refused("blk.1.ffn_gate.weight.*q8_0", convert, model, tiny_tokenizer, "q8_0")
     convert(model, tiny_tokenizer, "f32")
+    with torch.no_grad():
+        model.layers[1].feed_forward.w1.weight[3, 4] = 65504.0  # the largest float16
+    convert(model, tiny_tokenizer, "f16")
 
 
 def test_a_full_disk_leaves_the_old_file(

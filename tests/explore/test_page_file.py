@@ -95,6 +95,11 @@ def test_the_page_can_be_read_by_machines_that_read_aloud(trained: Trained):
         assert attributes.get("tabindex", "0") in ("0", "-1")  # the order is that of the page
 
 
+def test_no_number_is_written_that_no_browser_reads():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        as_script({"loss": float("nan")})
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_ends_the_script_that_it_stands_in(text: str):
     script = as_script({"text": text})
@@ -166,13 +171,17 @@ def test_data_without_gold_labels_are_shown_and_not_judged(trained: Trained, fil
     assert {text["gold"] for text in content["texts"]} == {None} and "run" not in content
 
 
-def test_a_checkpoint_alone(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_checkpoint_alone(
+    tiny_checkpoint: Path, films: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+):
     (tmp_path / "s.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
     flags = "--data", tmp_path / "s.txt", "--count", 3, "--attention", "causal"
     content = explore(tmp_path / "p.html", tiny_checkpoint, *flags)
     assert [text["text"] for text in content["texts"]] == [*SENTENCES[:3]] and "run" not in content
     assert content["model"]["attention"] == "causal" and "decision" not in content["texts"][0]
     assert capsys.readouterr().out == f"wrote {tmp_path / 'p.html'}\n"
+    content = explore(tmp_path / "q.html", tiny_checkpoint, "--data", films["test"], "--count", 2)
+    assert len(content["texts"]) == 2 and "run" not in content  # labels that a checkpoint cannot predict
 
 
 def test_a_checkpoint_without_a_tokenizer_reads_ids(

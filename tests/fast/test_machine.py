@@ -193,6 +193,16 @@ def test_onednn_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPa
     why_no_onednn.cache_clear()
 
 
+def test_in_training_products_are_measured_with_the_gradients_that_their_names_say(monkeypatch: pytest.MonkeyPatch):
+    if not has_onednn():
+        pytest.skip("oneDNN's products do not work here")
+    ways, calls = {}, []
+    monkeypatch.setattr(fast.apply, "fastest", lambda question, given: ways.update(given) or ("PyTorch", ""))
+    monkeypatch.setattr(fast.onednn, "onednn_weight_gradient", lambda grad, x: calls.append(x) or grad.t() @ x)
+    fast.apply._in_training()
+    assert [way() or len(calls) for way in ways.values()] == [0, 0, 1]
+
+
 def test_onednn_that_is_switched_off_is_not_taken():
     with torch.backends.mkldnn.flags(enabled=False):
         assert not has_onednn()
@@ -368,6 +378,8 @@ def test_few_tokens_of_a_small_model_are_not_worth_loading_the_loops(
     monkeypatch.setattr(compiled, "load", lambda format_: tried.append(format_))
     ours = decoder(random_llama(attention="causal"), tokens=150)
     assert ours.choice.kernel == "plain" and "not worth loading" in ours.choice.reason and not tried
+    state.failure = "numba does not work here"  # as loading for an earlier text has found
+    assert decoder(random_llama(attention="causal")).choice.reason == state.failure and not tried
 
 
 def test_the_estimate_grows_with_tokens_and_weights():
