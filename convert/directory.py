@@ -181,7 +181,12 @@ def files_of_llama(folder: Path) -> list[str]:
 
 def files_of_bert(folder: Path) -> list[str]:
     """`files_read` of a BERT. Raises `UserError`."""
-    return files_read(folder, (TOKENIZER_CONFIG, VOCABULARY))
+    return files_read(folder, (TOKENIZER_CONFIG, VOCABULARY, TOKENIZER_JSON, ADDED_TOKENS, SPECIAL_TOKENS))
+
+
+def vocabulary_file(folder: Path) -> Path:
+    """The file of a directory's vocabulary; the name of the usual one where there is none."""
+    return folder / (TOKENIZER_JSON if (folder / TOKENIZER_JSON).exists() else VOCABULARY)
 
 
 def family_of(folder: Path) -> str:

@@ -32,7 +32,8 @@ class JsonTokenizer:
 
     def __init__(self, content: str, special: dict[str, Any], max_len: int | None = None, path: str = TOKENIZER_JSON):
         self.content, self.special, self.max_len, self.model_path = content, special, max_len, path
-        library = _library(path)
+        library, file = _library(path), parsed(content, path)
+        require_bounded(file, path)
         with self._naming_the_file("it is not a tokenizer, or it is damaged"):
             self.tokenizer = library.Tokenizer.from_str(content)
             self.tokenizer.add_tokens([library.AddedToken(**token) for token in special.get("added_tokens", ())])
@@ -41,8 +42,6 @@ class JsonTokenizer:
             self.tokenizer.no_padding()
             ids = set(self.tokenizer.get_vocab(with_added_tokens=True).values())
         self.n_words = max(ids, default=-1) + 1
-        file = parsed(content, path)
-        require_bounded(file, path)
         null = self.tokenizer.token_to_id("<0x00>") if special.get("pads_with_byte_0") else None
         self.pad_id = NO_PIECE if null is None or not file["model"].get("byte_fallback") else null
         bos, eos = (self._id_of(special.get(name)) for name in SPECIAL)
@@ -163,7 +162,8 @@ class JsonTokenizer:
     def _naming_the_file(self, reason: str) -> Iterator[None]:
         """Turns the library's errors into `UserError`. Damage makes its Rust code panic, which is no `Exception`."""
         try:
-            yield
+            with _silent():
+                yield
         except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
             raise
         except BaseException:
@@ -176,6 +176,24 @@ def template(tokens: list[str], ids: list[int]) -> dict[str, Any]:
     before = [[{"SpecialToken": {"id": token, "type_id": segment}} for token in tokens] for segment in (0, 1)]
     a, b = ([*before[segment], {"Sequence": {"id": "AB"[segment], "type_id": segment}}] for segment in (0, 1))
     return {"type": "TemplateProcessing", "single": a, "pair": a + b, "special_tokens": special}
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing is written to standard error: where Rust code panics, it first prints a trace."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _library(path: str) -> ModuleType:

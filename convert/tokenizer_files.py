@@ -50,18 +50,17 @@ def read(path: str | os.PathLike) -> tuple[str, dict[str, Any], dict[int, str]]:
         content, listed = _of_sentencepiece(path, said), []
     by_class = DEFAULTS.get(kind, {})
     own, said = said, by_class | said
-    numbered = _numbered(path.parent, said, listed)
     special = {name: said[name] for name in ("add_bos_token", "split_special_tokens") if name in said}
     for name in ("bos_token", "eos_token"):
         number = config.get(f"{name}_id")
         special[name] = said.get(name, number[0] if isinstance(number, list) and number else number)
-    added = _to_add(path.parent, said, numbered, () if by_class else listed)
+    added, numbered = added_tokens(path.parent, said, listed, () if by_class else listed)
     if by_class:
         without = {token for name, token in by_class.items() if name not in own}
         added = _with_embeddings(added, without, content["model"]["vocab"], config.get("vocab_size"))
     special |= {"added_tokens": added, "pads_with_byte_0": True}
     content = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    return content, special, {id: token["content"] for id, token in numbered.items()}
+    return content, special, numbered
 
 
 def read_json(path: Path) -> str:
@@ -200,6 +199,18 @@ def _merges(vocabulary: dict[str, int]) -> list[tuple[str, str]]:
 
 
 # ------------------------------------------------------------------------------------------------------- added tokens
+
+
+def added_tokens(
+    folder: Path, said: dict[str, Any], listed: Sequence[dict[str, Any]] = (), there: Sequence[dict[str, Any]] = ()
+) -> tuple[list[Added], dict[int, str]]:
+    """The tokens to add to a tokenizer, in this order, and those that the files number, by their ids.
+
+    said: see `settings_of`. listed: the added tokens of a `tokenizer.json`. there: those that the tokenizer has.
+    Raises `UserError` for a file that does not say them properly.
+    """
+    numbered = _numbered(folder, said, listed)
+    return _to_add(folder, said, numbered, there), {id: token["content"] for id, token in numbered.items()}
 
 
 def _numbered(folder: Path, said: dict[str, Any], listed: Sequence[dict[str, Any]]) -> dict[int, Added]:

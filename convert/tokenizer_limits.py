@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from math import prod
@@ -18,15 +19,27 @@ GROWTH |= {"ByteLevel": 4, "Metaspace": 2, "ByteFallback": 4}
 
 def require_bounded(file: dict[str, Any], path: str | os.PathLike) -> None:
     """Raises `UserError` for a `tokenizer.json` whose steps, one after the other, may make a text far longer."""
+    try:
+        fault = _fault(file)
+    except (KeyError, TypeError, AttributeError, ValueError):  # of something else than it should be
+        fault = "it is not a tokenizer, or it is damaged"
+    if fault:
+        raise UserError(f"cannot use {path}: {fault}")
+
+
+def _fault(file: dict[str, Any]) -> str:
     before = [*_steps(file.get("normalizer")), *_steps(file.get("pre_tokenizer"))]
     for steps in (before, [*_steps(file.get("decoder"))]):
-        if (growth := prod(map(_growth, steps))) > MOST_GROWTH:
-            growth = str(growth) if growth < 10**12 else "more than 10^12"
-            what = f"its {len(steps)} steps may make {growth} characters of one; at most {MOST_GROWTH} are computed"
-            raise UserError(f"cannot use {path}: {what}")
+        if prod(map(_growth, steps)) > MOST_GROWTH:
+            return f"its {len(steps)} steps may make more than {MOST_GROWTH} characters of one"
     around = [_around(step) for step in _steps(file.get("post_processor"))]
     if sum(tokens for tokens, _ in around) > MOST_AROUND or any(texts > 1 for _, texts in around):
-        raise UserError(f"cannot use {path}: it puts more than {MOST_AROUND} tokens around a text, or repeats the text")
+        return f"it puts more than {MOST_AROUND} tokens around a text, or repeats the text"
+    for table in (step["precompiled_charsmap"] for step in before if step.get("type") == "Precompiled"):
+        rules = base64.b64decode(table or "")
+        if rules and int.from_bytes(rules[:4], "little") > len(rules) - 4:
+            return "its table of letters is damaged: it says another length than it has"
+    return ""
 
 
 def _steps(step: Any) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from argparse import Namespace
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -28,6 +29,7 @@ NO_CUDA_GRAPHS = (
     "the text is generated without them"
 )
 OUTPUT_FLAGS = {0.0: "--generated_sentence_low_temp_out", 1.0: "--generated_sentence_high_temp_out"}
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 GATHERED = 50  # batches of prompts to collect before prompts of equal length are decoded together
 
 
@@ -213,7 +215,10 @@ class TextStream:
         """Print the text that a new token completes. new_ids: 1 1"""
         self.ids.append(int(new_ids))
         text = self.tokenizer.decode(self.ids)
-        # a character of several byte tokens is complete only with its last byte: wait for it
+        # a character of several byte tokens is complete only with its last byte, and a run of them that is no text
+        # becomes another one from its beginning: wait for its end
+        if BYTE_PIECE.fullmatch(self.tokenizer.piece(self.ids[-1])):
+            return
         if text.startswith(self.shown) and not text.endswith("\ufffd"):
             print(text[len(self.shown) :], end="", flush=True)
             self.shown = text
