@@ -87,6 +87,7 @@ class WordPiece:
             raise UserError(f"{path} is no vocabulary of a BERT: it lacks {', '.join(absent)}")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self.ids[token] for token in SPECIAL)
         self.vocabulary_size, self.added, self.splits_special = len(self.pieces), list(added), splits_special
+        self._piece_ids = dict(self.ids)  # what a word is made of: an added token is no part of one
         for text in (token["content"] for token in self.added):
             if self.ids.setdefault(text, len(self.pieces)) == len(self.pieces):
                 self.pieces.append(text)
@@ -184,7 +185,7 @@ class WordPiece:
         found, start, length = [], 0, len(word.text)
         while start < length <= LONGEST_WORD:
             for end in range(length, start, -1):
-                id = self.ids.get(CONTINUED * (start > 0) + word.text[start:end])
+                id = self._piece_ids.get(CONTINUED * (start > 0) + word.text[start:end])
                 if id is not None:
                     break
             else:
