@@ -215,10 +215,10 @@ class TextStream:
         """Print the text that a new token completes. new_ids: 1 1"""
         self.ids.append(int(new_ids))
         text = self.tokenizer.decode(self.ids)
-        # a character of several byte tokens is complete only with its last byte, and a run of them that is no text
-        # becomes another one from its beginning: wait for its end
-        if BYTE_PIECE.fullmatch(self.tokenizer.piece(self.ids[-1])):
+        # a `tokenizer.json` reads byte tokens in a row anew, from the first, if they are no text: wait for their end
+        if not hasattr(self.tokenizer, "sp_model") and BYTE_PIECE.fullmatch(self.tokenizer.piece(self.ids[-1])):
             return
+        # a character of several byte tokens is complete only with its last byte: wait for it
         if text.startswith(self.shown) and not text.endswith("\ufffd"):
             print(text[len(self.shown) :], end="", flush=True)
             self.shown = text

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, drive_in  # noqa: E402
 from conversions import run_convert  # noqa: E402
 from error_helpers import refused  # noqa: E402
@@ -145,11 +145,12 @@ def test_a_vocabulary_for_other_formats_has_what_was_added(tmp_path: Path, tiny_
 
 def test_a_text_ends_at_eos_unless_told_otherwise(tmp_path: Path, tiny_tokenizer: Path):
     folder = directory("json: any", tmp_path / "model", tiny_tokenizer)
-    how = "--pretrained-model-path", folder, "--prompt", "The baker", "--max_new_tokens", 12
+    how = ["--pretrained-model-path", folder, "--prompt", "The baker", "--max_new_tokens", 12]
+    how += ["--generated_sentence_low_temp_out", "low.txt", "--generated_sentence_high_temp_out", "high.txt"]
 
     def text(*more: object) -> str:
         drive_in(tmp_path / "run", *how, *more)
-        return (tmp_path / "run/generated-sentence-temp-0.txt").read_text(encoding="utf-8")
+        return (tmp_path / "run/low.txt").read_text(encoding="utf-8")
 
     model, tokenizer = load_llama(folder)
     prompt = torch.tensor([tokenizer.encode("The baker", bos=True, eos=False)])
