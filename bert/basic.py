@@ -49,11 +49,21 @@ def words(
     text: str, lower_case: bool, strip_accents: bool | None = None, spaces_chinese: bool = True
 ) -> Iterator[Word]:
     """The words of a text, in order. strip_accents: None means the value of `lower_case`."""
+    return words_of(normalized(text, lower_case, strip_accents, spaces_chinese))
+
+
+def normalized(
+    text: str, lower_case: bool, strip_accents: bool | None = None, spaces_chinese: bool = True
+) -> Iterator[tuple[str, int]]:
+    """The characters of a text, normalised, each with its place in the text."""
     characters = clean(text, spaces_chinese)
     if lower_case if strip_accents is None else strip_accents:
         characters = without_accents(characters)
-    if lower_case:
-        characters = lowered(characters)
+    return lowered(characters) if lower_case else characters
+
+
+def words_of(characters: Iterable[tuple[str, int]]) -> Iterator[Word]:
+    """The words that normalised characters are."""
     word: list[tuple[str, int]] = []
     for char, place in characters:
         if char != " " and not is_punctuation(char):

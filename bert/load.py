@@ -17,8 +17,10 @@ from bert import heads
 from bert.config import BertConfig
 from bert.model import Bert
 from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, Layout
-from bert.wordpiece import THEIR_NAMES, WordPiece
-from convert.directory import CONFIG, TOKENIZER_CONFIG, VOCABULARY, State, read_settings, read_tensors
+from bert.tokenizer_json import pieces_of, settings_in
+from bert.wordpiece import SPECIAL, THEIR_NAMES, WordPiece
+from convert.directory import CONFIG, TOKENIZER_CONFIG, State, read_settings, read_tensors, vocabulary_file
+from convert.tokenizer_files import WITHOUT_CLASS, added_tokens, parsed, read_json, settings_of
 from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
 from utils import UserError, join_names, short_repr, shorten, warn
 
@@ -69,38 +71,59 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
 
 
 def load_tokenizer(path: str | os.PathLike) -> WordPiece:
-    """The tokenizer of a directory: `vocab.txt`, an uncased one unless `tokenizer_config.json` says otherwise.
+    """The tokenizer of a directory: `tokenizer.json`, else `vocab.txt`, with what the files beside it say.
 
-    Raises `UserError` as `WordPiece.from_file`, and for a vocabulary with more pieces than the model has embeddings.
+    Raises `UserError` as `read_vocabulary`, and for a vocabulary with more pieces than the model has embeddings.
     """
     _, settings = read_config(path)
-    tokenizer, most = read_vocabulary(Path(path, VOCABULARY)), settings.get("vocab_size")
+    file = vocabulary_file(Path(path))
+    tokenizer, most = read_vocabulary(file), settings.get("vocab_size")
     if isinstance(most, int) and len(tokenizer) > most:
-        raise UserError(f"{path} has {len(tokenizer)} pieces in {VOCABULARY}, but a vocab_size of {most} in {CONFIG}")
+        raise UserError(f"{path} has {len(tokenizer)} pieces in {file.name}, but a vocab_size of {most} in {CONFIG}")
     if isinstance(most, int) and len(tokenizer) < most:
-        warn(f"{path} has {len(tokenizer)} pieces in {VOCABULARY} for a vocab_size of {most}; is the file whole?")
+        warn(f"{path} has {len(tokenizer)} pieces in {file.name} for a vocab_size of {most}; is the file whole?")
     pad_id = settings.get("pad_token_id")
     pad_id = BertConfig.pad_id if pad_id is None else pad_id
     if pad_id != tokenizer.pad_id:
-        here = f"[PAD] is piece {tokenizer.pad_id} of {VOCABULARY}, but by {CONFIG} it is token {short_repr(pad_id)}"
+        here = f"[PAD] is piece {tokenizer.pad_id} of {file.name}, but by {CONFIG} it is token {short_repr(pad_id)}"
         raise UserError(f"{path}: {here}")
     return tokenizer
 
 
 def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> WordPiece:
-    """A tokenizer of a `vocab.txt`. lower_case: None: take all settings from the `tokenizer_config.json` beside it.
+    """A tokenizer of a `vocab.txt` or a `tokenizer.json`.
 
-    Raises `UserError` as `WordPiece.from_file`.
+    lower_case: None: take all settings and added tokens from the files beside it. Raises `UserError` as
+    `WordPiece.from_file`, and for a `tokenizer.json` that has other steps than a BERT's.
     """
     if lower_case is not None:
         return WordPiece.from_file(path, lower_case)
-    beside = Path(path).with_name(TOKENIZER_CONFIG)
-    said = read_settings(beside) if beside.exists() else {}
+    path = Path(path)
+    beside = path.with_name(TOKENIZER_CONFIG)
+    said, _ = settings_of(path.parent)
+    for token in SPECIAL:
+        name = f"{token[1:-1].lower()}_token"
+        named = said.setdefault(name, token)
+        if token not in (named, named.get("content") if isinstance(named, dict) else None):
+            raise UserError(f"{beside}: {name} is {short_repr(named)}; a BERT here has {token}")
     found = {ours: said[theirs] for ours, theirs in THEIR_NAMES.items() if said.get(theirs) is not None}
     for name, value in found.items():
         if not isinstance(value, bool):
             raise UserError(f"{beside}: {THEIR_NAMES[name]} is {short_repr(value)}; it must be true, false or null")
-    return WordPiece.from_file(path, **found)
+    pieces, listed = None, []
+    if path.suffix == ".json":
+        file = parsed(read_json(path), path)
+        pieces, listed = pieces_of(file, path), file.get("added_tokens") or []
+        if said["tokenizer_class"] is not None and said["tokenizer_class"] in WITHOUT_CLASS:
+            found |= settings_in(file, path)
+    added, numbered = added_tokens(path.parent, said, listed)
+    found["added"] = [token for token in added if token["content"] not in SPECIAL or token["normalized"]]
+    tokenizer = WordPiece.from_file(path, **found) if pieces is None else WordPiece(pieces, path=str(path), **found)
+    for id, text in numbered.items():
+        if tokenizer.ids.get(text) != id:
+            warn(f"{path}: the token {short_repr(text)} is {tokenizer.ids.get(text)}, as in transformers 5, not {id}")
+            break
+    return tokenizer
 
 
 def check_pairs(encoder: Bert, path: str | os.PathLike) -> None:

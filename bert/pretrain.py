@@ -21,7 +21,16 @@ from pathlib import Path
 from bert.config import NEW_BERT, config_of
 from bert.package import PACKAGE, directory_of
 from bert.vocabulary import tokenizers
-from convert.directory import BESIDE_BERT, SAFETENSORS, VOCABULARY, WEIGHTS, lock_of, require_safetensors
+from convert.directory import (
+    BESIDE_BERT,
+    SAFETENSORS,
+    TOKENIZER_JSON,
+    VOCABULARY,
+    WEIGHTS,
+    lock_of,
+    require_safetensors,
+    vocabulary_file,
+)
 from engine.lineage import RECORD
 from engine.programs import ArgumentParser, run_main
 from engine.text.flags import Outputs, Row, add_text_flags, check_text_flags, fill_shape, follow, found
@@ -97,13 +106,13 @@ def _check_init(args: Namespace) -> None:
         raise UserError("--tokenizer: the vocabulary is that of --init")
     if args.cased:
         raise UserError("--cased: the vocabulary is that of --init")
-    if not (path / VOCABULARY).is_file():
-        raise UserError(f"--init {path} holds no {VOCABULARY}")
+    if not vocabulary_file(path).is_file():
+        raise UserError(f"--init {path} holds no {VOCABULARY} and no {TOKENIZER_JSON}")
 
 
 def outputs_of(args: Namespace) -> Outputs:
     out, beside = args.out, tuple(args.out / name for name in BESIDE_BERT)
-    of_init = () if args.init is None else (Path(args.init, name) for name in (*BESIDE_BERT, *WEIGHTS))
+    of_init = () if args.init is None else (Path(args.init, name) for name in (*BESIDE_BERT, TOKENIZER_JSON, *WEIGHTS))
     inputs = *args.text, *of_init, args.tokenizer
     return Outputs(out / SAFETENSORS, beside, out / RECORD, out / PRETRAINING_POINT, lock_of(out), inputs=inputs)
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert.package import PACKAGE, directory_of, installed
-from convert.directory import VOCABULARY, files_of_bert, require_safetensors
+from convert.directory import TOKENIZER_JSON, VOCABULARY, files_of_bert, require_safetensors, vocabulary_file
 from engine.arguments import check_args, check_numbers, is_one_of_several
 from engine.declaration import add_flags
 from engine.files import check_overlaps
@@ -184,9 +184,10 @@ def find_bert(args: Namespace) -> bool:
     """Turn the name of the directory into its path, and name its vocabulary. Returns False: there is no replacement."""
     given = args.pretrained_model_path
     path = installed() if isinstance(given, Default) else directory_of(given, "--pretrained-model-path")
-    if not (path / VOCABULARY).is_file():
-        raise UserError(f"--pretrained-model-path {path} holds no {VOCABULARY}")
-    args.pretrained_model_path, args.tokenizer = str(path), str(path / VOCABULARY)
+    vocabulary = vocabulary_file(path)
+    if not vocabulary.is_file():
+        raise UserError(f"--pretrained-model-path {path} holds no {VOCABULARY} and no {TOKENIZER_JSON}")
+    args.pretrained_model_path, args.tokenizer = str(path), str(vocabulary)
     args.model_files = files_of_bert(path)
     return False
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bert.basic import Word, words
+from bert.added import finders
+from bert.basic import Word, normalized, words_of
 from convert.directory import TOKENIZER_CONFIG, VOCABULARY
 from utils import UserError, atomic_write, read_text, short_repr, warn
 
@@ -30,6 +30,7 @@ THEIR_NAMES = {  # of the tokenizer's settings in that file
     "lower_case": "do_lower_case",
     "strip_accents": "strip_accents",
     "spaces_chinese": "tokenize_chinese_chars",
+    "splits_special": "split_special_tokens",
 }
 
 
@@ -60,6 +61,9 @@ class WordPiece:
     accents. spaces_chinese: each Chinese character is a word. An empty piece is never used, and of one that stands
     there twice the first place is not, as with other programs; that is said, naming `path`. Raises `UserError` where a
     special token is absent.
+
+    added: tokens that a text holds as a whole, see `added.py`; one that is no piece gets the next id. splits_special:
+    what is a special token's text in a text is text.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class WordPiece:
         path: str = VOCABULARY,
         strip_accents: bool | None = None,
         spaces_chinese: bool = True,
+        added: Sequence[dict[str, Any]] = (),
+        splits_special: bool = False,
     ):
         self.pieces = list(pieces)
         self.lower_case, self.strip_accents, self.spaces_chinese = lower_case, strip_accents, spaces_chinese
@@ -80,7 +86,16 @@ class WordPiece:
         if absent := [token for token in SPECIAL if token not in self.ids]:
             raise UserError(f"{path} is no vocabulary of a BERT: it lacks {', '.join(absent)}")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self.ids[token] for token in SPECIAL)
-        self._specials = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
+        self.vocabulary_size, self.added, self.splits_special = len(self.pieces), list(added), splits_special
+        self._piece_ids = dict(self.ids)  # what a word is made of: an added token is no part of one
+        for text in (token["content"] for token in self.added):
+            if self.ids.setdefault(text, len(self.pieces)) == len(self.pieces):
+                self.pieces.append(text)
+        tokens = {text: {"content": text, "special": True} for text in SPECIAL}
+        tokens |= {token["content"]: token for token in self.added}
+        self._special = {text for text, token in tokens.items() if token.get("special")}
+        found = [token for text, token in tokens.items() if not (splits_special and text in self._special)]
+        self._as_written, self._folded = finders(found, self.ids, self._normalized)
 
     @classmethod
     def from_file(cls, vocab_txt: str | os.PathLike, lower_case: bool = True, **more: bool) -> WordPiece:
@@ -92,14 +107,16 @@ class WordPiece:
         """Write `vocab.txt`, and beside it the settings from which transformers makes the same tokenizer."""
         # the vocabulary last: where it stands alone, it is taken for an uncased one
         with atomic_write(Path(folder, TOKENIZER_CONFIG)) as file:
-            told = {THEIR_NAMES[name]: value for name, value in self._told.items()}
+            told = {THEIR_NAMES[name]: value for name, value in self._told.items() if name in THEIR_NAMES}
+            if self.added:
+                told["added_tokens_decoder"] = {str(self.ids[token["content"]]): token for token in self.added}
             file.write(json.dumps({"tokenizer_class": "BertTokenizer", **told}) + "\n")
         with atomic_write(Path(folder, VOCABULARY)) as file:
-            file.writelines(f"{piece}\n" for piece in self.pieces)
+            file.writelines(f"{piece}\n" for piece in self.pieces[: self.vocabulary_size])
 
     def to_bytes(self) -> bytes:
         """The vocabulary and how it was made, which `from_bytes` reads."""
-        return json.dumps({**self._told, "pieces": self.pieces}).encode()
+        return json.dumps({**self._told, "pieces": self.pieces[: self.vocabulary_size]}).encode()
 
     @classmethod
     def from_bytes(cls, saved: bytes, path: str = VOCABULARY) -> WordPiece:
@@ -107,9 +124,13 @@ class WordPiece:
         return cls(path=path, **json.loads(saved))
 
     @property
-    def _told(self) -> dict[str, bool]:
+    def _told(self) -> dict[str, Any]:
         """The case, and the settings that differ from the defaults."""
-        told = {"lower_case": self.lower_case}
+        told: dict[str, Any] = {"lower_case": self.lower_case}
+        if self.added:
+            told["added"] = self.added
+        if self.splits_special:
+            told["splits_special"] = True
         if self.strip_accents is not None:
             told["strip_accents"] = self.strip_accents
         return told if self.spaces_chinese else {**told, "spaces_chinese": False}
@@ -142,22 +163,29 @@ class WordPiece:
 
     def tokenize(self, text: str) -> list[Token]:
         """The tokens of a text, without [CLS] and [SEP] around it."""
-        tokens, start = [], 0
-        for part in self._specials.split(text):
-            if part in SPECIAL:
-                tokens.append(Token(self.ids[part], start, start + len(part)))
-            else:
-                for word in words(part, self.lower_case, self.strip_accents, self.spaces_chinese):
-                    tokens += [Token(id, start + first, start + last) for id, first, last in self._pieces_of(word)]
-            start += len(part)
+        tokens: list[Token] = []
+        for part, id, start in self._as_written.parts(text):
+            if id is not None:
+                tokens.append(Token(id, start, start + len(part)))
+                continue
+            characters = [*self._normalized(part)]
+            for piece, id, first in self._folded.parts("".join(char for char, _ in characters)):
+                inside = [(char, start + place) for char, place in characters[first : first + len(piece)]]
+                if id is not None:
+                    tokens.append(Token(id, inside[0][1], inside[-1][1] + 1))
+                else:
+                    tokens += [token for word in words_of(inside) for token in self._pieces_of(word)]
         return tokens
+
+    def _normalized(self, text: str) -> Iterator[tuple[str, int]]:
+        return normalized(text, self.lower_case, self.strip_accents, self.spaces_chinese)
 
     def _pieces_of(self, word: Word) -> Iterator[Token]:
         """Greedy: the longest piece that the word begins with, then the longest that its rest begins with."""
         found, start, length = [], 0, len(word.text)
         while start < length <= LONGEST_WORD:
             for end in range(length, start, -1):
-                id = self.ids.get(CONTINUED * (start > 0) + word.text[start:end])
+                id = self._piece_ids.get(CONTINUED * (start > 0) + word.text[start:end])
                 if id is not None:
                     break
             else:
@@ -176,7 +204,7 @@ class WordPiece:
             if not 0 <= id < len(self.pieces):
                 raise ValueError(f"there is no token {short_repr(id)} in a vocabulary of {len(self.pieces)}")
             piece = self.pieces[id]
-            if piece in SPECIAL:
+            if piece in self._special:
                 continue
             if text and piece.startswith(CONTINUED):
                 text += piece.removeprefix(CONTINUED)

@@ -129,7 +129,7 @@ def _convert_language_model(args: argparse.Namespace) -> None:
             raise UserError(f"{error}; name the right one with --tokenizer") from None
     state, config = model.state_dict(), model.config
     if args.to == "hf":
-        hugging_face.write(args.out, state, config, tokenizer, args.dtype)
+        hugging_face.write(args.out, state, config, tokenizer, args.dtype, getattr(model, "stop_ids", None))
         return
     vocabulary = vocabulary_of(tokenizer).filled(config.vocab_size)
     if args.to == "llama2c":

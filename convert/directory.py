@@ -25,6 +25,8 @@ CONFIG, SAFETENSORS, PICKLED = "config.json", "model.safetensors", "pytorch_mode
 WEIGHTS = (SAFETENSORS, PICKLED)  # the first that is there is read, as one file or as several
 INDEX_ENDING = ".index.json"  # after either name: which of several files holds which tensor
 TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
+ADDED_TOKENS, SPECIAL_TOKENS = "added_tokens.json", "special_tokens_map.json"  # which older versions wrote
+GENERATION = "generation_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
 BESIDE_BERT = (CONFIG, VOCABULARY, TOKENIZER_CONFIG)  # what is written beside the weights of a BERT
 FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `engine.families`
@@ -44,6 +46,16 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{file} does not hold a JSON object, or it is damaged")
     return settings
+
+
+def stop_ids(folder: Path) -> tuple[int, ...]:
+    """The tokens that end a text, as transformers reads them; empty where none does. Raises `UserError`."""
+    file = folder / (GENERATION if os.path.lexists(folder / GENERATION) else CONFIG)
+    said = read_settings(file).get("eos_token_id")
+    ids = tuple(said if isinstance(said, list) else () if said is None else (said,))
+    if not all(type(id) is int and 0 <= id < 2**31 for id in ids):
+        raise UserError(f"{file}: eos_token_id is {short_repr(said)}, not a token id or a list of them")
+    return ids
 
 
 def require_file(file: Path, most: int | None = None) -> None:
@@ -163,12 +175,18 @@ def files_read(folder: Path, of_tokenizer: Sequence[str]) -> list[str]:
 def files_of_llama(folder: Path) -> list[str]:
     """`files_read` of a language model, whose tokenizer may lie elsewhere. Raises `UserError`."""
     require_file(folder / CONFIG)
-    return files_read(folder, (TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG))
+    more = (TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, GENERATION)
+    return files_read(folder, more)
 
 
 def files_of_bert(folder: Path) -> list[str]:
     """`files_read` of a BERT. Raises `UserError`."""
-    return files_read(folder, (TOKENIZER_CONFIG, VOCABULARY))
+    return files_read(folder, (TOKENIZER_CONFIG, VOCABULARY, TOKENIZER_JSON, ADDED_TOKENS, SPECIAL_TOKENS))
+
+
+def vocabulary_file(folder: Path) -> Path:
+    """The file of a directory's vocabulary; the name of the usual one where there is none."""
+    return folder / (TOKENIZER_JSON if (folder / TOKENIZER_JSON).exists() else VOCABULARY)
 
 
 def family_of(folder: Path) -> str:

@@ -107,7 +107,7 @@ def _describe_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
         "unk_token_id": vocabulary.unk_id,
         "bos_token_id": vocabulary.bos_id,
         "eos_token_id": vocabulary.eos_id,
-        "add_bos_token": True,
+        "add_bos_token": vocabulary.adds_bos,
         "add_eos_token": False,
         "add_space_prefix": vocabulary.adds_space,
     }

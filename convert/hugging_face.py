@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import ROPE_SCALINGS, LlamaConfig
 from convert import vocabulary
-from convert.directory import CONFIG, State, read_settings, read_tensors, write_model
+from convert.directory import CONFIG, State, read_settings, read_tensors, stop_ids, write_model
 from convert.formats import DTYPES, require_causal, require_finite, whole
 from utils import UserError, atomic_write, join_names, short_repr, shorten, warn
 
@@ -48,6 +48,7 @@ ANGLES_TABLE = re.compile(r"rotary_emb\.inv_freq$")  # older versions saved it b
 def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
     """The Llama of a directory, in float32 on the CPU; causal unless `attention` says otherwise.
 
+    Its attribute `stop_ids` has the tokens that end a text; a model of a checkpoint has no such attribute.
     Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
     or misshapen key is named.
     """
@@ -62,7 +63,9 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     for name in state:
         if heads := rotated_heads(name, config):
             state[name] = interleaved_rows(state[name], heads)
-    return filled(file, config, state)
+    model = filled(file, config, state)
+    model.stop_ids = stop_ids(Path(path))
+    return model
 
 
 # ---------------------------------------------------------------------------------------------------- settings
@@ -202,9 +205,11 @@ def write(
     config: LlamaConfig,
     tokenizer: Any = None,
     dtype: str = DTYPES["hf"][0],
+    stop_ids: Sequence[int] | None = None,
 ) -> None:
     """Write a directory, whole or not at all. dtype: of all tensors. tokenizer: of either kind that is read here.
 
+    stop_ids: the tokens that end a text; None: eos of the tokenizer.
     Raises `UserError` for a bidirectional model, numbers that `dtype` cannot hold, and a tokenizer that transformers
     would read as another one.
     """
@@ -215,6 +220,8 @@ def write(
     if tokenizer is not None:
         beside = tokenizer.files() if hasattr(tokenizer, "files") else vocabulary.files(tokenizer)
         settings |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    if stop_ids is not None:
+        settings["eos_token_id"] = stop_ids[0] if len(stop_ids) == 1 else list(stop_ids) or None
     with whole(out) as folder:
         write_model(folder, settings, tensors)
         for name, content in beside.items():

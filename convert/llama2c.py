@@ -24,7 +24,7 @@ import numpy as np
 from config import LlamaConfig
 from convert.formats import require_causal
 from convert.vocabulary import BYTE, SPACE_PIECE, Vocabulary
-from utils import UserError, atomic_write
+from utils import UserError, atomic_write, join_names
 
 if TYPE_CHECKING:
     import torch
@@ -169,6 +169,10 @@ def pieces_of(vocabulary: Vocabulary) -> list[bytes]:
         raise UserError(
             f"llama2.c takes bos for the token {FIXED_BOS} and byte b for the token b + 3; this is another order"
         )
+    if not vocabulary.adds_bos:
+        raise UserError("llama2c puts bos before every text; this tokenizer does not")
+    if vocabulary.added:
+        raise UserError(f"llama2c finds no added tokens in a text; this tokenizer has {join_names(vocabulary.added)}")
     if not vocabulary.adds_space or SPACE_PIECE not in vocabulary.pieces:
         raise UserError("llama2.c puts a space before every text; this tokenizer does not")
     pieces = [piece.replace(SPACE_PIECE, " ").encode() for piece in vocabulary.pieces]

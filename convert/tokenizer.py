@@ -14,13 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from convert.directory import CONFIG, TOKENIZER_CONFIG, TOKENIZER_JSON, read_settings, require_file
+from convert.directory import CONFIG, TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
+from convert.tokenizer_files import parsed, read
+from convert.tokenizer_limits import require_bounded
 from tokenizer import NO_PIECE
-from utils import UserError
+from utils import UserError, short_repr, warn
 
-MOST_JSON_BYTES = 2**27  # of a file; the largest known ones have 35 MB
-# A special token is named by its text in `tokenizer_config.json`, by its id in `config.json`.
-ID_SETTINGS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
+SPECIAL = ("bos_token", "eos_token")
 
 
 class JsonTokenizer:
@@ -30,33 +30,36 @@ class JsonTokenizer:
     model could not read. A vocabulary with one of bos and eos alone uses it as both.
     """
 
-    pad_id = NO_PIECE
-
     def __init__(self, content: str, special: dict[str, Any], max_len: int | None = None, path: str = TOKENIZER_JSON):
         self.content, self.special, self.max_len, self.model_path = content, special, max_len, path
+        library, file = _library(path), parsed(content, path)
+        require_bounded(file, path)
         with self._naming_the_file("it is not a tokenizer, or it is damaged"):
-            self.tokenizer = _library(path).Tokenizer.from_str(content)
+            self.tokenizer = library.Tokenizer.from_str(content)
+            self.tokenizer.add_tokens([library.AddedToken(**token) for token in special.get("added_tokens", ())])
+            self.tokenizer.encode_special_tokens = bool(special.get("split_special_tokens"))
             self.tokenizer.no_truncation()
             self.tokenizer.no_padding()
             ids = set(self.tokenizer.get_vocab(with_added_tokens=True).values())
-            begins = self.tokenizer.encode("").ids
         self.n_words = max(ids, default=-1) + 1
-        bos, eos = (self._id_of(special.get(name)) for name in ID_SETTINGS)
+        null = self.tokenizer.token_to_id("<0x00>") if special.get("pads_with_byte_0") else None
+        self.pad_id = NO_PIECE if null is None or not file["model"].get("byte_fallback") else null
+        bos, eos = (self._id_of(special.get(name)) for name in SPECIAL)
         if bos is None and eos is None:
             raise UserError(f"{path}: neither {TOKENIZER_CONFIG} nor {CONFIG} beside it names a bos or an eos token")
         self.bos_id, self.eos_id = (eos if bos is None else bos), (bos if eos is None else eos)
-        adds_bos = special.get("add_bos_token")
-        self.adds_bos = adds_bos if isinstance(adds_bos, bool) else begins[:1] == [self.bos_id]
+        self.begins = self._beginning(special.get("add_bos_token"))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike, max_len: int | None = None) -> JsonTokenizer:
-        """The tokenizer of a file, with the special tokens that the files beside it name. Raises `UserError`."""
-        require_file(Path(path), MOST_JSON_BYTES)
-        try:
-            content = Path(path).read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise UserError(f"cannot load {path}: it is not UTF-8 text") from None
-        return cls(content, _special_tokens(Path(path).parent), max_len, str(path))
+        """The tokenizer of a file and of the files beside it, see `tokenizer_files`. Raises `UserError`."""
+        content, special, numbered = read(path)
+        made = cls(content, special, max_len, str(path))
+        for id, token in numbered.items():
+            if (here := made.tokenizer.token_to_id(token)) != id:
+                warn(f"{path}: the token {short_repr(token)} is {here}, as in transformers 5, and not {id}")
+                break
+        return made
 
     @classmethod
     def from_bytes(cls, saved: bytes, max_len: int | None = None, path: str = TOKENIZER_JSON) -> JsonTokenizer:
@@ -99,7 +102,7 @@ class JsonTokenizer:
 
     def piece(self, number: int) -> str:
         """A token for display, with SentencePiece's \u2581 for a space; bytes that are no text keep their name."""
-        name = self._token(number)
+        name = self.piece_name(number)
         if name is None or "\u2581" in name or (name.startswith("<") and name.endswith(">")):
             return str(number) if name is None else name
         with self._naming_the_file("it cannot decode every token"):
@@ -108,21 +111,46 @@ class JsonTokenizer:
 
     def files(self) -> dict[str, bytes]:
         """The files of the tokenizer in a directory: content by name."""
-        special = {name: self._token(getattr(self, name.removesuffix("_token") + "_id")) for name in ID_SETTINGS}
-        if "add_bos_token" in self.special:
-            special["add_bos_token"] = self.special["add_bos_token"]
+        special = {name: self.piece_name(getattr(self, name.removesuffix("_token") + "_id")) for name in SPECIAL}
+        if "split_special_tokens" in self.special:
+            special["split_special_tokens"] = self.special["split_special_tokens"]
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "clean_up_tokenization_spaces": False}
-        return {
-            TOKENIZER_JSON: self.content.encode(),
+        content = self.content
+        if self.special.get("added_tokens") or "add_bos_token" in self.special:
+            file = json.loads(self.tokenizer.to_str())
+            if "add_bos_token" in self.special:
+                file["post_processor"] = template([self.piece_name(id) for id in self.begins], self.begins)
+            content = json.dumps(file, ensure_ascii=False)
+        found = {
+            TOKENIZER_JSON: content.encode(),
             TOKENIZER_CONFIG: (json.dumps(settings, indent=2) + "\n").encode(),
         }
+        beside = Path(self.model_path).with_name(TOKENIZER_MODEL)
+        return found | ({TOKENIZER_MODEL: beside.read_bytes()} if beside.is_file() else {})
+
+    def _beginning(self, adds_bos: Any) -> list[int]:
+        """The ids that are put before a text: bos, or what stands there by the template of the file."""
+        if isinstance(adds_bos, bool):
+            return [self.bos_id] * adds_bos
+        with self._naming_the_file("it cannot encode every text"):
+            framed = self.tokenizer.encode("a")
+        of_text = [place for place, part in enumerate(framed.sequence_ids) if part is not None] or [len(framed.ids)]
+        if after := framed.ids[of_text[-1] + 1 :]:
+            warn(f"{self.model_path} puts {short_repr(self.piece_name(after[0]))} after a text, which is left out here")
+        return framed.ids[: of_text[0]]
 
     def _frame(self, ids: list[int], bos: bool, eos: bool) -> list[int]:
         ids = ids[: self.max_len]
-        return [self.bos_id] * (bos and (self.adds_bos or not ids)) + ids + [self.eos_id] * eos
+        return ((self.begins or [self.bos_id] * (not ids)) if bos else []) + ids + [self.eos_id] * eos
 
-    def _token(self, number: int) -> str | None:
+    def piece_name(self, number: int) -> str | None:
+        """A token as the file names it; None for an id without one."""
         return self.tokenizer.id_to_token(number)
+
+    def is_special(self, number: int) -> bool:
+        """Whether a token was added as a special one, which no text shows."""
+        found = self.tokenizer.get_added_tokens_decoder().get(number)
+        return found is not None and found.special
 
     def _id_of(self, token: Any) -> int | None:
         """The id of a special token, or None. token: its text, an object that has the text, or its id."""
@@ -134,24 +162,38 @@ class JsonTokenizer:
     def _naming_the_file(self, reason: str) -> Iterator[None]:
         """Turns the library's errors into `UserError`. Damage makes its Rust code panic, which is no `Exception`."""
         try:
-            yield
+            with _silent():
+                yield
         except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
             raise
         except BaseException:
             raise UserError(f"cannot use {self.model_path}: {reason}") from None
 
 
-def _special_tokens(folder: Path) -> dict[str, Any]:
-    """From the files beside a tokenizer: texts or ids of bos and eos, and whether bos stands before a text."""
-    beside, config = folder / TOKENIZER_CONFIG, folder / CONFIG
-    said = read_settings(beside) if os.path.lexists(beside) else {}
-    ids = read_settings(config) if os.path.lexists(config) else {}
-    found = {name: said.get(name) for name in (*ID_SETTINGS, "add_bos_token")}
-    for name, number in ID_SETTINGS.items():
-        if found[name] is None:
-            listed = ids.get(number)
-            found[name] = listed[0] if isinstance(listed, list) and listed else listed
-    return {name: value for name, value in found.items() if isinstance(value, (str, int, dict))}
+def template(tokens: list[str], ids: list[int]) -> dict[str, Any]:
+    """The post-processor that puts tokens before every text."""
+    special = {token: {"id": token, "ids": [id], "tokens": [token]} for token, id in zip(tokens, ids, strict=True)}
+    before = [[{"SpecialToken": {"id": token, "type_id": segment}} for token in tokens] for segment in (0, 1)]
+    a, b = ([*before[segment], {"Sequence": {"id": "AB"[segment], "type_id": segment}}] for segment in (0, 1))
+    return {"type": "TemplateProcessing", "single": a, "pair": a + b, "special_tokens": special}
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing is written to standard error: where Rust code panics, it first prints a trace."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _library(path: str) -> ModuleType:

@@ -6,15 +6,15 @@ import base64
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
+from tokenizer import Tokenizer
 from utils import UserError, short_repr
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
-
-    from tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces, SentencePiece's numbers too
 SPACE_PIECE = "\u2581"
@@ -22,7 +22,11 @@ NEVER_MERGED = -1e11  # the score of a piece that no pair becomes: llama2.c merg
 
 
 class Vocabulary(NamedTuple):
-    """Pieces in the order of their ids. adds_space: whether a text is read as if a space stood before it."""
+    """Pieces in the order of their ids.
+
+    adds_space: whether a text is read as if a space stood before it. adds_bos: whether bos is put before it.
+    added: tokens that are no pieces of the SentencePiece model.
+    """
 
     pieces: list[str]
     scores: list[float]
@@ -31,6 +35,8 @@ class Vocabulary(NamedTuple):
     bos_id: int
     eos_id: int
     adds_space: bool
+    adds_bos: bool = True
+    added: tuple[str, ...] = ()
 
     def filled(self, size: int) -> Vocabulary:
         """The same with unused pieces, up to `size`, for the rows of a matrix beyond the last piece."""
@@ -43,22 +49,44 @@ class Vocabulary(NamedTuple):
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """The vocabulary of a tokenizer of this package. Raises `UserError` for a `tokenizer.json`: it has other rules."""
-    if not hasattr(tokenizer, "sp_model"):
-        path = tokenizer.model_path
-        raise UserError(f"{path} is no SentencePiece model, which this format is written with; --tokenizer names one")
-    return read_vocabulary(tokenizer.sp_model, tokenizer.model_path)
+    """The vocabulary of a tokenizer of this package.
+
+    Of a directory it is that of its SentencePiece model and the added tokens. Raises `UserError` for a `tokenizer.json`
+    without such a model beside it, or of another one: it has other rules.
+    """
+    if hasattr(tokenizer, "sp_model"):
+        return read_vocabulary(tokenizer.sp_model, tokenizer.model_path)
+    path = tokenizer.model_path
+    beside = Path(path).with_name(TOKENIZER_MODEL)
+    try:
+        model = Tokenizer(tokenizer_model=beside).sp_model
+    except UserError:  # there is none, or it is of another kind, as Llama 3's
+        need = "which this format is written with; --tokenizer names one"
+        raise UserError(f"{path} is no SentencePiece model, {need}") from None
+    plain = read_vocabulary(model, beside)
+    count = len(plain.pieces)
+    names = [tokenizer.piece_name(id) for id in range(tokenizer.n_words)]
+    if names[:count] != plain.pieces or None in names:
+        raise UserError(f"{path} has other pieces than {beside.name} beside it; --tokenizer names another")
+    if tokenizer.begins not in ([], [tokenizer.bos_id]):
+        raise UserError(f"{path} puts other tokens than bos before a text, which this format cannot say")
+    types = [CONTROL if tokenizer.is_special(id) else USER_DEFINED for id in range(count, len(names))]
+    return plain._replace(
+        pieces=names,
+        scores=[*plain.scores, *(NEVER_MERGED for _ in types)],
+        types=[*plain.types, *types],
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        adds_space=tokenizer.piece_name(tokenizer.encode_all("a")[0]).startswith(SPACE_PIECE),
+        adds_bos=bool(tokenizer.begins),
+        added=tuple(names[count:]),
+    )
 
 
 def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
     """The vocabulary of a SentencePiece model. Raises `UserError` for one that other programs would read otherwise."""
-    ids = range(model.vocab_size())
-    scores = [model.get_score(token) for token in ids]
-    try:
-        pieces = [model.id_to_piece(token) for token in ids]
-        types = [kind for kind, _ in zip(_types(model.serialized_model_proto()), ids, strict=True)]
-    except (ValueError, TypeError, IndexError):  # of bytes that are no text, and of fields that are no pieces
-        raise UserError(f"{path} is damaged: it has pieces that are not UTF-8 text") from None
+    pieces, types = pieces_and_types(model, path)
+    scores = [model.get_score(token) for token in range(len(pieces))]
     if BYTE not in types:
         raise UserError(f"{path} has no pieces for single bytes, without which other programs load no vocabulary")
     if USER_DEFINED in types:
@@ -68,6 +96,16 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
     adds_space = model.encode("a", out_type=str)[0].startswith(SPACE_PIECE)
     return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
+
+
+def pieces_and_types(model: SentencePieceProcessor, path: str | os.PathLike) -> tuple[list[str], list[int]]:
+    """The pieces in the order of their ids, and their types. Raises `UserError` for pieces that are no text."""
+    ids = range(model.vocab_size())
+    try:
+        pieces = [model.id_to_piece(token) for token in ids]
+        return pieces, [kind for kind, _ in zip(_types(model.serialized_model_proto()), ids, strict=True)]
+    except (ValueError, TypeError, IndexError):  # of bytes that are no text, and of fields that are no pieces
+        raise UserError(f"{path} is damaged: it has pieces that are not UTF-8 text") from None
 
 
 # ------------------------------------------------------------------------------------------------ tokenizer.json
@@ -164,11 +202,16 @@ def _types(model: bytes) -> list[int]:
     return [dict(_fields(piece)).get(TYPE_FIELD, NORMAL) for number, piece in _fields(model) if number == PIECE_FIELD]
 
 
+def rewriting_rules(model: bytes) -> bytes:
+    """The table by which letters are rewritten; empty for a model that rewrites none."""
+    return dict(_fields(dict(_fields(model)).get(NORMALIZER_FIELD, b""))).get(RULES_FIELD, b"")
+
+
 def _normalizer(model: bytes) -> list[dict]:
     """The normalizers of a `tokenizer.json`, without those that mark spaces: changes of a text before it is cut."""
     spec = dict(_fields(dict(_fields(model)).get(NORMALIZER_FIELD, b"")))
     found = []
-    if rules := spec.get(RULES_FIELD):
+    if rules := rewriting_rules(model):
         found.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()})
     if spec.get(STRIPS_FIELD, 1):  # true by default
         found.append({"type": "Strip", "strip_left": True, "strip_right": True})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,8 +160,12 @@ def require_vocabulary(tokenizer: Tokenizer, llama: Llama, checkpoint: str | os.
 
 
 def read_tokenizer(path: str | os.PathLike, max_sentence_len: int | None = None) -> Tokenizer:
-    """Load a tokenizer: a name that ends in .json as `tokenizer.json`, others as SentencePiece. Raises `UserError`."""
-    if os.fspath(path).endswith(".json"):
+    """Load a tokenizer: `tokenizer.json`, or a SentencePiece model. Raises `UserError`.
+
+    A SentencePiece model that is the tokenizer of a Hugging Face directory is read with the directory's other files.
+    """
+    beside = {name: Path(path).with_name(name).exists() for name in ("config.json", "tokenizer.json")}
+    if os.fspath(path).endswith(".json") or (beside["config.json"] and not beside["tokenizer.json"]):
         return _json_tokenizers(path).from_file(path, max_sentence_len)
     return Tokenizer(max_sentence_len, path)
 

@@ -101,6 +101,8 @@ FLAGS = (
          within=Range("must be at least 0 and finite", 0, excludes=(False, True)), options=("generate",),
          group=GENERATE),
     Flag("--max_new_tokens", "how many tokens to add", int, 75, AT_LEAST_1, group=GENERATE),
+    Flag("--ignore_eos", "go on after the end of a text, at which a Hugging Face directory's model stops", bool,
+         options=("generate",), group=GENERATE),
     Flag("--cuda_graphs", "has no effect any more", bool, group=GENERATE),
     Flag("--num_samples", "how many texts to sample at temperature 1, decoded together", int, 1,
          Range("must be from 1 to 2^16 - 1", 1, 2**16 - 1), group=GENERATE),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,11 +29,15 @@ NO_CUDA_GRAPHS = (
     "the text is generated without them"
 )
 OUTPUT_FLAGS = {0.0: "--generated_sentence_low_temp_out", 1.0: "--generated_sentence_high_temp_out"}
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 GATHERED = 50  # batches of prompts to collect before prompts of equal length are decoded together
 
 
 class PromptDecoder(NamedTuple):
-    """Continues prompts. generator: decodes. search: replaces the generator at temperature 0; None: it does not."""
+    """Continues prompts. generator: decodes. search: replaces the generator at temperature 0; None: it does not.
+
+    stop_ids: the tokens that end a text; empty for the model of a checkpoint.
+    """
 
     llama: Llama
     tokenizer: Tokenizer
@@ -40,6 +45,7 @@ class PromptDecoder(NamedTuple):
     search: Any
     max_new_tokens: int
     settings: dict[str, Any]
+    stop_ids: tuple[int, ...]
 
     @classmethod
     def of(cls, args: Namespace, compute: ComputeSettings, texts: int) -> PromptDecoder:
@@ -53,18 +59,31 @@ class PromptDecoder(NamedTuple):
         with naming_the_flag():
             search = search_of(llama, generator, args.beam, args.contrastive)
         settings = {name: getattr(args, name) for name in SAMPLING}
-        return cls(llama, tokenizer, generator, search, args.max_new_tokens, settings)
+        stop_ids = () if args.ignore_eos else getattr(llama, "stop_ids", ())
+        return cls(llama, tokenizer, generator, search, args.max_new_tokens, settings, stop_ids)
 
-    def continued(self, idx: torch.Tensor, temperature: float, **how: Any) -> torch.Tensor:
-        """Continue each row. idx: b s -> b (s + new). how: further arguments of `Llama.generate`"""
+    def continued(self, idx: torch.Tensor, temperature: float, **how: Any) -> list[list[int]]:
+        """Continue each row, to its end. idx: b s -> b rows of ids. how: further arguments of `Llama.generate`"""
+        length = idx.shape[1]
+        return [up_to_stop(row, length, self.stop_ids) for row in self._rows(idx, temperature, how).tolist()]
+
+    def _rows(self, idx: torch.Tensor, temperature: float, how: dict[str, Any]) -> torch.Tensor:
         from engine.sampling import Sampling, chooser
 
         if self.search is not None and temperature == 0.0:
             penalty = self.settings["repetition_penalty"]
-            return self.search.generate(idx, self.max_new_tokens, repetition_penalty=penalty)
+            how = {"stop_ids": self.stop_ids, "repetition_penalty": penalty}
+            return self.search.generate(idx, self.max_new_tokens, **how)
         sampling = Sampling(temperature, **self.settings)
         choose = None if sampling.is_plain else chooser(sampling)
-        return self.generator.generate(idx, self.max_new_tokens, temperature=temperature, choose=choose, **how)
+        how |= {"temperature": temperature, "choose": choose, "stop_ids": self.stop_ids}
+        return self.generator.generate(idx, self.max_new_tokens, **how)
+
+
+def up_to_stop(ids: list[int], length: int, stop_ids: Collection[int]) -> list[int]:
+    """The ids of a text, whose prompt has `length` tokens, up to the token that ends it, which may be repeated."""
+    end = next((place for place in range(length, len(ids)) if ids[place] in stop_ids), len(ids))
+    return ids[: end + 1]
 
 
 def generate(
@@ -78,7 +97,8 @@ def generate(
     import torch
 
     ids = torch.tensor([tokenizer.encode(prompt, bos=True, eos=False)], device=next(llama.parameters()).device)  # 1 s
-    return tokenizer.decode(llama.generate(ids, max_new_tokens, temperature)[0].tolist())
+    stop_ids = getattr(llama, "stop_ids", ())  # a directory names some, a checkpoint none
+    return tokenizer.decode(llama.generate(ids, max_new_tokens, temperature, stop_ids=stop_ids)[0].tolist())
 
 
 def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
@@ -99,7 +119,7 @@ def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
         stream = TextStream(tokenizer, prompt_ids[0].tolist())
         on_token = stream if len(paths) == 1 else None
         rows = decoder.continued(prompt_ids.expand(len(paths), -1), temperature, on_token=on_token)
-        sentences = [tokenizer.decode(ids.tolist()) for ids in rows]
+        sentences = [tokenizer.decode(ids) for ids in rows]
         print("\n".join([sentences[0].removeprefix(stream.shown), *sentences[1:]]))
         print("---------------")
         for path, sentence in zip(paths, sentences, strict=True):
@@ -161,7 +181,7 @@ def decode_all(
     for batch in batches_of_one_length(prompts, batch_size):
         idx = torch.tensor([prompts[number] for number in batch], device=compute.device)  # b s
         for number, row in zip(batch, decoder.continued(idx, temperature), strict=True):
-            texts[number] = decoder.tokenizer.decode(row.tolist())
+            texts[number] = decoder.tokenizer.decode(row)
     return texts
 
 
@@ -195,6 +215,9 @@ class TextStream:
         """Print the text that a new token completes. new_ids: 1 1"""
         self.ids.append(int(new_ids))
         text = self.tokenizer.decode(self.ids)
+        # a `tokenizer.json` reads byte tokens in a row anew, from the first, if they are no text: wait for their end
+        if not hasattr(self.tokenizer, "sp_model") and BYTE_PIECE.fullmatch(self.tokenizer.piece(self.ids[-1])):
+            return
         # a character of several byte tokens is complete only with its last byte: wait for it
         if text.startswith(self.shown) and not text.endswith("\ufffd"):
             print(text[len(self.shown) :], end="", flush=True)

@@ -244,13 +244,13 @@ def check_new(path: str | os.PathLike, flag: str) -> None:
 def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> str:
     """The name of a checkpoint's tokenizer: `given`, else the .model file beside it, else tokenizer.model.
 
-    If the checkpoint is a folder: tokenizer.model in it, else tokenizer.json in it.
+    If the checkpoint is a folder: tokenizer.json in it, else tokenizer.model in it.
     """
     if given:
         return given
     if os.path.isdir(checkpoint):
-        inside = Path(checkpoint, "tokenizer.model")
-        return str(inside if inside.exists() else inside.with_suffix(".json"))
+        inside = Path(checkpoint, "tokenizer.json")
+        return str(inside if inside.exists() else inside.with_suffix(".model"))
     beside = Path(checkpoint).with_suffix(".model")
     return str(beside) if beside.is_file() else "tokenizer.model"
 

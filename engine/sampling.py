@@ -22,7 +22,7 @@ class Sampling:
     dropping those outside the `top_k` most likely ones, those outside the smallest set whose probabilities reach
     `top_p` (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1), those less likely than `min_p`
     times the most likely one (Nguyen et al. 2024, arXiv:2407.01082), and those less likely than `epsilon` (Hewitt et
-    al. 2022, arXiv:2210.15191, section 4.1), in that order. The most likely is never dropped.
+    al. 2022, arXiv:2210.15191, section 4.1) among the remaining ones, in that order. The most likely is never dropped.
     Before all that, at temperature 0 as well, the `repetition_penalty` changes the logits: see `penalize_repeats`.
     """
 
@@ -132,5 +132,6 @@ def truncate(
     if min_p is not None:
         dropped |= probs < min_p * probs.amax(-1, keepdim=True)
     if epsilon is not None:
-        dropped |= probs < epsilon
+        kept = probs.masked_fill(dropped, 0.0)
+        dropped |= kept < epsilon * kept.sum(-1, keepdim=True)
     return probs.masked_fill(dropped.scatter(-1, probs.argmax(-1, keepdim=True), False), 0.0)

@@ -132,6 +132,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
         "generate", [0.5], files, [f"generated-sentence-temp-{number}.txt" for number in ("0.5", "0", "1")],
     ),
     "--max_new_tokens": ("generate", [5], ahead, [5, 5, 10]),
+    "--ignore_eos": ("generate", [], "generate.stop_ids", [(), ()]),
     "--cuda_graphs": (
         "generate", [], lambda seen: [*re.findall("warning: (.*graphs.*)", seen["stderr"]), *files(seen)],
         [NO_CUDA_GRAPHS, "generated-sentence-temp-0.txt", "generated-sentence-temp-1.txt"],
@@ -254,6 +255,7 @@ def test_every_flag_arrives_where_it_acts(
         assert all(device == torch.device("cpu:0") for device in seen["accelerate.device"])  # as `choose_device` said
         return dict(seen)
 
+    monkeypatch.setattr(llama.Llama, "stop_ids", (7,), raising=False)  # as a directory's model has
     drive(*COMMANDS["finetune"])
     shutil.copy(course_folder / "finetune-1-2e-05.pt", course_folder / "other-saved.pt")
     usual = {command: observe(*flags) for command, flags in COMMANDS.items()}

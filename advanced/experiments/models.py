@@ -11,8 +11,6 @@ from engine.lineage import checksum, identity_of
 from engine.programs import import_part, tokenizer_name
 from utils import UserError, find_asset
 
-BERT_VOCABULARY = "vocab.txt"
-
 
 @dataclass(frozen=True)
 class Model:
@@ -105,4 +103,6 @@ def _kind_of(folder: str | Path) -> str:
 
 
 def _tokenizer_of(folder: str | Path) -> str:
-    return str(Path(folder, BERT_VOCABULARY)) if _kind_of(folder) == "bert" else tokenizer_name(folder)
+    if _kind_of(folder) == "bert":
+        return str(import_part("convert.directory", "a Hugging Face directory").vocabulary_file(Path(folder)))
+    return tokenizer_name(folder)

@@ -28,6 +28,19 @@ def test_min_p_keeps_what_transformers_keeps():
     assert 1 < (truncate(logits.softmax(-1), min_p=0.1) > 0).sum(-1).float().mean() < 10
 
 
+def test_epsilon_after_other_limits_keeps_what_transformers_keeps():
+    """Each limit is compared with the probabilities among the tokens that the limits before it have left."""
+    warpers = pytest.importorskip("transformers.generation.logits_process")
+    logits = 2.0 * torch.randn(200, 40, generator=torch.Generator().manual_seed(0))
+    for top_k, top_p, min_p in ((3, None, None), (None, 0.5, None), (None, None, 0.2), (10, 0.9, 0.05)):
+        theirs = logits
+        for value, warper in ((top_k, "TopK"), (top_p, "TopP"), (min_p, "MinP"), (0.05, "Epsilon")):
+            if value is not None:
+                theirs = getattr(warpers, f"{warper}LogitsWarper")(value)(None, theirs)
+        kept = truncate(logits.softmax(-1), top_k, top_p, 0.05, min_p)
+        assert torch.equal(kept > 0, theirs.isfinite())
+
+
 def slow_penalty(logits: list[float], text: list[int], penalty: float) -> list[float]:
     penalized = {token: logits[token] / penalty if logits[token] > 0 else logits[token] * penalty for token in text}
     return [penalized.get(token, logit) for token, logit in enumerate(logits)]

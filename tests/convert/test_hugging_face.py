@@ -377,7 +377,7 @@ def test_a_tokenizer_json_goes_through_unchanged(tmp_path: Path):
     run_convert(folder, tmp_path / "out", "--to", "hf")
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     said = json.loads((tmp_path / "out/config.json").read_text())
-    assert (said["bos_token_id"], said["eos_token_id"], said["dtype"]) == (1, 0, "float32")
+    assert (said["bos_token_id"], said["eos_token_id"], said["dtype"]) == (1, 2, "float32")  # ends where it ended
     one, other = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path / "out"))
     for text in SENTENCES:
         assert one(text).input_ids == other(text).input_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from convert.hugging_face import write  # noqa: E402
 from convert.tokenizer import JsonTokenizer  # noqa: E402
 from convert.vocabulary import Vocabulary, merges, vocabulary_of  # noqa: E402
 from engine.families import load_llama  # noqa: E402
+from engine.generation import TextStream  # noqa: E402
 from engine.saved import load_classifier  # noqa: E402
 from tokenizer import NO_PIECE, Tokenizer  # noqa: E402
 from utils import prompt_suffix  # noqa: E402
@@ -52,7 +54,7 @@ def test_ids_and_texts_are_those_of_transformers(folder: Path):
     assert ours.encode("", bos=True, eos=False) == [1]  # a model cannot read nothing at all
     assert ours.encode_batch(list(ODD_TEXTS), True, True) == [ours.encode(text, True, True) for text in ODD_TEXTS]
     cut = tokenizer_of(folder, max_len=3).encode(ODD_TEXTS[0], bos=True, eos=True)
-    assert cut == ours.encode(ODD_TEXTS[0], bos=True, eos=False)[: 3 + ours.adds_bos] + [0]
+    assert cut == ours.encode(ODD_TEXTS[0], bos=True, eos=False)[: 3 + len(ours.begins)] + [0]
     assert ours.decode([*ours.encode_all("a film"), 5000]) == "a film"
 
 
@@ -68,7 +70,10 @@ def test_what_the_files_beside_it_say_of_special_tokens(folder: Path):
     rewrite(folder / "config.json", eos_token_id=None)
     rewrite(beside, bos_token={"content": "<|endoftext|>"}, eos_token=None, add_bos_token=True)
     ours = tokenizer_of(folder)
-    assert (ours.bos_id, ours.eos_id) == (0, 0) and ours.encode("a", True, False)[0] == 0
+    assert (ours.bos_id, ours.eos_id) == (0, 0)
+    rewrite(beside, bos_token="<|endoftext|>")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert ours.encode("a", True, False) == theirs("a").input_ids  # the file decides, and not add_bos_token
     beside.unlink()
     rewrite(folder / "config.json", bos_token_id=1, eos_token_id=[0, 1])
     ours = tokenizer_of(folder)
@@ -153,6 +158,21 @@ def test_a_sentencepiece_model_as_tokenizer_json(tiny_tokenizer: Path, tmp_path:
     assert (tmp_path / "out/tokenizer.model").read_bytes() == ours.to_bytes()
     question = prompt_suffix(["bad", "good"])
     assert tokenizer_of(tmp_path / "out").encode_next(question) == ours.encode_next(question)
+
+
+def test_a_stream_of_byte_tokens_prints_a_text_once(tiny_tokenizer: Path, tmp_path: Path, capsys):
+    """Bytes in a row that are no text become others from the first of them on."""
+    model, plain = random_llama(attention="causal"), Tokenizer(tokenizer_model=tiny_tokenizer)
+    write(tmp_path / "out", model.state_dict(), model.config, plain)
+    rng = random.Random(0)
+    for tokenizer in (plain, tokenizer_of(tmp_path / "out")):
+        for _ in range(100):
+            ids = [1, *(rng.choice([rng.randrange(3, 259), rng.randrange(259, 300)]) for _ in range(10))]
+            stream = TextStream(tokenizer, ids[:2])
+            for id in ids[2:]:
+                stream(torch.tensor([[id]]))
+            assert capsys.readouterr().out == stream.shown
+            assert tokenizer.decode(ids).startswith(stream.shown)
 
 
 def test_pairs_are_merged_in_the_order_of_scores_and_never_to_a_control_piece():

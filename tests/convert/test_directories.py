@@ -1,0 +1,195 @@
+"""The tokenizer of a Hugging Face directory of each kind that one meets: ids and texts are those of transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+from conftest import SENTENCES, drive_in  # noqa: E402
+from conversions import run_convert  # noqa: E402
+from error_helpers import refused  # noqa: E402
+from shapes import bytes_of_text, hf_llama, rewrite, save  # noqa: E402
+
+from convert.vocabulary import CONTROL, as_json, read_vocabulary, vocabulary_of  # noqa: E402
+from engine.families import load_llama  # noqa: E402
+from tokenizer import Tokenizer  # noqa: E402
+
+SPECIALS = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|endoftext|>", "<tool>", "film", "one"]
+ODD = ["北京", "naïve", "ﬁ", "🙂", "e\u0301", "▁", "\u00a0", "\t", "12", "1990", "<0x0A>", "don't", "İ", "\u200b"]
+PLAIN = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+CHAT = {"300": {"content": "<|im_start|>", "special": True, **PLAIN}}
+CHAT |= {"301": {"content": "<|im_end|>", "special": True, **PLAIN}}
+LOOSE = {"302": {"content": "<tool>", "special": True, **PLAIN, "lstrip": True, "rstrip": True}}
+LOOSE |= {"303": {"content": "film", "special": False, **PLAIN, "normalized": True}}
+LOOSE |= {"304": {"content": "one", "special": False, **PLAIN, "single_word": True}}
+ADDED_FILE = {"<|im_start|>": 300, "<|im_end|>": 301}
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
+GPT2 = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|begin|>", "eos_token": "<|endoftext|>"}
+GPT2 |= {"unk_token": "<|endoftext|>"}
+
+SENTENCEPIECE = {  # what tokenizer_config.json says beside tokenizer.model; None: there is no such file
+    "no bos": {"add_bos_token": False, "legacy": True},
+    "bos": {"add_bos_token": True, "legacy": True},
+    "not legacy": {"add_bos_token": True, "legacy": False},
+    "no space": {"add_bos_token": True, "add_prefix_space": False},
+    "says nothing of bos": {},
+    "says nothing": None,
+    "chat": {"add_bos_token": True, "eos_token": "<|im_end|>", "added_tokens_decoder": CHAT},
+    "chat, added_tokens.json": {"add_bos_token": True, "eos_token": "<|im_end|>", "legacy": True},
+    "loose tokens": {"add_bos_token": True, "pad_token": "<pad>", "added_tokens_decoder": CHAT | LOOSE},
+    "Code Llama": {"tokenizer_class": "CodeLlamaTokenizer"},
+}
+JSON = {  # the same beside tokenizer.json, and whether its template puts bos
+    "Llama": ({"add_bos_token": False, "legacy": True}, True),
+    "Llama, no bos": ({"add_bos_token": True, "tokenizer_class": "LlamaTokenizerFast"}, False),
+    "any": (GENERIC | {"add_bos_token": False}, True),
+    "any, no bos": (GENERIC | {"add_bos_token": True}, False),
+    "any, chat": (GENERIC | {"eos_token": "<|im_end|>", "added_tokens_decoder": CHAT}, True),
+    "any, split": (GENERIC | {"split_special_tokens": True}, True),
+    "Llama, added_tokens.json": ({"eos_token": "<|im_end|>"}, True),
+    "says nothing": (None, True),
+}
+KINDS = [*(f"sentencepiece: {name}" for name in SENTENCEPIECE), *(f"json: {name}" for name in JSON)]
+KINDS += ["bytes: any", "bytes: GPT-2", "tiktoken"]
+
+
+def directory(kind: str, folder: Path, tokenizer: Path) -> Path:
+    """A random model with such a tokenizer. tokenizer: a SentencePiece model of 300 pieces."""
+    save(folder, hf_llama(vocab_size=320))
+    of, _, name = kind.partition(": ")
+    said, begins = (SENTENCEPIECE[name], True) if of == "sentencepiece" else JSON.get(name, (GENERIC, True))
+    if of == "bytes":
+        bytes_of_text(folder, begins=name == "any")
+        if name == "GPT-2":
+            (folder / "tokenizer_config.json").write_text(json.dumps(GPT2))
+        return folder
+    shutil.copy(tokenizer, folder / "tokenizer.model")
+    if of != "sentencepiece":
+        file = as_json(read_vocabulary(Tokenizer(tokenizer_model=tokenizer).sp_model, tokenizer), [])
+        if not begins:
+            file["post_processor"] |= {"single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": []}
+        (folder / "tokenizer.json").write_text(json.dumps(file))
+    if of == "tiktoken":
+        (folder / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\nIw== 2\n")
+    if said is not None:
+        base = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(base | said))
+    if name.endswith("added_tokens.json"):
+        (folder / "added_tokens.json").write_text(json.dumps(ADDED_FILE))
+    return folder
+
+
+def odd_texts(seed: int, count: int = 200) -> list[str]:
+    """Words, special tokens, odd letters and spaces in any order."""
+    rng, words = random.Random(seed), " ".join(SENTENCES).split()
+    parts = [SPECIALS, ODD, words, words, [" ", "  ", "\n", "", " "]]
+    texts = [" ", "a", "<s>", " <s> b", "</s>b", "a  b "]
+    while len(texts) < count:
+        texts.append("".join(rng.choice(rng.choice(parts)) + rng.choice(["", " "]) for _ in range(rng.randint(1, 14))))
+    return [text for text in texts if text]
+
+
+def theirs_of(kind: str, folder: Path):
+    if kind.startswith("sentencepiece"):
+        pytest.importorskip("google.protobuf")  # with which transformers reads tokenizer.model
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_greedy_text_are_those_of_transformers(kind: str, tmp_path: Path, tiny_tokenizer: Path):
+    folder = directory(kind, tmp_path / "model", tiny_tokenizer)
+    theirs, (model, ours) = theirs_of(kind, folder), load_llama(folder)
+    for text in odd_texts(KINDS.index(kind)):
+        ids = theirs(text).input_ids
+        assert ours.encode(text, bos=True, eos=False) == (ids or [ours.bos_id])
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    from engine.generation import generate
+
+    prompt = theirs("The baker", return_tensors="pt").input_ids
+    reference = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    expected = reference.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)[0]
+    assert generate(model, ours, "The baker", 20) == theirs.decode(expected, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sentencepiece: no bos", "sentencepiece: loose tokens", "json: any, chat", "tiktoken"]
+)
+def test_a_directory_that_is_converted_keeps_its_tokenizer(kind: str, tmp_path: Path, tiny_tokenizer: Path):
+    folder = directory(kind, tmp_path / "model", tiny_tokenizer)
+    run_convert(folder, tmp_path / "out", "--to", "hf")
+    ours, again = (load_llama(path)[1] for path in (folder, tmp_path / "out"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert ours.eos_id == again.eos_id == theirs.eos_token_id
+    for text in odd_texts(1, 60):
+        ids = ours.encode(text, bos=True, eos=False)
+        assert again.encode(text, bos=True, eos=False) == theirs(text).input_ids == ids
+
+
+def test_a_vocabulary_for_other_formats_has_what_was_added(tmp_path: Path, tiny_tokenizer: Path):
+    folder = directory("sentencepiece: chat", tmp_path / "model", tiny_tokenizer)
+    rewrite(folder / "tokenizer_config.json", add_bos_token=False)
+    found = vocabulary_of(load_llama(folder)[1])
+    assert found.pieces[300:] == ["<|im_start|>", "<|im_end|>"] == [*found.added] and found.types[300:] == [CONTROL] * 2
+    assert (found.bos_id, found.eos_id, found.adds_bos, found.adds_space) == (1, 301, False, True)
+    refused("llama2c puts bos before every text", run_convert, folder, tmp_path / "m.bin", "--to", "llama2c")
+    rewrite(folder / "tokenizer_config.json", add_bos_token=True)
+    refused("added tokens .* <\\|im_start\\|>, <\\|im_end", run_convert, folder, tmp_path / "m.bin", "--to", "llama2c")
+
+
+def test_a_text_ends_at_eos_unless_told_otherwise(tmp_path: Path, tiny_tokenizer: Path):
+    folder = directory("json: any", tmp_path / "model", tiny_tokenizer)
+    how = ["--pretrained-model-path", folder, "--prompt", "The baker", "--max_new_tokens", 12]
+    how += ["--generated_sentence_low_temp_out", "low.txt", "--generated_sentence_high_temp_out", "high.txt"]
+
+    def text(*more: object) -> str:
+        drive_in(tmp_path / "run", *how, *more)
+        return (tmp_path / "run/low.txt").read_text(encoding="utf-8")
+
+    model, tokenizer = load_llama(folder)
+    prompt = torch.tensor([tokenizer.encode("The baker", bos=True, eos=False)])
+    new = model.generate(prompt, 12, temperature=0.0)[0, prompt.shape[1] :].tolist()
+    stop = next(id for place, id in enumerate(new) if place > 1 and id not in new[:place])
+    rewrite(folder / "generation_config.json", eos_token_id=[stop])
+    reference = transformers.LlamaForCausalLM.from_pretrained(folder)
+    expected = reference.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)[0].tolist()
+    assert len(expected) < prompt.shape[1] + 12 and text() == tokenizer.decode(expected)
+    assert text("--ignore_eos") == tokenizer.decode([*prompt[0].tolist(), *new])
+
+
+def grown(**changes: object) -> str:
+    return json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, **changes})
+
+
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+MANY = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "a", "type_id": 0}}] * 300, "pair": []}
+MANY |= {"special_tokens": {"a": {"id": "a", "ids": [0], "tokens": ["a"]}}}
+TABLE = {"type": "Precompiled", "precompiled_charsmap": "AAAAf////38="}
+ABSENT = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", "type_id": 0}}], "pair": []}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        grown(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * 40}),
+        grown(decoder={"type": "Sequence", "decoders": [DOUBLED] * 40}),
+        grown(post_processor=MANY),
+        grown(post_processor={"type": "Sequence", "processors": [MANY | {"single": [{"Sequence": {}}] * 2}]}),
+        grown(normalizer=TABLE),
+        grown(post_processor=ABSENT | {"special_tokens": {}}),
+        grown(model={"type": "BPE", "vocab": {"a": -1}, "merges": []}),
+    ],
+)
+def test_a_file_that_asks_for_too_much_is_one_line_and_no_trace(content: str, tmp_path: Path, capfd):
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "a", "tokenizer_class": "PreTrainedTokenizerFast"}')
+    from engine.families import read_tokenizer
+
+    refused("cannot use .*tokenizer.json: it", read_tokenizer, tmp_path / "tokenizer.json")
+    assert capfd.readouterr().err == ""
