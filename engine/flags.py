@@ -37,6 +37,7 @@ OPTIONS = ("generate", "prompt", "finetune", "lora", "predict", "perplexity")
 OUTPUT_WORDS = {"prompt": "prompting", "finetune": "finetuning", "lora": "lora"}
 TRAINING = ("finetune", "lora")
 CLASSIFYING = ("prompt", *TRAINING)
+SPLITS = ("train", "dev", "test")
 WITH_LLAMA = ("generate", *CLASSIFYING, "perplexity")  # the options that load a pretrained Llama
 LORA_RANK, LORA_ALPHA = 4, 1.0
 LORA_TARGETS = "compute_query+compute_key+compute_value+compute_output"  # as in the fall 2025 edition
@@ -76,8 +77,9 @@ FLAGS = (
     Flag("--label-names", "JSON list of label names", default=Default("data/cfimdb-label-mapping.json"),
          reads=CLASSIFYING),
     Flag("--text-column", COLUMN_HELP.format("text", Columns().text), metavar="NAME",
-         options=("generate", *CLASSIFYING, "predict")),
+         options=OPTIONS),
     Flag("--label-column", COLUMN_HELP.format("label", Columns().label), metavar="NAME", options=CLASSIFYING),
+    Flag("--skip_empty", "leave out lines of data files that have no text or no label, and count them", bool),
     Flag("--pretrained-model-path", "checkpoint to start from, or a Hugging Face directory, which is causal where "
          "--attention says nothing", default=Default(DEFAULT_CHECKPOINT), reads=WITH_LLAMA),
     Flag("--tokenizer", "SentencePiece model or tokenizer.json; else the checkpoint's own, else tokenizer.model",

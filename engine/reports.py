@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from engine.columns import derive_label_names, has_columns, read_examples
+from engine.columns import derive_label_names, has_columns, is_number, read_examples
 from engine.data import Example, create_data, format_line, read_label_names
+from engine.flags import SPLITS, TRAINING
 from engine.programs import NeedsCausal, require_folder
 from utils import UserError, atomic_write, find_asset, warn
 
@@ -58,25 +59,35 @@ def print_model(args: Namespace, model: torch.nn.Module) -> None:
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     """Read and check the three splits and the label names. Prints one line for each file."""
-    label_names = read_label_names(args.label_names)
-    if args.derive_labels and has_columns(args.train):
-        if (names := derive_label_names(args.train, label_names, args.columns)) is not None:
-            label_names = names
-            print(f"labels: {', '.join(f'{number} {name}' for number, name in enumerate(names))}")
-    elif args.derive_labels:
-        # the reference takes the number of classes from the training data, so it overrules the default label names
-        examples = create_data(args.train)
-        highest = max(example.label for example in examples)
-        if len(label_names) <= highest < len(examples):  # more classes than examples would be a mistake in the data
-            label_names = [str(label) for label in range(highest + 1)]
+    label_names = _label_names(args)
     splits = {}
-    for split in ("train", "dev", "test"):
+    for split in SPLITS:
         path = getattr(args, split)
         if path is None:
             continue
         splits[split] = read_examples(path, label_names, args.columns, is_test=split == "test")
         print(f"load {len(splits[split])} data from {path}")
     return splits, label_names
+
+
+def _label_names(args: Namespace) -> list[str]:
+    """Those of --label-names; if it is not given, those of the data. Raises `UserError`."""
+    known = read_label_names(args.label_names)
+    if not args.derive_labels:
+        return known
+    paths = [path for split in SPLITS if (path := getattr(args, split)) is not None]
+    own = [path for path in paths if has_columns(path)]
+    if args.option in TRAINING and args.train not in own:
+        # the reference takes the number of classes from the training data, so it overrules the default label names
+        labels = [example.label for example in create_data(args.train, skip_empty=args.columns.skip_empty)]
+        is_more = len(known) <= max(labels) < len(labels)  # more classes than examples would be a mistake in the data
+        return [str(label) for label in range(max(labels) + 1)] if is_more or own else known
+    names = derive_label_names(own[0], args.columns)
+    print(f"labels: {', '.join(f'{number} {name}' for number, name in enumerate(names))}")
+    if len(own) < len(paths) and any(map(is_number, names)) and names != [str(number) for number in range(len(names))]:
+        other = next(path for path in paths if path not in own)
+        raise UserError(f"{other} has class numbers, which are not the labels of {own[0]}; give it columns, too")
+    return names
 
 
 def encode(
