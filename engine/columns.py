@@ -61,12 +61,12 @@ class Record(NamedTuple):
 
 def has_columns(path: str | os.PathLike) -> bool:
     """Whether a file has columns (TSV, CSV or JSONL), judged by the ending of its name."""
-    return _ending(path) in FORMATS
+    return ending_of(path) in FORMATS
 
 
 def check_format(path: str | os.PathLike) -> None:
     """Raise `UserError` for a file that, by the ending of its name, is of a known format that is not read."""
-    if why := OTHER_FORMATS.get(_ending(path)):
+    if why := OTHER_FORMATS.get(ending_of(path)):
         raise UserError(f"{path}: {why}; files with columns end in {', '.join(FORMATS)}")
 
 
@@ -131,7 +131,7 @@ def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Reco
     Raises `UserError`, naming file and line, also for an empty text.
     """
     records = []
-    for number, row in {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}[_ending(path)](path):
+    for number, row in {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}[ending_of(path)](path):
         if row and columns.text not in row:
             raise UserError(_lacking(path, number, "text", columns.text, row))
         text, label = row.get(columns.text), row.get(columns.label)
@@ -221,7 +221,8 @@ def _require_labels(path: str | os.PathLike, records: Sequence[Record], columns:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-def _ending(path: str | os.PathLike) -> str:
+def ending_of(path: str | os.PathLike) -> str:
+    """The ending of a file's name in lower case, for example `.csv`."""
     return Path(path).suffix.lower()
 
 
@@ -232,7 +233,7 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
     """
     lines = lines_of(path)
     largest = csv.field_size_limit(LARGEST_FIELD)  # of all readers of this process, so it is put back
-    if _ending(path) == ".tsv":
+    if ending_of(path) == ".tsv":
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
         reader = csv.reader((f"{line}\n" for line in lines), strict=True)
@@ -276,7 +277,7 @@ def _lacking(path: str | os.PathLike, number: int, kind: str, name: str, row: Ma
 
 def _other_separator(path: str | os.PathLike, names: Iterable[str]) -> str:
     """What to say if the columns of a CSV or TSV file seem to be separated by another character than they should be."""
-    own = {".csv": ",", ".tsv": "\t"}.get(_ending(path))
+    own = {".csv": ",", ".tsv": "\t"}.get(ending_of(path))
     other = next((each for each in ";\t,|" if own and each != own and any(each in name for name in names)), None)
     separators = f"columns of .csv are separated by commas and those of .tsv by tabs, these by {other!r}, it seems"
     return f"; {separators}" if other else ""

@@ -47,7 +47,7 @@ def parse_line(line: str) -> Example:
         raise ValueError(f"the label {label[:40]!r} is not a whole number") from None
 
 
-def format_line(label: int, sentence: str) -> str:
+def format_line(label: int | str, sentence: str) -> str:
     """The inverse of `parse_line`, without a line end."""
     return f"{label}{SEPARATOR}{sentence}"
 

@@ -62,7 +62,8 @@ def _output_help(split: str) -> str:
 
 GENERATE, CLASSIFY, TRAIN, PREDICT = "generate", "prompt and finetune", "finetune and lora", "predict and perplexity"
 COLUMN_HELP = f"in data files that end in {', '.join(FORMATS)}: the column of the {{}}s; {{}} if not given"
-LINES_HELP = f"predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; else standard output"
+LINES_HELP = f"""predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; with all columns of
+the input if it ends in {", ".join(FORMATS)}; -, or not given: standard output"""
 CONTRASTIVE_HELP = (
     "the text at temperature 0 is made of the K likeliest tokens, and avoids by ALPHA (0 to 1) what is like "
     "the text so far; needs causal attention; not with --beam"
@@ -162,6 +163,8 @@ FLAGS = (
          options=("predict", "perplexity"), reads=("predict", "perplexity"), needed_by=("predict", "perplexity"),
          group=PREDICT),
     Flag("--output", LINES_HELP, metavar="FILE", options=("predict", "generate"), group=PREDICT),
+    Flag("--names", "predict: write the names of the labels, not their numbers", bool, options=("predict",),
+         group=PREDICT),
     Flag("--probabilities", "predict: label, probability of each label, sentence; with tabs", bool,
          options=("predict",), group=PREDICT),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from engine.columns import derive_label_names, has_columns, is_number, read_examples
 from engine.data import Example, create_data, format_line, read_label_names
+from engine.files import TO_STDOUT
 from engine.flags import SPLITS, TRAINING
 from engine.programs import NeedsCausal, require_folder
 from utils import UserError, atomic_write, find_asset, warn
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from engine.batches import LlamaDataset
     from engine.methods import EpochResult
     from engine.processes import Distributed
-    from engine.saved import Prediction
     from engine.tasks import Evaluation, Task
     from llama import Llama
     from tokenizer import Tokenizer
@@ -113,14 +113,27 @@ def encode(
 
 def prints_data(args: Namespace) -> bool:
     """Whether standard output holds only data, because another program may read it."""
-    return args.option == "predict" or (args.prompt_file is not None and args.output is None)
+    return args.option == "predict" or (args.prompt_file is not None and args.output in TO_STDOUT)
 
 
-def standard_output() -> TextIO:
-    """Standard output for data: UTF-8 and `\\n` line ends on every platform."""
+@contextmanager
+def opened_output(path: str | None) -> Iterator[TextIO]:
+    """The file of --output, written whole or not at all, or standard output: UTF-8 with `\\n` on every platform."""
+    if path not in TO_STDOUT:
+        with atomic_write(path) as file:
+            yield file
+        return
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    return sys.stdout
+    yield sys.stdout
+
+
+def print_count(count: int, what: str, path: str | None) -> None:
+    """Print how much was written; beside data on standard output, where --output names it, on standard error."""
+    if path is not None:
+        is_data = path in TO_STDOUT
+        where = "standard output" if is_data else path
+        print(f"wrote {count} {what} to {where}", file=sys.stderr if is_data else sys.stdout)
 
 
 def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
@@ -153,14 +166,6 @@ def print_report(split: str, result: Evaluation, label_names: list[str]) -> None
     macro_f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
     print(f"{split} macro-F1 :: {macro_f1:.3f}")
     print(f"{split} majority-class acc :: {result.majority_accuracy:.3f}")
-
-
-def line_of(prediction: Prediction, with_probabilities: bool) -> str:
-    if not with_probabilities:
-        return f"{format_line(prediction.label, prediction.sentence)}\n"
-    probabilities = [f"{probability:.6f}" for probability in prediction.probabilities]
-    sentence = prediction.sentence.replace("\t", " ")  # tabs separate the columns
-    return "\t".join((str(prediction.label), *probabilities, sentence)) + "\n"
 
 
 def warn_of_long_sentences(count: int, config: LlamaConfig, path: str = "") -> None:
