@@ -137,8 +137,6 @@ def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Reco
         text, label = row.get(columns.text), row.get(columns.label)
         if not (isinstance(text, str) or _is_missing(text)):
             raise UserError(f"{path} line {number}: the column {columns.text} is no text but {short_repr(text)}")
-        if isinstance(label, (dict, list)):
-            raise UserError(f"{path} line {number}: the label is no text and no number but {short_repr(label)}")
         text = "" if _is_missing(text) else " ".join(text.strip().splitlines())
         if not text and not columns.skip_empty:
             what = f"the column {columns.text} is empty" if row else "the line is blank"
@@ -181,7 +179,7 @@ def derive_label_names(path: str | os.PathLike, columns: Columns = USUAL) -> lis
             both = f"the labels {short_repr(other)} (line {lines[0]}) and {short_repr(name)} (line {lines[1]})"
             raise UserError(f"{path}: {both} differ in capitals or spaces alone; write one, or use --label-names")
     are_numbers = all(map(is_number, names))
-    is_range = are_numbers and max(map(float, names)) - min(map(float, names)) < len(labels)
+    is_range = are_numbers and max(map(float, labels), default=0) - min(map(float, labels), default=0) < len(labels)
     are_few = 2 * len(names) <= max(4, len(labels)) or is_range
     if len(names) < 2 or not are_few or not all(each.isprintable() for each in names):
         examples = join_names(sorted(map(short_repr, names)), 3)
@@ -210,7 +208,11 @@ def _classes_of(label_names: Sequence[str]) -> dict[str, int]:
 
 
 def _require_labels(path: str | os.PathLike, records: Sequence[Record], columns: Columns) -> None:
-    """Raise `UserError` if there is no column of labels, or, without `skip_empty`, for the first empty label."""
+    """Raise `UserError` if there is no column of labels or one has lists, or, without `skip_empty`, if one is empty."""
+    nested = next((each for each in records if isinstance(each.row.get(columns.label), (dict, list))), None)
+    if nested is not None:
+        what = f"no text and no number but {short_repr(nested.row[columns.label])}"
+        raise UserError(f"{path} line {nested.number}: the label is {what}")
     lacking = [each for each in records if each.label is None]
     if lacking and not any(columns.label in each.row for each in records):
         raise UserError(_lacking(path, lacking[0].number, "label", columns.label, lacking[0].row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,10 +37,8 @@ def parse_json(text: str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        left = [name for name, _ in pairs]
-        for name in found:
-            left.remove(name)
-        raise ValueError(f"two entries of one object are called {short_repr(left[0])}")
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"two entries of one object are called {short_repr(twice)}")
     return found
 
 

@@ -63,7 +63,8 @@ def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path):
 def test_damaged_results_are_refused_in_one_line(tmp_path: Path):
     lines, refused = RESULTS.read_text(encoding="utf-8").rstrip("\n").split("\n")[:6], 0
     path = tmp_path / "r.jsonl"
-    for number, text in enumerate(damaged(lines, 200)):
+    keyed = json.dumps(json.loads(lines[0]) | {"key": [1]})  # no value of a dictionary's key
+    for number, text in enumerate([keyed + "\n", *damaged(lines, 200)]):
         path.write_text(text, encoding="utf-8")
         try:
             write_page(str(tmp_path / "p.html"), page_of_results(read_results_file(str(path)), "results"))
