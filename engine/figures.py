@@ -32,8 +32,9 @@ SETTINGS = {"*": (str, float, bool, None)}
 RESULT = {
     "key?": str, "row?": str, "option?": str, "method?": str, "data?": str, "phase?": str, "model?": str,
     "family?": str, "weights?": str, "shots?": (int, None), "seed?": int, "arguments?": [str], "settings?": SETTINGS,
-    "dev?": SCORES, "test?": SCORES, "selection?": float, "epoch?": int, "epoch_scores?": [float], "train_losses?": [float],
-    "trainable?": int, "train_sentences?": int, "seconds?": float, "wall_seconds?": float, "peak_mb?": float,
+    "dev?": SCORES, "test?": SCORES, "selection?": float, "epoch?": int, "epoch_scores?": [float],
+    "train_losses?": [float], "trainable?": int, "train_sentences?": int, "seconds?": float,
+    "wall_seconds?": float, "peak_mb?": float,
     "figures?": {"wise-ft?": {"alphas": [float], "scores": [float]}, "*": {}},
 }  # fmt: skip
 
