@@ -18,10 +18,10 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from utils import UserError, atomic_write, choose_device, read_text, seed_everything
+from utils import UserError, choose_device, read_text, seed_everything
 
 if TYPE_CHECKING:
     from engine.plan import ComputeSettings
@@ -48,43 +48,18 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
     predict_and_report(args, model, datasets, label_names, compute.device, distributed)
 
 
-# ----------------------------------------------------------------------------------------- predict, perplexity
-
-
-def predict(args: Namespace, compute: ComputeSettings) -> None:
-    """Classify any number of sentences, one per line, with the classifier that a fine-tuning has saved."""
-    from engine.programs import Default
-    from engine.reports import line_of, standard_output, warn_of_long_sentences
-    from engine.runs import compute_fast
-    from engine.saved import load_classifier
-    from engine.saved import predict as predicted
-    from engine.stream import read_sentences, shown_before_waiting
-
-    model, saved = load_classifier(args.model)
-    if isinstance(args.precision, Default) and args.kernels == "auto":
-        compute = compute._replace(precision=saved.precision)
-    compute_fast(model, compute)
-    predictions = predicted(model, saved, shown_before_waiting(read_sentences(args.input, args.columns)))
-    with ExitStack() as written:
-        file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
-        count = too_long = 0
-        for prediction in predictions:
-            file.write(line_of(prediction, args.probabilities))
-            count, too_long = count + 1, too_long + prediction.is_too_long
-            if not getattr(file, "has_reader", True):  # the program that reads the output has ended
-                break
-    warn_of_long_sentences(too_long, saved.config)
-    if args.output is not None:
-        print(f"wrote {count} predictions to {args.output}")
+# -------------------------------------------------------------------------------------------------- perplexity
 
 
 def perplexity(args: Namespace, compute: ComputeSettings) -> None:
     """Measure how well the language model predicts a text."""
     from engine import saved
+    from engine.columns import check_format, has_columns, read_texts
     from engine.reports import load_llama
     from engine.runs import compute_fast
 
-    text = read_text(args.input)
+    check_format(args.input)
+    text = "\n".join(read_texts(args.input, args.columns)) if has_columns(args.input) else read_text(args.input)
     if not text.strip():
         raise UserError(f"--input {args.input} holds no text")
     llama, tokenizer = load_llama(args)
@@ -161,6 +136,7 @@ def main() -> None:
     from engine.finetuning import finetune
     from engine.generation import continue_each, continue_prompt
     from engine.plan import ComputeSettings
+    from engine.predicting import predict
 
     with join_world(args) as distributed:
         seed_everything(args.seed)

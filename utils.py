@@ -99,6 +99,7 @@ def join_names(names: Iterable[str], most: int = MAX_NAMES) -> str:
 # ----------------------------------------------------------------------------------------------------------- the prompt
 
 QUESTION = "Is this movie {labels}? This movie is "  # the space at the end is part of the reference
+QUESTION_OF_TEXTS = "Is this text {labels}? This text is "  # of files with columns, which may be about anything
 
 
 def prompt_suffix(label_names: Sequence[str], question: str = QUESTION) -> str:

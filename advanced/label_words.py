@@ -30,7 +30,7 @@ from base_llama import AttentionContext, causal_mask, sequence_lengths
 from classifier import Reader, read_last
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError, prompt_suffix
+from utils import QUESTION, UserError, prompt_suffix
 
 Ids = tuple[int, ...]
 
@@ -39,9 +39,9 @@ class LabelWords(nn.Module):
     """The likelihoods of the words that stand for the labels; a subclass computes its scores from them in `forward`.
 
     settings: of the subclass's entry in the table; those that are not given have their defaults. All have template, the
-    question after every sentence ("": the course's, with these words; a space at its end is dropped, since words begin
-    with one), and words, one for each label, joined by + ("": the label names). Raises `UserError` for too many or too
-    few words, and for two words of the same tokens.
+    question after every sentence, with the words for {labels} ("": the course's; a space at its end is dropped, since
+    words begin with one), and words, one for each label, joined by + ("": the label names). Raises `UserError` for too
+    many or too few words, and for two words of the same tokens.
     """
 
     name = ""
@@ -53,7 +53,7 @@ class LabelWords(nn.Module):
         self.pad_id, self.num_labels = tokenizer.pad_id, len(label_names)
         self.words = words_of_labels(self.settings["words"], label_names)
         self.word_ids = ids_of_words(self.words, tokenizer)
-        self.prompt_suffix: str | None = self.settings["template"].rstrip() or prompt_suffix(self.words).rstrip()
+        self.prompt_suffix: str | None = prompt_suffix(self.words, self.settings["template"] or QUESTION).rstrip()
         self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for the appended words
         self.read: Reader = read_last
 

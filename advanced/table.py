@@ -6,10 +6,12 @@ the loss, what sets the pace, what averages the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from advanced.entries import Argument, MethodEntry, count, not_negative, one_of, part, positive, share, some_of
+from engine.plan import ChosenMethod
+from utils import QUESTION_OF_TEXTS
 
 EVERY = ("llama", "bert")  # families: for methods that need no part which only one of the models has
 WHY = {
@@ -21,8 +23,8 @@ MATRICES = ("compute_query", "compute_key", "compute_value", "compute_output", "
 TEMPLATE = Argument(
     "",
     "the question after the sentence; if it is empty the course's, of these words",
-    lambda text: "{label}" not in text and "{labels}" not in text,
-    "what stands before the label, without {label} or {labels}",
+    lambda text: "{label}" not in text,
+    "what stands before the label, without {label}; {labels} are all of them",
 )
 WORDS = Argument(
     "",
@@ -36,11 +38,23 @@ CHANNEL_TEMPLATE = Argument(
     lambda text: "{label}" in text,
     "a text with {label} in it",
 )
+ABOUT_TEXTS = {TEMPLATE.default: QUESTION_OF_TEXTS, CHANNEL_TEMPLATE.default: "This text is {label}."}
 FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
 READ_ANYWAY = "the last token is what is read anyway"
 NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
 NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
 LITTLE_KEPT = "less time, and little for the optimizer to keep"
+
+
+def about_texts(chosen: Sequence[ChosenMethod]) -> tuple[ChosenMethod, ...]:
+    """The methods with templates about texts in the place of those about films, for data about anything."""
+
+    def about(key: str, value: Any) -> Any:
+        return ABOUT_TEXTS.get(value, value) if key == "template" else value
+
+    return tuple(
+        each._replace(settings=tuple((key, about(key, value)) for key, value in each.settings)) for each in chosen
+    )
 
 
 def of_frozen(reason: str) -> dict[str, str]:

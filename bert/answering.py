@@ -21,7 +21,7 @@ from bert.directory import DirectoryCheckpointer
 from bert.heads import BertForQuestionAnswering
 from bert.load import check_pairs, load_model, load_tokenizer
 from bert.spans import SpanData, SpanEvaluation, Spans
-from bert.squad import Question, Scores, read_squad
+from bert.squad import Question, Scores, read_squad, trainable_questions
 from bert.wordpiece import WordPiece
 from convert.directory import BESIDE_BERT, SAFETENSORS, lock_of
 from engine.lineage import checksum
@@ -43,8 +43,9 @@ def run(args: Namespace) -> None:
     if args.train is not None:
         train(args, compute)
     elif args.dev is not None:
+        asked = read_squad(args.dev)
         model, tokenizer = answering_model(args)
-        report(args, evaluate_on_dev(args, model, tokenizer, compute))
+        report(args, evaluate_on_dev(args, asked, model, tokenizer, compute))
     else:
         answer(args, compute)
 
@@ -78,9 +79,14 @@ def _check_shape(args: Namespace, model: nn.Module) -> None:
 
 
 def evaluate_on_dev(
-    args: Namespace, model: nn.Module, tokenizer: WordPiece, compute: ComputeSettings
+    args: Namespace,
+    asked: tuple[list[Question], bool],
+    model: nn.Module,
+    tokenizer: WordPiece,
+    compute: ComputeSettings,
 ) -> SpanEvaluation:
-    questions, may_be_unanswered = read_squad(args.dev)
+    """asked: what `read_squad` has read."""
+    questions, may_be_unanswered = asked
     data = SpanData(questions, tokenizer, args.length, args.stride)
     compute_fast(model, compute, trains=False)
     return evaluate(model, data.loader(args.batch_size), task=Spans(may_be_unanswered), desc="dev")
@@ -118,26 +124,34 @@ def train(args: Namespace, compute: ComputeSettings) -> None:
     args.out = Path(args.model_out)
     outputs = outputs_of(args)
     outputs.check(args)
-    epochs = alone(args, outputs, lambda: _epochs(args, outputs, compute))
+    questions, asked = trainable_questions(args.train, read_squad(args.train)[0]), read_squad(args.dev)
+    epochs = alone(args, outputs, lambda: _epochs(args, questions, asked, outputs, compute))
     rows = ({"epoch": each.epoch, "loss": each.train_loss, "f1": 100 * each.dev_score} for each in epochs)
     follow(args, outputs, rows, "epoch {epoch}: train loss :: {loss:.3f}, dev F1 :: {f1:.2f}".format_map)
     print(f"save the model to {args.out}")
     best, _ = load_model(args.out, BertForQuestionAnswering)
-    found = evaluate_on_dev(args, best, load_tokenizer(args.out), compute)
+    found = evaluate_on_dev(args, asked, best, load_tokenizer(args.out), compute)
     with atomic_write(outputs.figures) as file:
         file.write(json.dumps(found.scores._asdict(), indent=1) + "\n")
     report(args, found)
 
 
-def _epochs(args: Namespace, outputs: Outputs, compute: ComputeSettings) -> Iterator[EpochResult]:
+def _epochs(
+    args: Namespace,
+    questions: list[Question],
+    asked: tuple[list[Question], bool],
+    outputs: Outputs,
+    compute: ComputeSettings,
+) -> Iterator[EpochResult]:
     torch.manual_seed(args.seed)
     model, new = load_model(args.pretrained_model_path, BertForQuestionAnswering)
     tokenizer = load_tokenizer(args.pretrained_model_path)
     print(f"load model from {args.pretrained_model_path}{', with a new head' if new else ''}")
     _check_shape(args, model)
-    (questions, _), (asked, may_be_unanswered) = read_squad(args.train), read_squad(args.dev)
-    data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, asked))
-    print(f"{len(questions)} questions in {len(data)} windows to train on, {len(asked)} in {len(dev)} to be answered")
+    data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, asked[0]))
+    print(
+        f"{len(questions)} questions in {len(data)} windows to train on, {len(asked[0])} in {len(dev)} to be answered"
+    )
     compute_fast(model, compute)
     optimizer = make_optimizer(model, args.lr, 0.01)
     methods = [create("schedule", {"warmup": 0.1, "decay": "linear"})]
@@ -155,7 +169,7 @@ def _epochs(args: Namespace, outputs: Outputs, compute: ComputeSettings) -> Iter
     yield from history
     loaders = data.loader(args.batch_size, shuffle=True), dev.loader(args.batch_size)
     trainer = Trainer(
-        model, optimizer, Spans(may_be_unanswered), methods, checkpointer,
+        model, optimizer, Spans(asked[1]), methods, checkpointer,
         seed=args.seed, clip=1.0, train_eval=False, history=list(history),
     )  # fmt: skip
     yield from trainer.fit(*loaders, args.epochs)

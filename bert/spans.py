@@ -67,10 +67,10 @@ def windows_of(number: int, question: Question, tokenizer: WordPiece, length: in
 
 
 def _tokens_of_answer(question: Question, tokens: Sequence[Token]) -> tuple[int, int] | None:
-    """The first and the last token that have a part in the first answer; None where no token has."""
-    if not question.answers:
+    """The first and the last token that have a part in the first answer with a place; None where no token has."""
+    text, start = next((answer for answer in question.answers if answer.start is not None), (None, None))
+    if text is None:
         return None
-    text, start = question.answers[0]
     inside = [place for place, token in enumerate(tokens) if token.end > start and token.start < start + len(text)]
     return (inside[0], inside[-1]) if inside else None
 

@@ -7,7 +7,6 @@ were published with the two, which differ where an answer is empty and where a p
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import string
@@ -15,14 +14,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from utils import UserError, read_text, short_repr
+from engine.json_text import read_json
+from utils import UserError, short_repr, warn
 
 
 class Answer(NamedTuple):
-    """A span of a paragraph, and at which character it begins."""
+    """A span of a paragraph, and at which character it begins; None: it is not where the file says.
+
+    Published files have such answers, counted in bytes or in UTF-16. The scores need no place, training does.
+    """
 
     text: str
-    start: int
+    start: int | None
 
 
 class Question(NamedTuple):
@@ -33,16 +36,18 @@ class Question(NamedTuple):
     context: str
     answers: tuple[Answer, ...]
 
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether it has answers, and none of them stands where the file says."""
+        return bool(self.answers) and all(answer.start is None for answer in self.answers)
+
 
 def read_squad(path: str | os.PathLike) -> tuple[list[Question], bool]:
     """The questions of a file, and whether some may have no answer: version 2.0, or none is named and some have none.
 
-    Raises `UserError` that says where the file is not of this format, or an answer does not stand where it should.
+    Raises `UserError` that says where the file is not of this format.
     """
-    try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+    content = read_json(path)
     questions: list[Question] = []
     try:
         for place, paragraph in _paragraphs(content):
@@ -55,6 +60,20 @@ def read_squad(path: str | os.PathLike) -> tuple[list[Question], bool]:
         raise UserError(f"{path}: two questions have the id {short_repr(repeated[0])}")
     version = str(content.get("version", "")).lower().removeprefix("v")
     return questions, version.startswith("2") or (not version and any(not each.answers for each in questions))
+
+
+def trainable_questions(path: str | os.PathLike, questions: Sequence[Question]) -> list[Question]:
+    """The questions without those whose answers are all misplaced; a warning counts them.
+
+    Raises `UserError` if none is left.
+    """
+    kept = [question for question in questions if not question.is_misplaced]
+    if left_out := len(questions) - len(kept):
+        why = "whose answer does not stand at its answer_start, are not trained on"
+        warn(f"{path}: {left_out} of {len(questions)} questions, {why}")
+    if not kept:
+        raise UserError(f"{path} has no question to train on")
+    return kept
 
 
 def _paragraphs(content: Any) -> Iterator[tuple[str, Any]]:
@@ -73,9 +92,9 @@ def _questions(paragraph: Any, place: str) -> Iterator[Question]:
         for index, answer in enumerate(_get(qa, "answers", list, at, [])):
             spot = f"{at}.answers[{index}]"
             words, start = _get(answer, "text", str, spot), _get(answer, "answer_start", int, spot)
-            if not words or context[max(0, start) : start + len(words)] != words:
-                raise UserError(f"{spot}: the paragraph has no {short_repr(words)} at character {start}")
-            answers.append(Answer(words, start))
+            if not words:
+                raise UserError(f"{spot}.text is empty")
+            answers.append(Answer(words, start if context[max(0, start) : start + len(words)] == words else None))
         if _get(qa, "is_impossible", bool, at, False):
             answers = []
         yield Question(id, text, context, tuple(answers))

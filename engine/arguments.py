@@ -8,9 +8,20 @@ from collections.abc import Callable
 
 from engine.columns import FORMATS, Columns, has_columns
 from engine.files import check_files, check_overlaps, find_llama
-from engine.flags import FLAGS, HELD_OUT, LORA_ALPHA, LORA_RANK, LORA_TARGETS, TRAINING, inputs_of, needed_of
+from engine.flags import (
+    CLASSIFYING,
+    FLAGS,
+    HELD_OUT,
+    LORA_ALPHA,
+    LORA_RANK,
+    LORA_TARGETS,
+    SPLITS,
+    TRAINING,
+    inputs_of,
+    needed_of,
+)
 from engine.programs import Default, NeedsCausal, require_folder
-from utils import UserError, join_names, warn
+from utils import QUESTION_OF_TEXTS, UserError, join_names, warn
 
 
 def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None) -> None:
@@ -32,7 +43,10 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     _check_question(args)
     args.methods = _choose_methods(args)
     args.hold_out = _held_out(args)
-    args.derive_labels = args.option in TRAINING and isinstance(args.label_names, Default)
+    is_own = args.option in CLASSIFYING and any(has_columns(getattr(args, split) or "") for split in SPLITS)
+    args.derive_labels = (is_own or args.option in TRAINING) and isinstance(args.label_names, Default)
+    if is_own and getattr(args, "question", None) is None:
+        _ask_of_own_data(args)
     args.is_bundled = False
     outputs = check_files(args)
     if args.option != "predict":
@@ -85,13 +99,21 @@ def _check_question(args: Namespace) -> None:
         raise UserError("--question must be a text in one line, with {labels} where the label names are to stand")
 
 
+def _ask_of_own_data(args: Namespace) -> None:
+    """Ask about texts, not about films: with `--question`, or with the template of a method that has none given."""
+    if not args.methods and args.option == "prompt":
+        args.question = QUESTION_OF_TEXTS
+    if args.methods and not any(each.partition("=")[0].endswith("template") for each in args.method_args):
+        args.methods = require_folder("advanced", "--method").part("table").about_texts(args.methods)
+
+
 def _columns_of(args: Namespace) -> Columns:
-    given = {kind: name for kind in Columns._fields if (name := getattr(args, f"{kind}_column", None)) is not None}
+    given = {kind: name for kind in ("text", "label") if (name := getattr(args, f"{kind}_column", None)) is not None}
     files = [getattr(args, name, None) for name in inputs_of(args.option)]
     if given and not any(path is not None and has_columns(path) for path in files):
         flag = f"--{next(iter(given))}-column"
         raise UserError(f"{flag} is for files that end in {', '.join(FORMATS)}, and no input is one")
-    return Columns(**given)
+    return Columns(**given, skip_empty=args.skip_empty)
 
 
 def _check_precision(args: Namespace) -> None:

@@ -4,36 +4,54 @@
     a fine film<TAB>good        "fine, and more so",1
 
 The first line of a TSV or CSV file names the columns; each line of a JSONL file names its own. A CSV file may have
-quotes (RFC 4180), a TSV file has none: every tab separates two columns. A label is a label name or a class number.
+quotes (RFC 4180), a TSV file has none: every tab separates two columns.
+
+A label is the same text in every format (`label_text`). It is one of the label names or, if no name is a number, the
+number of a class, from 0. Capitals count; two labels of a file that differ in them alone are refused.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.data import NO_GOLD_LABEL, Example, create_data
-from utils import UserError, join_names, read_text, short_repr, whole_number
+from engine.data import NO_GOLD_LABEL, Example, create_data, is_empty_line
+from engine.json_text import lines_of, parse_json
+from utils import UserError, decimal_number, join_names, short_repr, warn
 
 FORMATS = (".tsv", ".csv", ".jsonl")
 
 
+OTHER_FORMATS = {
+    ".json": "one JSON text for the whole file is not read; write an object a line, and call it .jsonl",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read; save it as .csv"),
+    **dict.fromkeys((".parquet", ".arrow", ".feather"), "this format is not read; save it as .csv or .jsonl"),
+}
+LARGEST_FIELD = 2**31 - 1  # characters
+SKIP = "--skip_empty leaves such lines out, and counts them"
+
+
 class Columns(NamedTuple):
-    """The names of the columns to read."""
+    """The names of the columns to read. skip_empty: leave out lines without a text, or without a label."""
 
     text: str = "text"
     label: str = "label"
+    skip_empty: bool = False
 
 
 USUAL = Columns()
 
 
 class Record(NamedTuple):
-    """One line of a file. number: of the line. label: None if the line has no label. row: all columns."""
+    """A line of a file. number: of the line. text, label: "" and None if there is none. row: all columns."""
 
     number: int
     text: str
@@ -43,7 +61,13 @@ class Record(NamedTuple):
 
 def has_columns(path: str | os.PathLike) -> bool:
     """Whether a file has columns (TSV, CSV or JSONL), judged by the ending of its name."""
-    return _ending(path) in FORMATS
+    return ending_of(path) in FORMATS
+
+
+def check_format(path: str | os.PathLike) -> None:
+    """Raise `UserError` for a file that, by the ending of its name, is of a known format that is not read."""
+    if why := OTHER_FORMATS.get(ending_of(path)):
+        raise UserError(f"{path}: {why}; files with columns end in {', '.join(FORMATS)}")
 
 
 def read_examples(
@@ -54,121 +78,193 @@ def read_examples(
     A test file may have no labels; its examples get the label -1. Raises `UserError`, naming file and line.
     """
     if not has_columns(path):
-        return create_data(path, len(label_names), is_test=is_test)
-    examples, records = [], read_records(path, columns)
-    is_unlabelled = is_test and all(record.label is None for record in records)
-    for record in records:
-        if record.label is None and not is_unlabelled:
-            raise UserError(_lacking(path, record.number, "label", columns.label, record.row))
-        try:
-            examples.append(Example(record.text, _label_of(record.label, label_names)))
-        except ValueError as error:
-            raise UserError(f"{path} line {record.number}: {error}") from None
-    return examples
+        return _read_lines(path, columns, len(label_names), is_test)
+    records, classes = read_records(path, columns), _classes_of(label_names)
+    is_unlabelled = is_test and all(each.label in (None, str(NO_GOLD_LABEL)) for each in records)
+    if not is_unlabelled:
+        _require_labels(path, records, columns)
+    kept = _filled(path, records, needs_label=not is_unlabelled)
+    try:
+        return [Example(each.text, NO_GOLD_LABEL if is_unlabelled else classes[each.label]) for each in kept]
+    except KeyError:
+        wrong = next(each for each in kept if each.label not in classes)
+        numbers = f", nor a number from 0 to {len(label_names) - 1}" if classes.keys() - {*label_names} else ""
+        allowed = f"{'neither' if numbers else 'not'} one of {join_names(label_names)}{numbers}"
+        raise UserError(f"{path} line {wrong.number}: the label {short_repr(wrong.label)} is {allowed}") from None
+
+
+def _read_lines(path: str | os.PathLike, columns: Columns, num_labels: int, is_test: bool) -> list[Example]:
+    """The examples of lines `LABEL ||| sentence`."""
+    check_format(path)
+    try:
+        return create_data(path, num_labels, is_test=is_test, skip_empty=columns.skip_empty)
+    except UserError as error:
+        hint = "" if columns.skip_empty or not any(map(is_empty_line, lines_of(path))) else f"; {SKIP}"
+        raise UserError(f"{error}{hint}") from None
 
 
 def read_texts(path: str | os.PathLike, columns: Columns = USUAL) -> list[str]:
     """The texts of a file with columns; the other columns are ignored. Raises `UserError`, naming file and line."""
-    return [record.text for record in read_records(path, columns)]
+    return [record.text for record in filled_records(path, columns)]
+
+
+def filled_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Record]:
+    """The lines of a file with columns that have a text. Raises `UserError`, naming file and line."""
+    return _filled(path, read_records(path, columns), needs_label=False)
+
+
+def _filled(path: str | os.PathLike, records: Sequence[Record], needs_label: bool) -> list[Record]:
+    """The lines that have a text, and a label where it is needed; a warning counts the others."""
+    kept = [each for each in records if each.text and not (needs_label and each.label is None)]
+    if skipped := len(records) - len(kept):
+        warn(
+            f"{path}: {skipped} of {len(records)} lines are left out, which have no text{' or no label' * needs_label}"
+        )
+    if not kept:
+        raise UserError(f"{path} holds no data")
+    return kept
 
 
 def read_records(path: str | os.PathLike, columns: Columns = USUAL) -> list[Record]:
-    """Read the lines of a file with columns. Raises `UserError`, naming file and line, also for an empty text."""
+    """Read the lines of a file with columns; with `skip_empty` also those without a text.
+
+    Raises `UserError`, naming file and line, also for an empty text.
+    """
     records = []
-    for number, row in {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}[_ending(path)](path):
-        if columns.text not in row:
+    for number, row in {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}[ending_of(path)](path):
+        if row and columns.text not in row:
             raise UserError(_lacking(path, number, "text", columns.text, row))
-        text, label = row[columns.text], row.get(columns.label)
-        if not isinstance(text, str) or not text.strip():
-            what = "is empty" if isinstance(text, str) else f"is no text but {short_repr(text)}"
-            raise UserError(f"{path} line {number}: the column {columns.text} {what}")
-        label = label.strip() if isinstance(label, str) else label
-        records.append(Record(number, " ".join(text.strip().splitlines()), label, row))
-    if not records:
+        text, label = row.get(columns.text), row.get(columns.label)
+        if not (isinstance(text, str) or _is_missing(text)):
+            raise UserError(f"{path} line {number}: the column {columns.text} is no text but {short_repr(text)}")
+        text = "" if _is_missing(text) else " ".join(text.strip().splitlines())
+        if not text and not columns.skip_empty:
+            what = f"the column {columns.text} is empty" if row else "the line is blank"
+            raise UserError(f"{path} line {number}: {what}; {SKIP}")
+        records.append(Record(number, text, None if _is_missing(label) else label_text(label), row))
+    if not any(record.text for record in records):
         raise UserError(f"{path} holds no data")
     return records
 
 
-def derive_label_names(path: str | os.PathLike, known: Sequence[str], columns: Columns = USUAL) -> list[str] | None:
-    """Derive the class names from the labels of a file; None if `known`, the label names, are enough for it.
+def _is_missing(value: Any) -> bool:
+    """Whether a cell is empty: white space, null, or the NaN that pandas writes."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
 
-    Labels that are not all in `known` become the class names, in alphabetical order. If labels are numbers and `known`
-    has too few names, the numbers become the names. Raises `UserError` if the column does not look like labels.
+
+# --------------------------------------------------------------------------------------------------------------- labels
+
+
+def label_text(value: Any) -> str:
+    """A label as text, the same in every format: `1`, `1.0` (of pandas) and `"1"` are "1", `true` is "true"."""
+    text = value.strip() if isinstance(value, str) else json.dumps(value)
+    whole = re.fullmatch(r"(0|-?[1-9][0-9]*)\.0+", text)
+    return whole[1] if whole else text
+
+
+def derive_label_names(path: str | os.PathLike, columns: Columns = USUAL) -> list[str]:
+    """The class names of a file: the labels that are there, in the order of the numbers or else of the alphabet.
+
+    Raises `UserError` if the column does not look like labels, or if two of them differ in capitals or spaces alone.
     """
-    labels = [record.label for record in read_records(path, columns)]
-    names = {label for label in labels if isinstance(label, str)}
-    if names <= {*known}:
-        numbers = {label for label in labels if type(label) is int}
-    elif all(map(_is_number, names)):
-        numbers = {int(label) for label in names}
-    else:
-        numbers = None
-    if numbers is not None:
-        highest = max(numbers, default=-1)
-        return [str(number) for number in range(highest + 1)] if len(known) <= highest < len(labels) else None
-    if len(names) < 2 or 2 * len(names) > max(4, len(labels)) or not all(each.isprintable() and each for each in names):
+    records = [record for record in read_records(path, columns) if record.text]
+    _require_labels(path, records, columns)
+    labels = [record.label for record in records if record.label is not None]
+    names = {*labels}
+    by_look: dict[str, str] = {}
+    for name in sorted(names):
+        other = by_look.setdefault(_look_of(name), name)
+        if other != name:
+            lines = [next(each.number for each in records if each.label == label) for label in (other, name)]
+            both = f"the labels {short_repr(other)} (line {lines[0]}) and {short_repr(name)} (line {lines[1]})"
+            raise UserError(f"{path}: {both} differ in capitals or spaces alone; write one, or use --label-names")
+    are_numbers = all(map(is_number, names))
+    is_range = are_numbers and max(map(float, labels), default=0) - min(map(float, labels), default=0) < len(labels)
+    are_few = 2 * len(names) <= max(4, len(labels)) or is_range
+    if len(names) < 2 or not are_few or not all(each.isprintable() for each in names):
         examples = join_names(sorted(map(short_repr, names)), 3)
         found = f"{len(names)} different ones in {len(labels)} lines, such as {examples}"
         raise UserError(f"{path}: the column {columns.label} does not look like labels: {found}")
-    return sorted(names)
+    return sorted(names, key=float if are_numbers else str)
 
 
-def _label_of(value: Any, label_names: Sequence[str]) -> int:
-    if value is None:
-        return NO_GOLD_LABEL
-    if isinstance(value, str) and value in label_names:
-        return [*label_names].index(value)
-    number = int(value) if isinstance(value, str) and _is_number(value) else value
-    if type(number) is int and 0 <= number < len(label_names):
-        return number
-    allowed = f"one of {join_names(label_names)}, nor a number from 0 to {len(label_names) - 1}"
-    raise ValueError(f"the label {short_repr(value)} is neither {allowed}")
+def _look_of(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
-def _ending(path: str | os.PathLike) -> str:
+def is_number(text: str) -> bool:
+    try:
+        return math.isfinite(decimal_number(text))
+    except (ValueError, OverflowError):
+        return False
+
+
+def _classes_of(label_names: Sequence[str]) -> dict[str, int]:
+    """The class of each label: of the names, and, if none of them is a number, of the class numbers."""
+    classes = {} if any(map(is_number, label_names)) else {str(number): number for number in range(len(label_names))}
+    for as_text in (label_text, str):  # a name as it is written comes last, and wins
+        classes |= {as_text(name): number for number, name in enumerate(label_names)}
+    return classes
+
+
+def _require_labels(path: str | os.PathLike, records: Sequence[Record], columns: Columns) -> None:
+    """Raise `UserError` if there is no column of labels or one has lists, or, without `skip_empty`, if one is empty."""
+    nested = next((each for each in records if isinstance(each.row.get(columns.label), (dict, list))), None)
+    if nested is not None:
+        what = f"no text and no number but {short_repr(nested.row[columns.label])}"
+        raise UserError(f"{path} line {nested.number}: the label is {what}")
+    lacking = [each for each in records if each.label is None]
+    if lacking and not any(columns.label in each.row for each in records):
+        raise UserError(_lacking(path, lacking[0].number, "label", columns.label, lacking[0].row))
+    if lacking and not columns.skip_empty:
+        raise UserError(f"{path} line {lacking[0].number}: the column {columns.label} is empty; {SKIP}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def ending_of(path: str | os.PathLike) -> str:
+    """The ending of a file's name in lower case, for example `.csv`."""
     return Path(path).suffix.lower()
 
 
-def _is_number(text: str) -> bool:
-    try:
-        whole_number(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a TSV or CSV file below its header, each with the number of the line in which it ends."""
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if _ending(path) == ".tsv":
+    """The rows of a TSV or CSV file below its header, each with the number of the line in which it ends.
+
+    A blank line is a row without columns.
+    """
+    lines = lines_of(path)
+    largest = csv.field_size_limit(LARGEST_FIELD)  # of all readers of this process, so it is put back
+    if ending_of(path) == ".tsv":
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
         reader = csv.reader((f"{line}\n" for line in lines), strict=True)
     names: list[str] | None = None
     try:
         for row in reader:
-            if names is None:
+            if len(row) < 2 and not "".join(row).strip():
+                yield reader.line_num, {}
+            elif names is None:
                 names = [name.strip() for name in row]
-                if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+                if twice := [name for name, count in Counter(names).items() if count > 1]:
                     raise UserError(f"{path} line 1: two columns are called {short_repr(twice[0])}")
-                continue
-            if len(row) != len(names):
-                raise UserError(f"{path} line {reader.line_num}: {len(row)} columns, where line 1 names {len(names)}")
-            yield reader.line_num, dict(zip(names, row, strict=True))
+            elif len(row) != len(names):
+                counts = f"{len(row)} columns, where line 1 names {len(names)}"
+                raise UserError(f"{path} line {reader.line_num}: {counts}{_other_separator(path, names)}")
+            else:
+                yield reader.line_num, dict(zip(names, row, strict=True))
     except csv.Error as error:
         raise UserError(f"{path} line {reader.line_num}: {error}") from None
+    finally:
+        csv.field_size_limit(largest)
 
 
 def _json_lines(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    for number, line in enumerate(lines, 1):
+    """The objects of a JSONL file, each with the number of its line; a blank line is an object without entries."""
+    for number, line in enumerate(lines_of(path), 1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line) if line.strip() else {}
+        except ValueError as error:
             raise UserError(f"{path} line {number}: not JSON: {error}") from None
         if not isinstance(row, dict):
             raise UserError(f"{path} line {number}: no JSON object but {short_repr(row)}")
@@ -177,4 +273,13 @@ def _json_lines(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, Any]]]
 
 def _lacking(path: str | os.PathLike, number: int, kind: str, name: str, row: Mapping[str, Any]) -> str:
     there = f"there are {join_names(row)}" if row else "there are none"
-    return f"{path} line {number}: nothing in a column {short_repr(name)}; {there}; --{kind}-column says which it is"
+    said = f"nothing in a column {short_repr(name)}; {there}; --{kind}-column says which it is"
+    return f"{path} line {number}: {said}{_other_separator(path, row)}"
+
+
+def _other_separator(path: str | os.PathLike, names: Iterable[str]) -> str:
+    """What to say if the columns of a CSV or TSV file seem to be separated by another character than they should be."""
+    own = {".csv": ",", ".tsv": "\t"}.get(ending_of(path))
+    other = next((each for each in ";\t,|" if own and each != own and any(each in name for name in names)), None)
+    separators = f"columns of .csv are separated by commas and those of .tsv by tabs, these by {other!r}, it seems"
+    return f"; {separators}" if other else ""

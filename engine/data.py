@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from utils import UserError, read_text, whole_number
+from utils import UserError, read_text, warn, whole_number
 
 SEPARATOR = " ||| "
 NO_GOLD_LABEL = -1
@@ -47,26 +47,38 @@ def parse_line(line: str) -> Example:
         raise ValueError(f"the label {label[:40]!r} is not a whole number") from None
 
 
-def format_line(label: int, sentence: str) -> str:
+def format_line(label: int | str, sentence: str) -> str:
     """The inverse of `parse_line`, without a line end."""
     return f"{label}{SEPARATOR}{sentence}"
 
 
-def create_data(path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False) -> list[Example]:
+def is_empty_line(line: str) -> bool:
+    """Whether a data line has no sentence; an editor may have cut the space after the separator."""
+    label, separator, sentence = f"{line} ".partition(SEPARATOR)
+    return not (sentence if separator else label).strip()
+
+
+def create_data(
+    path: str | os.PathLike, num_labels: int | None = None, *, is_test: bool = False, skip_empty: bool = False
+) -> list[Example]:
     """The examples of a UTF-8 data file with one `LABEL ||| sentence` per line.
 
     num_labels: labels must be in 0 ... num_labels - 1; None: every label from 0 up is accepted. A test file without
-    gold labels may have -1 on every line. Raises `UserError`, naming file and line, for any other content.
+    gold labels may have -1 on every line. skip_empty: leave out lines without a sentence, and warn how many there are.
+    Raises `UserError`, naming file and line, for any other content.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
-    if not lines:
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if not (skip_empty and is_empty_line(line))]
+    if len(numbered) < len(lines):
+        warn(f"{path}: {len(lines) - len(numbered)} of {len(lines)} lines are left out, which have no sentence")
+    if not numbered:
         raise UserError(f"{path} holds no data; expected lines of the form 'LABEL{SEPARATOR}sentence'")
-    is_unlabelled = is_test and all(line.partition(SEPARATOR)[0].strip() == str(NO_GOLD_LABEL) for line in lines)
+    is_unlabelled = is_test and all(line.partition(SEPARATOR)[0].strip() == str(NO_GOLD_LABEL) for _, line in numbered)
     lowest = NO_GOLD_LABEL if is_unlabelled else 0
     examples = []
-    for number, line in enumerate(lines, 1):
+    for number, line in numbered:
         try:
             example = parse_line(line)
         except ValueError as error:

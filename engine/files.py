@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from engine.programs import Default, check_writable, import_part, require_folder
 from engine.stream import STANDARD_INPUT
 from utils import UserError, find_asset, sha256_of
 
+TO_STDOUT = (None, "-")  # values of --output
+
 
 def check_files(args: Namespace) -> dict[str, Path]:
     """Check the files of a run. Returns the paths of its outputs, each under the name that the user knows (a flag)."""
@@ -37,7 +40,7 @@ def check_files(args: Namespace) -> dict[str, Path]:
 
 
 def _check_output(args: Namespace) -> dict[str, Path]:
-    if args.output is None:
+    if args.output in TO_STDOUT:
         return {}
     check_writable(args.output, "--output")
     return {"--output": Path(args.output)}
@@ -239,18 +242,32 @@ def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[s
 
     inputs: the names of the arguments that are input files; None: those of the option.
     """
-    taken = {}
+    taken: dict[object, str] = {}
     for name in inputs_of(args.option) if inputs is None else inputs:
-        if getattr(args, name) not in (None, STANDARD_INPUT):
+        if getattr(args, name) == STANDARD_INPUT:
+            taken |= dict.fromkeys(_file_of_stream(0), f"standard input, {flag_name(name)} -")
+        elif getattr(args, name) is not None:
             taken |= dict.fromkeys(_identities(Path(getattr(args, name))), flag_name(name))
     for file in getattr(args, "model_files", ()):
         path = Path(args.pretrained_model_path, file)
         taken |= dict.fromkeys(_identities(path), f"{file} of --pretrained-model-path")
+    if args.option in ("predict", "generate") and args.output in TO_STDOUT:
+        if other := next((taken[identity] for identity in _file_of_stream(1) if identity in taken), None):
+            raise UserError(f"standard output goes to the file that is {other}; send it to another one")
     for name, path in outputs.items():
         identities = _identities(path)
         if other := next((taken[identity] for identity in identities if identity in taken), None):
             raise UserError(f"{name}: {path} is also {other}; one of them needs another name")
         taken |= dict.fromkeys(identities, name)
+
+
+def _file_of_stream(number: int) -> list[object]:
+    """What identifies the file that a standard stream reads or writes; nothing for a pipe, a terminal or a device."""
+    try:
+        status = os.fstat(number)
+    except OSError:  # it is closed
+        return []
+    return [(status.st_dev, status.st_ino)] if stat.S_ISREG(status.st_mode) else []
 
 
 def _identities(path: Path) -> list[object]:

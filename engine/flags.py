@@ -37,6 +37,7 @@ OPTIONS = ("generate", "prompt", "finetune", "lora", "predict", "perplexity")
 OUTPUT_WORDS = {"prompt": "prompting", "finetune": "finetuning", "lora": "lora"}
 TRAINING = ("finetune", "lora")
 CLASSIFYING = ("prompt", *TRAINING)
+SPLITS = ("train", "dev", "test")
 WITH_LLAMA = ("generate", *CLASSIFYING, "perplexity")  # the options that load a pretrained Llama
 LORA_RANK, LORA_ALPHA = 4, 1.0
 LORA_TARGETS = "compute_query+compute_key+compute_value+compute_output"  # as in the fall 2025 edition
@@ -61,7 +62,8 @@ def _output_help(split: str) -> str:
 
 GENERATE, CLASSIFY, TRAIN, PREDICT = "generate", "prompt and finetune", "finetune and lora", "predict and perplexity"
 COLUMN_HELP = f"in data files that end in {', '.join(FORMATS)}: the column of the {{}}s; {{}} if not given"
-LINES_HELP = f"predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; else standard output"
+LINES_HELP = f"""predict: lines of 'LABEL{SEPARATOR}sentence', generate with --prompt_file: of JSON; with all columns of
+the input if it ends in {", ".join(FORMATS)}; -, or not given: standard output"""
 CONTRASTIVE_HELP = (
     "the text at temperature 0 is made of the K likeliest tokens, and avoids by ALPHA (0 to 1) what is like "
     "the text so far; needs causal attention; not with --beam"
@@ -76,8 +78,9 @@ FLAGS = (
     Flag("--label-names", "JSON list of label names", default=Default("data/cfimdb-label-mapping.json"),
          reads=CLASSIFYING),
     Flag("--text-column", COLUMN_HELP.format("text", Columns().text), metavar="NAME",
-         options=("generate", *CLASSIFYING, "predict")),
+         options=OPTIONS),
     Flag("--label-column", COLUMN_HELP.format("label", Columns().label), metavar="NAME", options=CLASSIFYING),
+    Flag("--skip_empty", "leave out lines of data files that have no text or no label, and count them", bool),
     Flag("--pretrained-model-path", "checkpoint to start from, or a Hugging Face directory, which is causal where "
          "--attention says nothing", default=Default(DEFAULT_CHECKPOINT), reads=WITH_LLAMA),
     Flag("--tokenizer", "SentencePiece model or tokenizer.json; else the checkpoint's own, else tokenizer.model",
@@ -162,6 +165,8 @@ FLAGS = (
          options=("predict", "perplexity"), reads=("predict", "perplexity"), needed_by=("predict", "perplexity"),
          group=PREDICT),
     Flag("--output", LINES_HELP, metavar="FILE", options=("predict", "generate"), group=PREDICT),
+    Flag("--names", "predict: write the names of the labels, not their numbers", bool, options=("predict",),
+         group=PREDICT),
     Flag("--probabilities", "predict: label, probability of each label, sentence; with tabs", bool,
          options=("predict",), group=PREDICT),
 )  # fmt: skip

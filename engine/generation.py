@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from argparse import Namespace
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from engine.columns import has_columns
 from engine.files import temperature_path, texts_to_write
-from engine.reports import load_llama, naming_the_flag, standard_output
-from engine.stream import read_sentences, shown_before_waiting
+from engine.reports import load_llama, naming_the_flag, opened_output, print_count
+from engine.stream import shown_before_waiting
+from engine.tables import TableWriter, names_of_rows, read_rows
 from utils import atomic_write, short_repr, warn
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ NO_CUDA_GRAPHS = (
 )
 OUTPUT_FLAGS = {0.0: "--generated_sentence_low_temp_out", 1.0: "--generated_sentence_high_temp_out"}
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+COLUMNS_OF_TEXTS = ("prompt", "temperature", "text")  # of --output
 GATHERED = 50  # batches of prompts to collect before prompts of equal length are decoded together
 
 
@@ -135,28 +136,34 @@ def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
 
 def continue_each(args: Namespace, compute: ComputeSettings) -> None:
     """Continue every prompt of a file or of standard input; write one line of JSON for each, in the same order."""
+    prompts, rows = read_rows(args.prompt_file, args.columns)
+    beside = [{name: row[name] for name in row if name != args.columns.text} for row in rows or ()]
+    is_table = args.output is not None and has_columns(args.output)
+    names = [*COLUMNS_OF_TEXTS, *(names_of_rows(beside, COLUMNS_OF_TEXTS, args.prompt_file) if is_table else ())]
     decoder, temperature = PromptDecoder.of(args, compute, args.batch_size), args.temperature or 0.0
-    with ExitStack() as written:
-        file = standard_output() if args.output is None else written.enter_context(atomic_write(args.output))
+    with opened_output(args.output) as file:
+        table, left = TableWriter(file, args.output if is_table else "lines.jsonl", names), iter(beside)
         count = 0
-        for prompt, text in texts_of(args, decoder, temperature, compute):
-            said = {"prompt": prompt, "temperature": temperature, "text": text}
-            file.write(f"{json.dumps(said, ensure_ascii=False)}\n")
+        for prompt, text in texts_of(args, decoder, prompts, temperature, compute):
+            others = next(left, {}) if is_table else {}
+            table.write({"prompt": prompt, "temperature": temperature, "text": text, **others})
             count += 1
             if not getattr(file, "has_reader", True):  # the program that reads the output has ended
                 break
-    if args.output is not None:
-        print(f"wrote {count} texts to {args.output}")
+    print_count(count, "texts", args.output)
 
 
 def texts_of(
-    args: Namespace, decoder: PromptDecoder, temperature: float, compute: ComputeSettings
+    args: Namespace,
+    decoder: PromptDecoder,
+    prompts: Iterable[str | None],
+    temperature: float,
+    compute: ComputeSettings,
 ) -> Iterator[tuple[str, str]]:
-    """Yield each prompt with its text; prompts are read while they arrive."""
+    """Yield each prompt with its text; prompts are read while they arrive, None says that none has arrived yet."""
     waiting: list[str] = []
     too_long = 0
-    prompts = shown_before_waiting(read_sentences(args.prompt_file, args.columns))
-    for prompt in itertools.chain(prompts, [None]):
+    for prompt in itertools.chain(shown_before_waiting(prompts), [None]):
         if prompt is not None:
             waiting.append(prompt)
             if len(waiting) < GATHERED * args.batch_size:

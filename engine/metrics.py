@@ -21,8 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from engine.figures import Record, error_of_run, key_of_run, read_figures
 from engine.programs import peak_memory
-from utils import UserError, atomic_write, warn
+from utils import UserError, atomic_write
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from engine.training import StepMeasurement
 
 FILE = "metrics.jsonl"
-Record = dict[str, Any]  # one line
 CHARTS = {"loss": "train/loss", "lr": "train/lr", "gradient_norm": "train/gradient_norm",
           "rows_per_second": "pace/rows_per_second", "memory_mb": "pace/memory_mb"}  # fmt: skip
 SCORES = {"train_score": "score/train", "dev_score": "score/dev"}
@@ -152,23 +152,9 @@ def has_tensorboard() -> bool:
 def read_records(folder: str | os.PathLike) -> list[Record]:
     """The figures in a folder, without a last line that was cut when the run was killed. Raises `UserError`."""
     path = Path(folder) / FILE
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UserError(f"{folder} holds no {FILE}, so it is not the --log_dir of a run") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text") from None
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            if record["kind"] not in ("run", "step", "epoch", "judged"):
-                raise ValueError("of no kind that is known")
-            records.append(record)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if number < len(lines):
-                raise UserError(f"{path} line {number} is not a line of figures") from None
-            warn(f"{path}: the last line is cut, and left out")
+    if not path.is_file():
+        raise UserError(f"{folder} holds no {FILE}, so it is not the --log_dir of a run")
+    records = read_figures(path, error_of_run, key_of_run, "a line of figures")
     if not records or records[0]["kind"] != "run":
         raise UserError(f"{path} does not begin with the line of a run")
     return records

@@ -31,7 +31,7 @@ class InputFile:
         if not os.path.isdir(path):
             content = sha256_of(path)
             if columns is not None and has_columns(path):
-                content = hashlib.sha256(json.dumps([content, *columns]).encode()).hexdigest()
+                content = hashlib.sha256(json.dumps([content, columns.text, columns.label]).encode()).hexdigest()
             return cls(content, str(path))
         sums = {name: sha256_of(os.path.join(path, name)) for name in sorted(names)}
         return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), str(path))

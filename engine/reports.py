@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from engine.columns import derive_label_names, has_columns, read_examples
+from engine.columns import derive_label_names, has_columns, is_number, read_examples
 from engine.data import Example, create_data, format_line, read_label_names
+from engine.files import TO_STDOUT
+from engine.flags import SPLITS, TRAINING
 from engine.programs import NeedsCausal, require_folder
 from utils import UserError, atomic_write, find_asset, warn
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from engine.batches import LlamaDataset
     from engine.methods import EpochResult
     from engine.processes import Distributed
-    from engine.saved import Prediction
     from engine.tasks import Evaluation, Task
     from llama import Llama
     from tokenizer import Tokenizer
@@ -58,25 +59,35 @@ def print_model(args: Namespace, model: torch.nn.Module) -> None:
 
 def read_data(args: Namespace) -> tuple[dict[str, list[Example]], list[str]]:
     """Read and check the three splits and the label names. Prints one line for each file."""
-    label_names = read_label_names(args.label_names)
-    if args.derive_labels and has_columns(args.train):
-        if (names := derive_label_names(args.train, label_names, args.columns)) is not None:
-            label_names = names
-            print(f"labels: {', '.join(f'{number} {name}' for number, name in enumerate(names))}")
-    elif args.derive_labels:
-        # the reference takes the number of classes from the training data, so it overrules the default label names
-        examples = create_data(args.train)
-        highest = max(example.label for example in examples)
-        if len(label_names) <= highest < len(examples):  # more classes than examples would be a mistake in the data
-            label_names = [str(label) for label in range(highest + 1)]
+    label_names = _label_names(args)
     splits = {}
-    for split in ("train", "dev", "test"):
+    for split in SPLITS:
         path = getattr(args, split)
         if path is None:
             continue
         splits[split] = read_examples(path, label_names, args.columns, is_test=split == "test")
         print(f"load {len(splits[split])} data from {path}")
     return splits, label_names
+
+
+def _label_names(args: Namespace) -> list[str]:
+    """Those of --label-names; if it is not given, those of the data. Raises `UserError`."""
+    known = read_label_names(args.label_names)
+    if not args.derive_labels:
+        return known
+    paths = [path for split in SPLITS if (path := getattr(args, split)) is not None]
+    own = [path for path in paths if has_columns(path)]
+    if args.option in TRAINING and args.train not in own:
+        # the reference takes the number of classes from the training data, so it overrules the default label names
+        labels = [example.label for example in create_data(args.train, skip_empty=args.columns.skip_empty)]
+        is_more = len(known) <= max(labels) < len(labels)  # more classes than examples would be a mistake in the data
+        return [str(label) for label in range(max(labels) + 1)] if is_more or own else known
+    names = derive_label_names(own[0], args.columns)
+    print(f"labels: {', '.join(f'{number} {name}' for number, name in enumerate(names))}")
+    if len(own) < len(paths) and any(map(is_number, names)) and names != [str(number) for number in range(len(names))]:
+        other = next(path for path in paths if path not in own)
+        raise UserError(f"{other} has class numbers, which are not the labels of {own[0]}; give it columns, too")
+    return names
 
 
 def encode(
@@ -102,14 +113,27 @@ def encode(
 
 def prints_data(args: Namespace) -> bool:
     """Whether standard output holds only data, because another program may read it."""
-    return args.option == "predict" or (args.prompt_file is not None and args.output is None)
+    return args.option == "predict" or (args.prompt_file is not None and args.output in TO_STDOUT)
 
 
-def standard_output() -> TextIO:
-    """Standard output for data: UTF-8 and `\\n` line ends on every platform."""
+@contextmanager
+def opened_output(path: str | None) -> Iterator[TextIO]:
+    """The file of --output, written whole or not at all, or standard output: UTF-8 with `\\n` on every platform."""
+    if path not in TO_STDOUT:
+        with atomic_write(path) as file:
+            yield file
+        return
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    return sys.stdout
+    yield sys.stdout
+
+
+def print_count(count: int, what: str, path: str | None) -> None:
+    """Print how much was written; beside data on standard output, where --output names it, on standard error."""
+    if path is not None:
+        is_data = path in TO_STDOUT
+        where = "standard output" if is_data else path
+        print(f"wrote {count} {what} to {where}", file=sys.stderr if is_data else sys.stdout)
 
 
 def write_predictions(path: str, sentences: list[str], result: Evaluation) -> None:
@@ -142,14 +166,6 @@ def print_report(split: str, result: Evaluation, label_names: list[str]) -> None
     macro_f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
     print(f"{split} macro-F1 :: {macro_f1:.3f}")
     print(f"{split} majority-class acc :: {result.majority_accuracy:.3f}")
-
-
-def line_of(prediction: Prediction, with_probabilities: bool) -> str:
-    if not with_probabilities:
-        return f"{format_line(prediction.label, prediction.sentence)}\n"
-    probabilities = [f"{probability:.6f}" for probability in prediction.probabilities]
-    sentence = prediction.sentence.replace("\t", " ")  # tabs separate the columns
-    return "\t".join((str(prediction.label), *probabilities, sentence)) + "\n"
 
 
 def warn_of_long_sentences(count: int, config: LlamaConfig, path: str = "") -> None:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from engine.columns import USUAL, Columns, has_columns, read_texts
-from engine.data import parse_line
-from utils import UserError
+from engine.columns import SKIP, USUAL, Columns, check_format, has_columns, read_texts
+from engine.data import is_empty_line, parse_line
+from utils import UserError, warn
 
 STANDARD_INPUT = "-"
 PATIENCE = 0.2  # seconds to wait for more input before the sentences so far are processed
@@ -25,13 +25,15 @@ def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
     """Yield the sentences of a file, or of standard input (-), one per line; None if no other one has arrived yet.
 
     A data file is accepted too: if the first line is `LABEL ||| sentence`, all lines must be, and the labels are
-    dropped. Of a file with columns, the texts are read.
-    Raises `UserError`, naming the line, for a line that is empty or not UTF-8, and for an input without sentences.
+    dropped. Of a file with columns, the texts are read. With `columns.skip_empty`, lines without a sentence are left
+    out, and a warning counts them. Raises `UserError`, naming the line, for a line that is empty or not UTF-8, and for
+    an input without sentences.
     """
+    check_format(path)
     if has_columns(path):
         yield from read_texts(path, columns)
         return
-    name, number, is_data = "standard input" if path == STANDARD_INPUT else path, 0, False
+    name, number, skipped, is_data = "standard input" if path == STANDARD_INPUT else path, 0, 0, None
     for line in _lines_of(path):
         if line is None:
             yield None
@@ -41,16 +43,20 @@ def read_sentences(path: str, columns: Columns = USUAL) -> Iterator[str | None]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise UserError(f"{name} line {number}: not UTF-8 text") from None
-        if number == 1:
+        if is_empty_line(text) if is_data else not text.strip():
+            if not columns.skip_empty:
+                raise UserError(f"{name} line {number}: the sentence is empty; {SKIP}")
+            skipped += 1
+            continue
+        if is_data is None:
             is_data = _is_data_line(text)
         try:
-            sentence = parse_line(text).sentence if is_data else text.strip()
+            yield parse_line(text).sentence if is_data else text.strip()
         except ValueError as error:
             raise UserError(f"{name} line {number}: {error}, as the first line has it") from None
-        if not sentence:
-            raise UserError(f"{name} line {number}: the sentence is empty")
-        yield sentence
-    if number == 0:
+    if skipped:
+        warn(f"{name}: {skipped} of {number} lines are left out, which have no sentence")
+    if number == skipped:
         raise UserError(f"{name} holds no sentences")
 
 

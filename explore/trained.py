@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.data import create_data, read_label_names, unpack
-from engine.metrics import Record
-from utils import UserError, find_asset, read_text
+from engine.figures import SETTINGS, Record, error_of_result, read_figures
+from utils import UserError, find_asset
 
 POINTS = 1500  # of a curve; a longer run is thinned
 HARD_SENTENCES = 30
@@ -24,6 +24,10 @@ STEP_CURVES = {
 SHOWN_SETTINGS = (
     "epochs", "lr", "batch_size", "seed", "hidden_dropout_prob", "attention", "precision", "methods", "shots",
 )  # fmt: skip
+
+SHOWN_OF_RESULT = {
+    "row": str, "data": str, "seed": int, "shots": (int, None), "settings": SETTINGS, "method": str, "arguments": [str],
+}  # fmt: skip
 
 
 def page_of_log(records: Sequence[Record], name: str) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def chosen_on(settings: Mapping[str, Any]) -> str:
 
 def _highest(value: float | list[float] | None) -> float | None:
     """The highest of several rates; each group of parameters has one."""
-    return max(value) if isinstance(value, list) else value
+    return max((rate for rate in value if rate is not None), default=None) if isinstance(value, list) else value
 
 
 def thin(records: Sequence[Record], most: int = POINTS) -> list[Record]:
@@ -107,11 +111,16 @@ def _judged(result: Mapping[str, Any], split: str) -> dict[str, Any]:
     if data is None:
         return judged
     (labels, _), names, predictions = data, names_of(result["data"]), unpack(result[split]["predictions"])
-    if names is None or len(labels) != len(predictions):  # the data file is not the one of the run
+    if names is None or not _are_of(predictions, labels, names):
         return judged
     majority = max(Counter(labels).values()) / len(labels)
     more = {"confusion": confusion(labels, predictions, len(names)), "label_names": names, "majority": majority}
     return judged | more | {"count": len(labels)}
+
+
+def _are_of(predictions: Sequence[int], labels: Sequence[int], names: Sequence[str]) -> bool:
+    """Whether predictions can be of these sentences; if not, the data file is not the one of the run."""
+    return len(predictions) == len(labels) and max(predictions, default=0) < len(names)
 
 
 def read_split(data: str, split: str) -> tuple[list[int], list[str]] | None:
@@ -137,7 +146,7 @@ def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             continue
         labels, sentences = split
         runs = [unpack(result["dev"]["predictions"]) for result in results if result["data"] == data]
-        runs = [run for run in runs if len(run) == len(labels)]
+        runs = [run for run in runs if _are_of(run, labels, names)]
         for place, label in enumerate(labels):
             predicted = Counter(run[place] for run in runs)
             wrong = len(runs) - predicted[label]
@@ -152,10 +161,12 @@ def hard_sentences(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def read_results_file(path: str) -> list[dict[str, Any]]:
     """Raises `UserError` if the file does not hold results."""
-    try:
-        lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
-        if lines and all({"row", "data", "seed", "shots", "settings", "method"} <= line.keys() for line in lines):
-            return lines
-    except (ValueError, AttributeError, RecursionError):
-        pass
-    raise UserError(f"{path} is not a file of results of advanced.experiments")
+    results = read_figures(path, lambda each: error_of_result(each, **SHOWN_OF_RESULT), _run_of, "a result")
+    if not results:
+        raise UserError(f"{path} is not a file of results of advanced.experiments")
+    return results
+
+
+def _run_of(result: Mapping[str, Any]) -> str:
+    """What only one line may be about: its key; without one, all that says which run it is of."""
+    return result.get("key") or json.dumps([result[name] for name in SHOWN_OF_RESULT], sort_keys=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from error_helpers import refused
 
-from engine import columns
+from engine import columns, reports
 from engine.columns import Columns, derive_label_names, read_examples, read_texts
 from engine.data import Example, create_data
 from engine.plan import InputFile
@@ -38,7 +42,9 @@ def ending(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("labels", [["bad", "good", "bad"], ["0", "1", "0"], [0, 1, 0], [" bad", "1", "0 "]])
+@pytest.mark.parametrize("labels", [
+    ["bad", "good", "bad"], ["0", "1", "0"], [0, 1, 0], [" bad", "1", "0 "], ["0.0", "1.0", "bad"], [0.0, 1.0, 0],
+])  # fmt: skip
 def test_labels_are_names_or_numbers(tmp_path: Path, ending: str, labels: list):
     texts = ["a dull film", 'a "fine" one, really', "ça ||| va"]
     rows = [{"id": 7, "text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
@@ -53,10 +59,21 @@ def test_columns_have_names_of_their_own(tmp_path: Path, ending: str):
     assert read_texts(path, Columns("review")) == ["this"]
 
 
-def test_a_name_that_looks_like_a_number_is_a_name(tmp_path: Path, ending: str):
-    rows = [{"text": "x", "label": "2"}, {"text": "y", "label": "1"}, {"text": "z", "label": "0"}]
-    examples = read_examples(write(tmp_path / f"d{ending}", rows), ["1", "2", "3"])
-    assert [example.label for example in examples] == [1, 0, 0]  # the last one is no name, so it is a number
+@pytest.mark.parametrize("one", ["1", 1, 1.0, "1.0", " 1 "])
+def test_names_come_first_in_every_format(tmp_path: Path, ending: str, one: object):
+    """Where a name is a number, a number is a name and nothing else: 0 could be the first class or none."""
+    path = write(tmp_path / f"d{ending}", [{"text": "x", "label": "2"}, {"text": "y", "label": one}])
+    assert [example.label for example in read_examples(path, ["1", "2", "3"])] == [1, 0]
+    assert [example.label for example in read_examples(path, ["no", "maybe", "yes"])] == [2, 1]
+    path = write(tmp_path / f"d{ending}", [{"text": "x", "label": 0}])
+    with pytest.raises(UserError, match="line [12]: the label '0' is not one of 1, 2, 3$"):
+        read_examples(path, ["1", "2", "3"])
+
+
+def test_true_and_false_are_words(tmp_path: Path):
+    path = write(tmp_path / "d.jsonl", [{"text": "x", "label": each} for each in (True, False, True, False)])
+    assert derive_label_names(path) == ["false", "true"]
+    assert [example.label for example in read_examples(path, ["false", "true"])] == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl"])
@@ -94,21 +111,37 @@ def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
     ("d.csv", "text,text\nx,good\n", "line 1: two columns are called 'text'"),
     ("d.csv", "text,label\n", "holds no data"),
     ("d.csv", "", "holds no data"),
-    ("d.csv", "text,label\n ,good\n", "line 2: the column text is empty"),
+    ("d.csv", "text,label\n ,good\n", "line 2: the column text is empty; --skip_empty leaves such lines out"),
+    ("d.csv", "text,label\nx,good\n\n", "line 3: the line is blank; --skip_empty"),
+    ("d.jsonl", '{"text": "x", "label": 1}\n\n', "line 2: the line is blank; --skip_empty"),
+    ("d.jsonl", '{"text": null, "label": 1}\n', "line 1: the column text is empty; --skip_empty"),
+    ("d.jsonl", '{"text": "x", "label": 1}\n{"text": "y", "label": NaN}\n', "line 2: the column label is empty"),
+    ("d.jsonl", '{"text": "x", "label": [1]}\n', "line 1: the label is no text and no number but [1]"),
+    ("d.jsonl", '{"text": "x", "label": 1}\n{"text": "\\ud83d", "label": 1}\n',
+     "line 2: not JSON: \\ud83d is half a character (a lone surrogate) (column 11)"),
+    ("d.jsonl", '{"text": "x", "text": "y"}\n', "line 1: not JSON: two entries of one object are called 'text'"),
+    ("d.txt", "1 ||| x\n\n", "line 2: no ' ||| ' between label and sentence; --skip_empty leaves such lines out"),
+    ("d.txt", "1 ||| x\n0 ||| \n", "line 2: the sentence is empty; --skip_empty leaves such lines out"),
+    ("d.json", "[]", "one JSON text for the whole file is not read; write an object a line, and call it .jsonl"),
+    ("d.xlsx", "PK\x03\x04", "spreadsheets are not read; save it as .csv"),
+    ("d.csv", "text;label\nx;good\n", "there are text;label; --text-column says which it is; columns of .csv are"),
+    ("d.csv", "text;label\nx, y;good\n", "separated by commas and those of .tsv by tabs, these by ';', it seems"),
+    ("d.tsv", "text,label\nx,good\n", "these by ',', it seems"),
+    ("d.csv", "text\tlabel\nx\tgood\n", r"these by '\t', it seems"),
     ("d.csv", "text,label\nx,fine\n", "line 2: the label 'fine' is neither one of bad, good, nor a number from 0 to 1"),
     ("d.csv", "text,label\nx,2\n", "line 2: the label '2' is neither"),
     ("d.csv", "text,label\nx,-1\n", "line 2: the label '-1' is neither"),
-    ("d.csv", "text,label\nx,\n", "line 2: the label '' is neither"),
+    ("d.csv", "text,label\nx,\n", "line 2: the column label is empty; --skip_empty leaves such lines out"),
     ("d.tsv", "text\tlabel\nx\tgood\ty\n", "line 2: 3 columns, where line 1 names 2"),
     ("d.tsv", "sentence\tlabel\nx\tgood\n", "line 2: nothing in a column 'text'; there are sentence, label;"),
     ("d.jsonl", '{"text": "x", "label": 1}\n{"text"\n', "line 2: not JSON"),
     ("d.jsonl", "[" * 100_000, "line 1: not JSON"),
     ("d.jsonl", "[1]\n", "line 1: no JSON object"),
     ("d.jsonl", '{"text": 3, "label": 1}\n', "line 1: the column text is no text but 3"),
-    ("d.jsonl", '{"text": "x", "label": true}\n', "line 1: the label True is neither"),
-    ("d.jsonl", '{"text": "x", "label": 1.0}\n', "line 1: the label 1.0 is neither"),
-    ("d.jsonl", '{"text": "x", "label": null}\n', "line 1: nothing in a column 'label'"),
-    ("d.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "line 2: nothing in a column 'label'; there are text"),
+    ("d.jsonl", '{"text": "x", "label": true}\n', "line 1: the label 'true' is neither"),
+    ("d.jsonl", '{"text": "x", "label": 1.5}\n', "line 1: the label '1.5' is neither"),
+    ("d.jsonl", '{"text": "x", "label": null}\n', "line 1: the column label is empty"),
+    ("d.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "line 2: the column label is empty"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str, words: str):
     (path := tmp_path / name).write_text(content, encoding="utf-8")
@@ -119,31 +152,69 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str, w
 
 def test_some_labels_of_a_test_file_are_not_enough(tmp_path: Path):
     path = write(tmp_path / "d.jsonl", [{"text": "x", "label": 1}, {"text": "y"}])
-    with pytest.raises(UserError, match="line 2: nothing in a column 'label'"):
+    with pytest.raises(UserError, match="line 2: the column label is empty"):
         read_examples(path, NAMES, is_test=True)
 
 
+@pytest.mark.parametrize("label", [None, "", -1])
+def test_a_test_file_may_have_placeholders(tmp_path: Path, label: object):
+    path = write(tmp_path / "d.jsonl", [{"text": "x", "label": label}] * 2)
+    assert read_examples(path, NAMES, is_test=True) == [Example("x", -1)] * 2
+
+
+def test_what_is_empty_is_left_out_and_counted(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture):
+    rows = [{"text": text, "label": label} for text, label in (("x", 1), (" ", 0), ("y", ""), ("z", "bad"))]
+    path = write(tmp_path / f"d{ending}", rows)
+    path.write_bytes(path.read_bytes() + b"\n")
+    skipping = Columns(skip_empty=True)
+    assert read_examples(path, NAMES, skipping) == [Example("x", 1), Example("z", 0)]
+    assert "3 of 5 lines are left out, which have no text or no label" in capsys.readouterr().err
+    assert read_texts(path, skipping) == [*read_sentences(str(path), skipping)] == ["x", "y", "z"]
+    lines = tmp_path / "d.txt"
+    lines.write_text("\n1 ||| x\n0 ||| \n0 |||\n \n0 ||| z\n", encoding="utf-8")
+    capsys.readouterr()
+    assert read_examples(lines, NAMES, skipping) == [Example("x", 1), Example("z", 0)]
+    assert [*read_sentences(str(lines), skipping)] == ["x", "z"]
+    assert capsys.readouterr().err.count("4 of 6 lines are left out, which have no sentence") == 2
+
+
+def test_a_field_may_have_any_length_and_a_header_any_number_of_columns(tmp_path: Path, ending: str):
+    long = "a fine film " * 20_000
+    path = write(tmp_path / f"d{ending}", [{"text": long, "label": "good"}])
+    assert read_examples(path, NAMES) == [Example(long.strip(), 1)]
+    before, names = csv.field_size_limit(), [f"c{number}" for number in range(30_000)]
+    path = write(tmp_path / f"d{ending}", [dict.fromkeys(names, "x") | {"text": "x", "label": "bad"}])
+    start = time.process_time()
+    assert read_examples(path, NAMES) == [Example("x", 0)]
+    assert time.process_time() - start < 2 and csv.field_size_limit() == before
+
+
 @pytest.mark.parametrize(("labels", "names"), [
-    (["good", "bad"] * 2, None),
-    (["1", "0"] * 2, None),
-    ([1, 0] * 2, None),
+    (["good", "bad"] * 2, ["bad", "good"]),
+    (["1", "0"] * 2, ["0", "1"]),
+    ([1, 0] * 2, ["0", "1"]),
     (["fine", "poor"] * 2, ["fine", "poor"]),
     (["good", "bad", "neutral"] * 2, ["bad", "good", "neutral"]),
-    ([0, 1, 2] * 2, ["0", "1", "2"]),
-    (["0", "1", "2"] * 2, ["0", "1", "2"]),
-    ([0, 10**9] * 2, None),
-    ([True, 2.0] * 2, None),
+    ([1, 2, 3, 4, 5], ["1", "2", "3", "4", "5"]),
+    (["10", "9", 2.0, "10.0"] * 2, ["2", "9", "10"]),
+    ([0.5, 1, 1.5] * 2, ["0.5", "1", "1.5"]),
+    ([0, 10**9] * 2, ["0", "1000000000"]),
+    (["US", "us "] * 2 + ["01", "1"], "'US' (line 1) and 'us' (line 2) differ in capitals or spaces alone"),
+    (["caf\u00e9", "cafe\u0301"] * 2, "differ in capitals or spaces alone"),
 ])  # fmt: skip
-def test_classes_are_taken_from_labels_that_are_not_known(tmp_path: Path, labels: list, names: list[str] | None):
+def test_classes_are_the_labels_that_are_there(tmp_path: Path, labels: list, names: list[str] | str):
     path = write(tmp_path / "d.jsonl", [{"text": "x", "label": label} for label in labels])
-    assert derive_label_names(path, NAMES) == names
+    if isinstance(names, list):
+        assert derive_label_names(path) == names
+    else:
+        refused(re.escape(names), derive_label_names, path)
 
 
-@pytest.mark.parametrize("labels", [["one"] * 9, [*"abcdefgh"], ["a", "", "a", ""], ["a\x07", "b"] * 2])
+@pytest.mark.parametrize("labels", [["one"] * 9, [*"abcdefgh"], [0, 0], ["a\x07", "b"] * 2, [1, 900, 7, 55, 2000]])
 def test_what_does_not_look_like_labels_is_refused(tmp_path: Path, labels: list):
     path = write(tmp_path / "d.jsonl", [{"text": "x", "label": label} for label in labels])
     with pytest.raises(UserError, match="does not look like labels"):
-        derive_label_names(path, NAMES)
+        derive_label_names(path)
 
 
 def test_other_columns_are_other_data(tmp_path: Path, ending: str):
@@ -188,10 +259,41 @@ def test_label_names_come_from_the_training_data(tmp_path: Path, drive: Callable
         flags[flags.index(f"--{split}") + 1] = path
     out = drive(*flags, "--epochs", 1)
     assert "labels: 0 fine, 1 poor, 2 so-so\n" in out and "dev acc ::" in out
+    (lines := tmp_path / "lines.txt").write_text("0 ||| x\n1 ||| y\n", encoding="utf-8")
+    write(path, [{"text": f"x {number}", "label": 1 + number % 2} for number in range(4)])
+    refused("lines.txt has class numbers, which are not the labels of", drive, *flags, "--dev", lines)
+
+
+@pytest.mark.parametrize("method", [[], ["--method", "direct"], ["--method", "channel"]])
+def test_data_of_ones_own_get_neither_the_names_nor_the_question_of_films(
+    tmp_path: Path, drive: Callable, classify_flags: Callable, method: list, monkeypatch: pytest.MonkeyPatch
+):
+    """With the course's classifier and with methods that ask."""
+    asked, encode = [], reports.encode
+
+    def noting(args: Namespace, data: dict, tokenizer: object, model: object) -> dict:
+        asked.append(model)
+        return encode(args, data, tokenizer, model)
+
+    monkeypatch.setattr(reports, "encode", noting)
+    path = write(tmp_path / "own.csv", [{"text": f"x {number}", "label": number % 2} for number in range(4)])
+    flags = [*classify_flags("prompt"), "--dev", path, "--test", path, *method]
+    at = flags.index("--label-names")
+    del flags[at : at + 2]
+    if method:
+        ending = [flags.index(f"--{split}_out") + 1 for split in ("dev", "test")]
+        for place, split in zip(ending, ("dev", "test"), strict=True):
+            flags[place] = f"{split}-advanced-output.txt"
+    assert "labels: 0 0, 1 1\n" in drive(*flags, "--attention", "causal")
+    (model,) = asked
+    if method == ["--method", "channel"]:
+        assert model.settings["template"] == "This text is {label}."
+    else:
+        assert model.prompt_suffix.strip() == "Is this text 0 or 1? This text is"
 
 
 def test_a_column_that_no_input_has_is_refused(drive: Callable, classify_flags: Callable):
     with pytest.raises(UserError, match="--label-column is for files that end in .tsv, .csv, .jsonl, and no input is"):
         drive(*classify_flags("prompt"), "--label-column", "stars")
-    with pytest.raises(UserError, match="--text-column is for --option"):
-        drive("--option", "perplexity", "--input", "x.csv", "--text-column", "stars")
+    with pytest.raises(UserError, match="--text-column is for files that end in"):
+        drive("--option", "perplexity", "--input", "x.txt", "--text-column", "stars")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -77,6 +78,18 @@ def test_prompts_are_gathered_piece_by_piece_and_each_is_continued_once(
     assert [line["prompt"] for line in lines] == prompts and f"wrote 7 texts to {tmp_path / 'o.jsonl'}\n" in out
     assert all(line["text"].startswith(line["prompt"]) for line in lines) and lines[0] == lines[4]
     assert "warning: 2 prompts are longer than max_seq_len=64 tokens" in capsys.readouterr().err
+
+
+def test_a_table_of_texts_keeps_the_other_columns(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):
+    (path := tmp_path / "p.csv").write_text("id,text\n7,So\n8,The end\n", encoding="utf-8")
+    flags = ["--pretrained-model-path", tiny_checkpoint, "--prompt_file", path, "--max_new_tokens", 2, "--output"]
+    drive(*flags, tmp_path / "o.csv")
+    rows = [*csv.DictReader(open(tmp_path / "o.csv", encoding="utf-8", newline=""))]
+    assert [(row["id"], row["prompt"]) for row in rows] == [("7", "So"), ("8", "The end")]
+    assert [*rows[0]] == ["prompt", "temperature", "text", "id"] and rows[0]["text"].startswith("So")
+    drive(*flags, tmp_path / "o.txt")  # lines of JSON under any other name, as before
+    lines = [json.loads(line) for line in (tmp_path / "o.txt").read_text(encoding="utf-8").splitlines()]
+    assert [line | {"id": row["id"], "temperature": "0.0"} for line, row in zip(lines, rows, strict=True)] == rows
 
 
 def test_letters_are_written_as_they_are(drive: Callable, tiny_checkpoint: Path, tmp_path: Path):

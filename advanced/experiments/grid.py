@@ -28,8 +28,10 @@ from advanced import METHODS, choose
 from advanced.experiments.models import Model
 from advanced.experiments.schema import check_table
 from engine.data import read_label_names
+from engine.figures import entry_of
+from engine.json_text import read_json
 from engine.lineage import checksum
-from utils import UserError, find_asset, join_names, read_text, warn
+from utils import UserError, find_asset, join_names, warn
 
 PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
@@ -128,11 +130,7 @@ class Table:
     @classmethod
     def read(cls, path: str | Path) -> Table:
         """Raises `UserError` for a file that is no table, or that has a method which `choose` refuses."""
-        text = read_text(path)
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not JSON: {error}") from None
+        content = read_json(path)
         try:
             check_table(content)
             rows = tuple(Row(**{key: _frozen(value) for key, value in row.items()}) for row in content.pop("rows"))
@@ -252,7 +250,7 @@ class Table:
             results = [done.get(trial.key(model)) for trial in tuning]
             if any(result is None for result in results):
                 return None
-            scores = [result["selection"] for result in results]
+            scores = [entry_of(result, "selection") for result in results]
             each = len(self.tune_seeds)
             means = [fmean(scores[first : first + each]) for first in range(0, len(scores), each)]
             choices = [choices[means.index(max(means))]]

@@ -11,6 +11,7 @@ from advanced.experiments.grid import Row, Table, Trial, path_of, size_in_words
 from advanced.experiments.models import Model
 from advanced.experiments.results import Difference, compare, interval
 from engine.data import create_data, has_gold_labels, majority_accuracy
+from engine.figures import entry_of
 from utils import UserError, atomic_write, read_text
 
 PAGE_COLUMNS = (
@@ -45,6 +46,8 @@ def cells_of(table: Table, model: Model, done: Results, data: str, shots: int | 
             cells.append(Cell(row, {}, len(table.seeds_of(row)), "to be chosen"))
             continue
         runs = {trial.seed: done[key] for trial in trials if (key := trial.key(model)) in done}
+        for run in runs.values():
+            entry_of(run, "dev")
         cells.append(Cell(row, runs, len(trials) - len(runs), _values(row, trials[0])))
     return cells
 
@@ -107,7 +110,7 @@ def render_choices(table: Table, model: Model, done: Results) -> list[str]:
         scores: dict[str, list[float]] = {}
         for trial in table.tuning(row, data, shots):
             if result := done.get(trial.key(model)):
-                scores.setdefault(_values(row, trial), []).append(result["selection"])
+                scores.setdefault(_values(row, trial), []).append(entry_of(result, "selection"))
         tried = ", ".join(f"{values}: {spread(found)}{_seeds(len(found), seeds)}" for values, found in scores.items())
         if tried:
             lines.append(f"| {row.name} | {data}, {size_in_words(shots)} | {tried} |")
@@ -174,10 +177,10 @@ def _columns(cell: Cell, baseline: dict[int, Any], labels: dict[str, list[int]],
     columns = [cell.row.name + (f" ({cell.chosen})" if cell.chosen else "")]
     columns += [f"{runs[0]['trainable']:,}" if "trainable" in runs[0] else "0", str(len(runs))]
     for split in ("dev", "test"):
-        if split not in runs[0]:
+        if not any(split in run for run in runs):
             columns += ["-", "-", "-"]
             continue
-        columns += [spread([run[split][figure] for run in runs]) for figure in ("accuracy", "macro_f1")]
+        columns += [spread([entry_of(run, split)[figure] for run in runs]) for figure in ("accuracy", "macro_f1")]
         is_base = cell.row.name == base_name
         difference = None if is_base else compare(cell.runs, baseline, split, labels[split])
         columns.append("" if difference is None else difference_in_words(difference))

@@ -27,6 +27,7 @@ from advanced.experiments.render import (
 )
 from advanced.experiments.results import FEWEST_SEEDS, Difference, compare
 from engine.data import has_gold_labels, read_label_names, unpack
+from engine.figures import entry_of
 from engine.flags import OUTPUT_WORDS
 from utils import UserError, atomic_write, join_names, warn
 
@@ -226,7 +227,7 @@ def _shell(words: Sequence[str]) -> list[str]:
 def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     """The words of the command that makes a run again, with run_llama.py or bert.run. model: that of the table."""
     model = model.beside(row.checkpoint)
-    data, option, settings = result["data"], result["option"], result["settings"]
+    data, option, settings = result["data"], result["option"], entry_of(result, "settings")
     is_llama = result.get("family", model.family) == "llama"
     words = ["--option", option, "--pretrained-model-path", _shown(model.checkpoint)]
     tokenizer = Path(model.tokenizer)

@@ -9,35 +9,32 @@ import glob
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.data import unpack
-from utils import UserError, read_text, warn
+from engine.figures import SETTINGS, entry_of, error_of_result, read_figures
+from engine.json_text import parse_json
+from utils import UserError
 
 FEWEST_SEEDS = 3  # fewer seeds of a trained method give no interval
-RESULT_KEYS = ("key", "model", "checksums")  # in every line
+RESULT_KINDS = {"key": str, "model": str, "checksums": [str]}  # in every line
+KINDS_OF_TRIAL = {  # in the line of every run of a table
+    "row": str, "option": str, "method": str, "data": str, "phase": str, "shots": (int, None), "seed": int,
+    "arguments": [str], "settings?": {"attention": (str, None), "precision": str, "batch_size": int, **SETTINGS},
+}  # fmt: skip
 
 
 def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """Results by key. A last line that is cut, as after a kill, is left out, so that its run is done again.
 
-    Raises `UserError` for any other line that is no result.
+    Raises `UserError` for any other line that is no result, and for two lines of one run that differ.
     """
-    done: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        lines = read_text(path).splitlines() if path.is_file() else []
-        for number, line in enumerate(lines, 1):
-            result = _result_in(line)
-            if result is not None:
-                done[result["key"]] = result
-            elif number < len(lines):
-                raise UserError(f"{path} line {number} is not a result")
-            else:
-                warn(f"{path}: the last line is cut, and left out")
-    return done
+    each = (read_figures(path, result_error, itemgetter("key"), "a result") for path in paths if path.is_file())
+    return {result["key"]: result for results in each for result in results}
 
 
 def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
@@ -48,17 +45,23 @@ def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for other in sorted(path.parent.glob(f"*-{glob.escape(name)}.jsonl")):
         if other != path and other.is_file():
-            results = map(_result_in, other.read_text(encoding="utf-8", errors="replace").splitlines())
+            results = map(_result_in, other.read_text(encoding="utf-8", errors="replace").split("\n"))
             found |= {result["key"]: result for result in results if result is not None}
     return found
 
 
+def result_error(result: Any) -> str:
+    """Why a value is no result, or ""."""
+    is_of_table = isinstance(result, dict) and ("phase" in result or "settings" in result)
+    return error_of_result(result, **RESULT_KINDS, **(KINDS_OF_TRIAL if is_of_table else {}))
+
+
 def _result_in(line: str) -> dict[str, Any] | None:
     try:
-        result = json.loads(line)
-        return result if isinstance(result, dict) and all(name in result for name in RESULT_KEYS) else None
-    except (ValueError, RecursionError):
+        result = parse_json(line)
+    except ValueError:
         return None
+    return None if result_error(result) else result
 
 
 def append_result(path: Path, result: Mapping[str, Any]) -> None:
@@ -151,9 +154,9 @@ def interval(
 ) -> Difference | None:
     """The interval of accuracy or macro_f1 of results by seed; None without results of `split`, or for few seeds."""
     results = [*runs.values()]
-    if split not in results[0] or has_few_seeds(results):
+    if not any(split in result for result in results) or has_few_seeds(results):
         return None
-    found = predictions_of(results, split)  # S n
+    found = predictions_of(results, split, len(labels))  # S n
     if figure == "macro_f1":
         return macro_f1_bootstrap(found, None, np.array(labels))
     right = found == np.array(labels)
@@ -165,9 +168,14 @@ def has_few_seeds(results: Sequence[Mapping[str, Any]]) -> bool:
     return len(results) < FEWEST_SEEDS and any("trainable" in result for result in results)
 
 
-def predictions_of(results: Sequence[Mapping[str, Any]], split: str) -> np.ndarray:
-    """results: one for each seed. Returns the classes, S n"""
-    return np.array([unpack(result[split]["predictions"]) for result in results])
+def predictions_of(results: Sequence[Mapping[str, Any]], split: str, count: int) -> np.ndarray:
+    """results: one for each seed. Returns the classes, S n. Raises `UserError` unless n is `count`."""
+    found = [unpack(entry_of(result, split)["predictions"]) for result in results]
+    for result, predictions in zip(results, found, strict=True):
+        if len(predictions) != count:
+            of = f"of the result {result['key']} has {len(predictions)} predictions"
+            raise UserError(f"{split} {of}, where {result.get('data')} has {count} sentences")
+    return np.array(found)
 
 
 def compare(
@@ -182,7 +190,7 @@ def compare(
     if not seeds:
         return None
     results = [[each[seed] for seed in seeds] for each in (ours, theirs)]
-    gold, sides = np.array(labels), [predictions_of(each, split) for each in results]
+    gold, sides = np.array(labels), [predictions_of(each, split, len(labels)) for each in results]
     if figure == "macro_f1":
         found = macro_f1_bootstrap(*sides, gold)
     else:

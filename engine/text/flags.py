@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.columns import FORMATS, USUAL, Columns, check_format, has_columns
 from engine.declaration import ABOVE_0, AT_LEAST_1, BELOW_1, Flag, Range, add_flags
 from engine.flags import flags_named
 from engine.metrics import check_folder
@@ -17,7 +18,7 @@ from utils import UserError, atomic_write, find_asset, warn
 
 Row = dict[str, Any]  # the figures of one measurement
 NO_SETTINGS = ("out", "resume", "tokenizer", "log_dir")  # flags that are left out of the figures
-
+OF_COLUMNS = ("text_column", "skip_empty")
 
 TEXT_FLAGS = (
     Flag("--epochs", "passes over the text", float, 4.0, ABOVE_0),
@@ -32,7 +33,7 @@ TEXT_FLAGS = (
          Range("must be above 0 and below 1", 0, 1, excludes=(True, True))),
     Flag("--every", "about how many steps between two measurements, and resume points", int, 100, AT_LEAST_1),
     *flags_named("seed", help="of everything random"),
-    *flags_named("device"),
+    *flags_named("device", "text-column", "skip_empty"),
     Flag("--resume", "go on after the last measurement of an interrupted run", bool),
     Flag("--log_dir", "keep the figures of each step there, as JSON lines", metavar="DIR"),
 )  # fmt: skip
@@ -40,7 +41,7 @@ TEXT_FLAGS = (
 
 def add_text_flags(parser: ArgumentParser) -> None:
     """Add the flags of a program that trains on text, without --out, --init, --precision and a new model's sizes."""
-    what = "texts, or data files, whose labels are dropped"
+    what = "texts, or data files, whose labels are dropped; of files with columns the texts"
     parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=what)
     add_flags(parser, TEXT_FLAGS)
 
@@ -52,11 +53,19 @@ def check_text_flags(args: Namespace) -> None:
     if args.log_dir is not None:
         check_folder(args.log_dir, args.resume)
     args.text = [found("text", name) for name in args.text]
+    if args.text_column is not None and not any(map(has_columns, args.text)):
+        raise UserError(f"--text-column is for files that end in {', '.join(FORMATS)}, and no --text is one")
     for index, path in enumerate(args.text):
+        check_format(path)
         if Path(path).resolve() in {Path(other).resolve() for other in args.text[:index]}:
             raise UserError(f"--text names {path} twice, so that what is held out of one would be trained on")
         if evaluated := {"dev", "test"} & {*re.split(r"[^a-z]+", Path(path).stem.lower())}:
             warn(f"{path} looks like {evaluated.pop()} sentences; train on them, and scores there say nothing more")
+
+
+def columns_of(args: Namespace) -> Columns:
+    """The column that is read of files with columns."""
+    return Columns(args.text_column or USUAL.text, skip_empty=args.skip_empty)
 
 
 def fill_shape(args: Namespace, sizes: Mapping[str, Any], make: Callable[[], Any]) -> None:
@@ -136,6 +145,8 @@ class Outputs(NamedTuple):
     def write_figures(self, args: Namespace, rows: Sequence[Row], made: dict[str, Any] | None = None) -> None:
         """Write settings and figures of the run, without paths and texts. made: entries for the finished model."""
         settings = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
+        # left out where they say nothing: checkpoints of before there were these flags keep their identity (lineage)
+        settings = {name: value for name, value in settings.items() if value or name not in OF_COLUMNS}
         settings |= {"text": [Path(path).name for path in args.text], "init": args.init and Path(args.init).name}
         curve = [{name: round(value, 5) for name, value in row.items()} for row in rows]
         content = {"settings": settings, "seconds": round(sum(row.get("seconds", 0) for row in rows)), "curve": curve}

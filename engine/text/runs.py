@@ -17,14 +17,15 @@ from engine.checkpointer import Checkpointer, OtherRun
 from engine.families import create_methods
 from engine.locks import NameLock
 from engine.methods import EpochResult, Method
+from engine.plan import InputFile
 from engine.processes import device_of
 from engine.programs import check_new
 from engine.tasks import Task
-from engine.text.flags import Outputs
+from engine.text.flags import Outputs, columns_of
 from engine.text.windows import hold_out, read_documents
 from engine.training import Trainer
 from optimizer import AdamW
-from utils import UserError, sha256_of
+from utils import UserError
 
 PACE = ("epochs", "lr", "warmup", "batch_size", "length", "weight_decay", "clip", "held_out", "every", "seed")
 
@@ -33,7 +34,7 @@ def read_texts(args: Namespace) -> tuple[list[str], list[str]]:
     """The documents to train on, and the held-out documents; a share of each text is held out."""
     train, held = [], []
     for number, path in enumerate(args.text):
-        documents = read_documents(path)
+        documents = read_documents(path, columns_of(args))
         print(f"load {len(documents)} documents from {path}")
         for part, more in zip((train, held), hold_out(documents, args.held_out, args.seed + number), strict=True):
             part += more
@@ -42,7 +43,7 @@ def read_texts(args: Namespace) -> tuple[list[str], list[str]]:
 
 def identity_of(args: Namespace, **more: Any) -> dict[str, Any]:
     """The values that must be equal to resume a run: its texts, the flags in PACE, and `more`."""
-    train = [sha256_of(path) for path in args.text]
+    train = [InputFile.of(path, columns=columns_of(args)).sha256 for path in args.text]
     return {"train": train, **more, **{name: getattr(args, name) for name in PACE}}
 
 

@@ -14,21 +14,25 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from engine.batches import TextWindows
+from engine.columns import USUAL, Columns, check_format, has_columns, read_texts
 from engine.data import SEPARATOR, create_data
 from tokenizer import Tokenizer
 from utils import UserError, read_text
 
 
-def read_documents(path: str) -> list[str]:
+def read_documents(path: str, columns: Columns = USUAL) -> list[str]:
     """The documents of a file, each of one or more lines.
 
-    In a data file of the assignment each line is a document; its label is dropped. In any other text, blank lines
-    separate the documents. Raises `UserError` if there is no document.
+    In a file with columns each text is a document, and in a data file of the assignment each line, without its label.
+    In any other text, blank lines separate the documents. Raises `UserError` if there is no document.
     """
+    if has_columns(path):
+        return read_texts(path, columns)
+    check_format(path)
     text = read_text(path)
     lines = [line for line in text.split("\n") if line.strip()]
     if lines and all(SEPARATOR in line for line in lines):
-        return [example.sentence for example in create_data(path, is_test=True)]
+        return [example.sentence for example in create_data(path, is_test=True, skip_empty=columns.skip_empty)]
     documents, block = [], []
     for line in [*text.split("\n"), ""]:
         if line.strip():

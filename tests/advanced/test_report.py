@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from damage import damaged
 from grids import PLAIN_CPU, Finished, finished, main, model, table_of  # noqa: F401 (fixtures)
 from sklearn.metrics import f1_score
 
@@ -17,6 +18,8 @@ from advanced.experiments import __main__ as program
 from advanced.experiments import grid, report, trial
 from advanced.experiments.grid import Row
 from advanced.experiments.models import Model
+from advanced.experiments.render import render
+from advanced.experiments.results import Difference, read_results
 from engine.data import create_data, pack, unpack
 from utils import UserError
 
@@ -55,6 +58,24 @@ def test_a_report_shows_how_often_each_class_is_predicted_and_what_macro_f1_gain
     assert "| plain | .800 | .200 | .000 | .000 | .000 |  |  |" in lines
     (found,) = [line for line in lines if line.startswith("| ema | .500 | .500 | .000 | .000 | .000 | ")]
     assert f" **{gain:+.3f} [" in found and " **+0.400 [" in found  # on dev, and on test, where 4 of 10 are wrong
+
+
+def test_damaged_results_give_pages_or_one_line(
+    tmp_path: Path, model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("advanced.experiments.results._bootstrap", lambda *how: Difference(0.0, 0.1, -0.1, 0.1))
+    monkeypatch.setattr(report.shutil, "which", lambda name: None)
+    (table, done), path, refused = finished, tmp_path / "results.jsonl", 0
+    for number, text in enumerate(damaged([json.dumps(run) for run in done.values()], 200)):
+        path.write_text(text, encoding="utf-8")
+        try:
+            found = read_results([path])
+            assert render(table, model, found), number
+            report.write_report(table, model, found, ["x"], tmp_path / "report.md")
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error), number
+    assert refused > 100
 
 
 def test_a_report_says_what_was_tried_where_it_is_from_and_of_which_makes(model: Model, finished: Finished):

@@ -134,8 +134,8 @@ def test_a_run_that_another_table_has_done_is_taken_over(
 def test_results_beside_are_those_of_other_tables_of_the_checkpoint(tmp_path: Path):
     own = tmp_path / "own-a[1].jsonl"
     for number, name in enumerate(("own-a[1]", "other-a[1]", "other-a1", "other-b")):
-        append_result(tmp_path / f"{name}.jsonl", {"key": number, "model": "a[1]", "checksums": []})
-    assert [*results_beside(own, "a[1]")] == [1]
+        append_result(tmp_path / f"{name}.jsonl", {"key": str(number), "model": "a[1]", "checksums": []})
+    assert [*results_beside(own, "a[1]")] == ["1"]
 
 
 def test_a_run_that_another_table_ends_meanwhile_is_taken_over_by_one_process(

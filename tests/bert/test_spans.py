@@ -73,6 +73,8 @@ def test_an_answer_of_parts_of_tokens_is_all_of_these_tokens():
     question = Question("q", "zz", "aa ab ac", (Answer("b a", 4),))
     (window,) = windows_of(0, question, TOKENIZER, 20, 9)
     assert answer_in(window) == ["ab", "ac"]
+    several = question._replace(answers=(Answer("ac", None), *question.answers))  # the first one is misplaced
+    assert [*windows_of(0, several, TOKENIZER, 20, 9)] == [window]
 
 
 def test_no_answer_is_cls_and_a_long_question_is_cut():

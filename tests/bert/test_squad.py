@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from error_helpers import refused
 
-from bert.squad import Answer, Question, overlap_f1, read_squad, scores_of, token_f1
+from bert.squad import Answer, Question, overlap_f1, read_squad, scores_of, token_f1, trainable_questions
+from utils import UserError
 
 CONTEXT = "The Rhine flows through Basel, and then to the North Sea."
 
@@ -95,15 +96,29 @@ def test_questions_of_both_versions_are_read(tmp_path: Path):
     assert read_squad(write(tmp_path / "three.json", [impossible]))[0][0].answers == ()
 
 
+@pytest.mark.parametrize("start", [5, -53, 10**30, 0])
+def test_a_misplaced_answer_is_not_trained_on_and_scored_all_the_same(
+    tmp_path: Path, start: int, capsys: pytest.CaptureFixture
+):
+    qas = [{**GOOD, "answers": [{"text": "Rhine", "answer_start": start}]}, {**GOOD, "id": "2"}]
+    path = write(tmp_path / "x.json", [*qas, {**GOOD, "id": "3", "answers": [*qas[0]["answers"], *GOOD["answers"]]}])
+    questions, _ = read_squad(path)
+    assert [each.is_misplaced for each in questions] == [True, False, False]
+    assert scores_of(questions, dict.fromkeys("123", "Rhine"), False).exact == 100
+    assert [each.id for each in trainable_questions(path, questions)] == ["2", "3"]
+    assert capsys.readouterr().err.count("1 of 3 questions, whose answer does not stand at its answer_start") == 1
+    with pytest.raises(UserError, match="no question to train on"):
+        trainable_questions(path, questions[:1])
+
+
 GOOD = {"id": "1", "question": "?", "answers": [{"text": "Rhine", "answer_start": 4}]}
 
 
 @pytest.mark.parametrize(
     ("qas", "words"),
     [
-        ([{**GOOD, "answers": [{"text": "Rhine", "answer_start": 5}]}], r"qas\[0\].answers\[0\]: the paragraph has no"),
-        ([{**GOOD, "answers": [{"text": "Rhine", "answer_start": -53}]}], "the paragraph has no"),
-        ([{**GOOD, "answers": [{"text": "", "answer_start": 5}]}], "the paragraph has no"),
+        ([{**GOOD, "answers": [{"text": "", "answer_start": 5}]}], r"qas\[0\].answers\[0\].text is empty"),
+        ([{**GOOD, "question": "\ud83d"}], r"half a character \(a lone surrogate\)"),
         ([{**GOOD, "answers": [{"text": "Rhine", "answer_start": True}]}], "answer_start must be a whole number"),
         ([{**GOOD, "id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\].id must be a text"),
         ([GOOD, GOOD], "two questions have the id '1'"),

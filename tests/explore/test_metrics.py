@@ -230,8 +230,10 @@ def test_only_the_first_process_writes_and_tensorboard_is_no_condition(tmp_path:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "does not begin"), ('{"kind": "step"}\n{"kind": "run"}\n', "does not begin"),
-        ('{"kind": "run"}\nnonsense\n{"kind": "step"}\n', "line 2"), ('[1]\n{"kind": "run"}\n', "line 1"),
+        ("", "does not begin"),
+        ('{"kind": "judged", "split": "dev", "label_names": [], "count": 0}\n', "does not begin"),
+        ('{"kind": "run", "identity": {}}\nnonsense\n{"kind": "step"}\n', "line 2"),
+        ('[1]\n{"kind": "run"}\n', "line 1"),
         ('{"kind": "other"}\n{"kind": "run"}\n', "line 1"), ("[" * 100_000 + "\n{}\n", "line 1"),
     ],
 )  # fmt: skip

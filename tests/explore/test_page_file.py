@@ -254,7 +254,7 @@ def test_results_of_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (["absent.pt"], "MODEL absent.pt does not exist"), (["{model}", "--count", "0"], "from 1 to 20"),
         (["{log}", "--text", "a"], "is for a model"), (["{model}", "--run", "absent"], "neither a folder"),
         (["{model}", "--attention", "causal"], "has its own tokenizer and attention"), (["{folder}"], "is a folder"),
-        (["{tiny}", "--text", "slow " * 2000], "1024 at most"), (["{lines}"], "not a file of results"),
+        (["{tiny}", "--text", "slow " * 2000], "1024 at most"), (["{lines}"], "line 1 is not a result: 'data' of"),
         (["{log}", "--out", "p.txt"], "must end in .html"), (["{log}", "--out", "absent/p.html"], "does not exist"),
         (["{bert}"], "'bert'"), (["{page}"], "cannot load"), (["{nan}"], "not all numbers are finite"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -140,3 +141,19 @@ def test_wrong_input_is_one_line(changes: dict, words: list[str], flags: list[st
     with pytest.raises(UserError) as caught:
         drive_in(tmp_path, *(item for pair in chosen.items() if pair[1] is not None for item in pair))
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv", "t.tsv"])
+def test_of_columns_the_texts_are_measured(tmp_path: Path, tiny_checkpoint: Path, name: str):
+    (tmp_path / "t.txt").write_text("\n".join(SENTENCES))
+    rows = [{"review": sentence, "stars": "1"} for sentence in SENTENCES]
+    separator = "\t" if name == "t.tsv" else ","
+    quoted = [separator.join(cell if name == "t.tsv" else f'"{cell}"' for cell in row.values()) for row in rows]
+    lines = [json.dumps(row) for row in rows] if name == "t.jsonl" else [separator.join(rows[0]), *quoted]
+    (tmp_path / name).write_text("\n".join(lines))
+    given = ["--option", "perplexity", "--attention", "causal", "--pretrained-model-path", tiny_checkpoint, "--input"]
+    of_lines = drive_in(tmp_path, *given, "t.txt").splitlines()[-2:]
+    assert drive_in(tmp_path, *given, name, "--text-column", "review").splitlines()[-2:] == of_lines
+    (tmp_path / "t.json").write_text("[]")
+    with pytest.raises(UserError, match="t.json: one JSON text for the whole file is not read"):
+        drive_in(tmp_path, *given, "t.json")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import json
 import os
 import re
 import shutil
@@ -336,6 +339,72 @@ def test_a_bad_line_is_named_and_nothing_is_half_written(saved: Path, tmp_path: 
     with pytest.raises(UserError, match=re.escape(f"bad.txt {words}")):
         predicted(saved, "--input", path, "--output", out)
     assert out.read_text() == "earlier work" and sorted(os.listdir(tmp_path)) == ["bad.txt", "labels.txt"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
+def test_a_table_keeps_the_columns_of_the_input(saved: Path, tmp_path: Path, ending: str):
+    """Also of another format; a reader of the standard library finds every cell again."""
+    rows = [
+        {"id": 7, "review": "a fine, \"warm\" film", "stars": "5"}, {"id": 8, "review": "x\ty\nz", "stars": None},
+        {"id": None, "review": "bad", "stars": ["=1", 2]},
+    ]  # fmt: skip
+    (path := tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    given = ["--input", path, "--text-column", "review", "--names", "--probabilities"]
+    labels = [line.split("\t")[0] for line in predicted(saved, *given).splitlines()]
+    assert {*labels} <= {"bad", "good"}
+    out = tmp_path / f"out{ending}"
+    assert predicted(saved, *given, "--output", out) == f"wrote 3 predictions to {out}\n"
+    text = out.read_text(encoding="utf-8")
+    if ending == ".jsonl":
+        found = [json.loads(line) for line in text.splitlines()]
+        assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    else:
+        plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if ending == ".tsv" else {}
+        found = [*csv.DictReader(io.StringIO(text, newline=""), **plain)]
+        cells = [["7", rows[0]["review"], "5"], ["8", "x\ty\nz", ""], ["", "bad", '["=1", 2]']]
+        assert [[row[name].replace("\t", " ").replace("\n", " ") for name in rows[0]] for row in found] == [
+            [cell.replace("\t", " ").replace("\n", " ") for cell in row] for row in cells
+        ]
+    assert [*found[0]] == [*rows[0], "prediction", "probability_bad", "probability_good"]
+    assert [row["prediction"] for row in found] == labels
+    with pytest.raises(UserError, match="has a column 'prediction', which the output adds"):
+        predicted(saved, "--input", out, "--text-column", "review")
+
+
+def test_lines_become_a_table_and_predictions_may_be_names(saved: Path, tmp_path: Path):
+    out = tmp_path / "out.csv"
+    assert predicted(saved, "--input", "-", "--output", out, text='1 ||| a "film"\n0 ||| a, b\n').startswith("wrote 2")
+    rows = [*csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"), newline=""))]
+    numbers = [
+        line.partition(" ||| ")[0] for line in predicted(saved, "--input", "-", text='a "film"\na, b\n').splitlines()
+    ]
+    assert rows == [{"text": text, "prediction": n} for text, n in zip(('a "film"', "a, b"), numbers, strict=True)]
+    names = [
+        line.partition(" ||| ")[0] for line in predicted(saved, "--input", "-", "--names", text="x\ny\n").splitlines()
+    ]
+    assert {*names} <= {"bad", "good"}
+
+
+def test_a_dash_is_standard_output_and_the_count_goes_beside_it(
+    saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    plain = predicted(saved, "--input", "-", text="a film\n")
+    assert predicted(saved, "--input", "-", "--output", "-", text="a film\n") == plain
+    assert "wrote 1 predictions to standard output\n" in capfd.readouterr().err and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("to_stdout", [False, True])
+def test_what_is_read_is_not_written_over(saved: Path, tmp_path: Path, to_stdout: bool):
+    (path := tmp_path / "f.txt").write_text("a film\n")
+    command = [sys.executable, ROOT / "run_llama.py", "--option", "predict", "--model", saved / "best.pt"]
+    more = ["--input", path] if to_stdout else ["--input", "-", "--output", path]
+    with open(path, "ab") as out, open(path, "rb") as given:
+        done = subprocess.run(
+            [*command, *more], stdin=given, stdout=out if to_stdout else None, stderr=subprocess.PIPE, text=True
+        )
+    check_one_error(done.returncode, done.stderr, "--input", "standard output" if to_stdout else "standard input")
+    assert path.read_text() == "a film\n"
 
 
 def test_long_sentences_are_counted_in_one_warning(saved: Path, capfd: pytest.CaptureFixture):
