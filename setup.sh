@@ -8,6 +8,7 @@ if [ -z "${BASH_VERSION:-}" ] || [ "${BASH_SOURCE[0]:-$0}" != "$0" ]; then
     return 2 2>/dev/null || exit 2
 fi
 set -euo pipefail
+unset CDPATH # with it, `cd` may print, and may go elsewhere
 
 usage() {
     cat <<'HELP'
@@ -20,7 +21,7 @@ submission holds neither and needs stories42M.pt.
 
   --tests          also install what the tests need (requirements/test.txt)
   --bert           also install a small pretrained BERT (requirements/bert.txt), which python -m bert.run begins with
-  --notebook       also install what runs notebooks/assignment.ipynb (requirements/notebook.txt)
+  --notebook       also install what opens and runs notebooks/assignment.ipynb (requirements/notebook.txt)
   --python PYTHON  the Python 3.10 to 3.13 that .venv is made with (default: the first suitable one on PATH)
   --no_fetch       fetch nothing
   --fetch_only     fetch, and install nothing
@@ -35,6 +36,33 @@ HELP
 fail() {
     echo "error: $1" >&2
     exit "${2:-1}"
+}
+
+# Run a command, and end it, with all that it has started, where this script is ended: bash would leave it running.
+attended() {
+    local child status=0
+    set -m # a process group of its own
+    "$@" <&0 &
+    child=$!
+    set +m
+    trap 'stop "$child" 129' HUP
+    trap 'stop "$child" 130' INT
+    trap 'stop "$child" 143' TERM
+    wait "$child" || status=$?
+    trap - HUP INT TERM
+    return "$status"
+}
+
+# End the process group $1, wait at most 5 seconds until nothing is left of it, and exit with status $2.
+stop() {
+    local tries=0
+    trap '' HUP INT TERM
+    kill -TERM -- "-$1" 2>/dev/null
+    while [ "$tries" -lt 50 ] && kill -0 -- "-$1" 2>/dev/null; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    exit "$2"
 }
 
 # ------------------------------------------------------------------------------------------------------------ Python
@@ -100,7 +128,7 @@ make_venv() {
     echo "making .venv with Python $(python_version "$base")"
     # A half-made folder would be taken for a finished one by the next run.
     trap 'rm -rf .venv' EXIT
-    "$base" -I -m venv .venv || fail "$base could not make .venv; the lines above say why"
+    attended "$base" -I -m venv .venv || fail "$base could not make .venv; the lines above say why"
     trap - EXIT
 }
 
@@ -152,12 +180,15 @@ install_packages() {
 
 # Fetch the course's files with the Python that is given, and name the ones that cannot be had.
 fetch_files() {
-    "$1" -I -u - "$mirror_only" <<'PYTHON'
+    attended "$1" -I -u - "$mirror_only" <<'PYTHON'
+import contextlib
 import hashlib
 import http.client
 import json
 import os
+import signal
 import ssl
+import string
 import sys
 import tempfile
 import threading
@@ -165,7 +196,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from urllib.parse import urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 COURSE = "https://raw.githubusercontent.com/neubig/minllama-assignment/2951cddba218b7ddfe69295b77ad51a05107d384/"
 STORIES42M = (
@@ -185,11 +216,45 @@ SHA256 = {
     "data/cfimdb-dev.txt": "b38f0c095c4624e85927116728140e96d0221969b34146f65eae5b5bb24752b8",
     "data/cfimdb-test.txt": "8ad2f6da7bfb0e8fc36cf89eda47c574cc9c35d6347e665f31bc904d9ecfe0a7",
 }
+MOST_BYTES = {  # no file may grow beyond its size
+    "stories42M.pt": 400_000_000,
+    "tokenizer.model": 499_723,
+    "sanity_check.data": 289_851,
+    "rotary_embedding_actual.data": 1_063,
+    "optimizer_test.npy": 152,
+    "data/sst-train.txt": 936_994,
+    "data/sst-dev.txt": 121_643,
+    "data/sst-test.txt": 242_474,
+    "data/cfimdb-train.txt": 1_629_241,
+    "data/cfimdb-dev.txt": 239_671,
+    "data/cfimdb-test.txt": 465_946,
+}
 LABEL_NAMES = {"sst": ["awful", "bad", "average", "good", "excellent"], "cfimdb": ["bad", "good"]}
 TIMEOUT = 10  # seconds without an answer
-TRANSPORT_ERRORS = (OSError, http.client.HTTPException)
+STALLED = 20  # seconds in which fewer than LEAST_BYTES come, however they trickle in: a download is given up
+LEAST_BYTES = 200_000
+CHUNK = 1 << 14
+REDIRECTS = 5
+TRANSPORT_ERRORS = (OSError, http.client.HTTPException, ValueError)  # the last of a URL that cannot be one
 
 silent_hosts = {}  # host -> why it is not asked any more
+
+
+class Refused(Exception):
+    """What an address gives is not the file. The message is the reason."""
+
+
+class NotWritable(Exception):
+    """A file cannot be written here, whatever the hosts answer. The message says where, and why."""
+
+
+@contextlib.contextmanager
+def writing(path):
+    try:
+        yield
+    except OSError as error:
+        folder = os.path.dirname(os.path.abspath(path))
+        raise NotWritable("{} cannot be written: {}".format(folder, reason_of(error))) from None
 
 
 def public_addresses(name):
@@ -204,7 +269,7 @@ def addresses(name):
 
 
 def host_of(address):
-    return urlsplit(address).netloc if "://" in address else ""
+    return address.partition("://")[2].partition("/")[0]
 
 
 def fault(path, name):
@@ -223,7 +288,7 @@ def fault(path, name):
         if file.read(2) != b"PK":
             return "it is not a PyTorch checkpoint"
     size = os.path.getsize(path)
-    if not 100e6 <= size <= 400e6:
+    if not 100e6 <= size <= MOST_BYTES[name]:
         return "it has {:,} bytes, and 100 to 400 million are expected".format(size)
     if not zipfile.is_zipfile(path):
         return "it is cut short"
@@ -239,16 +304,43 @@ def trust_more_certificates():
         context.load_verify_locations(certifi.where())
     except (ImportError, OSError):
         pass
-    urllib.request.install_opener(urllib.request.build_opener(urllib.request.HTTPSHandler(context=context)))
+    handlers = urllib.request.HTTPSHandler(context=context), NoRedirect()
+    urllib.request.install_opener(urllib.request.build_opener(*handlers))
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """`ask` follows redirections itself: urllib would read their bodies, however long, and follow them to FTP."""
+
+    def http_error_302(self, *args):
+        return None  # `urlopen` raises HTTPError
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def ask(address, method="GET"):
-    request = urllib.request.Request(address, method=method, headers={"User-Agent": "min-llama-setup"})
-    return urllib.request.urlopen(request, timeout=TIMEOUT)
+    for _ in range(REDIRECTS + 1):
+        request = urllib.request.Request(address, method=method, headers={"User-Agent": "min-llama-setup"})
+        try:
+            return urllib.request.urlopen(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            location = error.headers.get("Location")
+            if error.code not in (301, 302, 303, 307, 308) or not location:
+                raise
+            error.close()
+        try:
+            address = urljoin(address, quote(location, encoding="iso-8859-1", safe=string.punctuation))
+            scheme = urlsplit(address).scheme
+        except ValueError:
+            scheme = ""
+        if scheme not in ("http", "https"):
+            raise Refused("it redirects to something else than a page")
+    raise Refused("it redirects more than {} times".format(REDIRECTS))
 
 
 def reason_of(error):
     error = getattr(error, "reason", error)  # urllib wraps what the socket said
+    if isinstance(error, http.client.HTTPException):  # its text is the server's
+        return type(error).__name__
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -264,7 +356,7 @@ def find_silent_hosts(names):
     def probe(host, address):
         try:
             ask(address, "HEAD").close()
-        except urllib.error.HTTPError:
+        except (urllib.error.HTTPError, Refused):
             pass  # an answer: whether the file is there is seen later
         except TRANSPORT_ERRORS as error:
             silent_hosts[host] = reason_of(error)
@@ -279,35 +371,65 @@ def find_silent_hosts(names):
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def copy(source, target, name):
-    total = int(source.headers.get("Content-Length") or 0) if hasattr(source, "headers") else 0
-    done = 0
-    for chunk in iter(lambda: source.read(1 << 20), b""):
-        target.write(chunk)
-        done += len(chunk)
-        if total > 10e6 and sys.stderr.isatty():
-            end = "\r" if done < total else "\n"
-            print("fetching {}: {:.0f} of {:.0f} MB".format(name, done / 1e6, total / 1e6), end=end, file=sys.stderr)
+@contextlib.contextmanager
+def giving_up_when_stalled(path):
+    """Raise TimeoutError in the block, wherever it waits, when the file at `path` grows too slowly."""
+    size = 0
+
+    def check(*_):
+        nonlocal size
+        before, size = size, os.path.getsize(path)
+        if size - before < LEAST_BYTES:
+            raise TimeoutError("it stalled")
+
+    signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, STALLED, STALLED)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def copy(source, path, name):
+    """Write what comes from a source to the file at `path`."""
+    total = getattr(source, "length", None) or 0
+    chunk, done = b"", 0
+    with open(path, "wb", buffering=0) as target:
+        while max(done, total) <= MOST_BYTES[name]:
+            with writing(name):
+                target.write(chunk)
+            chunk = source.read(CHUNK)
+            if not chunk:
+                return
+            done += len(chunk)
+            if total > 10e6 and sys.stderr.isatty() and (done % (1 << 20) < CHUNK or done == total):
+                end = "\r" if done < total else "\n"
+                print("fetching {}: {:.0f} of {:.0f} MB".format(name, done / 1e6, total / 1e6), end=end, file=sys.stderr)
+    raise Refused("it has more than {:,} bytes".format(MOST_BYTES[name]))
 
 
 def fetch(name, address):
-    """Put what is at `address` in place, whole and checked. Raises ValueError with what is wrong with it."""
-    os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
-    with ask(address) if host_of(address) else open(address, "rb") as source:
-        handle, temporary = tempfile.mkstemp(".tmp", "." + os.path.basename(name) + ".", os.path.dirname(name) or ".")
-        try:
-            with open(handle, "wb") as target:
-                copy(source, target, name)
-            problem = fault(temporary, name)
-            if problem:
-                raise ValueError(problem)
-            mask = os.umask(0)
-            os.umask(mask)
+    """Put what is at `address` in place, whole and checked. Raises `Refused` with what is wrong with it."""
+    folder = os.path.dirname(name) or "."
+    with writing(name):
+        os.makedirs(folder, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(".tmp", "." + os.path.basename(name) + ".", folder)
+    try:
+        os.close(handle)
+        with giving_up_when_stalled(temporary):
+            with ask(address) if host_of(address) else open(address, "rb") as source:
+                copy(source, temporary, name)
+        problem = fault(temporary, name)
+        if problem:
+            raise Refused(problem)
+        mask = os.umask(0)
+        os.umask(mask)
+        with writing(name):
             os.chmod(temporary, 0o666 & ~mask)  # mkstemp's 0600 would lock out whoever shares the folder
             os.replace(temporary, name)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def write_label_names():
@@ -315,11 +437,12 @@ def write_label_names():
     for dataset, names in LABEL_NAMES.items():
         path = "data/{}-label-mapping.json".format(dataset)
         if not os.path.lexists(path):
-            os.makedirs("data", exist_ok=True)
             temporary = "data/.{}.tmp".format(dataset)
-            with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps(names) + "\n")
-            os.replace(temporary, path)
+            with writing(path):
+                os.makedirs("data", exist_ok=True)
+                with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+                    file.write(json.dumps(names) + "\n")
+                os.replace(temporary, path)
             print("wrote", path)
 
 
@@ -334,10 +457,11 @@ def try_address(name, address):
             return ""
         except FileNotFoundError:
             return "there is no {}".format(address)
-        except ValueError as error:
+        except Refused as error:
             return "{} is refused: {}".format(address, error)
         except urllib.error.HTTPError as error:
-            problem = "{} answers {} {}".format(host, error.code, error.reason)
+            meaning = http.client.responses.get(error.code, "")  # not what the server calls it
+            problem = "{} answers {} {}".format(host, error.code, meaning).rstrip()
             if error.code < 500:
                 return problem
         except TRANSPORT_ERRORS as error:
@@ -383,11 +507,15 @@ def main():
     print("{} of {} course files are in place".format(len(SHA256) - absent - wrong, len(SHA256)))
 
 
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name need not be text
 try:
     main()
 except KeyboardInterrupt:
     print("interrupted: the files that were finished are kept; run this again for the others", file=sys.stderr)
     sys.exit(130)
+except NotWritable as error:
+    sys.exit("error: {}".format(error))
 PYTHON
 }
 
@@ -462,11 +590,13 @@ case "${MINLLAMA_ASSETS:-}" in
     *)
         [ -d "$MINLLAMA_ASSETS" ] ||
             fail "MINLLAMA_ASSETS=$MINLLAMA_ASSETS is neither a folder nor an http(s) address; correct or unset it" 2
-        MINLLAMA_ASSETS="$(cd "$MINLLAMA_ASSETS" && pwd)"
-        export MINLLAMA_ASSETS
+        case "$MINLLAMA_ASSETS" in
+            /*) ;;
+            *) export MINLLAMA_ASSETS="$PWD/$MINLLAMA_ASSETS" ;;
+        esac
         ;;
 esac
-cd "$(dirname "${BASH_SOURCE[0]}")"
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
 venv_python=.venv/bin/python
 if [ "$install" = yes ]; then

@@ -16,11 +16,12 @@ import pickle
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -85,14 +86,24 @@ def are_compiled(format_: str) -> bool:
 
 def was_compiled(format_: str) -> bool:
     """Whether the loops of one number format have been compiled here; `load` finds damaged files."""
+    return format_ in _kept()["formats"]
+
+
+def _kept() -> dict[str, Any]:
+    """The formats that were compiled from the present sources, and checksums by path; both empty if not as written."""
     kept = recall(KEPT_AS)
-    return isinstance(kept, dict) and kept.get("of") == _made_from() and format_ in kept.get("formats", ())
+    if isinstance(kept, dict) and kept.get("of") == _made_from():
+        formats, files = kept.get("formats"), kept.get("files")
+        if isinstance(formats, list) and isinstance(files, dict) and all(each in [*LINEAR_KERNELS] for each in formats):
+            return {"formats": formats, "files": files}
+    return {"formats": [], "files": {}}
 
 
 def _is_damaged() -> bool:
     """Whether a file is not as it was written, after a full disk or a power failure."""
-    files = (recall(KEPT_AS) or {}).get("files")
-    return not files or any(_checksum(Path(path)) != checksum for path, checksum in files.items())
+    checksums = {str(path): _checksum(path) for path in _files()}  # files elsewhere are not ours, whatever was kept
+    files = _kept()["files"]
+    return not files or any(checksums.get(path) != checksum for path, checksum in files.items())
 
 
 def load(format_: str) -> ModuleType:
@@ -105,9 +116,9 @@ def load(format_: str) -> ModuleType:
     if not was_compiled(format_):
         raise NotReady("the loops are not compiled yet (python -m fast --compile)")
     try:
+        engine = _import_engine()
         if _is_damaged():
             raise EOFError
-        engine = _import_engine()
         with _refusing_to_compile():
             engine.warm_up(LINEAR_KERNELS[format_])
     except NotReady:  # numba says that its files are outdated
@@ -128,7 +139,7 @@ def load(format_: str) -> ModuleType:
 
 def _mend(format_: str) -> None:
     """Remove the compiled files, and compile anew in a process of low priority that outlives this one."""
-    _remove(map(Path, (recall(KEPT_AS) or {}).get("files", ())))
+    _remove_files()
     code = f"{GIVE_WAY}from fast.compiled import compile_now; compile_now({format_!r})"
     nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with suppress(OSError):
@@ -145,15 +156,14 @@ def compile_now(format_: str) -> None:
         try:
             engine.warm_up(LINEAR_KERNELS[format_])
         except Exception:  # files on disk may be damaged: try again without them
-            _remove(_files())
+            _remove_files()
             engine.warm_up(LINEAR_KERNELS[format_])
     except Exception as error:
         raise NotReady(f"numba does not work here: {type(error).__name__}: {error}") from None
     # an index may be written again, when numba compiles for another processor that shares the folder
     files = {str(path): _checksum(path) for path in _files() if path.suffix == ".nbc"}
-    before = recall(KEPT_AS) or {}
-    formats = {format_, *(before.get("formats", ()) if before.get("of") == _made_from() else ())}
-    if not files or not remember(KEPT_AS, {"of": _made_from(), "formats": sorted(formats), "files": files}):
+    formats = sorted({format_, *_kept()["formats"]})
+    if not files or not remember(KEPT_AS, {"of": _made_from(), "formats": formats, "files": files}):
         raise NotReady("compiled code can be kept in no folder")
     _state().loaded.add(format_)
 
@@ -207,19 +217,20 @@ def _made_from() -> list[object]:
 
 
 def _files() -> list[Path]:
-    """The files in which numba keeps the compiled loops."""
-    from fast import loops
-
+    """The files in which numba keeps the compiled loops, none of anybody else; empty if numba does not work."""
+    try:
+        from fast import loops
+    except Exception:  # as in `_import_engine`
+        return []
     folders = {function.stats.cache_path for function in vars(loops).values() if hasattr(function, "stats")}
     return sorted(path for folder in folders for path in Path(folder).glob("loops.*.nb[ic]"))
 
 
-def _remove(files: Iterable[Path]) -> None:
-    """Remove compiled loops, numba's indices beside them, and the record of them."""
-    for path in files:
-        for each in (path, *path.parent.glob(f"{path.name.partition('.py')[0]}.*.nbi")):
-            with suppress(OSError):
-                each.unlink()
+def _remove_files() -> None:
+    """Remove the compiled loops, numba's indices of them, and the record of them."""
+    for path in _files():
+        with suppress(OSError):
+            path.unlink()
     remember(KEPT_AS, None)
 
 

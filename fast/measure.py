@@ -24,6 +24,7 @@ from utils import atomic_write
 MEASURED_ROUNDS, MEASURED_TRIES = 7, 3
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # variables that forbid newer instructions
 STEADY = 1.25  # the third best round takes at most so many times the best one's time, else the processor was busy
+MOST_BYTES, MOST_LEVELS = 1 << 20, 3  # of what is kept: more is not of this program
 MARGIN = 1.05  # another way than the plain one must be this much faster, or noise would choose
 
 
@@ -86,11 +87,20 @@ def recall(question: str) -> Any:
 
 
 def _read() -> dict[str, Any]:
+    """What is kept, without entries that cannot be ours. What an entry holds is checked where it is used."""
     try:
-        kept = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # absent, or damaged: it is written anew
+        with open(cache_file(), encoding="utf-8") as file:
+            kept = json.loads(file.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError):  # absent, or damaged: it is written anew
         return {}
-    return kept if isinstance(kept, dict) else {}
+    kept = kept if isinstance(kept, dict) else {}
+    return {question: answer for question, answer in kept.items() if not _is_nested(answer, MOST_LEVELS)}
+
+
+def _is_nested(value: object, levels: int) -> bool:
+    """Whether lists and dictionaries lie in one another more than `levels` deep: too deep could not be written."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_nested(part, levels - 1) for part in parts)
 
 
 def cache_file() -> Path:

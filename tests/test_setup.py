@@ -10,9 +10,11 @@ import http.server
 import os
 import re
 import shutil
+import signal as signals
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -289,6 +291,160 @@ def test_real_files_are_fetched_once(script, assets, served, tmp_path):
     result = fetch(script, served(assets))
     assert re.findall(r"fetched (\S+) from 127", result.stdout) == ["data/sst-dev.txt"]
     assert all((script.parent / name).stat().st_mtime_ns == before[name] for name in names if "sst-dev" not in name)
+
+
+# -------------------------------------------------------------------------------------- hostile servers, full disks
+
+CLEAR = "\x1b[2J\x1b[31m"  # what a terminal obeys
+
+
+def send(handler, *headers, status="200 OK", body=b"", again=0.0):
+    """Answer as it stands, HTTP or not, then with `body` for ever, every so many seconds, until the other hangs up."""
+    head = "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""])
+    with contextlib.suppress(OSError):
+        handler.wfile.write(head.encode())
+        while body and handler.command == "GET":
+            handler.wfile.write(body)
+            time.sleep(again)
+
+
+@pytest.fixture
+def hostile():
+    """Serve with a function that is given the handler of a request; returns the address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with contextlib.ExitStack() as stack:
+
+        def serve(answer):
+            handler = type("Hostile", (Handler,), {"do_GET": answer, "do_HEAD": answer})
+            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            server.block_on_close = False
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield serve
+
+
+@pytest.fixture
+def impatient(script):
+    """setup.sh, but it waits a second where it would wait 20."""
+    text = script.read_text(encoding="utf-8")
+    assert text.count("\nSTALLED = 20 ") == 1
+    script.write_text(text.replace("\nSTALLED = 20 ", "\nSTALLED = 1 "), encoding="utf-8")
+    return script
+
+
+@pytest.mark.parametrize(
+    ("headers", "settings", "says"),
+    [
+        ([], {"body": bytes(1 << 20)}, "refused: it has more than 499,723 bytes"),
+        (["Content-Length: 999999999999999"], {"body": b"x", "again": 9.0}, "refused: it has more than 499,723 bytes"),
+        (["Content-Length: a few"], {}, "refused: its SHA-256 is"),
+        (["Content-Length: -1"], {"body": bytes(1 << 20)}, "refused: it has more than 499,723 bytes"),
+        (
+            ["Transfer-Encoding: chunked"],
+            {"body": b"fff\r\n%s\r\n" % bytes(4095)},
+            "refused: it has more than 499,723 bytes",
+        ),
+        (["Transfer-Encoding: chunked"], {"body": b"z" * 99}, "failed: LineTooLong."),
+        (
+            ["Location: /again"],
+            {"status": "302 Found", "body": bytes(1 << 20)},
+            "refused: it redirects more than 5 times",
+        ),
+        (
+            ["Location: ftp://127.0.0.1/"],
+            {"status": "301 Moved"},
+            "refused: it redirects to something else than a page",
+        ),
+        (["Location: http://["], {"status": "308 Moved"}, "refused: it redirects to something else than a page"),
+        ([], {"status": f"404 {CLEAR}Password:"}, "answers 404 Not Found."),
+        ([], {"status": f"599 {CLEAR}Password:"}, "answers 599."),
+        ([], {"status": f"{CLEAR}Password:"}, "failed: BadStatusLine."),
+        ([f"A{CLEAR}", "B: \x00"], {}, "refused: its SHA-256 is"),
+    ],
+)
+def test_no_answer_of_a_server_does_harm(script, hostile, headers, settings, says):
+    settings = {"status": "200 OK", **settings}
+    checkpoint = {**settings, "status": "404 Not Found"}  # 400 MB of zeros would take seconds
+
+    def answer(handler):
+        send(handler, *headers, **(checkpoint if "stories" in handler.path else settings))
+
+    result = fetch(script, hostile(answer))
+    assert says in line_about("tokenizer.model", result)
+    assert "\x1b" not in result.stderr and "0 of 11" in result.stdout and files_under(script.parent) == LEFT
+
+
+@pytest.mark.parametrize("head", [None, "Content-Length: 499723"], ids=["headers", "body"])
+def test_a_download_that_trickles_is_given_up(impatient, hostile, head):
+    def answer(handler):
+        if head is None and handler.command == "GET":
+            send(handler, "A: ", body=b"a", again=0.1)
+        else:
+            send(handler, head or "", body=b"a", again=0.1)
+
+    start = time.monotonic()
+    result = fetch(impatient, hostile(answer))
+    assert "it stalled" in line_about("tokenizer.model", result) and files_under(impatient.parent) == LEFT
+    assert time.monotonic() - start < 30
+
+
+def test_the_checkpoint_is_at_most_400_mb():
+    text = (ROOT / "setup.sh").read_text(encoding="utf-8")
+    sizes = dict(re.findall(r'^    "(\S+)": ([\d_]+),', text, re.M))
+    assert sorted(sizes) == sorted(FILES) and sizes["stories42M.pt"] == "400_000_000"
+
+
+@pytest.mark.parametrize("signal", ["TERM", "INT", "HUP"])
+def test_nothing_is_left_of_a_run_that_is_ended(script, hostile, signal):
+    address = hostile(lambda handler: send(handler, body=b"a", again=0.1))
+    command = ["bash", str(script), "--fetch_only", "--mirror_only", "--python", sys.executable]
+    env = {**os.environ, "MINLLAMA_ASSETS": address}
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        deadline = time.monotonic() + 30
+        while not list(script.parent.glob(".*.tmp")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        run.send_signal(getattr(signals, f"SIG{signal}"))
+        _, errors = run.communicate(timeout=30)  # ends when nothing holds its standard error any more
+    assert run.returncode == 128 + getattr(signals, f"SIG{signal}")
+    assert files_under(script.parent) == LEFT and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("kept", [[], WRITTEN], ids=["label names", "data"])
+def test_a_folder_that_cannot_be_written_is_said_so(script, served, mirror, kept):
+    """A file in the place of the folder data/: permissions do not hold back the administrator."""
+    if kept:
+        (mirror / "tokenizer.model").write_bytes(bytes(499_723))
+        command = f"ulimit -f 100; exec bash '{script}' --fetch_only --mirror_only --python '{sys.executable}'"
+        env = {**os.environ, "MINLLAMA_ASSETS": served(mirror)}
+        result = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=60)
+        lines = [line for line in result.stderr.splitlines() if not line.startswith("missing stories42M.pt")]
+        assert result.returncode == 1 and lines == [f"error: {script.parent} cannot be written: File too large"]
+        assert files_under(script.parent) == LEFT
+    else:
+        (script.parent / "data").write_text("")
+        result = setup(script, "--fetch_only", "--mirror_only", mirror=mirror)
+        check_refused(result, 1, f"{script.parent / 'data'} cannot be written: ")
+
+
+def test_cdpath_does_not_lead_elsewhere(script, mirror, tmp_path):
+    checkpoint_like(mirror / "stories42M.pt")
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / mirror.name).mkdir(parents=True)
+    (elsewhere / script.parent.name).mkdir()
+    relative = Path(script.parent.name, script.name)
+    result = fetch(relative, mirror.name, cwd=tmp_path, env={"CDPATH": f"{elsewhere}:."})
+    assert f"fetched stories42M.pt from {mirror}\n" in result.stdout and (script.parent / "stories42M.pt").exists()
+
+
+@pytest.mark.parametrize("address", ["http://[", "http://a..b", "http://:x", "https://a b"])
+def test_an_address_that_cannot_be_one_is_named(script, address):
+    assert "cannot be reached" in line_about("tokenizer.model", fetch(script, address))
 
 
 # ------------------------------------------------------------------------------------------- the files around setup.sh

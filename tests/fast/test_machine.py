@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -304,7 +305,7 @@ def test_settings_of_numba_that_do_not_work_leave_decoding_to_pytorch(
 
 def test_loops_of_a_numba_that_is_gone_are_not_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("numba")
-    remember(compiled.KEPT_AS, {"of": compiled._made_from(), "formats": ["fp32"]})
+    remember(compiled.KEPT_AS, {"of": compiled._made_from(), "formats": ["fp32"], "files": {}})
     assert compiled.was_compiled("fp32")
 
     def version(name: str) -> str:
@@ -312,6 +313,44 @@ def test_loops_of_a_numba_that_is_gone_are_not_compiled(cache: Path, monkeypatch
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert not compiled.was_compiled("fp32")
+
+
+NOT_THE_RECORD = [{"formats": 3}, {"formats": "fp32"}, {"formats": [["fp32"]]}, {"formats": ["fp32", None]}]
+NOT_THE_RECORD += [{"files": 3}, {"files": ["a"]}, {"files": None}, {"of": math.nan}, 10**400, "fp32", ["fp32"]]
+
+
+@pytest.mark.parametrize("change", NOT_THE_RECORD, ids=str)
+def test_a_record_of_the_loops_that_is_not_as_it_was_written_is_none(cache: Path, change: object):
+    pytest.importorskip("numba")
+    sound = {"of": compiled._made_from(), "formats": ["fp32"], "files": {}}
+    remember(compiled.KEPT_AS, {**sound, **change} if isinstance(change, dict) else change)
+    assert not compiled.was_compiled("fp32") and not compiled.are_compiled("fp32")
+    with pytest.raises(compiled.NotReady, match="not compiled yet"):
+        compiled.load("int8")
+
+
+@pytest.mark.parametrize("depth", [10, 900, 100_000])
+def test_deep_answers_are_not_kept(cache: Path, depth: int):
+    cache.parent.mkdir()
+    cache.write_text(f'{{"{measure.processor()} deep": {"[" * depth}{"]" * depth}}}')
+    assert recall("deep") is None and remember("a fact", 3) and recall("a fact") == 3
+
+
+def test_files_that_the_record_names_are_left_alone(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where loops are damaged, numba's own files of them are removed: anybody can write into a shared folder."""
+    pytest.importorskip("numba")
+    others, ours = [tmp_path / name for name in ("thesis.pdf", "loops.x.nbc", "loops.x.nbi")], tmp_path / "loops.y.nbi"
+    for path in (*others, ours):
+        path.write_text("")
+    files = {str(path): 0 for path in (*others, tmp_path / "\0", "/dev/zero")}
+    remember(compiled.KEPT_AS, {"of": compiled._made_from(), "formats": ["fp32"], "files": files})
+    state = compiled._State()
+    monkeypatch.setattr(compiled, "_state", lambda: state)
+    monkeypatch.setattr(compiled, "_files", lambda: [ours])
+    monkeypatch.setattr(compiled, "subprocess", SimpleNamespace(Popen=lambda *args, **settings: None, DEVNULL=None))
+    with pytest.raises(compiled.NotReady, match="damaged"):
+        compiled.load("fp32")
+    assert all(path.exists() for path in others) and not ours.exists() and not compiled.was_compiled("fp32")
 
 
 def flip(path: Path) -> None:
