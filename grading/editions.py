@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 LABEL_NAMES = {"sst": ("awful", "bad", "average", "good", "excellent"), "cfimdb": ("bad", "good")}  # as published
 ATTENTION_KINDS = ("bidirectional", "causal")
+TEXT_PROMPT = (  # what both generated texts continue
+    "I have wanted to see this thriller for a while, and it didn't disappoint. "
+    "Keanu Reeves, playing the hero John Wick, is"
+)
 NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}  # llama.py has the first
 OUTPUT_KINDS = ("prompting", "finetuning", "lora", "advanced")
 
@@ -55,6 +59,13 @@ EDITIONS = {
                        (*LISTED, "lora.py", "checklist.md"), ("feedback.txt",)),
     "cmu2026": Edition("layer", "causal", size_limit=15.0),
 }  # fmt: skip
+# README's reference accuracies (dev, test) of stories42M.pt with RMSNorm, by data set and kind of output; and how far
+# from them an accuracy may be for the grade A.
+REFERENCE_ACCURACIES = {
+    ("sst", "prompting"): (0.213, 0.224), ("sst", "finetuning"): (0.414, 0.418),
+    ("cfimdb", "prompting"): (0.498, None), ("cfimdb", "finetuning"): (0.800, None),
+}  # fmt: skip
+ACCURACY_BANDS = {"sst": 0.05, "cfimdb": 0.15}
 BUNDLED_NORM = "rms"  # of the bundled model and the parts' numbers, and of what public repositories share
 DEFAULT_EDITION = "ucsc"
 

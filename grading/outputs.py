@@ -6,11 +6,12 @@ import contextlib
 import re
 from pathlib import Path
 
-from grading.editions import LABEL_NAMES, OUTPUT_KINDS
+from grading.editions import ACCURACY_BANDS, EDITIONS, LABEL_NAMES, OUTPUT_KINDS, REFERENCE_ACCURACIES, TEXT_PROMPT
 from grading.lines import LabelledLine, create_data, has_gold_labels, majority_accuracy, parse_line, prompt_suffix
 from grading.programs import find_asset
 from grading.rules import Report, Rules, Score
 
+ENOUGH_LINES = 100  # for an accuracy: chance moves that of fewer lines out of any band
 MAX_LINES = 100_000  # of an output file; the largest data set has some 2,000
 NO_SUBMISSION = (
     "the films data set that comes with this package is for trying things out; the assignment asks for SST and CFIMDB"
@@ -19,7 +20,7 @@ OUTPUT = re.compile(rf"({'|'.join(LABEL_NAMES)})-(dev|test)-({'|'.join(OUTPUT_KI
 
 
 def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
-    """A generated text must be UTF-8 and not blank; an output file is checked line by line."""
+    """A generated text must be UTF-8, not blank, and continue the prompt; an output file is checked line by line."""
     try:
         text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -32,6 +33,8 @@ def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
         report.problems.append(f"{name} has {text.count(chr(10))} lines, too many for an output file")
     elif match := OUTPUT.fullmatch(name):
         _check_output(name, *match.groups(), text.removesuffix("\n").split("\n"), rules, report)
+    elif not " ".join(text.split()).startswith(TEXT_PROMPT):
+        report.warnings.append(f"{name} does not begin with the assignment's prompt: {TEXT_PROMPT}")
 
 
 def _read_line(line: str) -> LabelledLine | None:
@@ -72,6 +75,17 @@ def _check_output(
     _compare(name, kind, rows, data, prompt, report)
     if len(rows) == len(data) and None not in rows:
         report.scores[name] = _score(rows, data)
+        if EDITIONS[rules.edition].norm == "rms":
+            report.warnings += _outside_band(name, dataset, split, kind, report.scores[name])
+
+
+def _outside_band(name: str, dataset: str, split: str, kind: str, score: Score) -> list[str]:
+    """A warning for an accuracy further from the reference's than the grade A allows."""
+    dev, test = REFERENCE_ACCURACIES.get((dataset, kind), (None, None))
+    reference, accuracy, band = dev if split == "dev" else test, score.accuracy, ACCURACY_BANDS[dataset]
+    if None in (reference, accuracy) or score.lines < ENOUGH_LINES or round(abs(accuracy - reference), 3) <= band:
+        return []
+    return [f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}, and {band:g} around it is asked for"]
 
 
 def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:

@@ -17,8 +17,8 @@ from pathlib import Path
 from grading.archive import MAX_ENTRIES, MB
 from grading.editions import Edition
 from grading.entries import name_fault
-from grading.needs import find_needs, outermost
-from grading.package import Package, files_of, is_carried
+from grading.needs import DRIVER, find_needs, outermost
+from grading.package import MAPPINGS, Package, files_of, is_carried
 from grading.programs import GradingError, atomic_write, check_writable, few, printable
 from grading.rules import EDITIONS, Report, Rules
 from grading.submission import CLUTTER, FOREIGN, any_of, check_bytes
@@ -85,9 +85,17 @@ def _choose(folder: Path, edition: Edition, package: Package) -> tuple[dict[str,
 
 def _additions(files: dict[str, Path], edition: Edition, package: Package) -> tuple[dict[str, Path], set[str]]:
     """The package's files that some files need, directly or through others, and lack; and their names for a note."""
-    added = {name: package.additions(name) for name in find_needs(files_of(files), edition, package).absent}
+    absent = {*find_needs(files_of(files), edition, package).absent, *_absent_mappings(files)}
+    added = {name: package.additions(name) for name in sorted(absent)}
     paths = {name: path for found in added.values() for name, path in found.items()}
     return paths, {name for name, found in added.items() if found}
+
+
+def _absent_mappings(files: dict[str, Path]) -> set[str]:
+    """The label mappings that a submission lacks, if its driver names one: the course's own has one as a default."""
+    driver = files.get(DRIVER)
+    is_named = driver is not None and b"-label-mapping.json" in driver.read_bytes()
+    return {name for name in MAPPINGS if name not in files} if is_named else set()
 
 
 def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:

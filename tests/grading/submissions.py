@@ -6,6 +6,7 @@ import tracemalloc
 import zipfile
 import zlib
 
+from grading.editions import TEXT_PROMPT, TEXTS
 from grading.rules import EDITIONS
 
 NAMES = {"sst": ["awful", "bad", "average", "good", "excellent"], "cfimdb": ["bad", "good"]}
@@ -32,7 +33,7 @@ def write_outputs(folder, *kinds):
 
 def fill(folder, edition="ucsc"):
     for name in EDITIONS[edition].required + EDITIONS[edition].listed:
-        (folder / name).write_text(f"# content of {name}\n")
+        (folder / name).write_text(f"{TEXT_PROMPT} bad." if name in TEXTS else f"# content of {name}\n")
     write_outputs(folder, "prompting", "finetuning", *(["lora"] if edition == "cmu2025" else []))
     return folder
 

@@ -14,8 +14,8 @@ import pytest
 from conftest import ROOT
 
 import utils
-from engine import data
-from grading import lines, programs
+from engine import data, flags
+from grading import editions, lines, programs
 
 LABELS = (
     "0", "1", "4", "-1", "+2", " 3 ", "\t1", "01", "", "x", "1.0", "1_0", "١", "९", "0x1", "1e3", "9" * 1001, "--1",
@@ -149,3 +149,14 @@ def test_no_expected_value_is_imported_by_the_process_of_the_students_code():
                 left += [inner] if inner else [alias.name for alias in node.names]
         left = [name for name in left if name not in reached]
     assert reached == {"child", "editions", "questions", "wire"}
+
+
+def test_the_prompt_of_the_texts_and_the_bands_are_the_same():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert editions.TEXT_PROMPT == flags.PREFIX
+    rows = {"prompting": "{} zero-shot | {:.3f} ", "finetuning": "{} fine-tuned, 5 epochs, "}
+    for (name, kind), (dev, test) in editions.REFERENCE_ACCURACIES.items():
+        (row,) = (line for line in readme.splitlines() if line.startswith(f"| {rows[kind].format(name.upper(), dev)}"))
+        assert f"| {dev:.3f} (" in row and (f"| {test:.3f} (" if test else "no gold labels") in row
+    within = "within {sst:g} (SST) and {cfimdb:g} (CFIMDB) of the reference"
+    assert within.format(**editions.ACCURACY_BANDS) in readme

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from submissions import LABELS, SUFFIX, change, pdf_of, write_outputs
 
+from grading.editions import TEXT_PROMPT
 from grading.outputs import check_text
 from grading.packing import create_zip
 from grading.programs import GradingError
@@ -104,6 +105,31 @@ def test_constant_predictions_are_a_warning(create, folder):
     change(folder, name, lambda b: b.replace(b"0 |||", b"1 |||"))
     report = create()
     assert report.problems == [] and report.warnings == [f"{name}: every line has the same label"]
+
+
+@pytest.mark.parametrize(("right", "said"), [(46, []), (31, ["0.310", "0.414", "0.05"]), (47, ["0.470"])])
+def test_an_accuracy_outside_the_band_of_the_grade_is_a_warning(folder, data_dir, tmp_path, right: int, said: list):
+    shutil.copytree(data_dir, tmp_path / "data")
+    gold = [f"{number % 5} ||| film {number}\n" for number in range(100)]
+    (tmp_path / "data" / "sst-dev.txt").write_text("".join(gold))
+    lines = [line if number < right else f"{(number + 1) % 5}{line[1:]}" for number, line in enumerate(gold)]
+    (folder / "sst-dev-finetuning-output.txt").write_text("".join(lines))
+    prompted = "".join(gold[:21] + [f"4{line[1:]}" for line in gold[21:]]).replace("\n", f"{SUFFIX['sst']}\n")
+    (folder / "sst-dev-prompting-output.txt").write_text(prompted)  # 21 and every fifth of the others: 0.37
+    report = create_zip(folder, "alice", data_dir=tmp_path / "data")
+    assert report.problems == [] and len(report.warnings) == 1 + bool(said)
+    assert "sst-dev-prompting" in report.warnings[-1] and "0.213" in report.warnings[-1]
+    assert not said or all(word in report.warnings[0] for word in ("sst-dev-finetuning-output.txt", *said))
+    later = create_zip(folder, "alice", data_dir=tmp_path / "data", edition="cmu2025")
+    assert not any("accuracy" in warning for warning in later.warnings)  # whose reference has LayerNorm
+
+
+def test_a_text_that_continues_another_prompt_is_a_warning(create, folder):
+    path = folder / "generated-sentence-temp-0.txt"
+    path.write_text(f"\n  {TEXT_PROMPT.replace('. ', '.' + chr(10))} so bad")  # white space does not matter
+    assert create().warnings == []
+    path.write_text("Once upon a time")
+    assert create().warnings == [f"{path.name} does not begin with the assignment's prompt: {TEXT_PROMPT}"]
 
 
 def test_the_mapping_decides_the_label_range(folder, data_dir, tmp_path):

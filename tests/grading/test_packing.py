@@ -54,6 +54,7 @@ def test_what_the_files_need_is_added_in_one_step_and_said(added, package, tmp_p
 @pytest.mark.parametrize("files, names", [
     ({}, set()),
     ({"run_llama.py": "import llama, tqdm", "sanity_check.py": "import torch, llama"}, set()),
+    ({"run_llama.py": "names = 'data/sst-label-mapping.json'"}, {name for name in ADDED if "mapping" in name}),
     ({"sanity_check.py": "import grading.asking"}, {name for name in ADDED if name.startswith(("grading", "check"))}),
     ({"setup.sh": SETUP}, {name for name in ADDED if name.startswith("requirements")}),
     ({"setup.sh": "# requirements.txt\npip freeze > requirements.txt"}, set()),
