@@ -42,6 +42,7 @@ from engine import (
     sampling,
     saved,
     stream,
+    tables,
     training,
     weights,
 )
@@ -103,11 +104,14 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--test": ("prompt", ["data/other.txt"], name_of("create_data.path", 2), "other.txt"),
     "--label-names": ("prompt", ["data/other.json"], "LlamaZeroShotClassifier.label_names", [["poor", "fine"]]),
     "--text-column": (
-        "predict", ["review", "--input", "data/other.csv"], "read_sentences.columns", [Columns("review")],
+        "predict", ["review", "--input", "data/other.csv"], "read_rows.columns", [Columns("review")],
     ),
     "--label-column": (
         "prompt", ["stars", "--dev", "data/other.csv", "--text-column", "review"],
         "read_examples.columns", [Columns("review", "stars")] * 2,
+    ),
+    "--skip_empty": (
+        "prompt", [], lambda seen: {each.skip_empty for each in seen["read_examples.columns"]}, {True},
     ),
     "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_pretrained.path"), "other.pt"),
     "--tokenizer": ("generate", ["data/other.model"], name_of("Tokenizer.tokenizer_model"), "other.model"),
@@ -174,6 +178,10 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--model": ("predict", ["other-saved.pt"], name_of("load_classifier.path"), "other-saved.pt"),
     "--input": ("predict", ["data/other.txt"], name_of("read_sentences.path"), "other.txt"),
     "--output": ("predict", ["labels.txt"], files, ["labels.txt"]),
+    "--names": (
+        "predict", [],
+        lambda seen: {line.split(" ")[0] for line in seen["stdout"].splitlines()} <= {"bad", "good"}, True,
+    ),
     "--probabilities": ("predict", [], lambda seen: seen["stdout"].count("\t"), 30),
 }  # fmt: skip
 
@@ -209,7 +217,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for owner, name in (
         (data, "create_data"), (training.Trainer, "fit"), (runs, "fine_tune"), (batches.LlamaDataset, "loader"),
         (weights, "load_pretrained"),
-        (columns, "read_examples"), (stream, "read_sentences"), (saved, "load_classifier"),
+        (columns, "read_examples"), (stream, "read_sentences"), (tables, "read_rows"), (saved, "load_classifier"),
         (utils, "seed_everything"),
         (optimizer.AdamW, "__init__"), (tokenizer.Tokenizer, "__init__"),
         (classifier.LlamaZeroShotClassifier, "__init__"),
@@ -237,7 +245,7 @@ def test_every_flag_arrives_where_it_acts(
 
     data = course_folder / "data"
     shutil.copy(data / "cfimdb-dev.txt", data / "other.txt")
-    (data / "other.csv").write_text("review,stars\nA film,good\n")
+    (data / "other.csv").write_text("review,stars\nA film,good\nA bore,bad\n")
     (data / "other.json").write_text('["poor", "fine"]')
     for suffix in (".pt", ".model"):
         shutil.copy(tiny_checkpoint.with_suffix(suffix), data / f"other{suffix}")

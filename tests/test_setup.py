@@ -405,7 +405,11 @@ def test_nothing_is_left_of_a_run_that_is_ended(script, hostile, signal):
     address = hostile(lambda handler: send(handler, body=b"a", again=0.1))
     command = ["bash", str(script), "--fetch_only", "--mirror_only", "--python", sys.executable]
     env = {**os.environ, "MINLLAMA_ASSETS": address}
-    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        # a shell that runs the tests in the background has them, and so this process, ignore the signals
+        preexec_fn=lambda: signals.signal(getattr(signals, f"SIG{signal}"), signals.SIG_DFL),
+    ) as run:  # fmt: skip
         deadline = time.monotonic() + 30
         while not list(script.parent.glob(".*.tmp")) and time.monotonic() < deadline:
             time.sleep(0.05)

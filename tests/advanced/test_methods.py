@@ -257,7 +257,6 @@ def test_methods_and_their_arguments_are_chosen_by_name():
         ("padding-mask,prompt-finetune", [], "cannot be combined: padding is hidden"),
         ("lora", ["targets=w1+w1"], "joined by +, each once"),
         ("prompt-finetune", ["template=It is {label}"], "without {label}; {labels} are all of them"),
-        ("prompt-finetune", ["template=One of {labels}?"], "without {label}; {labels} are all of them"),
         ("smart", ["decay=0", "late_decay=0"], "smart: decay=0 and late_decay=0 make the model its own teacher"),
     ],
 )

@@ -320,8 +320,12 @@ NOT_THE_RECORD += [{"files": 3}, {"files": ["a"]}, {"files": None}, {"of": math.
 
 
 @pytest.mark.parametrize("change", NOT_THE_RECORD, ids=str)
-def test_a_record_of_the_loops_that_is_not_as_it_was_written_is_none(cache: Path, change: object):
+def test_a_record_of_the_loops_that_is_not_as_it_was_written_is_none(
+    cache: Path, change: object, monkeypatch: pytest.MonkeyPatch
+):
     pytest.importorskip("numba")
+    state = compiled._State()  # of a process that has not loaded the loops
+    monkeypatch.setattr(compiled, "_state", lambda: state)
     sound = {"of": compiled._made_from(), "formats": ["fp32"], "files": {}}
     remember(compiled.KEPT_AS, {**sound, **change} if isinstance(change, dict) else change)
     assert not compiled.was_compiled("fp32") and not compiled.are_compiled("fp32")
