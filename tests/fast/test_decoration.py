@@ -60,7 +60,10 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.processes.Distributed.spread": "moves a model to a GPU; on a CPU it is where it computes",
     "engine.methods.prepare": "lets methods prepare a model, of which the commands have none",
     "engine.training.Trainer.__post_init__": "`fit` sets the same; for who evaluates without it",
+    "engine.training.Trainer._time_left": "stands in the progress bar",
     "engine.training._progress_bar": "stands on standard error while one waits",
+    "engine.checkpointer.Checkpointer.is_due": "asks for a resume point after ten minutes, which no command here takes",
+    "engine.checkpointer._checked_begun": "an error for a damaged resume point; here each is between two epochs",
     "engine.checkpointer.Checkpointer._check_best_model": "an error where the saved model is not this run's",
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program
