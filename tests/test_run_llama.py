@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import io
 import os
@@ -197,6 +198,7 @@ class Alone(processes.Distributed):
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """`FUNCTION.ARGUMENT`: what it got in each call, defaults included. Kernels, devices and texts are left out."""
     noted: dict[str, Any] = defaultdict(list)
+    importlib.import_module("run_llama")  # else its first import would keep what stands here for one test
 
     def note(owner: Any, name: str, instead: Callable | None = None) -> None:
         original = getattr(owner, name)
