@@ -263,7 +263,7 @@ def _json_lines(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, Any]]]
     """The objects of a JSONL file, each with the number of its line; a blank line is an object without entries."""
     for number, line in enumerate(lines_of(path), 1):
         try:
-            row = parse_json(line) if line.strip() else {}
+            row = parse_json(line, is_line=True) if line.strip() else {}
         except ValueError as error:
             raise UserError(f"{path} line {number}: not JSON: {error}") from None
         if not isinstance(row, dict):

@@ -100,7 +100,7 @@ def read_figures(
     lines = lines_of(path)
     for number, line in enumerate(lines, 1):
         try:
-            record = parse_json(line)
+            record = parse_json(line, is_line=True)
         except ValueError as error:
             if number < len(lines):
                 raise UserError(f"{path} line {number} is not {what}: {error}") from None

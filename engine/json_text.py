@@ -16,8 +16,8 @@ ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|
 LARGEST = 1e300  # of a number: beyond it, means and differences would overflow
 
 
-def parse_json(text: str) -> Any:
-    r"""The value of a JSON text. Raises `ValueError`: what is wrong, and where.
+def parse_json(text: str, is_line: bool = False) -> Any:
+    r"""The value of a JSON text. Raises `ValueError`: what is wrong, and where. is_line: of a file of one a line.
 
     Unlike `json.loads` it refuses a lone surrogate (`\ud83d`), which is half a character and cannot be written as
     UTF-8, and an object with two entries of one name, of which `json.loads` would drop the first.
@@ -28,7 +28,7 @@ def parse_json(text: str) -> Any:
                 raise json.JSONDecodeError(f"{lone[1]} is half a character (a lone surrogate)", text, lone.start())
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if "\n" in text.rstrip() else ""
+        line = "" if is_line else f"line {error.lineno}, "
         raise ValueError(f"{error.msg} ({line}column {error.colno})") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

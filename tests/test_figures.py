@@ -85,13 +85,13 @@ def test_two_lines_of_one_run_that_differ_are_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (r'{"a": "\ud83d"}', r"\\ud83d is half a character \(a lone surrogate\) \(column 8\)"),
+    (r'{"a": "\ud83d"}', r"\\ud83d is half a character \(a lone surrogate\) \(line 1, column 8\)"),
     (r'{"a": "\uDC00"}', "half a character"),
     ('[1,\n"\\\\\\ud800x"]', r"line 2, column 4"),
     (r'{"a": "\ud83d\u0041"}', "half a character"),
     ('{"a": 1, "b": 2, "a": 3}', "two entries of one object are called 'a'"),
     ("[" * 100_000, "nested too deeply"),
-    ("{", r"Expecting property name .*\(column 2\)"),
+    ("{", r"Expecting property name .*\(line 1, column 2\)"),
 ])  # fmt: skip
 def test_what_is_no_json_for_us(text: str, words: str):
     with pytest.raises(ValueError, match=words):

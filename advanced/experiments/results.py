@@ -58,7 +58,7 @@ def result_error(result: Any) -> str:
 
 def _result_in(line: str) -> dict[str, Any] | None:
     try:
-        result = parse_json(line)
+        result = parse_json(line, is_line=True)
     except ValueError:
         return None
     return None if result_error(result) else result
