@@ -18,7 +18,8 @@ from error_helpers import refused  # noqa: E402
 from shapes import bytes_of_text, hf_llama, rewrite, save  # noqa: E402
 
 from convert.vocabulary import CONTROL, as_json, read_vocabulary, vocabulary_of  # noqa: E402
-from engine.families import load_llama  # noqa: E402
+from engine.families import load_llama, read_tokenizer  # noqa: E402
+from engine.generation import generate  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 
 SPECIALS = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|endoftext|>", "<tool>", "film", "one"]
@@ -110,8 +111,6 @@ def test_ids_and_greedy_text_are_those_of_transformers(kind: str, tmp_path: Path
         ids = theirs(text).input_ids
         assert ours.encode(text, bos=True, eos=False) == (ids or [ours.bos_id])
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-    from engine.generation import generate
-
     prompt = theirs("The baker", return_tensors="pt").input_ids
     reference = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
     expected = reference.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)[0]
@@ -119,7 +118,7 @@ def test_ids_and_greedy_text_are_those_of_transformers(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "kind", ["sentencepiece: no bos", "sentencepiece: loose tokens", "json: any, chat", "tiktoken"]
+    "kind", ["sentencepiece: no bos", "sentencepiece: loose tokens", "json: any, chat", "json: any, split", "tiktoken"]
 )
 def test_a_directory_that_is_converted_keeps_its_tokenizer(kind: str, tmp_path: Path, tiny_tokenizer: Path):
     folder = directory(kind, tmp_path / "model", tiny_tokenizer)
@@ -143,6 +142,14 @@ def test_a_vocabulary_for_other_formats_has_what_was_added(tmp_path: Path, tiny_
     refused("added tokens .* <\\|im_start\\|>, <\\|im_end", run_convert, folder, tmp_path / "m.bin", "--to", "llama2c")
 
 
+def test_a_gguf_file_says_whether_bos_is_put(tmp_path: Path, tiny_tokenizer: Path):
+    gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+    for kind, adds in (("sentencepiece: no bos", False), ("sentencepiece: bos", True)):
+        folder, out = directory(kind, tmp_path / str(adds), tiny_tokenizer), tmp_path / f"{adds}.gguf"
+        run_convert(folder, out, "--to", "gguf")
+        assert gguf.GGUFReader(out).fields["tokenizer.ggml.add_bos_token"].contents() is adds
+
+
 def test_a_text_ends_at_eos_unless_told_otherwise(tmp_path: Path, tiny_tokenizer: Path):
     folder = directory("json: any", tmp_path / "model", tiny_tokenizer)
     how = ["--pretrained-model-path", folder, "--prompt", "The baker", "--max_new_tokens", 12]
@@ -160,6 +167,7 @@ def test_a_text_ends_at_eos_unless_told_otherwise(tmp_path: Path, tiny_tokenizer
     reference = transformers.LlamaForCausalLM.from_pretrained(folder)
     expected = reference.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)[0].tolist()
     assert len(expected) < prompt.shape[1] + 12 and text() == tokenizer.decode(expected)
+    assert generate(load_llama(folder)[0], tokenizer, "The baker", 12) == tokenizer.decode(expected)
     assert text("--ignore_eos") == tokenizer.decode([*prompt[0].tolist(), *new])
 
 
@@ -175,21 +183,19 @@ ABSENT = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", 
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "words"),
     [
-        grown(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * 40}),
-        grown(decoder={"type": "Sequence", "decoders": [DOUBLED] * 40}),
-        grown(post_processor=MANY),
-        grown(post_processor={"type": "Sequence", "processors": [MANY | {"single": [{"Sequence": {}}] * 2}]}),
-        grown(normalizer=TABLE),
-        grown(post_processor=ABSENT | {"special_tokens": {}}),
-        grown(model={"type": "BPE", "vocab": {"a": -1}, "merges": []}),
+        (grown(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * 40}), "its 40 steps may make more than"),
+        (grown(decoder={"type": "Sequence", "decoders": [DOUBLED] * 40}), "its 40 steps may make more than"),
+        (grown(post_processor=MANY), "it puts more than 256 tokens"),
+        (grown(post_processor=MANY | {"single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}), "repeats the text"),
+        (grown(normalizer=TABLE), "its table of letters is damaged"),
+        (grown(post_processor=ABSENT | {"special_tokens": {}}), "it "),
+        (grown(model={"type": "BPE", "vocab": {"a": -1}, "merges": []}), "it is not a tokenizer"),
     ],
 )
-def test_a_file_that_asks_for_too_much_is_one_line_and_no_trace(content: str, tmp_path: Path, capfd):
+def test_a_file_that_asks_for_too_much_is_one_line_and_no_trace(content: str, words: str, tmp_path: Path, capfd):
     (tmp_path / "tokenizer.json").write_text(content)
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "a", "tokenizer_class": "PreTrainedTokenizerFast"}')
-    from engine.families import read_tokenizer
-
-    refused("cannot use .*tokenizer.json: it", read_tokenizer, tmp_path / "tokenizer.json")
+    refused(f"cannot use .*tokenizer.json: .*{words}", read_tokenizer, tmp_path / "tokenizer.json")
     assert capfd.readouterr().err == ""
