@@ -16,7 +16,7 @@ from conftest import drive_in
 from error_helpers import TEXT_FLAGS
 
 from engine import generation, stream
-from engine.generation import batches_of_one_length
+from engine.generation import batches_of_one_length, up_to_stop
 from engine.weights import load_pretrained
 from tokenizer import Tokenizer
 from utils import UserError, prompt_suffix
@@ -36,6 +36,14 @@ def one_by_one(checkpoint: Path, prompt: str, attention: str, tokens: int) -> st
     idx = torch.tensor([tokenizer.encode(prompt, bos=True, eos=False)])
     llama = load_pretrained(checkpoint, attention=attention)
     return tokenizer.decode(llama.generate(idx, tokens, temperature=0.0)[0].tolist())
+
+
+def test_a_text_that_ends_before_others_of_its_batch_ends_once_and_a_prompt_does_not_end_it():
+    assert [up_to_stop(ids, 2, (7, 8)) for ids in ([7, 5, 9, 8, 8], [7, 5, 9, 6, 4], [7, 5, 7, 7])] == [
+        [7, 5, 9, 8],
+        [7, 5, 9, 6, 4],
+        [7, 5, 7],
+    ]
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
