@@ -148,10 +148,9 @@ def _epochs(
     tokenizer = load_tokenizer(args.pretrained_model_path)
     print(f"load model from {args.pretrained_model_path}{', with a new head' if new else ''}")
     _check_shape(args, model)
-    data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, asked[0]))
-    print(
-        f"{len(questions)} questions in {len(data)} windows to train on, {len(asked[0])} in {len(dev)} to be answered"
-    )
+    of_dev, may_be_unanswered = asked
+    data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, of_dev))
+    print(f"{len(questions)} questions in {len(data)} windows to train on, {len(of_dev)} in {len(dev)} to be answered")
     compute_fast(model, compute)
     optimizer = make_optimizer(model, args.lr, 0.01)
     methods = [create("schedule", {"warmup": 0.1, "decay": "linear"})]
@@ -169,7 +168,7 @@ def _epochs(
     yield from history
     loaders = data.loader(args.batch_size, shuffle=True), dev.loader(args.batch_size)
     trainer = Trainer(
-        model, optimizer, Spans(asked[1]), methods, checkpointer,
+        model, optimizer, Spans(may_be_unanswered), methods, checkpointer,
         seed=args.seed, clip=1.0, train_eval=False, history=list(history),
     )  # fmt: skip
     yield from trainer.fit(*loaders, args.epochs)

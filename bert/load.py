@@ -20,7 +20,7 @@ from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, Layout
 from bert.tokenizer_json import pieces_of, settings_in
 from bert.wordpiece import SPECIAL, THEIR_NAMES, WordPiece
 from convert.directory import CONFIG, TOKENIZER_CONFIG, State, read_settings, read_tensors, vocabulary_file
-from convert.tokenizer_files import WITHOUT_CLASS, added_tokens, parsed, read_json, settings_of
+from convert.tokenizer_files import WITHOUT_CLASS, added_tokens, parsed, read_content, settings_of
 from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
 from utils import UserError, join_names, short_repr, shorten, warn
 
@@ -112,7 +112,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
             raise UserError(f"{beside}: {THEIR_NAMES[name]} is {short_repr(value)}; it must be true, false or null")
     pieces, listed = None, []
     if path.suffix == ".json":
-        file = parsed(read_json(path), path)
+        file = parsed(read_content(path), path)
         pieces, listed = pieces_of(file, path), file.get("added_tokens") or []
         if said["tokenizer_class"] is not None and said["tokenizer_class"] in WITHOUT_CLASS:
             found |= settings_in(file, path)

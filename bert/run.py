@@ -74,8 +74,8 @@ def _parser_of(option: str) -> ArgumentParser:
     add = parser.add_argument
     add("--option", choices=BERT_OPTIONS, default="encode", help="the task; with --help, its flags")
     if option == "finetune":
-        add_flags(parser, flags_named("train", "dev", "test", "label-names", "text-column"))
-        add_flags(parser, flags_named("label-column", "skip_empty"))
+        names = ("train", "dev", "test", "label-names", "text-column", "label-column", "skip_empty")
+        add_flags(parser, flags_named(*names))
     add("--pretrained-model-path", default=Default(PACKAGE), help="Hugging Face directory, or this installed package's")
     add_flags(parser, flags_named("max_sentence_len", "seed", "device", "use_gpu", "kernels"))
     if option == "finetune":

@@ -63,7 +63,7 @@ def read(path: str | os.PathLike) -> tuple[str, dict[str, Any], dict[int, str]]:
     return content, special, numbered
 
 
-def read_json(path: Path) -> str:
+def read_content(path: Path) -> str:
     """The text of a `tokenizer.json`. Raises `UserError`."""
     require_file(path, MOST_JSON_BYTES)
     try:
@@ -109,7 +109,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _of_json(path: Path, said: dict[str, Any]) -> tuple[str | dict[str, Any], list[Added]]:
     """A `tokenizer.json` as its class reads it, as text or parsed, and its added tokens. Its template puts bos."""
-    content = read_json(path)
+    content = read_content(path)
     file, kind = parsed(content, path), said["tokenizer_class"]
     said.pop("add_bos_token", None)
     if file.get("post_processor") is None or kind == CODE_LLAMA:

@@ -28,8 +28,6 @@ from engine.json_text import lines_of, parse_json
 from utils import UserError, decimal_number, join_names, short_repr, warn
 
 FORMATS = (".tsv", ".csv", ".jsonl")
-
-
 OTHER_FORMATS = {
     ".json": "one JSON text for the whole file is not read; write an object a line, and call it .jsonl",
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read; save it as .csv"),

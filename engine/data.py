@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.json_text import lines_of
 from utils import UserError, read_text, warn, whole_number
 
 SEPARATOR = " ||| "
@@ -67,9 +68,7 @@ def create_data(
     gold labels may have -1 on every line. skip_empty: leave out lines without a sentence, and warn how many there are.
     Raises `UserError`, naming file and line, for any other content.
     """
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
+    lines = lines_of(path)
     numbered = [(number, line) for number, line in enumerate(lines, 1) if not (skip_empty and is_empty_line(line))]
     if len(numbered) < len(lines):
         warn(f"{path}: {len(lines) - len(numbered)} of {len(lines)} lines are left out, which have no sentence")

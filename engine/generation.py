@@ -137,16 +137,16 @@ def continue_prompt(args: Namespace, compute: ComputeSettings) -> None:
 def continue_each(args: Namespace, compute: ComputeSettings) -> None:
     """Continue every prompt of a file or of standard input; write one line of JSON for each, in the same order."""
     prompts, rows = read_rows(args.prompt_file, args.columns)
-    beside = [{name: row[name] for name in row if name != args.columns.text} for row in rows or ()]
     is_table = args.output is not None and has_columns(args.output)
-    names = [*COLUMNS_OF_TEXTS, *(names_of_rows(beside, COLUMNS_OF_TEXTS, args.prompt_file) if is_table else ())]
+    kept = rows if is_table and rows else ()
+    beside = [{name: row[name] for name in row if name != args.columns.text} for row in kept]
+    names = [*COLUMNS_OF_TEXTS, *names_of_rows(beside, COLUMNS_OF_TEXTS, args.prompt_file)]
     decoder, temperature = PromptDecoder.of(args, compute, args.batch_size), args.temperature or 0.0
     with opened_output(args.output) as file:
         table, left = TableWriter(file, args.output if is_table else "lines.jsonl", names), iter(beside)
         count = 0
         for prompt, text in texts_of(args, decoder, prompts, temperature, compute):
-            others = next(left, {}) if is_table else {}
-            table.write({"prompt": prompt, "temperature": temperature, "text": text, **others})
+            table.write({"prompt": prompt, "temperature": temperature, "text": text, **next(left, {})})
             count += 1
             if not getattr(file, "has_reader", True):  # the program that reads the output has ended
                 break

@@ -63,17 +63,20 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed
 
     def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> tuple:
-        args = [self._as_declared(argument) for argument in (sys.argv[1:] if args is None else args)]
+        args = self._as_declared(sys.argv[1:] if args is None else args)
         for argument in args:
             if argument.startswith("--") and argument.endswith("=--"):  # argparse reads it as its separator
                 self.error(f"argument {argument[:-3]}: '--' is no value")
         return super().parse_known_args(args, namespace)
 
-    def _as_declared(self, argument: str) -> str:
-        """The argument; a known flag as it is declared."""
-        flag, sign, value = argument.partition("=")
+    def _as_declared(self, args: Iterable[str]) -> list[str]:
+        """The arguments, with known flags as they are declared."""
         alike = {known.replace("-", "_"): known for known in self._option_string_actions if known.startswith("--")}
-        return alike.get(flag.replace("-", "_"), flag) + sign + value if flag.startswith("--") else argument
+        parts = [argument.partition("=") for argument in args]
+        return [
+            (alike.get(flag.replace("-", "_"), flag) if flag.startswith("--") else flag) + sign + value
+            for flag, sign, value in parts
+        ]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -95,8 +95,8 @@ def accelerate(
     (`fast.kernel`); kernels of an earlier call are taken away first. Parameters stay the same objects under the same
     names, with the same float32 values in fp32 and bf16; int8 rounds them for good and is for inference. A layer that
     something else has replaced stays as it is, and no kernel computes what llama.py, as it stands in this process, does
-    not (`fast.equivalence`). On a CPU, freed memory is kept for later steps (`fast.memory`); for CUDA,
-    attention through cuDNN is switched off in this process.
+    not (`fast.equivalence`). On a CPU, freed memory is kept for later steps (`fast.memory`); for CUDA, attention
+    through cuDNN is switched off in this process.
     Returns what was chosen. Raises `ValueError` for an unknown precision.
     """
     if precision not in PRECISIONS:

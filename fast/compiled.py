@@ -101,9 +101,8 @@ def _kept() -> dict[str, Any]:
 
 def _is_damaged() -> bool:
     """Whether a file is not as it was written, after a full disk or a power failure."""
-    checksums = {str(path): _checksum(path) for path in _files()}  # files elsewhere are not ours, whatever was kept
-    files = _kept()["files"]
-    return not files or any(checksums.get(path) != checksum for path, checksum in files.items())
+    files, ours = _kept()["files"], {*map(str, _files())}  # files elsewhere are not ours, whatever was kept
+    return not files or any(path not in ours or _checksum(Path(path)) != files[path] for path in files)
 
 
 def load(format_: str) -> ModuleType:

@@ -97,6 +97,15 @@ def mirror(tmp_path):
     return folder
 
 
+def start_server(stack, handler):
+    """Serve on this machine until the stack is closed; returns the address."""
+    server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+    server.block_on_close = False  # a request may be answered for ever
+    stack.callback(server.shutdown)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"
+
+
 @pytest.fixture
 def served():
     """Serve a folder over HTTP on this machine; returns its address."""
@@ -106,15 +115,7 @@ def served():
             pass
 
     with contextlib.ExitStack() as stack:
-
-        def serve(folder):
-            handler = functools.partial(Handler, directory=str(folder))
-            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
-            stack.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            return f"http://127.0.0.1:{server.server_port}"
-
-        yield serve
+        yield lambda folder: start_server(stack, functools.partial(Handler, directory=str(folder)))
 
 
 # ------------------------------------------------------------------------------------------------------- arguments
@@ -317,16 +318,7 @@ def hostile():
             pass
 
     with contextlib.ExitStack() as stack:
-
-        def serve(answer):
-            handler = type("Hostile", (Handler,), {"do_GET": answer, "do_HEAD": answer})
-            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
-            server.block_on_close = False
-            stack.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            return f"http://127.0.0.1:{server.server_port}"
-
-        yield serve
+        yield lambda answer: start_server(stack, type("Hostile", (Handler,), {"do_GET": answer, "do_HEAD": answer}))
 
 
 @pytest.fixture
