@@ -65,6 +65,7 @@ def adamw(
     eps: float,
     weight_decay: float,
     correct_bias: bool,
+    steps: int = FEW_STEPS,
     gradient: Callable = lambda g, p, decay: g,
     first: Callable = lambda m, g, beta: beta * m + (1 - beta) * g,
     second: Callable = lambda v, g, beta: beta * v + (1 - beta) * g**2,
@@ -78,7 +79,7 @@ def adamw(
     c1 and c2 are 1 - beta^t of the first and of the second moment.
     """
     weights, m, v = FIRST_WEIGHTS, torch.zeros_like(FIRST_WEIGHTS), torch.zeros_like(FIRST_WEIGHTS)
-    for step, g in enumerate(gradients(), 1):
+    for step, g in enumerate(gradients()[:steps], 1):
         g = gradient(g, weights, weight_decay)
         m, v = first(m, g, betas[0]), second(v, g, betas[1])
         c1, c2 = (1 - torch.tensor(beta if correct_bias else 0.0, dtype=torch.float64) ** count(step) for beta in betas)
@@ -162,6 +163,17 @@ def check_few_steps(student: Student) -> tuple[bool, str]:
     return False, next((said for said, wrong in ADAMW_MISTAKES.items() if are(few_steps_by_hand(**wrong))), "")
 
 
+def closure_fault(student: Student) -> str:
+    """What is wrong with a step that is given a closure, "" if nothing is."""
+    tensors = {"weights": FIRST_WEIGHTS, "gradient": gradients()[0]}
+    answer = student.ask(ChildQuestion("step_with_closure", "optimizer", FEW_SETTINGS, tensors))
+    if answer.trouble:
+        return f"AdamW: {answer.line}"
+    loss = (FIRST_WEIGHTS * gradients()[0]).sum()
+    right = alike(answer.tensors, (loss, adamw(steps=1, **FEW_SETTINGS)))
+    return "" if right else "AdamW: step(closure) does not return the closure's loss, or steps otherwise than step()"
+
+
 def adamw_mistake(pytorch_is_right: bool, few_are_right: bool, trouble: str, mistake: str) -> str:
     """The mistake, or where to look. pytorch_is_right: of the run that is compared without weight decay."""
     if "ZeroDivisionError" in trouble:
@@ -194,12 +206,13 @@ def check_adamw(student: Student) -> bool:
     pytorch = report_run(f"{TOY_STEPS} steps against torch.optim.AdamW without weight decay", ours_without, theirs)
     trouble = ours_without.line
     few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student)
+    closure = closure_fault(student) if pytorch and few else ""
     if published and pytorch and few:
-        return report_verdict("Optimizer", student, None)
+        return report_verdict("Optimizer", student, closure or None)
     if len(ours.tensors) == 1 and ours.tensors[0].shape == expected.shape:
         if torch.allclose(expected, ours.tensors[0].float(), COURSE_RTOL, COURSE_ATOL):
             print(
                 f"The course's own optimizer_test.py would accept this: it compares the first run alone, with atol "
                 f"{COURSE_ATOL:g} and rtol {COURSE_RTOL:g}; the limit here is {LARGEST_ERROR:g}."
             )
-    return report_verdict("Optimizer", student, adamw_mistake(pytorch, few, ours_without.trouble, mistake))
+    return report_verdict("Optimizer", student, closure or adamw_mistake(pytorch, few, ours_without.trouble, mistake))

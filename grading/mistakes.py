@@ -21,6 +21,8 @@ NORM_MISTAKES = {
     "eps stands outside the root, not inside": lambda x, w, eps: x / (mean_square(x).sqrt() + eps) * w,
     "eps is missing, or not the one that RMSNorm was given": lambda x, w, eps: norm(x, w, 1e-6),
     "the weight is missing": lambda x, w, eps: norm(x, 1.0, eps),
+    "it multiplies by the weight twice; forward does that, _norm does not": lambda x, w, eps: norm(x, w * w, eps),
+    "it is twice as large as it should be": lambda x, w, eps: norm(x, 2 * w, eps),
     "it multiplies by 1 + weight, not by the weight": lambda x, w, eps: norm(x, 1 + w, eps),
     "the mean is subtracted, as in LayerNorm": lambda x, w, eps: norm(x - x.mean(-1, keepdim=True), w, eps),
     "it divides by the standard deviation, which subtracts the mean":
@@ -62,6 +64,24 @@ ATTEND_MISTAKES = {
     "heads come out after the length; it is b h s d": dict(finish=lambda output: output.transpose(1, 2)),
     "heads come out joined; it is b h s d": dict(finish=lambda output: output.transpose(1, 2).flatten(2)),
     **MASK_MISTAKES,
+}  # fmt: skip
+# where a whole text is right, and a text with a mask of its own is not
+MASKED_MISTAKES = {
+    "it ignores the argument mask, and makes its own": dict(visible=torch.tril),
+    "it ignores the argument mask": dict(visible=lambda ones: ones),
+    "the argument mask is read upside down: it is True where a query may see a key":
+        dict(visible=lambda ones: 1 - small.MASK),
+    "the argument mask is added to the scores; it is bool, True where a query may see a key":
+        dict(visible=lambda ones: ones, normalise=lambda scores: (scores + small.MASK).softmax(-1)),
+    "it lays its own mask over the argument mask": dict(visible=lambda ones: ones.tril() * small.MASK),
+    **{f"with the argument mask, {said}": wrong for said, wrong in ATTEND_MISTAKES.items()
+       if said not in MASK_MISTAKES or "hidden" in wrong},
+}  # fmt: skip
+
+TURNED_MISTAKES = {
+    "start_pos and query_start are ignored: every text begins at position 0": (0, 0, 0),
+    "query_start is ignored: queries may begin elsewhere than keys": (small.KEY_START,) * 3,
+    "start_pos is ignored: keys may begin after position 0": (0, *small.QUERY_STARTS.tolist()),
 }  # fmt: skip
 
 ATTENTION_MISTAKES = {
@@ -123,6 +143,17 @@ BLOCKS = {
 LAYER_MISTAKES = {sentence: dict(block=block) for sentence, block in BLOCKS.items()}
 LAYER_MISTAKES["the eps of RMSNorm is not config.layer_norm_eps"] = dict(eps=1e-6)
 
+# where a whole text is right, and one with a context, in which each row has one query, is not
+CONTEXT_BLOCKS = {
+    "it ignores the argument context: attention(norm(x), context), and the residual is context.queries(x)":
+        lambda x, a, f, m, n: (h := x + a(m(x))) + f(n(h)),
+    "the attention is not given the argument context":
+        lambda x, a, f, m, n: (h := small.queried(x) + a(m(x))) + f(n(h)),
+    "the first residual is context.queries(x), not x":
+        lambda x, a, f, m, n: (h := x + small.queried(a(m(x)))) + f(n(h)),
+}  # fmt: skip
+CONTEXT_MISTAKES = {sentence: dict(block=block) for sentence, block in CONTEXT_BLOCKS.items()}
+
 
 def before_norm(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return before
@@ -144,6 +175,21 @@ LLAMA_MISTAKES = {
     "the layers run in reverse": dict(layers=(1, 0)),
     "no layer is used": dict(layers=()),
     "the final norm's eps is not config.layer_norm_eps": dict(eps=1e-6),
+}  # fmt: skip
+
+ALWAYS_DRAWN = "it gives another text each time: argmax at temperature 0, else draw from softmax(logits / temperature)"
+GENERATE_MISTAKES = {
+    "what is returned are the new tokens alone, without the text before them":
+        dict(finish=lambda idx: idx[:, small.PROMPTS.shape[1] :]),
+    "there is one new token too few": dict(finish=lambda idx: idx[:, :-1]),
+    "there is one new token too many": dict(new=small.NEW_TOKENS + 1),
+    "the text ends at max_seq_len tokens; the model then reads the last max_seq_len":
+        dict(finish=lambda idx: idx[:, : small.SMALL_SHAPE["max_seq_len"]]),
+    "the text is never cut: the model reads its last max_seq_len tokens": dict(window=lambda idx: idx),
+    "a long text is cut at its end: the model reads its last max_seq_len tokens":
+        dict(window=lambda idx: idx[:, : small.SMALL_SHAPE["max_seq_len"]]),
+    "the model reads the newest token alone, not the text before it": dict(window=lambda idx: idx[:, -1:]),
+    "the temperature is ignored: the likeliest token is always taken": dict(is_drawn=False),
 }  # fmt: skip
 
 POOLS = {

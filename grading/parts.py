@@ -20,15 +20,16 @@ from grading.programs import PARTS_FILE, GradingError, find_own, read_text
 from grading.small_model import SMALL_SHAPE, below, in_double, small_weights
 
 IMPORT = "import of llama.py"
-# asked in any case; the model itself may rotate in another way than by `apply_rotary_emb`
-WHOLES = ("rotary embedding", "embedding and head", "zero-shot classifier", "embedding classifier")
+# asked in any case: the reference tensors do not go through all of these
+WHOLES = ("rotary embedding", "embedding and head", "generate", "zero-shot classifier", "embedding classifier")
 
 
 class CheckedPart(NamedTuple):
     """One thing that a student writes: the question about it, and what each usual mistake would answer.
 
     where: the class or function in the student's files. needs: the names of the parts that this one calls; it cannot
-    be right while they are wrong. read: makes of the answer the numbers that are judged.
+    be right while they are wrong. read: makes of the answer the numbers that are judged. judged: how many of the
+    stored tensors; None: all. drawn: the explanation if the numbers differ from call to call.
     """
 
     name: str
@@ -37,6 +38,8 @@ class CheckedPart(NamedTuple):
     mistakes: dict[str, Callable[[], torch.Tensor | Tensors]]
     needs: tuple[str, ...] = ()
     read: Callable[[ChildAnswer], ChildAnswer] = lambda answer: answer
+    judged: int | None = None
+    drawn: str = "it gives other numbers each time; is there dropout in evaluation?"
 
 
 class Finding(NamedTuple):
@@ -50,9 +53,14 @@ class Finding(NamedTuple):
 def takes_attention(student: Student) -> bool:
     """Whether the student's load_pretrained has an argument for the kind of attention; the hand-out's has none.
 
-    False where the question fails: the questions that call load_pretrained will say why.
+    False where the question fails, here and in `has_context`: questions that follow will say why.
     """
     return not student.ask(ChildQuestion("names_attention", "llama")).trouble
+
+
+def has_context(student: Student) -> bool:
+    """Whether the student's model gives its parts a context: positions and mask. The hand-out's does not."""
+    return not student.ask(ChildQuestion("has_context", "llama")).trouble
 
 
 def kinds_to_check(student: Student, wanted: str | None) -> tuple[str, ...]:
@@ -91,19 +99,27 @@ def norm_part() -> CheckedPart:
     return CheckedPart("RMSNorm", "class RMSNorm in llama.py", question, wrong, (IMPORT,))
 
 
-def rotary_part() -> CheckedPart:
+def rotary_part(in_context: bool) -> CheckedPart:
     query, key = small.rotary_inputs()
     wrong = with_mistakes(rotation.rotate_both, rotation.ROTATION_MISTAKES, query, key, small.THETA)
+    wrong |= {said: partial(small.turned_later, query, key, at) for said, at in mistakes.TURNED_MISTAKES.items()}
     question = rotation.ask_rotation(query, key, SMALL_SHAPE["max_seq_len"])
-    return CheckedPart("rotary embedding", "apply_rotary_emb in rope.py", question, wrong)
+    if in_context:
+        question.settings["start_pos"], question.tensors["query_start"] = small.KEY_START, small.QUERY_STARTS
+    where, judged = "apply_rotary_emb in rope.py", None if in_context else 2
+    return CheckedPart("rotary embedding", where, question, wrong, judged=judged)
 
 
-def scores_part(kind: str) -> CheckedPart:
+def scores_part(in_context: bool, kind: str) -> CheckedPart:
     heads = dict(zip(("query", "key", "value"), small.score_inputs(), strict=True))
     question = ChildQuestion("scores", "llama", {"config": small_config(kind)}, heads)
-    wrong = with_mistakes(small.attend, mistakes.ATTEND_MISTAKES, *in_double(heads).values(), kind == "causal")
-    where = "Attention.compute_query_key_value_scores in llama.py"
-    return CheckedPart(f"scores and softmax, {kind}", where, question, wrong, (IMPORT,))
+    inputs = (*in_double(heads).values(), kind == "causal")
+    wrong = with_mistakes(small.attend, mistakes.ATTEND_MISTAKES, *inputs)
+    if in_context and kind == "causal":
+        question.tensors["mask"] = small.MASK
+        wrong |= with_mistakes(small.masked, mistakes.MASKED_MISTAKES, *inputs)
+    where, judged = "Attention.compute_query_key_value_scores in llama.py", None if in_context else 1
+    return CheckedPart(f"scores and softmax, {kind}", where, question, wrong, (IMPORT,), judged=judged)
 
 
 def attention_part(kind: str) -> CheckedPart:
@@ -122,12 +138,17 @@ def feed_forward_part() -> CheckedPart:
     return CheckedPart("feed-forward", "class FeedForward in llama.py", question, wrong, (IMPORT,))
 
 
-def layer_part(kind: str) -> CheckedPart:
+def layer_part(in_context: bool, kind: str) -> CheckedPart:
     x, weights = small.states(), below(small_weights(), "layers.0.")
     question = ChildQuestion("layer", "llama", {"config": small_config(kind)}, {"weights": weights, "x": x})
-    wrong = with_mistakes(small.layer, mistakes.LAYER_MISTAKES, x.double(), in_double(weights), kind == "causal")
-    needs = ("RMSNorm", "feed-forward", f"grouped queries, {kind}")
-    return CheckedPart(f"layer, {kind}", "LlamaLayer.forward in llama.py", question, wrong, needs)
+    inputs = (x.double(), in_double(weights), kind == "causal")
+    wrong = with_mistakes(small.layer, mistakes.LAYER_MISTAKES, *inputs)
+    if in_context:
+        question.tensors["at"] = small.AT
+        wrong |= with_mistakes(small.layer_in_context, mistakes.CONTEXT_MISTAKES, *inputs)
+    needs = ("RMSNorm", "feed-forward", "rotary embedding", f"scores and softmax, {kind}", f"grouped queries, {kind}")
+    judged = None if in_context else 1
+    return CheckedPart(f"layer, {kind}", "LlamaLayer.forward in llama.py", question, wrong, needs, judged=judged)
 
 
 def model_part(kind: str) -> CheckedPart:
@@ -136,6 +157,22 @@ def model_part(kind: str) -> CheckedPart:
     wrong = with_mistakes(small.llama, mistakes.LLAMA_MISTAKES, small.TOKENS, kind == "causal")
     needs = ("RMSNorm", f"layer, {kind}")
     return CheckedPart(f"embedding and head, {kind}", "Llama.forward in llama.py", question, wrong, needs)
+
+
+def generate_part(kind: str) -> CheckedPart:
+    settings, tensors = {"config": small_config(kind)}, {"weights": small_weights(), "tokens": small.PROMPTS}
+    question = ChildQuestion("generate", "llama", {**settings, "new": small.NEW_TOKENS}, tensors)
+    wrong = with_mistakes(small.generate, mistakes.GENERATE_MISTAKES, kind == "causal")
+    needs, where = (f"layer, {kind}", f"embedding and head, {kind}"), "Llama.generate in llama.py"
+    return CheckedPart(f"generate, {kind}", where, question, wrong, needs, has_drawn, drawn=mistakes.ALWAYS_DRAWN)
+
+
+def has_drawn(answer: ChildAnswer) -> ChildAnswer:
+    """In the place of the last text, which is drawn: 1 if it differs from the likeliest one, the first, else 0."""
+    if answer.trouble:
+        return answer
+    *texts, hot = answer.tensors
+    return ChildAnswer((*texts, torch.tensor(float(not torch.equal(hot, texts[0])))))
 
 
 def loading_part(kind: str) -> CheckedPart:
@@ -162,7 +199,7 @@ def zero_shot_part(kind: str) -> CheckedPart:
     tensors = {"weights": small_weights(), "tokens": small.PADDED}
     question = ChildQuestion("zero_shot", "classifier", settings, tensors)
     wrong = with_mistakes(small.zero_shot, mistakes.ZERO_SHOT_MISTAKES, kind == "causal")
-    needs = (f"embedding and head, {kind}", f"loading, {kind}")
+    needs = (f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
     where = "class LlamaZeroShotClassifier in classifier.py"
     return CheckedPart(f"zero-shot classifier, {kind}", where, question, wrong, needs)
 
@@ -171,22 +208,23 @@ def embedding_part(kind: str) -> CheckedPart:
     tensors = {"weights": small_weights(), "tokens": small.PADDED, "head": small.head_weights()}
     question = ChildQuestion("embedding", "classifier", classifier_settings(kind), tensors)
     wrong = with_mistakes(small.embedding, mistakes.EMBEDDING_MISTAKES, kind == "causal")
-    needs = (f"embedding and head, {kind}", f"loading, {kind}")
+    needs = (f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
     where = "class LlamaEmbeddingClassifier in classifier.py"
     return CheckedPart(f"embedding classifier, {kind}", where, question, wrong, needs)
 
 
-def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True) -> list[CheckedPart]:
+def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True, in_context: bool = True) -> list[CheckedPart]:
     """Every part, in the order in which one writes them.
 
     has_classifiers: False leaves out the classifiers of a causal model. How an edition with one causal kind reads a
-    text is not known.
+    text is not known. in_context: False asks parts for what the hand-out's model gives them, without context and mask.
     """
     classifying = [kind for kind in kinds if has_classifiers or kind == "bidirectional"]
+    ask_scores, ask_layer = partial(scores_part, in_context), partial(layer_part, in_context)
     return [
-        import_part(), norm_part(), rotary_part(), *map(scores_part, kinds), *map(attention_part, kinds),
-        feed_forward_part(), *map(layer_part, kinds), *map(model_part, kinds), *map(loading_part, kinds),
-        *map(zero_shot_part, classifying), *map(embedding_part, classifying),
+        import_part(), norm_part(), rotary_part(in_context), *map(ask_scores, kinds), *map(attention_part, kinds),
+        feed_forward_part(), *map(ask_layer, kinds), *map(model_part, kinds), *map(generate_part, kinds),
+        *map(loading_part, kinds), *map(zero_shot_part, classifying), *map(embedding_part, classifying),
     ]  # fmt: skip
 
 
@@ -218,7 +256,8 @@ def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensor
             answer = part.read(student.ask(part.question))
         if answer.is_lost:
             lost.add(part.name)
-        if not answer.trouble and alike(answer.tensors, expected.get(part.name, ())):
+        right = expected.get(part.name, ())[: part.judged]
+        if not answer.trouble and alike(answer.tensors, right):
             findings.append(Finding(part, "ok"))
             continue
         if not answer.is_written and answer.trouble not in blanks:
@@ -230,7 +269,7 @@ def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensor
         elif answer.trouble:
             findings.append(Finding(part, "WRONG" if answer.is_written else "not written yet", answer.trouble))
         else:
-            sentence = explanation(student, part, answer.tensors, expected.get(part.name, ()))
+            sentence = explanation(student, part, answer.tensors, right)
             findings.append(Finding(part, "WRONG", sentence))
     return findings
 
@@ -239,7 +278,8 @@ def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: 
     """The usual mistake that gives these numbers, or how far off they are."""
     for sentence, mistake in part.mistakes.items():
         wrong = mistake()
-        if alike(actual, wrong if isinstance(wrong, tuple) else (wrong,), tolerance=1e-4):
+        wrong = wrong if isinstance(wrong, tuple) else (wrong,)
+        if alike(actual[: len(wrong)], wrong, tolerance=1e-4) and not alike(wrong, expected[: len(wrong)]):
             return sentence
     if len(actual) != len(expected):
         return f"it returns {len(actual)} tensors, not {len(expected)}"
@@ -247,7 +287,7 @@ def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: 
         if a.shape != e.shape:
             return f"it returns {list(a.shape)} numbers, not {list(e.shape)}"
     if not alike(part.read(student.ask(part.question)).tensors, actual):
-        return "it gives other numbers each time; is there dropout in evaluation?"
+        return part.drawn
     error = max((a - e).abs().max().item() for a, e in zip(actual, expected, strict=True))
     return f"off by up to {error:.1e}, and no usual mistake gives these numbers"
 
@@ -263,7 +303,8 @@ def check_parts(student: Student, expected: dict[str, Tensors] | None, args: Nam
         print(f"note: {PARTS_FILE} is not here, so neither the parts nor classifier.py were checked", file=sys.stderr)
         return True
     kinds = kinds_to_check(student, args.attention)
-    parts = all_parts(kinds, has_classifiers="causal" not in kinds or takes_attention(student))
+    has_classifiers = "causal" not in kinds or takes_attention(student)
+    parts = all_parts(kinds, has_classifiers, has_context(student))
     wholes = [part for part in parts if part.name.partition(",")[0] in WHOLES]
     if whole_is_right and not args.parts and all(one.verdict == "ok" for one in judge(student, wholes, expected)):
         return True

@@ -20,6 +20,7 @@ import torch
 from grading import wire
 
 Weights = dict[str, torch.Tensor]
+NEARLY_0, HOT = 1e-3, 1e4  # temperatures
 
 
 class Wrong(Exception):
@@ -78,9 +79,25 @@ def import_module(module: str) -> tuple:
     return ()
 
 
-def rotate(query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float | None = None) -> Any:
-    """query: b s h d, key: b s g d. theta: None leaves the argument out, as the assignment's own callers do."""
-    return student("rope", "apply_rotary_emb")(query, key, head_dim, max_seq_len, *([] if theta is None else [theta]))
+def check_takes(function: Callable, what: str, *arguments: Any, **named: Any) -> None:
+    """Raises `Wrong` unless a student's function can be called with these arguments, the last of which are `what`."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        raise Wrong(f"it does not take {what}, which the model gives it") from None
+
+
+def rotate(
+    query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float | None = None, **starts
+) -> Any:
+    """query: b s h d, key: b s g d. theta: None leaves it out, as in the assignment. starts: for a second call."""
+    function = student("rope", "apply_rotary_emb")
+    inputs = (query, key, head_dim, max_seq_len, *([] if theta is None else [theta]))
+    turned = function(*inputs)
+    if not starts or not isinstance(turned, (tuple, list)):
+        return turned
+    check_takes(function, " and ".join(starts), *inputs, **starts)
+    return *turned, *function(*inputs, **starts)
 
 
 def train(weight: torch.Tensor, inputs: torch.Tensor, optimizer: type | None = None, **settings) -> torch.Tensor:
@@ -112,6 +129,24 @@ def few_steps(
     return torch.stack([parameter.detach() for parameter in parameters])
 
 
+def step_with_closure(weights: torch.Tensor, gradient: torch.Tensor, **settings) -> Any:
+    """The loss that `step` returns for a closure, and the parameter after that step."""
+    parameter, calls = torch.nn.Parameter(weights.clone()), []
+    optimizer = student("optimizer", "AdamW")([parameter], **settings)
+
+    def closure() -> torch.Tensor:
+        calls.append(torch.is_grad_enabled())
+        parameter.grad = gradient
+        return (parameter * gradient).sum()
+
+    loss = optimizer.step(closure)
+    if not all(calls):
+        raise Wrong("step(closure) calls the closure without gradients: call it under torch.enable_grad()")
+    if not calls or loss is None:
+        raise Wrong("step(closure) returns no loss: call the closure, and return what it returns")
+    return loss, parameter
+
+
 def fill(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
     """A student's module with these weights, in evaluation mode."""
     unknown = module.load_state_dict(weights, strict=False).unexpected_keys
@@ -133,9 +168,15 @@ def norm_or_feed_forward(name: str, arguments: list, weights: Weights, x: torch.
     return make(name, weights, *arguments)(x)
 
 
-def scores(config: dict, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-    module = student("llama", "Attention")(make_config(config)).eval()
-    return module.compute_query_key_value_scores(query, key, value)
+def scores(
+    config: dict, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+) -> Any:
+    """The output without a mask, and with it (1: may be seen)."""
+    function = student("llama", "Attention")(make_config(config)).eval().compute_query_key_value_scores
+    if mask is None:
+        return function(query, key, value)
+    check_takes(function, "the argument mask (bool, True where a key may be seen)", query, key, value, mask)
+    return function(query, key, value), function(query, key, value, mask.bool())
 
 
 def attention(config: dict, weights: Weights, x: torch.Tensor) -> Any:
@@ -154,8 +195,14 @@ def attention(config: dict, weights: Weights, x: torch.Tensor) -> Any:
     return module(x)
 
 
-def layer(config: dict, weights: Weights, x: torch.Tensor) -> Any:
-    return make("LlamaLayer", weights, 0, make_config(config))(x)
+def layer(config: dict, weights: Weights, x: torch.Tensor, at: torch.Tensor | None = None) -> Any:
+    """The output for a whole text; and, with `at`, for a context whose only query in each row is at that position."""
+    module = make("LlamaLayer", weights, 0, make_config(config))
+    if at is None:
+        return module(x)
+    context = student("llama", "AttentionContext").of_text(x.shape[1], config["attention"] == "causal", x.device)
+    check_takes(module.forward, "the argument context (which positions are queries, and what they may see)", x, context)
+    return module(x), module(x, context.queried_at(at))
 
 
 def layer_norm_of(config: dict, x: torch.Tensor, shifted: torch.Tensor) -> Any:
@@ -173,7 +220,20 @@ def llama(config: dict, weights: Weights, tokens: torch.Tensor) -> Any:
     return logits, hidden, model(tokens, tokens)[0]
 
 
+def generate(config: dict, weights: Weights, tokens: torch.Tensor, new: int) -> Any:
+    """Each row's continuation at temperature 0; the first row's near 0, and where nearly all tokens are as likely."""
+    model = make("Llama", weights, make_config(config))
+    texts = [model.generate(row[None], new, temperature=0.0) for row in tokens]  # one at a time, as run_llama.py does
+    return *texts, *(model.generate(tokens[:1], new, temperature=each) for each in (NEARLY_0, HOT))
+
+
 # ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def has_context() -> tuple:
+    """Raises unless the student's model gives its layers an `AttentionContext`; the hand-out's does not."""
+    student("llama", "AttentionContext")
+    return ()
 
 
 def names_attention() -> tuple:
@@ -191,11 +251,10 @@ def load(path: str, attention: str) -> torch.nn.Module:
     return load_pretrained(path).eval()
 
 
+@torch.inference_mode()
 def model(path: str, attention: str, device: str, tokens: torch.Tensor) -> Any:
     """Hidden states and logits of a checkpoint's model."""
-    loaded = load(path, attention).to(device)
-    with torch.inference_mode():
-        logits, hidden_states = loaded(tokens.to(device))
+    logits, hidden_states = load(path, attention).to(device)(tokens.to(device))
     return hidden_states, logits
 
 
@@ -251,9 +310,10 @@ def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tok
 
 
 WITHOUT_GRADIENTS = (
-    norm_or_feed_forward, scores, attention, layer, layer_norm_of, llama, loading, zero_shot, embedding,
+    norm_or_feed_forward, scores, attention, layer, layer_norm_of, llama, generate, loading, zero_shot, embedding,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {
     **{part.__name__: torch.no_grad()(part) for part in WITHOUT_GRADIENTS},
-    **{one.__name__: one for one in (import_module, rotate, train, few_steps, names_attention, model)},
+    **{one.__name__: one for one in (import_module, rotate, train, few_steps, step_with_closure)},
+    **{one.__name__: one for one in (has_context, names_attention, model)},
 }

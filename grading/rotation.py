@@ -58,10 +58,20 @@ def rotate_by_hand(
 
 
 def rotate_both(
-    query: torch.Tensor, key: torch.Tensor, theta: float, *, give: Callable = lambda q, k, turned: turned, **wrong
+    query: torch.Tensor,
+    key: torch.Tensor,
+    theta: float,
+    *,
+    give: Callable = lambda q, k, turned: turned,
+    alone: str = "",
+    **wrong,
 ) -> Tensors:
-    """give: chooses the result from query, key, and the pair of rotated ones. wrong: keywords of `rotate_by_hand`."""
-    return give(query, key, (rotate_by_hand(query, theta, **wrong), rotate_by_hand(key, theta, **wrong)))
+    """give: chooses the result from query, key, and the pair of rotated ones. wrong: keywords of `rotate_by_hand`.
+
+    alone: "query" or "key", the only one that is rotated in the wrong way; "": both are.
+    """
+    pair = (("query", query), ("key", key))
+    return give(query, key, tuple(rotate_by_hand(x, theta, **wrong if alone in ("", name) else {}) for name, x in pair))
 
 
 ROTATION_MISTAKES: dict[str, dict] = {
@@ -78,6 +88,10 @@ ROTATION_MISTAKES: dict[str, dict] = {
     "one wrong sign: the first number of a pair is x1 cos - x2 sin": dict(turn=lambda cos, sin: (cos, sin, sin, cos)),
     "one wrong sign: the second number of a pair is x1 sin + x2 cos":
         dict(turn=lambda cos, sin: (cos, -sin, -sin, cos)),
+    "one wrong sign: x1 cos is subtracted; the first number of a pair is x1 cos - x2 sin":
+        dict(turn=lambda cos, sin: (-cos, -sin, sin, cos)),
+    "one wrong sign: x2 cos is subtracted; the second number of a pair is x1 sin + x2 cos":
+        dict(turn=lambda cos, sin: (cos, -sin, sin, -cos)),
     "sine and cosine are exchanged": dict(turn=lambda cos, sin: (sin, -cos, cos, sin)),
     "positions are counted from 1; the first is 0": dict(start=1),
     "pair i turns by theta^(-i/d), but the exponent is -2i/d": dict(frequency=lambda i, d, theta: theta ** (-i / d)),
@@ -102,6 +116,12 @@ ROTATION_MISTAKES: dict[str, dict] = {
     "the key is returned before the query": dict(give=lambda q, k, turned: turned[::-1]),
     "positions run along the heads; they are the dimension before (b s h d)": dict(along=2),
 }  # fmt: skip
+ROTATION_MISTAKES |= {
+    f"{said} (of the {alone} alone; the other is right)": {**wrong, "alone": alone}
+    for said, wrong in ROTATION_MISTAKES.items()
+    for alone in ("query", "key")
+    if "turn" in wrong
+}
 
 
 # ------------------------------------------------------------------------------------------------- the check

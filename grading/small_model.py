@@ -23,6 +23,18 @@ TOKENS = torch.tensor(((1, 17, 5, 30, 22), (1, 17, 38, 6, 11)))
 PADDED = torch.tensor(((1, 17, 5, 30, 22, 9), (1, 8, 26, PAD, PAD, PAD), (1, PAD, 12, 33, PAD, PAD)))
 LAST_TOKENS = torch.tensor((5, 2, 3))  # where the rows of PADDED end
 LABELS = ((7,), (20, 31), (12, 5, 33))  # token ids of the labels' names
+MASK = torch.tensor(  # b s t; 1: a query may see a key
+    (((1, 0, 0, 1, 0), (0, 1, 1, 0, 0), (1, 0, 1, 1, 1), (0, 0, 1, 0, 1), (1, 1, 0, 1, 0)),
+     ((0, 1, 0, 0, 1), (1, 1, 0, 0, 0), (0, 0, 0, 1, 1), (1, 1, 0, 1, 0), (0, 1, 1, 0, 1)))
+)[:, None]  # fmt: skip
+AT = torch.tensor((2, 3))  # the only query of each row, where a layer is given a context
+KEY_START, QUERY_STARTS = 3, torch.tensor((6, 9))  # where keys and the rows' queries begin, where it is not at 0
+# Texts to continue; after two new tokens they are longer than the model's max_seq_len. Chosen so that every new token's
+# logit is at least 0.3 above the next, and that every mistake gives other tokens.
+PROMPTS = torch.tensor(
+    ((1, 34, 3, 15, 33, 20, 13, 12, 17, 28, 8, 31, 23, 21), (1, 19, 5, 38, 7, 23, 12, 11, 20, 39, 31, 33, 8, 30))
+)
+NEW_TOKENS = 8
 NEARLY_ALL = 0.999999  # of a hidden state dropped: the logits are then the bias
 
 
@@ -111,6 +123,18 @@ def turned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Tenso
     return rotate_by_hand(query, THETA), rotate_by_hand(key, THETA), value
 
 
+def masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, **wrong) -> Tensors:
+    """The right output of a whole text, and what `attend` makes of `MASK` with these keywords."""
+    shown = {"visible": lambda ones: MASK, **wrong}
+    return attend(query, key, value, causal), attend(query, key, value, causal, **shown)
+
+
+def turned_later(query: torch.Tensor, key: torch.Tensor, starts: tuple[int, ...]) -> Tensors:
+    """Query and key, rightly turned from position 0; and from `starts`: the keys' and the queries' of each row."""
+    rows = [rotate_by_hand(row[None], THETA, start=start) for row, start in zip(query, starts[1:], strict=True)]
+    return *turned(query, key, query)[:2], torch.cat(rows), rotate_by_hand(key, THETA, start=starts[0])
+
+
 def attention(
     x: torch.Tensor,
     weights: dict[str, torch.Tensor],
@@ -153,6 +177,16 @@ def layer(
     return block(x, a, f, m, n)
 
 
+def queried(x: torch.Tensor) -> torch.Tensor:
+    """The positions `AT`. b s D -> b 1 D"""
+    return at(x, AT)[:, None]
+
+
+def layer_in_context(x: torch.Tensor, weights: dict[str, torch.Tensor], causal: bool, *, block: Callable) -> Tensors:
+    """The right output of a whole text, and that of a layer which is given a context. block: as for `layer`."""
+    return layer(x, weights, causal), layer(x, weights, causal, block=block)
+
+
 def llama(
     tokens: torch.Tensor,
     causal: bool,
@@ -173,6 +207,31 @@ def llama(
     after = norm(h, weights["norm.weight"], eps)
     logits = finish(read(h, after) @ weights["output.weight"].T)
     return pick(logits), shown(h, after), logits
+
+
+def last_tokens(idx: torch.Tensor) -> torch.Tensor:
+    return idx[:, -SMALL_SHAPE["max_seq_len"] :]
+
+
+@lru_cache
+def likeliest_text(causal: bool, window: Callable, new: int) -> torch.Tensor:
+    idx = PROMPTS
+    for _ in range(new):
+        idx = torch.cat((idx, llama(window(idx), causal)[0].argmax(-1)), dim=1)
+    return idx
+
+
+def generate(
+    causal: bool,
+    *,
+    window: Callable = last_tokens,
+    finish: Callable = lambda idx: idx,
+    new: int = NEW_TOKENS,
+    is_drawn: bool = True,
+) -> Tensors:
+    """The likeliest continuation of each row of `PROMPTS`; the first once more; and 1 where the last text is drawn."""
+    texts = finish(likeliest_text(causal, window, new)).double()
+    return *texts[:, None], texts[:1], torch.tensor(float(is_drawn))
 
 
 def at(hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

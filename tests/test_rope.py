@@ -54,6 +54,15 @@ def test_every_row_may_start_somewhere_else():
         assert torch.equal(rotated_query[row], expected[0][0]) and torch.equal(rotated_key[row], expected[1][0])
 
 
+def test_queries_may_begin_elsewhere_than_keys():
+    query, key = torch.randn(2, 1, 4, 8), torch.randn(2, 6, 2, 8)
+    starts = torch.tensor([2, 5])
+    rotated = apply_rotary_emb(query, key, 8, 16, 500.0, start_pos=3, query_start=starts)
+    expected = torch.cat([rotate_as_complex(query[[row]], 500.0, start) for row, start in enumerate(starts.tolist())])
+    torch.testing.assert_close(rotated[0].double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotated[1].double(), rotate_as_complex(key, 500.0, 3), atol=1e-5, rtol=1e-5)
+
+
 def test_a_text_beyond_max_seq_len_is_rotated_all_the_same():
     query = torch.randn(1, 20, 2, 4)
     rotated, _ = apply_rotary_emb(query, query, 4, 8)

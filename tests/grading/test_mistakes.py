@@ -5,15 +5,18 @@ modules, asks them in its own process (`local_student`), and prints as JSON what
 table. How a student's code is asked in a process of its own is the matter of test_hostile.py.
 """
 
+import ast
 import contextlib
 import importlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,11 +30,14 @@ SCRIPTS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 MODULES = sorted(path.stem for path in ROOT.glob("*.py") if path.stem not in SCRIPTS)
 
 NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
-TURN = "rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos, self.rope_scaling).transpose(1, 2)"
-TURN_LATE = "rotate(x.transpose(1, 2), self.head_dim, self.max_seq_len, self.rope_theta, start_pos)"
+TURN = "apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta, **positions)"
+TURN_LATE = TURN.replace("query, key", "query.transpose(1, 2), key.transpose(1, 2)")
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
 FIRST = "h = residual + self.attention(self.attention_norm(x), context)\n"
 SECOND = "        return h + self.feed_forward(self.ffn_norm(h))"
+TEXTBOOK = FIRST.replace("residual", "x").replace(", context)", ")")
+ONE_ARGUMENT = "class OwnLayer(LlamaLayer):\n    def forward(self, x):\n        return super().forward(x)\n\n\n"
+ONE_ARGUMENT += "LlamaLayer = OwnLayer\n\n\nclass Llama("
 POST = "h = self.attention_norm(residual + self.attention(x, context))\n"
 POST += "        return self.ffn_norm(h + self.feed_forward(h))"
 LAST = "sequence_lengths(token_ids, pad_id) - 1"
@@ -39,16 +45,27 @@ SUM = "log_probabilities[:, ids].sum(dim=-1)"
 HEAD = "F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)"
 VISIBLE = "tril(diagonal=key_len - query_len)"
 BLANK = "raise NotImplementedError"
+SCALE = "math.sqrt(self.head_dim)"
+FULL_MASK = "        if mask is not None:\n            scores ="
+GREEDY = "    if temperature == 0.0:\n        return best\n"
 
 PAIRS = "x.float().unflatten(-1, (-1, 2))"
 PRODUCT = "pairs * torch.complex(cos, sin)"
 ROTATED = "return rotated.flatten(-2)"
 HALVES = "x1, x2 = x.float().chunk(2, -1)\n    return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), -1)"
-TURN_BOTH = "return rotate(query, *angles), rotate(key, *angles)"
+TURN_QUERY, TURN_KEY = "rotate(query, *angles, query_start, scaling)", "rotate(key, *angles, start_pos, scaling)"
+TURN_BOTH = f"return {TURN_QUERY}, {TURN_KEY}"
 
 STEP = "_update(*piece, alpha, group)"
 DECAY = "p -= lr * wd * p"
+CLOSURE = "            with torch.enable_grad():\n                loss = closure()\n"
 CORRECTION = 'math.sqrt(1 - group["betas"][1] ** t) / (1 - group["betas"][0] ** t)'
+
+
+def signs(a: str, b: str, c: str, d: str) -> str:
+    """The rotation written out, in place of `ROTATED`, with these signs before x1 cos, x2 sin, x1 sin, x2 cos."""
+    pairs = f"{a}pairs.real * cos {b} pairs.imag * sin, {c}pairs.real * sin {d} pairs.imag * cos"
+    return f"rotated = torch.stack(({pairs}), -1)\n    {ROTATED}"
 
 
 def own_step(before: str = "pass", after: str = "pass", root: str = "v.sqrt() + eps") -> str:
@@ -76,6 +93,8 @@ MISTAKES = {
                 ("the squares are summed, not averaged", NORM, NORM.replace("mean(", "sum(")),
                 ("eps stands outside the root", NORM, "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)"),
                 ("eps is missing", NORM, NORM.replace(" + self.eps", "")),
+                ("it multiplies by the weight twice", NORM, f"{NORM} * self.weight"),
+                ("it is twice as large", NORM, f"2 * {NORM}"),
                 ("the weight is missing", ".type_as(x) * self.weight", ".type_as(x)"),
                 ("it returns None; is a `return` missing?", "return self._norm(x.float())", "self._norm(x.float())"),
                 ("RuntimeError in llama.py line", NORM, NORM.replace("True", "False")),
@@ -94,14 +113,22 @@ MISTAKES = {
                 ("the causal mask is missing", 'scores.masked_fill(~mask, float("-inf"))', "scores"),
                 ("the causal mask sets scores to 0", 'float("-inf")', "0.0"),
                 ("the causal mask is inverted", "masked_fill(~mask", "masked_fill(mask"),
+                ("scores are not scaled", SCALE, f"(1 if self.is_causal else {SCALE})"),
+                ("it ignores the argument mask, and makes its own", "if mask is None and self.is_causal:",
+                 "if self.is_causal:"),
+                ("it ignores the argument mask", FULL_MASK, FULL_MASK.replace("None", "None and mask.dim() < 3")),
+                ("the argument mask is read upside down", "~mask,", "~mask if mask.dim() < 3 else mask,"),
+                ("with the argument mask, scores are not scaled", SCALE, f"(1 if mask is not None else {SCALE})"),
+                ("it does not take the argument mask", ", mask: torch.Tensor | None = None\n    ) -> torch.Tensor:\n",
+                 "\n    ) -> torch.Tensor:\n        mask = None\n"),
             ],
             "grouped queries, bidirectional: WRONG": [
                 ("key/value heads are repeated as 1 2 1 2", "x.repeat_interleave(self.n_rep, dim=1)",
                  "x.repeat(1, 2, 1, 1)"),
                 ("key/value heads are not repeated", "if self.n_rep > 1:", "if False:"),
                 ("heads are joined without", "output.transpose(1, 2).flatten(-2)", "output.reshape(x.shape)"),
-                ("queries and keys are not rotated", TURN, "x.transpose(1, 2)"),
-                ("the rotation takes heads for positions", TURN, TURN_LATE),
+                ("queries and keys are not rotated", TURN, "query, key"),
+                ("the rotation takes heads for positions", TURN, f"(x.transpose(1, 2) for x in {TURN_LATE})"),
                 ("heads are joined as (d, h)", "output.transpose(1, 2).flatten", "output.permute(0, 2, 3, 1).flatten"),
             ],
             "feed-forward: WRONG": [
@@ -116,6 +143,10 @@ MISTAKES = {
                 ("both residuals are missing", FIRST + SECOND,
                  (FIRST + SECOND).replace("residual + ", "").replace("h + ", "")),
                 ("it is post-norm", FIRST + SECOND, POST),
+                ("it ignores the argument context", FIRST, TEXTBOOK),
+                ("it does not take the argument context", "class Llama(", ONE_ARGUMENT),
+                ("the attention is not given the argument context", FIRST, FIRST.replace(", context)", ")")),
+                ("the first residual is context.queries(x), not x", FIRST, FIRST.replace("residual", "x")),
                 ("the second residual is x", SECOND, SECOND.replace("h +", "x +")),
                 ("the eps of RMSNorm is not config.layer_norm_eps", "RMSNorm(config.dim, eps=config.layer_norm_eps)",
                  "RMSNorm(config.dim)"),
@@ -126,6 +157,20 @@ MISTAKES = {
                 ("the logits are the first position's", "h[:, [-1], :]", "h[:, [0], :]"),
                 ("the last layer is left out", "h = last(h, context if at is None else context.queried_at(at))",
                  "pass"),
+            ],
+            "generate, bidirectional: WRONG": [
+                ("it gives another text each time: argmax", GREEDY, "    temperature = temperature or 1.0\n"),
+                ("it gives another text each time: argmax", "/ temperature).softmax", "* temperature).softmax"),
+                ("the temperature is ignored", GREEDY, "    return best\n"),
+                ("the text is never cut", "return self(idx[:, -limit:])[0][:, -1]", "return self(idx)[0][:, -1]"),
+                ("a long text is cut at its end", "return self(idx[:, -limit:])", "return self(idx[:, :limit])"),
+                ("there is one new token too few", "range(max_new_tokens)", "range(max_new_tokens - 1)"),
+                ("what is returned are the new tokens alone", "                break\n        return idx",
+                 "                break\n        return idx[:, -max_new_tokens:]"),
+            ],
+            "generate, causal: WRONG": [
+                ("the text is never cut", "self(idx[:, -limit:], cache=KVCache(self, len(idx), limit, pad))",
+                 "self(idx, cache=KVCache(self, len(idx), length, pad))"),
             ],
             "loading, bidirectional: WRONG": [
                 ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass"),
@@ -138,7 +183,16 @@ MISTAKES = {
             ],
         },
         "rope.py": {
-            "rotary embedding: WRONG": [("the wrong sign", "torch.complex(cos, sin)", "torch.complex(cos, -sin)")],
+            "rotary embedding: WRONG": [
+                ("the wrong sign", "torch.complex(cos, sin)", "torch.complex(cos, -sin)"),
+                ("start_pos is ignored", TURN_KEY, TURN_KEY.replace("start_pos", "0")),
+                ("query_start is ignored", TURN_QUERY, TURN_QUERY.replace("query_start", "start_pos")),
+                ("start_pos and query_start are ignored", TURN_BOTH,
+                 f"return {TURN_QUERY}, {TURN_KEY}".replace("query_start", "0").replace("start_pos", "0")),
+                ("it does not take start_pos and query_start", TURN_BOTH,
+                 f"{TURN_BOTH}\n\n\ndef apply_rotary_emb(*given, own=apply_rotary_emb):\n    return own(*given)"),
+            ],
+            "rotary embedding: not written yet": [("NotImplementedError in rope.py", TURN_BOTH, BLANK)],
         },
         "classifier.py": {
             "zero-shot classifier, bidirectional: WRONG": [
@@ -180,10 +234,16 @@ MISTAKES = {
                 ("the argument theta is ignored", "theta**exponents", "10000.0**exponents"),
                 ("pair i turns by theta^(-i/d)", "torch.arange(0, head_dim, 2,", "torch.arange(0, head_dim // 2,"),
                 ("pair i turns by theta^(2i/d)", "1.0 / theta**exponents", "theta**exponents"),
+                ("one wrong sign: x1 cos is subtracted", ROTATED, signs("-", "-", "", "+")),
+                ("one wrong sign: x2 cos is subtracted", ROTATED, signs("", "-", "", "-")),
+                ("one wrong sign: the first number of a pair is x1 cos - x2 sin", ROTATED, signs("", "+", "", "+")),
+                ("one wrong sign: the second number of a pair is x1 sin + x2 cos", ROTATED, signs("", "-", "-", "+")),
+                ("the result is the complex conjugate: the second number of each pair has the wrong sign (of the key",
+                 TURN_BOTH, f"return {TURN_QUERY}, {TURN_KEY} * torch.tensor((1.0, -1.0)).repeat(head_dim // 2)"),
                 ("nothing is rotated", TURN_BOTH, "return query, key"),
-                ("the key is not rotated", TURN_BOTH, "return rotate(query, *angles), key"),
+                ("the key is not rotated", TURN_BOTH, f"return {TURN_QUERY}, key"),
                 ("apply_rotary_emb: not written yet", TURN_BOTH, BLANK),
-                ("apply_rotary_emb: it returns None", TURN_BOTH, "rotate(query, *angles)"),
+                ("apply_rotary_emb: it returns None", TURN_BOTH, TURN_QUERY),
             ],
         },
     },
@@ -222,11 +282,41 @@ MISTAKES = {
                  "add_(v, gradients, alpha=1 - beta2)"),
                 ("the second moment lacks the factor 1 - beta2", "gradients, gradients, 1 - beta2",
                  "gradients, gradients, 1"),
+                ("AdamW: step(closure) returns no loss", CLOSURE, f"{CLOSURE}            loss = None\n"),
+                ("AdamW: step(closure) returns no loss", CLOSURE, "            pass\n"),
+                ("AdamW: step(closure) calls the closure without gradients", CLOSURE, "            loss = closure()\n"),
+                ("AdamW: step(closure) does not return the", CLOSURE, CLOSURE.replace("closure()", "2 * closure()")),
                 ("weights move up the gradient", "denominators, -alpha)", "denominators, alpha)"),
             ],
         },
     },
 }  # fmt: skip
+
+
+# (file, function) of every hole of structure.md's table: the script that judges it and what its lines begin with; a
+# mistake there
+HOLES = {
+    ("llama.py", "RMSNorm._norm"): ("sanity_check", "RMSNorm", NORM, f"{NORM} * self.weight"),
+    ("llama.py", "Attention.compute_query_key_value_scores"): ("sanity_check", "scores and softmax", SCALE, "1.0"),
+    ("llama.py", "LlamaLayer.forward"): ("sanity_check", "layer", FIRST, TEXTBOOK),
+    ("llama.py", "Llama.generate"): ("sanity_check", "generate", "range(max_new_tokens)", "range(max_new_tokens - 1)"),
+    ("rope.py", "apply_rotary_emb"): ("rope_test", "rotary embedding", TURN_KEY, TURN_KEY.replace("start_pos", "9")),
+    ("optimizer.py", "AdamW.step"): ("optimizer_test", None, CLOSURE, f"{CLOSURE}            loss = None\n"),
+    ("classifier.py", "LlamaEmbeddingClassifier.forward"):
+        ("sanity_check", "embedding classifier", HEAD, HEAD.replace("-1", "0")),
+}  # fmt: skip
+
+
+def without_body(source: str, function: str) -> str:
+    """A module's source in which this function or method only raises `NotImplementedError`."""
+    body = ast.parse(source).body
+    for name in function.split("."):
+        (found,) = (each for each in body if getattr(each, "name", "") == name)
+        body = found.body
+    lines = source.splitlines(keepends=True)
+    first, last = body[0], body[-1]
+    lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}{BLANK}\n"]
+    return "".join(lines)
 
 
 def rows() -> list:
@@ -244,16 +334,33 @@ def rows() -> list:
 
 
 def main(script: str, scratch: Path) -> None:
-    """Print [exit status, what was printed] for every mistake of a script."""
+    """Print {script: [exit status, what was printed]} for every mistake of a script; or of every script for "holes"."""
+    if script != "holes":
+        adamw.TOY_STEPS = 5  # the few steps by hand tell the mistakes apart
     results = []
-    for number, (file, old, new) in enumerate(edits(script)):
+    for number, (file, text) in enumerate(changed_holes() if script == "holes" else changed_files(script)):
         folder = scratch / str(number)
         folder.mkdir()
         for name in MODULES:
             shutil.copy(ROOT / f"{name}.py", folder)
-        (folder / file).write_text((folder / file).read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
-        results.append(run(script, folder))
+        (folder / file).write_text(text, encoding="utf-8")
+        scripts = sorted(SCRIPTS - {"prepare_submit"}) if script == "holes" else [script]
+        results.append({each: run(each, folder) for each in scripts})
     print(json.dumps(results))
+
+
+def changed_files(script: str) -> Iterator[tuple[str, str]]:
+    for file, old, new in edits(script):
+        yield file, (ROOT / file).read_text(encoding="utf-8").replace(old, new)
+
+
+def changed_holes() -> Iterator[tuple[str, str]]:
+    """For every hole its file, with the hole unwritten, and with the mistake."""
+    for (file, function), (_, _, old, new) in HOLES.items():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert old in source, f"{file} has changed: the mistake cannot be made there"
+        yield file, without_body(source, function)
+        yield file, source.replace(old, new)
 
 
 def edits(script: str) -> list[tuple[str, str, str]]:
@@ -268,7 +375,6 @@ def run(script: str, folder: Path) -> tuple[int, str]:
     os.chdir(folder)
     program = importlib.import_module(script)
     program.student_of = lambda args: LocalStudent(Path(args.code))
-    adamw.TOY_STEPS = 5  # the few steps by hand tell the mistakes apart
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = program.main()
@@ -276,25 +382,45 @@ def run(script: str, folder: Path) -> tuple[int, str]:
 
 
 @cache
-def outcomes(script: str) -> dict[tuple[str, str, str], tuple[int, str]]:
-    """What a script says to each of its mistakes: status and printed text by file, old and new."""
+def outcomes(script: str) -> dict[tuple[str, str, str], dict[str, tuple[int, str]]]:
+    """What a script says to each of its mistakes: status and printed text by script; of file, old and new."""
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-B", __file__, script, scratch]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return dict(zip(edits(script), json.loads(done.stdout), strict=True))
+    names = [(*hole, what) for hole in HOLES for what in ("unwritten", "wrong")] if script == "holes" else edits(script)
+    return dict(zip(names, json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize(("script", "file", "said", "old", "new"), rows())
 def test_a_usual_mistake_is_named(script: str, file: str, said: str, old: str, new: str):
     assert old in (ROOT / file).read_text(encoding="utf-8"), f"{file} has changed: the mistake cannot be made there"
-    status, printed = outcomes(script)[file, old, new]
+    status, printed = outcomes(script)[file, old, new][script]
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     assert status == 1 and any(said in line for line in lines), printed
     if script == "sanity_check":
         assert any(line.startswith(f"Begin with: {said.partition(':')[0]} (") for line in lines), printed
+
+
+def test_the_holes_are_those_of_the_table():
+    text = (ROOT / "structure.md").read_text(encoding="utf-8")
+    table = text.partition("| file | class, function | checked by |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(.*?)` \| `(.*?)` \|", table, re.MULTILINE)) == set(HOLES)
+
+
+@pytest.mark.parametrize("what", ["unwritten", "wrong"])
+@pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole[1])
+def test_what_is_missing_or_wrong_in_a_hole_is_reported_by_its_own_part_alone(hole: tuple[str, str], what: str):
+    script, part = HOLES[hole][:2]
+    printed = outcomes("holes")[(*hole, what)]
+    assert {each for each, (status, _) in printed.items() if status} == {script, *(["sanity_check"] if part else [])}
+    lines = printed["sanity_check"][1].partition("Part by part")[2].splitlines()[1:]
+    verdicts = [line.split(":", 1) for line in lines if line.startswith("  ")]
+    bad = [name for name, said in verdicts if not said.strip().startswith(("ok", "not judged"))]
+    reported = {name.strip().partition(",")[0] for name in bad}
+    assert reported == ({part} if part else set()), lines
 
 
 if __name__ == "__main__":
