@@ -206,13 +206,12 @@ def check_adamw(student: Student) -> bool:
     pytorch = report_run(f"{TOY_STEPS} steps against torch.optim.AdamW without weight decay", ours_without, theirs)
     trouble = ours_without.line
     few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student)
-    closure = closure_fault(student) if pytorch and few else ""
     if published and pytorch and few:
-        return report_verdict("Optimizer", student, closure or None)
+        return report_verdict("Optimizer", student, closure_fault(student) or None)
     if len(ours.tensors) == 1 and ours.tensors[0].shape == expected.shape:
         if torch.allclose(expected, ours.tensors[0].float(), COURSE_RTOL, COURSE_ATOL):
             print(
                 f"The course's own optimizer_test.py would accept this: it compares the first run alone, with atol "
                 f"{COURSE_ATOL:g} and rtol {COURSE_RTOL:g}; the limit here is {LARGEST_ERROR:g}."
             )
-    return report_verdict("Optimizer", student, closure or adamw_mistake(pytorch, few, ours_without.trouble, mistake))
+    return report_verdict("Optimizer", student, adamw_mistake(pytorch, few, ours_without.trouble, mistake))

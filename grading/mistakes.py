@@ -75,7 +75,7 @@ MASKED_MISTAKES = {
         dict(visible=lambda ones: ones, normalise=lambda scores: (scores + small.MASK).softmax(-1)),
     "it lays its own mask over the argument mask": dict(visible=lambda ones: ones.tril() * small.MASK),
     **{f"with the argument mask, {said}": wrong for said, wrong in ATTEND_MISTAKES.items()
-       if said not in MASK_MISTAKES or "hidden" in wrong},
+       if {"divisor", "hidden"} & {*wrong}},
 }  # fmt: skip
 
 TURNED_MISTAKES = {

@@ -182,7 +182,7 @@ def test_a_run_trains_saves_and_predicts(
     flags += ["--model_out", "prompted.pt"]
     out = drive(*flags)
     losses = [float(each) for each in re.findall(r"train loss :: (\d+\.\d+)", out)]
-    # 2026-11-26, AMD EPYC, 2 cores, 24 seeds: by 1.33 (sd 0.30, causal) and 1.40 (0.23); 2 epochs at 0.01 by 0.68 (0.37)
+    # 2026-11-26, AMD EPYC, 2 cores, 24 seeds: by 1.33 (sd 0.30) and 1.40 (0.23); 2 epochs at 0.01 by 0.68 (0.37)
     assert losses[-1] < losses[0] - 0.2
     (warning,) = (line for line in capfd.readouterr().err.splitlines() if "words of several" in line)
     assert warning == "warning: words of several tokens, for which the model is asked again: bad, good"
