@@ -24,7 +24,7 @@ from torch import nn
 
 from base_llama import AttentionContext, KVCache, LlamaPreTrainedModel, causal_mask
 from config import LlamaConfig, swiglu_hidden_dim
-from rope import rotate
+from rope import apply_rotary_emb
 from utils import UserError
 
 # The names of the attention matrices in the checkpoints of Meta and llama2.c; all other names are the same there.
@@ -85,9 +85,12 @@ class Attention(nn.Module):
         """x: b s D -> b s D, or b 1 D if the context has one query in each row. No context: x is a whole text."""
         if context is None:
             context = AttentionContext.of_text(x.shape[1], self.is_causal, x.device)
-        query = self._heads(self.compute_query(context.queries(x)), self.n_heads, context.query_start)  # b h s d
-        key = self._heads(self.compute_key(x), self.n_kv_heads, context.start)  # b g s d
-        value = self.compute_value(x).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # b g s d
+        heads = (-1, self.head_dim)
+        query = self.compute_query(context.queries(x)).unflatten(-1, heads)  # b s h d
+        key, value = (linear(x).unflatten(-1, heads) for linear in (self.compute_key, self.compute_value))  # b s g d
+        positions = {"start_pos": context.start, "query_start": context.query_start, "scaling": self.rope_scaling}
+        query, key = apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta, **positions)
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # b h s d, b g s d
         if context.cache is not None:
             key, value = context.cache.store(self.layer_id, key, value)  # b g t d
         if self.n_rep > 1:  # each key/value head serves n_rep query heads
@@ -96,11 +99,6 @@ class Attention(nn.Module):
         output = self.compute_query_key_value_scores(query, key, value, *seen)  # b h s d
         output = output.transpose(1, 2).flatten(-2)  # b s D
         return self.resid_dropout(self.compute_output(output))
-
-    def _heads(self, x: torch.Tensor, n_heads: int, start_pos: int | torch.Tensor) -> torch.Tensor:
-        """Split queries or keys into heads and rotate them by their positions. x: b s D -> b h s d"""
-        x = x.unflatten(-1, (n_heads, self.head_dim))  # b s h d
-        return rotate(x, self.head_dim, self.max_seq_len, self.rope_theta, start_pos, self.rope_scaling).transpose(1, 2)
 
 
 class FeedForward(nn.Module):

@@ -75,17 +75,19 @@ def apply_rotary_emb(
     theta: float = 10000.0,
     *,
     start_pos: int | torch.Tensor = 0,
+    query_start: int | torch.Tensor | None = None,
     scaling: Scaling | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys by their positions.
 
     query: b s h d, key: b s g d (length before heads). start_pos: the position in the text of the first token of the
     tensors, an int for all rows or a tensor of shape b (negative for a row that starts in padding: there the angle is
-    0). A text may be longer than `max_seq_len`: the angles have a closed form at every position.
+    0). query_start: as start_pos, of the queries alone; None: they begin where the keys do. A text may be longer than
+    `max_seq_len`: the angles have a closed form at every position.
     Returns both in their own shape and dtype; the rotation itself is computed in float32.
     """
-    angles = (head_dim, max_seq_len, theta, start_pos, scaling)
-    return rotate(query, *angles), rotate(key, *angles)
+    angles, query_start = (head_dim, max_seq_len, theta), start_pos if query_start is None else query_start
+    return rotate(query, *angles, query_start, scaling), rotate(key, *angles, start_pos, scaling)
 
 
 def rotate(

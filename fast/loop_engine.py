@@ -28,7 +28,7 @@ from fast.kernel import replace
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear
 from fast.loops import LayerWeights, Matrix, Norm
 from llama import Llama, LlamaLayer, RMSNorm
-from rope import rope_table, rotate
+from rope import apply_rotary_emb, rope_table
 
 
 class DecodeEngine:
@@ -223,7 +223,7 @@ def _numbers(matrix: Matrix) -> torch.Tensor:
 
 
 def _cases(max_seq_len: int) -> Iterator[Case]:
-    yield Case("rope.rotate", ("a rotation", "long"))
+    yield Case("rope.apply_rotary_emb", ("a rotation", "long"))
     yield Case("LlamaLayer", ("a layer", "grouped"))
     # which model, how many tokens before, how many of them padding, only the likeliest?
     yield Case("the next token", ("the next token", "long", 4, 0, False))
@@ -244,7 +244,8 @@ def _rotation(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
     if is_plain:
         starts = position, torch.tensor([position])
         settings = config.head_dim, config.max_seq_len, config.rope_theta
-        return [rotate(x, *settings, start, config.rope_scaling).flatten() for start in starts]
+        more = {"scaling": config.rope_scaling}
+        return [apply_rotary_emb(x, x, *settings, start_pos=start, **more)[0].flatten() for start in starts]
     row = x.flatten().numpy()
     loops.rotate_row(row, *angle)
     return [torch.from_numpy(row)] * 2

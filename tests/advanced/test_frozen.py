@@ -35,6 +35,7 @@ from engine.weights import load_pretrained
 from fast import accelerate, decoder
 from fast.attention import FusedAttention
 from llama import Attention, Llama
+from rope import apply_rotary_emb
 from tokenizer import Tokenizer
 
 ATTENTIONS = ["bidirectional", "causal"]
@@ -157,8 +158,10 @@ def gated(attention: Attention, x: torch.Tensor, sees: torch.Tensor, row: int, q
     """(1 - l) Attn(q, K, V) + l Attn(q, P_k, P_v) for one query of one head. x: b s D, sees: s -> d"""
     with torch.no_grad():
         group = head // attention.n_rep
-        q = attention._heads(attention.compute_query(x), attention.n_heads, 0)[row, head, query]  # d
-        keys = attention._heads(attention.compute_key(x), attention.n_kv_heads, 0)[row, group]  # t d
+        linears = (attention.compute_query, attention.compute_key)
+        heads = (linear(x).unflatten(-1, (-1, attention.head_dim)) for linear in linears)  # b s h d, b t g d
+        queries, keys = apply_rotary_emb(*heads, attention.head_dim, attention.max_seq_len, attention.rope_theta)
+        q, keys = queries[row, query, head], keys[row, :, group]  # d, t d
         values = attention.compute_value(x).unflatten(-1, (attention.n_kv_heads, attention.head_dim))[row, :, group]
         scores = [math.exp(q @ key / math.sqrt(attention.head_dim)) for key in keys[sees]]
         of_prefix = [math.exp(q @ key / math.sqrt(attention.head_dim)) for key in attention.prefix_key[group]]

@@ -54,11 +54,11 @@ EDITS = {
     "GELU for SiLU": ("llama.py", "F.silu(", "F.gelu(", "FeedForward"),
     "mean instead of mean of squares": ("llama.py", "x.pow(2).mean(", "x.abs().mean(", "RMSNorm"),
     "no residual": ("llama.py", "h = residual + self.attention(", "h = self.attention(", "LlamaLayer"),
-    "half-vector rotation": ("rope.py", *HALVES, "rope.rotate"),
+    "half-vector rotation": ("rope.py", *HALVES, "rope.apply_rotary_emb"),
     "scores over d": ("llama.py", "/ math.sqrt(self.head_dim)", "/ self.head_dim", SCORES_NAME),
     "heads not repeated": ("llama.py", "if self.n_rep > 1:", "if False:", ""),
     "another base of the angles": (
-        "llama.py", "self.rope_theta, start_pos,", "self.rope_theta * 3, start_pos,", "LlamaLayer",
+        "llama.py", "self.rope_theta, **positions", "self.rope_theta * 3, **positions", "LlamaLayer",
     ),
     "logits are turned over": ("llama.py", "        return logits, h\n", "        return -logits, h\n", "Llama"),
     "embeddings are scaled": (
@@ -236,14 +236,14 @@ def test_a_replaced_method_counts_also_after_the_kernels_were_chosen(
     assert (outputs(ours.llama) - unchanged).abs().max() <= 1e-4 * unchanged.abs().max()
 
 
-ROTATE, CAUSAL_MASK = llama.rotate, base_llama.causal_mask
+ROTATE, CAUSAL_MASK = llama.apply_rotary_emb, base_llama.causal_mask
 
 
 @pytest.mark.parametrize(
     ("place", "name", "instead"),
     [
         (F, "silu", F.gelu),
-        (llama, "rotate", lambda x, *args: ROTATE(x, *args).flip(-1)),
+        (llama, "apply_rotary_emb", lambda *args, **named: [x.flip(-1) for x in ROTATE(*args, **named)]),
         (base_llama, "causal_mask", lambda *args: CAUSAL_MASK(*args) & ~CAUSAL_MASK(*args).tril(-3)),
     ],
 )
