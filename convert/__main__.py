@@ -21,7 +21,7 @@ from config import ATTENTION_KINDS
 from convert.directory import files_of_llama
 from convert.formats import DTYPES
 from engine.programs import ArgumentParser, check_new, run_main, tokenizer_name
-from utils import UserError, find_asset
+from utils import UserError, find_asset, hub_hint
 
 FORMATS_HELP = (
     "hf: a Hugging Face directory; llama2c: a .bin file and its tokenizer.bin; gguf: for llama.cpp; "
@@ -81,8 +81,9 @@ def _find_model(args: argparse.Namespace) -> str:
         return args.model
     found = find_asset(args.model)
     if found is None:
-        what = "is a folder" if os.path.isdir(args.model) else "does not exist"
-        raise UserError(f"MODEL {args.model} {what}; name a file that is here")
+        is_folder = os.path.isdir(args.model)
+        what, hint = ("is a folder", "") if is_folder else ("does not exist", hub_hint(args.model))
+        raise UserError(f"MODEL {args.model} {what}; name a file that is here{hint}")
     return str(found)
 
 

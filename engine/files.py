@@ -21,7 +21,7 @@ from engine.flags import (
 from engine.metrics import check_folder
 from engine.programs import Default, check_writable, import_part, require_folder, tokenizer_name
 from engine.stream import STANDARD_INPUT
-from utils import UserError, find_asset, sha256_of
+from utils import UserError, find_asset, hub_hint, sha256_of
 
 TO_STDOUT = (None, "-")  # values of --output
 
@@ -196,6 +196,7 @@ def _resolve_checkpoint(args: Namespace) -> bool:
         raise UserError(
             f"--pretrained-model-path {args.pretrained_model_path} does not exist; "
             f"setup.sh fetches {DEFAULT_CHECKPOINT}, or name a checkpoint that is here"
+            f"{hub_hint(args.pretrained_model_path)}"
         )
     args.pretrained_model_path = str(path)
     return is_bundled

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from typing import Any
 
-from utils import UserError, atomic_write, shorten, warn
+from utils import UserError, atomic_write, hub_hint, shorten, warn
 
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
 LOCAL_HEADER = struct.Struct("<26xHH")  # of an entry of a zip file: the lengths of its name and of its extra field
@@ -57,7 +57,7 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
+        raise UserError(f"{path} does not exist{hub_hint(path)}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except Damaged as error:

@@ -21,7 +21,7 @@ from engine.files import check_page
 from engine.metrics import FILE, read_records
 from engine.programs import ArgumentParser, run_main
 from engine.stream import read_sentences
-from utils import UserError, find_asset
+from utils import UserError, find_asset, hub_hint
 
 if TYPE_CHECKING:
     from explore.inspected import InspectedModel, InspectedText
@@ -66,7 +66,8 @@ def check_args(args: Namespace) -> None:
     for flag in ("model", "data"):
         if (name := getattr(args, flag)) is not None and not (flag == "model" and Path(name).is_dir()):
             if (path := find_asset(name)) is None:
-                raise UserError(f"{'MODEL' if flag == 'model' else f'--{flag}'} {name} does not exist")
+                what, hint = ("MODEL", hub_hint(name)) if flag == "model" else (f"--{flag}", "")
+                raise UserError(f"{what} {name} does not exist{hint}")
             setattr(args, flag, str(path))
     if args.run is not None and not is_run(args.run):
         raise UserError(f"--run {args.run} is neither a folder with {FILE} nor a file of results (.jsonl)")

@@ -2,17 +2,25 @@ from __future__ import annotations
 
 import os
 import pickle
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import random_llama, save_checkpoint
+from error_helpers import refused
 
+from advanced.experiments.models import model_of
+from bert import load as bert_load
+from bert.package import directory_of
 from config import LlamaConfig
+from convert import __main__ as convert_program
 from convert import names
 from engine import weights
+from engine.files import find_llama
 from engine.weights import load_pretrained
+from explore import __main__ as explore_program
 from llama import Llama
 from llama import load_pretrained as load_plainly
 from utils import UserError
@@ -188,3 +196,29 @@ def test_a_checkpoint_may_hold_more(tmp_path: Path, name: str):
     path = save_checkpoint(tmp_path / "x.pt", random_llama())
     torch.save({**torch.load(path), name: {}}, path)
     assert load_pretrained(path).config.dim == random_llama().config.dim
+
+
+# ------------------------------------------------------------------------------------------- the name of a hub
+
+WITH_A_DIRECTORY = {
+    "bert.run": lambda name: directory_of(name, "--pretrained-model-path"),
+    "bert.load": bert_load.load_pretrained,
+    "run_llama.py": lambda name: find_llama(Namespace(pretrained_model_path=name, tokenizer=None)),
+    "load_pretrained": weights.load_pretrained,
+    "convert": lambda name: convert_program.get_args(["--to", "gguf", name, "new.gguf"]),
+    "explore": lambda name: explore_program.check_args(explore_program.get_args([name, "--out", "page.html"])),
+    "advanced.experiments": lambda name: model_of(name, None, {}),
+}
+
+
+@pytest.mark.parametrize("program", WITH_A_DIRECTORY)
+def test_a_name_of_a_hub_is_answered_with_how_its_folder_is_got(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for name in ("distilbert-base-uncased", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "gpt2"):
+        line = refused(f"hf download {name} --local-dir FOLDER", WITH_A_DIRECTORY[program], name)
+        assert "not fetched" in line and ("minilm" in line) == program.startswith("bert")
+    for name in ("absent.pt", "mine/absent", str(tmp_path / "absent"), "a/b/c"):
+        assert "hf download" not in refused("", WITH_A_DIRECTORY[program], name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.lineage import checksum, identity_of
 from engine.programs import import_part, tokenizer_name
-from utils import UserError, find_asset
+from utils import UserError, find_asset, hub_hint
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
         return _directory(checkpoint, tokenizer, recorded)
     path = find_asset(checkpoint)
     if path is None and name_of(checkpoint) not in recorded:
-        raise UserError(f"--pretrained-model-path {checkpoint} does not exist")
+        raise UserError(f"--pretrained-model-path {checkpoint} does not exist{hub_hint(checkpoint)}")
     if path is None and tokenizer is None:
         return Model(checkpoint, "", recorded)
     name = tokenizer_name(path or checkpoint, tokenizer)
