@@ -16,6 +16,10 @@ BERT_PRESETS = {
     "large": dict(dim=1024, n_layers=24, n_heads=16),
     "mini": dict(vocab_size=300, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_seq_len=64),
 }
+# How the BERT of textbooks differs from the paper's: in the embeddings, and in heads that are single matrices.
+TEXTBOOK = dict(
+    positions="sinusoidal", n_segments=3, first_segment=1, embedding_norm=False, has_pooler=False, plain_heads=True
+)
 # The shape of a new model of `bert.pretrain`, unless flags say otherwise.
 NEW_BERT = {"dim": 192, "n_layers": 6, "n_heads": 6, "hidden_dim": 768, "vocab_size": 4096, "max_seq_len": 512}
 
@@ -30,6 +34,8 @@ class BertConfig(Checks):
     positions: "learned" as in the paper, or "sinusoidal" as in Vaswani et al. 2017 (arXiv:1706.03762, section 3.5),
     which are never trained.
     n_segments, has_pooler: 0 and False in a DistilBERT (Sanh et al. 2019, arXiv:1910.01108, section 3).
+    first_segment: the number of a text's first segment; 1 where segment 0 is that of padding. embedding_norm: whether
+    the sum of the embeddings is normalised. plain_heads: masked tokens are predicted by a matrix of its own.
     """
 
     presets = BERT_PRESETS
@@ -41,7 +47,10 @@ class BertConfig(Checks):
     hidden_dim: int | None = None
     max_seq_len: int = 512
     n_segments: int = 2
+    first_segment: int = 0
+    embedding_norm: bool = True
     has_pooler: bool = True
+    plain_heads: bool = False
     positions: str = "learned"
     activation: str = "gelu"
     dropout: float = 0.1
@@ -53,7 +62,7 @@ class BertConfig(Checks):
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "n_layers", "n_heads"):
             self._require_positive_int(name)
-        for name in ("n_segments", "pad_id"):
+        for name in ("n_segments", "first_segment", "pad_id"):
             self._require_int(name, least=0)
         self._require_positions("max_seq_len")
         if self.hidden_dim is None:
@@ -66,14 +75,33 @@ class BertConfig(Checks):
         self._require_epsilon("layer_norm_eps")
         self._require_choice("positions", POSITIONS)
         self._require_choice("activation", ACTIVATIONS)
-        if not isinstance(self.has_pooler, bool):
-            raise ValueError(f"has_pooler={short_repr(self.has_pooler)} must be True or False")
+        for name in ("embedding_norm", "has_pooler", "plain_heads"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={short_repr(getattr(self, name))} must be True or False")
+        if self.first_segment and self.first_segment >= self.n_segments:
+            raise ValueError(f"first_segment={self.first_segment} must be below n_segments={self.n_segments}")
         if self.dim % self.n_heads:
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim}")
         if self.positions == "sinusoidal" and self.dim % 2:
             raise ValueError(f"dim={self.dim} must be even: sinusoidal positions are pairs of sine and cosine")
         if self.pad_id >= self.vocab_size:
             raise ValueError(f"pad_id={self.pad_id} must be below vocab_size={self.vocab_size}")
+
+    @classmethod
+    def textbook(
+        cls, vocab_size: int, hidden: int = 768, n_layers: int = 12, attn_heads: int = 12, **changes
+    ) -> BertConfig:
+        """The BERT of textbooks: see `TEXTBOOK`. changes: other fields. Raises `ValueError`.
+
+        Ids of segments are 1 and 2, and 0 at padding. `BertForPreTraining` gives it its two plain heads.
+        """
+        shape = dict(vocab_size=vocab_size, dim=hidden, n_layers=n_layers, n_heads=attn_heads)
+        return cls(**{**shape, **TEXTBOOK, **changes})
+
+    @property
+    def n_texts(self) -> int:
+        """How many texts of one input the segments tell apart."""
+        return self.n_segments - self.first_segment
 
     @property
     def head_dim(self) -> int:
@@ -92,6 +120,5 @@ class BertConfig(Checks):
 def config_of(args: Namespace, vocab_size: int, pad_id: int = 0) -> BertConfig:
     """The config of a new model of `bert.pretrain`. Raises `ValueError` for a shape that no model can have."""
     sizes = {name: getattr(args, name) for name in NEW_BERT if name != "vocab_size"}
-    return BertConfig(
-        vocab_size=vocab_size, pad_id=pad_id, dropout=args.dropout, attention_dropout=args.dropout, **sizes
-    )
+    more = {"dropout": args.dropout, "attention_dropout": args.dropout, **(TEXTBOOK if args.textbook else {})}
+    return BertConfig(vocab_size=vocab_size, pad_id=pad_id, **sizes, **more)

@@ -125,7 +125,8 @@ class PretrainingData(Dataset):
         a, b, is_next = pairs[place * len(pairs) // self.count]  # a longer pass skips some pairs, evenly
         special = self.tokenizer
         ids = [special.cls_id, *a, special.sep_id, *([*b, special.sep_id] if self.has_next else ())]
-        segment_ids = [0] * (len(a) + 2) + [1] * (len(ids) - len(a) - 2)
+        first = special.first_segment
+        segment_ids = [first] * (len(a) + 2) + [first + 1] * (len(ids) - len(a) - 2)
         noisy, targets = self.noise.apply(ids, special, Random(f"noise {self.seed} {number} {place}"))
         return {"token_ids": noisy, "segment_ids": segment_ids, "targets": targets, "next": 0 if is_next else 1}
 

@@ -45,9 +45,9 @@ class MaskedLM(nn.Module):
         return self.decoder(self.norm(self.activation(self.transform(hidden))))
 
 
-def plain_masked_lm(encoder: Bert) -> nn.Linear:
-    """One matrix of its own, as textbooks have it. ... D -> ... v"""
-    return _linear(encoder, encoder.config.vocab_size)
+def masked_lm(encoder: Bert, plain: bool) -> nn.Module:
+    """The original's head or, if `plain` or the config says so, one matrix of its own, as textbooks have it."""
+    return _linear(encoder, encoder.config.vocab_size) if plain or encoder.config.plain_heads else MaskedLM(encoder)
 
 
 def _words(head: nn.Module, hidden: torch.Tensor, at: Ids) -> torch.Tensor:
@@ -64,14 +64,14 @@ def _linear(encoder: Bert, n_outputs: int) -> nn.Linear:
 class BertForPreTraining(nn.Module):
     """The two tasks of pre-training (Devlin et al. 2019, section 3.1): masked tokens, and whether B follows A.
 
-    plain: a linear layer for the masked tokens, not the original's head. Without a pooler, the next sentence is
-    predicted from the first token's state.
+    plain: a linear layer for the masked tokens, not the original's head; the `plain_heads` of a config says the same.
+    Without a pooler, the next sentence is predicted from the first token's state.
     """
 
     def __init__(self, encoder: Bert, plain: bool = False):
         super().__init__()
         self.encoder = encoder
-        self.masked_lm = plain_masked_lm(encoder) if plain else MaskedLM(encoder)
+        self.masked_lm = masked_lm(encoder, plain)
         self.next_sentence = _linear(encoder, 2)
 
     def forward(
@@ -106,7 +106,7 @@ class BertForMaskedLM(nn.Module):
     def __init__(self, encoder: Bert, plain: bool = False):
         super().__init__()
         self.encoder = encoder
-        self.masked_lm = plain_masked_lm(encoder) if plain else MaskedLM(encoder)
+        self.masked_lm = masked_lm(encoder, plain)
 
     def forward(
         self, input_ids: torch.Tensor, segment_ids: Ids = None, padding_mask: Ids = None, at: Ids = None

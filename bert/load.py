@@ -16,7 +16,7 @@ from torch import nn
 from bert import heads
 from bert.config import BertConfig
 from bert.model import Bert
-from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, Layout
+from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, TEXTBOOK, Layout
 from bert.package import WORKS_OFFLINE
 from bert.tokenizer_json import pieces_of, settings_in
 from bert.wordpiece import SPECIAL, THEIR_NAMES, WordPiece
@@ -52,7 +52,7 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
     encoder, stored = _load_encoder(path, layout, settings)
     model = make(encoder)
     own = {name: tensor for name, tensor in model.state_dict().items() if _part(name) in HEAD_PARTS}
-    if any(_part(name) == _part(DECODER) for name in stored):
+    if DECODER in own and any(_part(name) == _part(DECODER) for name in stored):
         stored.setdefault(DECODER, encoder.state_dict()[TOKEN_EMBEDDINGS])
     new, found, wrong = [], {}, []
     for part in sorted({_part(name) for name in own}):
@@ -88,6 +88,7 @@ def load_tokenizer(path: str | os.PathLike) -> WordPiece:
     if pad_id != tokenizer.pad_id:
         here = f"[PAD] is piece {tokenizer.pad_id} of {file.name}, but by {CONFIG} it is token {short_repr(pad_id)}"
         raise UserError(f"{path}: {here}")
+    tokenizer.first_segment = settings.get("first_segment", tokenizer.first_segment)
     return tokenizer
 
 
@@ -129,19 +130,19 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
 
 def check_pairs(encoder: Bert, path: str | os.PathLike) -> None:
     """Raises `UserError` for an encoder of one segment: it cannot tell two texts apart."""
-    if encoder.config.n_segments == 1:
+    if encoder.config.n_texts == 1:
         raise UserError(f"{path} has one segment (type_vocab_size is 1), and a pair of texts needs two")
 
 
 def read_config(path: str | os.PathLike) -> tuple[Layout, dict[str, Any]]:
-    """The format of a directory, BERT's or DistilBERT's, and its settings. Raises `UserError`."""
+    """The format of a directory, one of those of `names.py`, and its settings. Raises `UserError`."""
     if not Path(path).is_dir():
         hint = "" if Path(path).exists() else hub_hint(path, WORKS_OFFLINE)
         raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT{hint}")
     file = Path(path, CONFIG)
     settings = read_settings(file)
     kind = settings.get("model_type", BERT.name)  # the oldest files do not say it
-    for layout in (BERT, DISTILBERT):
+    for layout in (BERT, DISTILBERT, TEXTBOOK):
         if kind == layout.name:
             return layout, settings
     raise UserError(f"{file} describes a model of type {short_repr(kind)}; bert and distilbert are known here")

@@ -42,7 +42,8 @@ class Embeddings(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.dim)
         self.positions = nn.Embedding(config.max_seq_len, config.dim)
         self.segments = nn.Embedding(config.n_segments, config.dim) if config.n_segments else None
-        self.norm = nn.LayerNorm(config.dim, eps=config.layer_norm_eps)
+        self.first_segment = config.first_segment
+        self.norm = nn.LayerNorm(config.dim, eps=config.layer_norm_eps) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, input_ids: torch.Tensor, segment_ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -52,7 +53,9 @@ class Embeddings(nn.Module):
             raise ValueError(f"a text of {length} tokens does not fit into {limit} positions; truncate it")
         x = self.tokens(input_ids) + self.positions.weight[:length]  # b s D
         if self.segments is not None:
-            x = x + self.segments(torch.zeros_like(input_ids) if segment_ids is None else segment_ids)
+            if segment_ids is None:
+                segment_ids = torch.full_like(input_ids, self.first_segment)
+            x = x + self.segments(segment_ids)
         return self.dropout(self.norm(x))
 
 

@@ -1,4 +1,8 @@
-"""What Hugging Face calls the settings and tensors of a BERT and of a DistilBERT, and their names here."""
+"""What Hugging Face calls the settings and tensors of a BERT and of a DistilBERT, and their names here.
+
+What transformers has no model for, such as the BERT of textbooks, is written in the same kind of directory with the
+names that everything has here; its model_type tells transformers that the model is none of its own.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ EMBEDDING_TENSORS = (
 )
 HEAD_TENSORS = (
     ("pooler", "pooler.dense", None),
+    ("masked_lm", None, None),  # the plain head
     ("masked_lm.transform", "cls.predictions.transform.dense", "vocab_transform"),
     ("masked_lm.norm", "cls.predictions.transform.LayerNorm", "vocab_layer_norm"),
     ("masked_lm.decoder", "cls.predictions.decoder", "vocab_projector"),
@@ -48,6 +53,9 @@ CONFIG_FIELDS = (  # of `BertConfig`, and the names of the same settings in the 
     ("hidden_dim", "intermediate_size", "hidden_dim"),
     ("max_seq_len", "max_position_embeddings", "max_position_embeddings"),
     ("n_segments", "type_vocab_size", None),
+    ("first_segment", None, None),
+    ("embedding_norm", None, None),
+    ("plain_heads", None, None),
     ("activation", "hidden_act", "activation"),
     ("dropout", "hidden_dropout_prob", "dropout"),
     ("attention_dropout", "attention_probs_dropout_prob", "attention_dropout"),
@@ -61,7 +69,7 @@ FIXED_SETTINGS = {"position_embedding_type": "absolute", "is_decoder": False, "a
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the two formats. Every mapping goes from our names to theirs.
+    """One of the three formats. Every mapping goes from our names to theirs.
 
     name: the model_type in `config.json`, and what stands before the names of a model with a head. prefix: of the names
     of classes. layers: what stands before a layer's number. layer, tensors: without `.weight` and `.bias`. defaults: of
@@ -144,9 +152,12 @@ BERT = _layout(1, "bert", "Bert", "encoder.layer.")
 DISTILBERT = _layout(
     2, "distilbert", "DistilBert", "transformer.layer.", n_layers=6, n_segments=0, head_dropout=0.2
 )  # fmt: skip
+TEXTBOOK = _layout(0, "textbook-bert", "TextbookBert", "layers.")
 
 
 def layout_of(config: BertConfig) -> Layout:
     """In which format a model is written: a DistilBERT has neither segments nor a pooler, and no other LayerNorm."""
+    if config.first_segment or config.plain_heads or not config.embedding_norm:
+        return TEXTBOOK
     is_distilled = not config.n_segments and not config.has_pooler and config.layer_norm_eps == 1e-12
     return DISTILBERT if is_distilled else BERT

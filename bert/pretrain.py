@@ -72,6 +72,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
         shape(f"--{name}", type=int, help=f"{value} if not given")
     shape("--dropout", type=float, help="in training; 0.1 if not given")
     cased = "the vocabulary tells case and accents apart; else as is written beside --tokenizer"
+    shape("--textbook", action="store_true", help="the BERT of textbooks, not the paper's: see bert/README.md")
     shape("--cased", action="store_true", help=cased)
     return parser.parse_args(argv)
 
@@ -106,6 +107,8 @@ def _check_init(args: Namespace) -> None:
         raise UserError("--tokenizer: the vocabulary is that of --init")
     if args.cased:
         raise UserError("--cased: the vocabulary is that of --init")
+    if args.textbook:
+        raise UserError("--textbook: the shape is that of --init")
     if not vocabulary_file(path).is_file():
         raise UserError(f"--init {path} holds no {VOCABULARY} and no {TOKENIZER_JSON}")
 

@@ -84,12 +84,13 @@ def model_of_init(args: Namespace) -> nn.Module:
     if new:
         print(f"{args.init} has no {' and no '.join(new)}: what it lacks begins anew")
     config = model.encoder.config
-    if not (args.no_nsp or config.has_pooler and config.n_segments > 1):
+    if not (args.no_nsp or (config.has_pooler or config.plain_heads) and config.n_texts > 1):
         lacks = f"--init {args.init} has no pooler or no second segment"
         raise UserError(f"{lacks} to tell next sentences by; add --no_nsp")
     check_length(args, config.max_seq_len)
     for name in (*NEW_BERT, "dropout"):  # for the file of figures
         setattr(args, name, getattr(config, name))
+    args.textbook = config.plain_heads
     return _counted(model)
 
 
@@ -166,6 +167,7 @@ def _pretrain(args: Namespace, compute: ComputeSettings, outputs: Outputs) -> It
     corpus = read_corpus(args)
     if model is None:
         model = new_model(args, corpus.tokenizer)
+    corpus.tokenizer.first_segment = model.encoder.config.first_segment
     train, held_out = data_of(args, corpus)
     tokens = sum(len(pair.a) + len(pair.b) for pair in train.pairs(0))
     print(f"{train.count} rows in a pass, of {tokens} tokens")

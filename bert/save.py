@@ -12,7 +12,7 @@ from torch import nn
 from bert.heads import BertForNextSentencePrediction, BertForPreTraining
 from bert.load import DECODER
 from bert.model import Bert
-from bert.names import BERT, Layout, layout_of
+from bert.names import BERT, TEXTBOOK, Layout, layout_of
 from convert.directory import SAFETENSORS, State, write_model
 from utils import UserError
 
@@ -55,7 +55,8 @@ def _settings(model: nn.Module, encoder: Bert, layout: Layout) -> dict[str, Any]
         names = [f"LABEL_{index}" for index in range(model.classifier.out_features)]
         settings["id2label"] = {str(index): name for index, name in enumerate(names)}
         settings["label2id"] = {name: index for index, name in enumerate(names)}
-    if isinstance(model, (BertForPreTraining, BertForNextSentencePrediction)) and not encoder.config.has_pooler:
+    asks_pooler = isinstance(model, (BertForPreTraining, BertForNextSentencePrediction)) and layout is not TEXTBOOK
+    if asks_pooler and not encoder.config.has_pooler:
         raise UserError(f"transformers has no {layout.prefix}{kind} on an encoder without a pooler")
     if layout is BERT and not encoder.config.n_segments:
         raise UserError("transformers has no encoder without segments but DistilBERT, which has no pooler either")

@@ -110,7 +110,8 @@ class SpanData(Dataset):
         """token_ids, segment_ids, is_real: b s; starts, ends: b; indices: which windows they are."""
         indices, windows = zip(*items, strict=True)
         lengths = torch.tensor([len(window.ids) for window in windows])
-        segments = [[0] * window.first + [1] * (len(window.ids) - window.first) for window in windows]
+        segment = self.tokenizer.first_segment
+        segments = [[segment] * each.first + [segment + 1] * (len(each.ids) - each.first) for each in windows]
         return {
             "token_ids": padded([window.ids for window in windows], self.tokenizer.pad_id),
             "segment_ids": padded(segments, 0),

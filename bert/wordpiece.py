@@ -45,8 +45,8 @@ class Token(NamedTuple):
 class Encoding(NamedTuple):
     """One text, or a pair of texts, as the input of a model. The three lists have one length.
 
-    segment_ids: 0 for `[CLS] a [SEP]`, 1 for `b [SEP]`. offsets: where each token stands in its own text, (0, 0) for
-    the special tokens around.
+    segment_ids: 0 for `[CLS] a [SEP]`, 1 for `b [SEP]`, one more where `WordPiece.first_segment` is 1. offsets: where
+    each token stands in its own text, (0, 0) for the special tokens around.
     """
 
     ids: list[int]
@@ -64,7 +64,10 @@ class WordPiece:
 
     added: tokens that a text holds as a whole, see `added.py`; one that is no piece gets the next id. splits_special:
     what is a special token's text in a text is text.
+    first_segment: the number of the first segment in the model that reads the ids, see `BertConfig`.
     """
+
+    first_segment = 0
 
     def __init__(
         self,
@@ -154,8 +157,8 @@ class WordPiece:
             if room < 0:
                 raise ValueError(f"max_len={max_len} has no room for {1 + len(texts)} special tokens")
             texts = [tokens[:length] for tokens, length in zip(texts, shares([*map(len, texts)], room), strict=True)]
-        ids, segment_ids, offsets = [self.cls_id], [0], [(0, 0)]
-        for segment, tokens in enumerate(texts):
+        ids, segment_ids, offsets = [self.cls_id], [self.first_segment], [(0, 0)]
+        for segment, tokens in enumerate(texts, self.first_segment):
             ids += [token.id for token in tokens] + [self.sep_id]
             segment_ids += [segment] * (len(tokens) + 1)
             offsets += [(token.start, token.end) for token in tokens] + [(0, 0)]

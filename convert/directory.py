@@ -29,7 +29,8 @@ ADDED_TOKENS, SPECIAL_TOKENS = "added_tokens.json", "special_tokens_map.json"  #
 GENERATION = "generation_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
 BESIDE_BERT = (CONFIG, VOCABULARY, TOKENIZER_CONFIG)  # what is written beside the weights of a BERT
-FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert"}  # of each model_type, see `engine.families`
+# Of each model_type, see `engine.families`; "textbook-bert" is none of transformers, see bert/names.py.
+FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert", "textbook-bert": "bert"}
 MOST_SETTINGS = 2**23  # bytes of a JSON file: a damaged one must not fill the memory
 
 State = dict[str, "torch.Tensor"]
