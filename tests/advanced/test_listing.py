@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import asset, drive_in, random_llama
+from conftest import ROOT, asset, drive_in, random_llama
 
 from advanced import METHODS
 from advanced.listing import count_trained, lines_of, trained_by
@@ -19,6 +19,7 @@ from engine import flags as engine_flags
 from tokenizer import Tokenizer
 from utils import UserError
 
+ALL_METHODS = [*METHODS]  # before those that are not at hand are taken out
 NAMES = ["bad", "average", "good"]
 
 
@@ -109,3 +110,12 @@ def test_another_tokenizer_is_an_error(tmp_path: Path, tiny_checkpoint: Path, as
 
 def test_the_flag_is_known():
     assert engine_flags.get_args(["--list-methods"]).list_methods and not engine_flags.get_args([]).list_methods
+
+
+def test_the_page_sorts_every_method_into_one_of_the_seven_directions():
+    page = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8")
+    table = page.partition("## The seven directions")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(cells) == 7
+    named = [name for cell in cells for name in re.findall(r"`([a-z-]+)`", cell)]
+    assert sorted(named) == sorted(ALL_METHODS)

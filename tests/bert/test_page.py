@@ -93,7 +93,7 @@ def test_the_flags_that_the_text_names_are_there(capsys: pytest.CaptureFixture):
         with pytest.raises(SystemExit):
             args = run.get_args(["--option", option, "--help"])
             pretrain.get_args(args.rest)
-    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out)) | {"--bert"}
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out)) | {"--bert", "--local-dir"}  # of setup.sh, of hf
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", PROSE))
     assert "--pretrained-model-path" in named and named <= known
     assert "--bert" in (ROOT / "setup.sh").read_text(encoding="utf-8")
