@@ -57,11 +57,13 @@ def opened(path: Path) -> tuple[Table, Model, dict[str, dict]]:
     return Table.read(program.HERE / "tables" / f"{name}.json").without_unknown(model), model, done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_is_what_the_lines_of_its_runs_say(at_assets: None, path: Path):
     assert render(*opened(path)) == path.with_suffix(".md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_report_is_what_the_lines_say(at_assets: None, tmp_path: Path):
     """`python -m advanced.experiments best --pretrained-model-path base3M.pt --report`."""
     table, model, done = opened(RESULTS / "best-base3M.jsonl")
@@ -71,6 +73,7 @@ def test_the_report_is_what_the_lines_say(at_assets: None, tmp_path: Path):
     assert (tmp_path / "report.md").read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_summary_is_what_the_lines_say(at_assets: None):
     page = (RESULTS / "summary.md").read_text(encoding="utf-8")
     assert render_summary([*columns_of(RESULTS)]) == page, "python -m advanced.experiments.summary --out writes it"
@@ -125,6 +128,7 @@ OTHER_BASELINES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "least"), [*zip(FOLDERS, ((11, 11, 1), (14, 4, 4)), strict=True)])
 def test_intervals_and_spreads_in_the_readme_are_of_the_tables(at_assets: None, folder: str, least: tuple[int, ...]):
     """least: how many of each it has at least."""
@@ -162,6 +166,7 @@ def test_as_many_intervals_leave_0_out_as_the_readme_says():
     assert [*map(int, said.groups())] == [len(found), sum("**" in cell for cell in found)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["base3M", "stories260K"])
 def test_with_few_sentences_nothing_is_above_the_majority_class_of_sst_beyond_noise(at_assets: None, checkpoint: str):
     table, model, done = opened(RESULTS / f"few-shot-{checkpoint}.jsonl")

@@ -117,6 +117,7 @@ def files(tmp_path: Path) -> list:
     return [*given, "--length", 48, "--batch_size", 8, "--lr", 0.004]
 
 
+@pytest.mark.slow
 def test_questions_are_learned_answered_and_scored(call: Callable, files: list, tmp_path: Path):
     printed = call(*files, "--model_out", "qa", "--dev_out", "answers.json", "--epochs", 16)
     assert printed.count("epoch ") == 16 and "with a new head" in printed

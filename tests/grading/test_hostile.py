@@ -205,12 +205,14 @@ def test_a_broken_or_hostile_module_fails_with_a_sentence(name: str, student: Pa
     assert time.monotonic() - started < LONG
 
 
+@pytest.mark.slow
 def test_the_same_folder_without_anything_hostile_is_right(student: Path, judge: Callable):
     for script, verdict in zip(("rope_test", "optimizer_test", "sanity_check"), VERDICTS, strict=True):
         status, out, err = judge(script, "--code", student)
         assert (status, err, out.splitlines()[-1]) == (0, "", verdict)
 
 
+@pytest.mark.slow
 def test_an_import_that_does_not_end_is_waited_for_once(student: Path, judge: Callable):
     """Five modules import rope.py, and every part but two needs one of them. Each start takes a second or two."""
     add(student / "rope.py", "import time\nwhile True:\n    time.sleep(1)\n")
@@ -233,6 +235,7 @@ def test_a_module_is_run_once_however_many_parts_need_it(student: Path, judge: C
     assert runs.read_text() == "run run "
 
 
+@pytest.mark.slow
 def test_what_ends_one_part_leaves_the_others(student: Path, judge: Callable):
     add(student / "classifier.py", "import os\nLlamaZeroShotClassifier.forward = lambda self, tokens: os._exit(0)\n")
     status, out, err = judge("sanity_check", "--code", student)
