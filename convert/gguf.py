@@ -52,7 +52,7 @@ def write(
     Raises `UserError` for a bidirectional model, a vocabulary of another size, weights that float16 cannot hold, and
     where the package `gguf` is not installed.
     """
-    gguf = _import_gguf()
+    gguf = import_gguf()
     require_causal(config, "a GGUF Llama")
     if (pieces := len(vocabulary.pieces)) != config.vocab_size:
         raise UserError(f"the tokenizer has {pieces} pieces and the model's vocabulary {config.vocab_size}")
@@ -67,7 +67,8 @@ def write(
         writer.write_tensors_to_file()
 
 
-def _import_gguf() -> ModuleType:
+def import_gguf() -> ModuleType:
+    """The package `gguf`. Raises `UserError` where it is not installed."""
     try:
         import gguf
     except ImportError:
@@ -76,7 +77,7 @@ def _import_gguf() -> ModuleType:
 
 
 def _describe(writer: GGUFWriter, config: LlamaConfig, dtype: str, name: str) -> None:
-    gguf = _import_gguf()
+    gguf = import_gguf()
     kinds = gguf.LlamaFileType
     described = {
         "name": name,
@@ -122,7 +123,7 @@ def _add(writer: GGUFWriter, described: dict[str, Any]) -> None:
 
 def _encoded(name: str, tensor: torch.Tensor, dtype: str) -> tuple[np.ndarray, GGMLQuantizationType]:
     """The numbers in the file, and their declared type."""
-    gguf = _import_gguf()
+    gguf = import_gguf()
     kinds = gguf.GGMLQuantizationType
     array = tensor.detach().float().contiguous().numpy()
     if dtype == "f32" or array.ndim == 1:

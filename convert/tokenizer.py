@@ -12,13 +12,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convert.directory import CONFIG, TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
 from convert.tokenizer_files import parsed, read
 from convert.tokenizer_limits import require_bounded
+from engine.finding import is_gguf
 from tokenizer import NO_PIECE
 from utils import UserError, short_repr, warn
+
+if TYPE_CHECKING:
+    from convert.vocabulary import Vocabulary
 
 SPECIAL = ("bos_token", "eos_token")
 
@@ -28,7 +32,10 @@ class JsonTokenizer:
 
     `bos` stands before a text where Hugging Face's tokenizer puts it there, and before a text of no tokens, which a
     model could not read. A vocabulary with one of bos and eos alone uses it as both.
+    vocabulary: that of SentencePiece in a GGUF file, else None.
     """
+
+    vocabulary: Vocabulary | None = None
 
     def __init__(self, content: str, special: dict[str, Any], max_len: int | None = None, path: str = TOKENIZER_JSON):
         self.content, self.special, self.max_len, self.model_path = content, special, max_len, path
@@ -125,8 +132,9 @@ class JsonTokenizer:
             TOKENIZER_JSON: content.encode(),
             TOKENIZER_CONFIG: (json.dumps(settings, indent=2) + "\n").encode(),
         }
-        beside = Path(self.model_path).with_name(TOKENIZER_MODEL)
-        return found | ({TOKENIZER_MODEL: beside.read_bytes()} if beside.is_file() else {})
+        beside = Path(self.model_path).with_name(TOKENIZER_MODEL)  # a GGUF file has nothing to do with what lies there
+        is_ours = beside.is_file() and not is_gguf(self.model_path)
+        return found | ({TOKENIZER_MODEL: beside.read_bytes()} if is_ours else {})
 
     def _beginning(self, adds_bos: Any) -> list[int]:
         """The ids that are put before a text: bos, or what stands there by the template of the file."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
+from engine.finding import is_gguf
 from tokenizer import Tokenizer
 from utils import UserError, short_repr
 
@@ -51,14 +52,19 @@ class Vocabulary(NamedTuple):
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """The vocabulary of a tokenizer of this package.
 
-    Of a directory it is that of its SentencePiece model and the added tokens. Raises `UserError` for a `tokenizer.json`
-    without such a model beside it, or of another one: it has other rules.
+    Of a GGUF file it is the one that is written there, of a directory that of its SentencePiece model and the added
+    tokens. Raises `UserError` for a `tokenizer.json` without such a model beside it, or of another one: it has other
+    rules.
     """
     if hasattr(tokenizer, "sp_model"):
         return read_vocabulary(tokenizer.sp_model, tokenizer.model_path)
+    if tokenizer.vocabulary is not None:
+        return tokenizer.vocabulary
     path = tokenizer.model_path
     beside = Path(path).with_name(TOKENIZER_MODEL)
     try:
+        if is_gguf(path):
+            raise UserError
         model = Tokenizer(tokenizer_model=beside).sp_model
     except UserError:  # there is none, or it is of another kind, as Llama 3's
         need = "which this format is written with; --tokenizer names one"

@@ -19,9 +19,10 @@ from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from config import LlamaConfig
 from engine.batches import EncodingRules, LlamaDataset, Sentences
 from engine.data import Example
+from engine.finding import is_gguf, tokenizer_name
 from engine.methods import Method
 from engine.plan import Plan
-from engine.programs import import_part, require_folder, tokenizer_name
+from engine.programs import import_part, require_folder
 from engine.weights import load_pretrained, shape_errors
 from llama import Llama
 from tokenizer import Tokenizer
@@ -138,7 +139,7 @@ def load_llama(
     """Load a pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
 
     path: a checkpoint file, or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
-    `programs.tokenizer_name`. attention: replaces the checkpoint's own setting. max_sentence_len: the most tokens that
+    `finding.tokenizer_name`. attention: replaces the checkpoint's own setting. max_sentence_len: the most tokens that
     the tokenizer keeps of a sentence.
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
@@ -160,10 +161,12 @@ def require_vocabulary(tokenizer: Tokenizer, llama: Llama, checkpoint: str | os.
 
 
 def read_tokenizer(path: str | os.PathLike, max_sentence_len: int | None = None) -> Tokenizer:
-    """Load a tokenizer: `tokenizer.json`, or a SentencePiece model. Raises `UserError`.
+    """Load a tokenizer: `tokenizer.json`, a SentencePiece model, or that of a GGUF file. Raises `UserError`.
 
     A SentencePiece model that is the tokenizer of a Hugging Face directory is read with the directory's other files.
     """
+    if is_gguf(path):
+        return import_part("convert.gguf_model", f"the tokenizer of {path}").read_tokenizer(path, max_sentence_len)
     beside = {name: Path(path).with_name(name).exists() for name in ("config.json", "tokenizer.json")}
     if os.fspath(path).endswith(".json") or (beside["config.json"] and not beside["tokenizer.json"]):
         return _json_tokenizers(path).from_file(path, max_sentence_len)

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.finding import find_checkpoint, tokenizer_name
 from engine.flags import (
     BUNDLED_CHECKPOINT,
     DEFAULT_CHECKPOINT,
@@ -19,7 +20,7 @@ from engine.flags import (
     needed_of,
 )
 from engine.metrics import check_folder
-from engine.programs import Default, check_writable, import_part, require_folder, tokenizer_name
+from engine.programs import Default, check_writable, import_part, require_folder
 from engine.stream import STANDARD_INPUT
 from utils import UserError, find_asset, hub_hint, sha256_of
 
@@ -187,7 +188,7 @@ def _resolve_checkpoint(args: Namespace) -> bool:
     if os.path.isdir(args.pretrained_model_path):
         args.model_files = _files_of_directory(Path(args.pretrained_model_path))
         return False
-    path = find_asset(args.pretrained_model_path)
+    path = find_checkpoint(args.pretrained_model_path)
     is_bundled = path is None and isinstance(args.pretrained_model_path, Default)
     if is_bundled:
         path = find_asset(BUNDLED_CHECKPOINT)

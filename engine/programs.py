@@ -244,20 +244,6 @@ def check_new(path: str | os.PathLike, flag: str) -> None:
         raise UserError(f"{flag}: {path} is there already; name another file, or remove it")
 
 
-def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> str:
-    """The name of a checkpoint's tokenizer: `given`, else the .model file beside it, else tokenizer.model.
-
-    If the checkpoint is a folder: tokenizer.json in it, else tokenizer.model in it.
-    """
-    if given:
-        return given
-    if os.path.isdir(checkpoint):
-        inside = Path(checkpoint, "tokenizer.json")
-        return str(inside if inside.exists() else inside.with_suffix(".model"))
-    beside = Path(checkpoint).with_suffix(".model")
-    return str(beside) if beside.is_file() else "tokenizer.model"
-
-
 def import_folder(name: str) -> ModuleType | None:
     """Import a folder of this package beside run_llama.py; None if the folder is absent."""
     try:

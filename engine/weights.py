@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from config import Checks, LlamaConfig
+from engine.finding import is_gguf
 from engine.programs import import_part
 from engine.storage import load_tensors
 from llama import Llama, own_name
@@ -28,10 +29,13 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     Raises `UserError` if the file is missing, is not a checkpoint, or has tensors of other shapes; it names every
     missing, unexpected or misshapen key.
 
-    From a Hugging Face directory the model is causal, unless `attention` is given: see `convert/hugging_face.py`.
+    From a Hugging Face directory or a GGUF file the model is causal, unless `attention` is given: see
+    `convert/hugging_face.py` and `convert/gguf_model.py`.
     """
     if os.path.isdir(path):
         return import_part("convert.hugging_face", "a Hugging Face directory").load_pretrained(path, attention)
+    if is_gguf(path):
+        return import_part("convert.gguf_model", "a GGUF file").load_pretrained(path, attention)
     checkpoint = load_tensors(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from config import ATTENTION_KINDS
 from engine.files import check_page
+from engine.finding import find_checkpoint
 from engine.metrics import FILE, read_records
 from engine.programs import ArgumentParser, run_main
 from engine.stream import read_sentences
@@ -65,7 +66,7 @@ def check_args(args: Namespace) -> None:
         raise UserError(f"{args.model} is a folder without {FILE} or config.json: neither a run nor a model")
     for flag in ("model", "data"):
         if (name := getattr(args, flag)) is not None and not (flag == "model" and Path(name).is_dir()):
-            if (path := find_asset(name)) is None:
+            if (path := (find_checkpoint if flag == "model" else find_asset)(name)) is None:
                 what, hint = ("MODEL", hub_hint(name)) if flag == "model" else (f"--{flag}", "")
                 raise UserError(f"{what} {name} does not exist{hint}")
             setattr(args, flag, str(path))

@@ -14,9 +14,9 @@ from torch import nn
 
 from engine.data import NO_GOLD_LABEL, Example
 from engine.families import encode_for, load_llama
+from engine.finding import is_gguf, tokenizer_name
 from engine.methods import pretrained_of
 from engine.outcome import WithProbabilities, worst_errors
-from engine.programs import tokenizer_name
 from engine.saved import SavedRun, load_classifier
 from engine.storage import load_tensors
 from engine.weights import load_pretrained
@@ -99,7 +99,7 @@ class InspectedModel:
 
 def is_classifier(path: str) -> bool:
     """Whether the file is a fine-tuned classifier. Raises `UserError` if it cannot be read."""
-    if Path(path).is_dir():
+    if Path(path).is_dir() or is_gguf(path):
         return False
     saved = load_tensors(path, warns=False)
     return isinstance(saved, dict) and "model_config" in saved

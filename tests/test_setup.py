@@ -22,6 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from bert.package import PACKAGE
+from engine.finding import SMOLLM2_PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = "stories42M.pt tokenizer.model sanity_check.data rotary_embedding_actual.data optimizer_test.npy".split()
@@ -130,7 +131,16 @@ def test_help_names_every_flag():
     result = setup(ROOT / "setup.sh", "--help")
     flags = set(re.findall(r"^ +(?:-h \| )?(--\w+)(?:\)|=\*\))", (ROOT / "setup.sh").read_text(encoding="utf-8"), re.M))
     assert result.returncode == 0 and result.stderr == ""
-    assert {"--tests", "--bert", "--notebook", "--fetch_only", "--no_fetch", "--python", "--mirror_only"} < flags
+    assert {
+        "--tests",
+        "--bert",
+        "--smollm",
+        "--notebook",
+        "--fetch_only",
+        "--no_fetch",
+        "--python",
+        "--mirror_only",
+    } < flags
     assert all(flag in result.stdout for flag in flags)
 
 
@@ -142,6 +152,7 @@ def test_help_names_every_flag():
         (["--python", "no-such-python"], "", "--python no-such-python does not run"),
         (["--no_fetch", "--fetch_only"], "", "nothing to do"),
         (["--bert", "--fetch_only"], "", "--bert installs"),
+        (["--smollm", "--fetch_only"], "", "--smollm installs"),
         (["--notebook", "--fetch_only"], "", "--notebook installs"),
         (["--fetch_only"], "no/such/folder", "MINLLAMA_ASSETS=no/such/folder is neither"),
     ],
@@ -182,7 +193,7 @@ def test_a_broken_venv_is_named_and_left_alone(script):
     assert (script.parent / ".venv" / "bin").is_dir()
 
 
-@pytest.mark.parametrize("flag", ["--tests", "--bert", "--notebook"])
+@pytest.mark.parametrize("flag", ["--tests", "--bert", "--smollm", "--notebook"])
 def test_what_a_submission_lacks_is_named_for_a_flag_that_needs_it(script, flag):
     (script.parent / "requirements.txt").write_text("")
     name = f"requirements/{flag[2:].removesuffix('s')}.txt"
@@ -448,7 +459,7 @@ def test_an_address_that_cannot_be_one_is_named(script, address):
 
 def pins():
     paths = [ROOT / "requirements.txt", *sorted((ROOT / "requirements").glob("*.txt"))]
-    assert [path.stem for path in paths] == ["requirements", "bert", "fast", "notebook", "test"]
+    assert [path.stem for path in paths] == ["requirements", "bert", "fast", "notebook", "smollm", "test"]
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     return [Requirement(line) for line in text.splitlines() if line and line[0] not in "#-"]
 
@@ -457,10 +468,11 @@ def test_pins_lie_in_the_ranges_of_pyproject():
     tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["bert"], *extras["fast"], *extras["notebook"], *extras["test"]]
+    names = ("bert", "fast", "notebook", "smollm", "test")
+    declared = [*project["dependencies"], *(each for name in names for each in extras[name])]
     ranges = {requirement.name: requirement.specifier for requirement in map(Requirement, declared)}
     pinned = {pin.name: next(iter(pin.specifier)) for pin in pins()}
-    del pinned[PACKAGE]  # weights, which no code imports
+    del pinned[PACKAGE], pinned[SMOLLM2_PACKAGE]  # weights, which no code imports
     assert ranges.keys() == pinned.keys()
     for name, pin in pinned.items():
         assert pin.operator == "==" and ranges[name].contains(pin.version), name

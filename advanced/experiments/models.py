@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.finding import find_checkpoint, tokenizer_name
 from engine.lineage import checksum, identity_of
-from engine.programs import import_part, tokenizer_name
+from engine.programs import import_part
 from utils import UserError, find_asset, hub_hint
 
 
@@ -71,7 +72,7 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
     recorded = {result["model"]: result["checksums"] for result in results.values()}
     if Path(checkpoint).is_dir():
         return _directory(checkpoint, tokenizer, recorded)
-    path = find_asset(checkpoint)
+    path = find_checkpoint(checkpoint)
     if path is None and name_of(checkpoint) not in recorded:
         raise UserError(f"--pretrained-model-path {checkpoint} does not exist{hub_hint(checkpoint)}")
     if path is None and tokenizer is None:

@@ -1,0 +1,225 @@
+"""A GGUF file as a model here: its settings, its weights and its tokenizer.
+
+llama.cpp's architecture "llama" rotates interleaved pairs as rope.py does, so no row is moved. A file without an output
+matrix is read as tied. Weights in blocks are unpacked to float32: that is what they stand for, and what is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from config import LlamaConfig
+from convert.gguf_file import GGUFFile
+from convert.tokenizer import JsonTokenizer
+from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json
+from utils import UserError, join_names, short_repr, shorten
+
+if TYPE_CHECKING:
+    from llama import Llama
+
+ARCHITECTURE = "llama"
+SETTINGS = {  # our names: the names in a file, and the values where it leaves them out
+    "dim": ("embedding_length", None),
+    "hidden_dim": ("feed_forward_length", None),
+    "n_layers": ("block_count", None),
+    "n_heads": ("attention.head_count", None),
+    "n_kv_heads": ("attention.head_count_kv", "attention.head_count"),
+    "max_seq_len": ("context_length", None),
+    "layer_norm_eps": ("attention.layer_norm_rms_epsilon", None),
+    "rope_theta": ("rope.freq_base", 10000.0),
+}
+HARMLESS = {"expert_count": (0,), "attention.causal": (True,), "attention.sliding_window": (0,)}
+FACTORS = "rope_freqs.weight"  # what the angle of each pair is divided by
+LLAMA3_TURNS = 1.0, 4.0  # low_freq_factor and high_freq_factor of every Llama from 3.1 on
+LLAMA3_LENGTHS = [2.0**power for power in range(8, 18)]
+
+# Byte-level vocabularies: the expressions by which a text is cut before pieces are merged, by tokenizer.ggml.pre.
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+DIGITS_APART = {"type": "Digits", "individual_digits": True}
+CUTS = {
+    **dict.fromkeys(("gpt-2", "gpt2"), []),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), [DIGITS_APART]),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral"), WORDS % r"\p{N}{1,3}"),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), WORDS % r"\p{N}"),
+}
+# A `tokenizer.json`; the vocabulary, where it is one of SentencePiece; whether bos is put where nothing is declared.
+Built = tuple[dict[str, Any], Vocabulary | None, bool]
+KEEPS_WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3")  # a word that is a piece is not merged from parts
+
+
+def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
+    """The Llama of a GGUF file, in float32 on the CPU; causal unless `attention` says otherwise.
+
+    Its attribute `stop_ids` has the token that ends a text. Raises `UserError` if the file is damaged or describes
+    another kind of model: every missing, unexpected or misshapen tensor is named.
+    """
+    import torch
+
+    from convert.names import all_names
+    from engine.weights import filled, shape_errors
+
+    file = GGUFFile(path)
+    config = read_config(file, attention or "causal")
+    if config.n_layers > len(file.tensors):
+        raise UserError(f"{path}: it declares {config.n_layers} layers, but has only {len(file.tensors)} tensors")
+    ours = {names.llama_cpp: names.ours for names in all_names(config)}
+    state = {ours.get(name, name): torch.from_numpy(file.tensor(name)) for name in file.tensors if name != FACTORS}
+    if config.tied and "tok_embeddings.weight" in state:
+        state["output.weight"] = state["tok_embeddings.weight"]
+    if found := shape_errors(state, config):
+        theirs = {own: name for name, own in ours.items()}
+        for own in sorted(theirs, key=len, reverse=True):
+            found = [each.replace(own, theirs[own]) for each in found]
+        raise UserError(f"{path} does not fit what it declares: {shorten(join_names(found), 400)}")
+    model = filled(path, config, state)
+    model.stop_ids = _stop_ids(file)
+    return model
+
+
+def read_config(file: GGUFFile, attention: str = "causal") -> LlamaConfig:
+    """The config of a file. Raises `UserError` that names a setting which no model here computes."""
+    if (kind := file.values.get("general.architecture")) != ARCHITECTURE:
+        raise UserError(f"{file.path} describes a model of the architecture {short_repr(kind)}; llama is known here")
+    said = _of_architecture(file.values)
+    fields = {ours: said.get(theirs, said.get(default, default)) for ours, (theirs, default) in SETTINGS.items()}
+    tensors = file.tensors
+    embeddings = tensors.get("token_embd.weight")
+    try:
+        for name, harmless in HARMLESS.items():
+            if (value := said.get(name, harmless[0])) not in harmless:
+                raise ValueError(f"{name}={short_repr(value)}: no model here computes that")
+        if absent := [theirs for theirs, default in SETTINGS.values() if default is None and theirs not in said]:
+            raise ValueError(f"it does not declare {join_names([f'{ARCHITECTURE}.{name}' for name in absent])}")
+        fields |= {"vocab_size": embeddings.shape[0] if embeddings else 0, "tied": "output.weight" not in tensors}
+        config = LlamaConfig(**fields, attention=attention, rope_scaling=_scaling(file, said))
+        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            if said.get(name, config.head_dim) != config.head_dim:
+                heads = f"a head has {config.head_dim} dimensions"
+                raise ValueError(f"{name}={short_repr(said[name])}, but {heads}: no model here computes that")
+        return config
+    except ValueError as error:
+        raise UserError(f"{file.path}: {error}") from None
+
+
+def _of_architecture(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is declared of the architecture, without its prefix; arrays, of values that differ by layer, as lists."""
+    prefix = f"{ARCHITECTURE}."
+    named = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    return {name: value.tolist()[:4] if isinstance(value, np.ndarray) else value for name, value in named.items()}
+
+
+def _scaling(file: GGUFFile, said: Mapping[str, Any]) -> tuple | None:
+    """The scaling of the angles. Raises `ValueError` for one that no model here computes."""
+    kind, factor = said.get("rope.scaling.type", "none"), said.get("rope.scaling.factor", 1.0)
+    if FACTORS in file.tensors:
+        return _llama3_scaling(file.tensor(FACTORS), said)
+    if kind not in ("none", "linear"):
+        raise ValueError(f"rope.scaling.type={short_repr(kind)}: no model here computes that; known is linear")
+    return None if kind == "none" or factor in (0.0, 1.0) else ("linear", factor)
+
+
+def _llama3_scaling(factors: np.ndarray, said: Mapping[str, Any]) -> tuple:
+    """The numbers of Llama 3's scaling whose angles are those of `factors`. Raises `ValueError` if there are none."""
+    import torch
+
+    from rope import frequencies
+
+    theta = said.get("rope.freq_base", 10000.0)
+    if factors.ndim == 1 and isinstance(theta, float) and theta > 0 and 1.0 <= factors.max() < 1e6:
+        plain = frequencies(2 * len(factors), theta)
+        for length in LLAMA3_LENGTHS:
+            scaling = ("llama3", float(factors.max()), *LLAMA3_TURNS, length)
+            if torch.allclose(plain / frequencies(2 * len(factors), theta, scaling), torch.from_numpy(factors), 1e-5):
+                return scaling
+    raise ValueError(f"{FACTORS}: these are not the factors of Llama 3, and no model here computes others")
+
+
+def _stop_ids(file: GGUFFile) -> tuple[int, ...]:
+    names = ("eos_token_id", "eot_token_id")
+    found = (file.values.get(f"tokenizer.ggml.{name}") for name in names)
+    return tuple(dict.fromkeys(id for id in found if isinstance(id, int)))
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonTokenizer:
+    """The tokenizer that a GGUF file describes. Raises `UserError` for a kind that is not known here."""
+    file = GGUFFile(path)
+    said = {name.removeprefix("tokenizer.ggml."): value for name, value in file.values.items()}
+    pieces, types = said.get("tokens"), said.get("token_type")
+    types = types.tolist() if isinstance(types, np.ndarray) else [NORMAL] * len(pieces or ())
+    if not isinstance(pieces, list) or not pieces or len(types) != len(pieces) or len(set(pieces)) < len(pieces):
+        raise UserError(f"{path}: its list of tokens is absent or damaged; name a tokenizer with --tokenizer")
+    try:
+        builder = BUILDERS[said.get("model")]
+    except (KeyError, TypeError):
+        kind = short_repr(said.get("model"))
+        raise UserError(f"{path} has a tokenizer of the kind {kind}; known are {join_names(list(BUILDERS))}") from None
+    try:
+        content, vocabulary, adds_bos = builder(said, pieces, types)
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        reason = error if isinstance(error, UserError) else "its tokenizer is damaged"
+        raise UserError(f"{path}: {reason}; name another with --tokenizer") from None
+    special = {f"{name}_token": said.get(f"{name}_token_id") for name in ("bos", "eos")}
+    special |= {"added_tokens": _added(pieces, types), "pads_with_byte_0": True}
+    special["add_bos_token"] = adds_bos = bool(said.get("add_bos_token", adds_bos))
+    tokenizer = JsonTokenizer(json.dumps(content, ensure_ascii=False), special, max_len, str(path))
+    tokenizer.vocabulary = vocabulary and vocabulary._replace(adds_bos=adds_bos)
+    return tokenizer
+
+
+def _added(pieces: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
+    """The tokens that a text holds as a whole."""
+    return [
+        {"content": piece, "special": type_ == CONTROL, "normalized": False}
+        for piece, type_ in zip(pieces, types, strict=True)
+        if type_ in (CONTROL, USER_DEFINED) and piece
+    ]
+
+
+def _sentencepiece(said: Mapping[str, Any], pieces: list[str], types: list[int]) -> Built:
+    """Pieces with scores: whatever pair makes the best piece is merged first."""
+    scores = said["scores"].tolist()
+    ids = [said.get(f"{name}_token_id", default) for name, default in (("unknown", 0), ("bos", 1), ("eos", 2))]
+    if len(scores) != len(pieces) or not all(type(id) is int and 0 <= id < len(pieces) for id in ids):
+        raise ValueError
+    added = [
+        piece
+        for id, (piece, type_) in enumerate(zip(pieces, types, strict=True))
+        if type_ == USER_DEFINED or (type_ == CONTROL and id not in ids)
+    ]
+    adds_space = bool(said.get("add_space_prefix", True))
+    vocabulary = Vocabulary(pieces, scores, types, *ids, adds_space, added=tuple(added))
+    return as_json(vocabulary, []) | {"post_processor": None}, vocabulary, True
+
+
+def _byte_level(said: Mapping[str, Any], pieces: list[str], types: list[int]) -> Built:
+    """Pieces of bytes, and a list of merges, as GPT-2's."""
+    cut = said.get("pre")
+    if cut not in CUTS:
+        raise UserError(f"it cuts texts by the rule {short_repr(cut)}; known are {join_names(list(CUTS))}")
+    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    by_words = isinstance(CUTS[cut], str)
+    split = {"type": "Split", "pattern": {"Regex": CUTS[cut]}, "behavior": "Isolated", "invert": False}
+    steps = [*([split] if by_words else CUTS[cut]), bytes_only | {"use_regex": not by_words}]
+    model = {
+        "type": "BPE",
+        "vocab": {piece: id for id, piece in enumerate(pieces)},
+        "merges": [pair.split(" ") for pair in said["merges"]],
+        "ignore_merges": cut in KEEPS_WHOLE_PIECES,
+    }
+    content = {
+        "model": model,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": bytes_only | {"use_regex": True},
+    }
+    return content, None, cut in KEEPS_WHOLE_PIECES
+
+
+BUILDERS = {"llama": _sentencepiece, "gpt2": _byte_level}
