@@ -554,9 +554,13 @@ while [ $# -gt 0 ]; do
             extras="$extras test"
             next=".venv/bin/python -m pytest -n auto --dist loadfile"
             ;;
-        --bert | --smollm)
-            models="$models ${1#--}"
-            extras="$extras ${1#--}"
+        --bert)
+            models="$models bert"
+            extras="$extras bert"
+            ;;
+        --smollm)
+            models="$models smollm"
+            extras="$extras smollm"
             ;;
         --notebook)
             notebook=yes

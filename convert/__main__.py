@@ -6,8 +6,8 @@
     python -m convert checkpoints/minllama1M.pt minllama1M.gguf --to gguf --dtype q8_0
     python -m convert finetune-5-2e-05.pt films.onnx --to onnx
 
-MODEL is a checkpoint, a Hugging Face directory, a GGUF file or, with --from llama2c, a .bin file; with --to onnx, what --option
-finetune has saved. See docs/formats.md.
+MODEL is a checkpoint, a Hugging Face directory, a GGUF file or, with --from llama2c, a .bin file; with --to onnx, what
+--option finetune has saved. See docs/formats.md.
 """
 
 from __future__ import annotations

