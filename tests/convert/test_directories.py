@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 
 transformers = pytest.importorskip("transformers")
@@ -170,6 +171,18 @@ def test_spaces_that_transformers_cleans_up_are_told(tmp_path: Path, capsys):
         assert theirs.decode([0, 1]) == ("a." if cleans else "a .")
         told = capsys.readouterr().err
         assert said in told and bool(told) is cleans
+
+
+def test_a_unigram_model_without_a_class_is_refused(tmp_path: Path, tiny_tokenizer: Path):
+    """transformers cuts a text by its scores then; with Llama's class it makes a BPE of it, as here."""
+    how = dict(model_type="unigram", vocab_size=320, hard_vocab_limit=False, byte_fallback=True, minloglevel=2)
+    folder = directory("sentencepiece: bos", tmp_path / "model", tiny_tokenizer)
+    sentences = iter(SENTENCES * 3)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_prefix=f"{folder}/tokenizer", **how)
+    theirs, ours = theirs_of("sentencepiece", folder), load_llama(folder)[1]
+    assert all(ours.encode(text, bos=True, eos=False) == theirs(text).input_ids for text in odd_texts(3, 30))
+    rewrite(folder / "tokenizer_config.json", tokenizer_class=None)
+    refused("tokenizer.model is no BPE model", load_llama, folder)
 
 
 def test_a_vocabulary_for_other_formats_has_what_was_added(tmp_path: Path, tiny_tokenizer: Path):
