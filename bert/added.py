@@ -7,10 +7,11 @@ that is stands in the normalised text, in its own normalised form. A `single_wor
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-NOTHING = re.compile(r"((?!))")
+NOTHING = re.compile("(?!)")
 
 
 class TokenFinder:
@@ -19,20 +20,30 @@ class TokenFinder:
     def __init__(self, tokens: Mapping[str, Mapping[str, Any]], ids: Mapping[str, int]):
         """tokens: by the form in which they are looked for. ids: by their content."""
         self.ids = {form: ids[token["content"]] for form, token in tokens.items()}
+        self.single_words = {form for form, token in tokens.items() if token.get("single_word")}
         longest_first = sorted(tokens, key=len, reverse=True)
-        found = [
-            rf"(?<!\w){re.escape(form)}(?!\w)" if tokens[form].get("single_word") else re.escape(form)
-            for form in longest_first
-        ]
-        self.pattern = re.compile(f"({'|'.join(found)})") if found else NOTHING
+        self.pattern = re.compile("|".join(map(re.escape, longest_first))) if tokens else NOTHING
 
     def parts(self, text: str) -> Iterator[tuple[str, int | None, int]]:
         """The tokens of a text and what stands between them: the part, its id if it is a token, and its place."""
         place = 0
-        for number, part in enumerate(self.pattern.split(text)):
-            if part:
-                yield part, self.ids[part] if number % 2 else None, place
-            place += len(part)
+        for match in self.pattern.finditer(text):
+            start, end = match.span()
+            beside = text[max(0, start - 1) : start] + text[end : end + 1]
+            if match.group() in self.single_words and any(map(_is_of_word, beside)):
+                continue  # as in the library, no other token is looked for within it
+            if start > place:
+                yield text[place:start], None, place
+            yield match.group(), self.ids[match.group()], start
+            place = end
+        if place < len(text):
+            yield text[place:], None, place
+
+
+def _is_of_word(char: str) -> bool:
+    """What Rust's regular expressions call \\w: letters, marks, digits, connecting punctuation, joiners."""
+    kind = unicodedata.category(char)
+    return char in "\u200c\u200d" or kind[0] in "LM" or kind in ("Nd", "Nl", "Pc")
 
 
 def finders(

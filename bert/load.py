@@ -119,7 +119,9 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
         if said["tokenizer_class"] is not None and said["tokenizer_class"] in WITHOUT_CLASS:
             found |= settings_in(file, path)
     added, numbered = added_tokens(path.parent, said, listed)
-    found["added"] = [token for token in added if token["content"] not in SPECIAL or token["normalized"]]
+    found["added"] = [
+        token for token in added if token["content"] not in SPECIAL or token["normalized"] or token.get("single_word")
+    ]
     tokenizer = WordPiece.from_file(path, **found) if pieces is None else WordPiece(pieces, path=str(path), **found)
     for id, text in numbered.items():
         if tokenizer.ids.get(text) != id:

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 from bert.added import finders
 from bert.basic import Word, normalized, words_of
-from convert.directory import TOKENIZER_CONFIG, VOCABULARY
+from convert.directory import TOKENIZER_CONFIG, VOCABULARY, require_file
 from utils import UserError, atomic_write, read_text, short_repr, warn
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUED = "##"
+MOST_BYTES = 2**26  # of a vocabulary; those of known models have at most 3 MB
 LONGEST_WORD = 100  # characters; a longer one is not cut up but unknown
 CLOSING = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # written without a space before them
 THEIR_NAMES = {  # of the tokenizer's settings in that file
@@ -103,6 +104,7 @@ class WordPiece:
     @classmethod
     def from_file(cls, vocab_txt: str | os.PathLike, lower_case: bool = True, **more: bool) -> WordPiece:
         """The tokenizer of a `vocab.txt`: UTF-8, one piece a line."""
+        require_file(Path(vocab_txt), MOST_BYTES)
         text = read_text(vocab_txt)
         return cls(text.removesuffix("\n").split("\n") if text else (), lower_case, str(vocab_txt), **more)
 

@@ -64,7 +64,7 @@ def require_file(file: Path, most: int | None = None) -> None:
     if not os.path.lexists(file):
         raise UserError(f"{file} does not exist")
     if not file.is_file():
-        raise UserError(f"{file} is {'a link that leads nowhere' if file.is_symlink() else 'no plain file'}")
+        raise UserError(f"{file} is {'a link that leads nowhere' if not file.exists() else 'no plain file'}")
     if most is not None and file.stat().st_size > most:
         raise UserError(f"{file} has {file.stat().st_size} bytes; at most {most} are read of such a file")
 

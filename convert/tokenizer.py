@@ -118,7 +118,8 @@ class JsonTokenizer:
 
     def files(self) -> dict[str, bytes]:
         """The files of the tokenizer in a directory: content by name."""
-        special = {name: self.piece_name(getattr(self, name.removesuffix("_token") + "_id")) for name in SPECIAL}
+        ids = {name: getattr(self, name.removesuffix("_token") + "_id") for name in SPECIAL}
+        special = {name: self.piece_name(id) for name, id in ids.items() if self.is_added(id)}
         if "split_special_tokens" in self.special:
             special["split_special_tokens"] = self.special["split_special_tokens"]
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "clean_up_tokenization_spaces": False}
@@ -154,6 +155,10 @@ class JsonTokenizer:
     def piece_name(self, number: int) -> str | None:
         """A token as the file names it; None for an id without one."""
         return self.tokenizer.id_to_token(number)
+
+    def is_added(self, number: int) -> bool:
+        """Whether a text's letters become this token as a whole, and not piece by piece."""
+        return number in self.tokenizer.get_added_tokens_decoder()
 
     def is_special(self, number: int) -> bool:
         """Whether a token was added as a special one, which no text shows."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.directory import ADDED_TOKENS, CONFIG, SPECIAL_TOKENS, TOKENIZER_CONFIG, read_settings, require_file
-from convert.vocabulary import BYTE, CONTROL, SPACE_PIECE, USER_DEFINED, pieces_and_types, rewriting_rules
+from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, USER_DEFINED, pieces_and_types, rewriting_rules
 from tokenizer import Tokenizer
 from utils import UserError, short_repr, warn
 
@@ -53,7 +53,8 @@ def read(path: str | os.PathLike) -> tuple[str, dict[str, Any], dict[int, str]]:
     special = {name: said[name] for name in ("add_bos_token", "split_special_tokens") if name in said}
     for name in ("bos_token", "eos_token"):
         number = config.get(f"{name}_id")
-        special[name] = said.get(name, number[0] if isinstance(number, list) and number else number)
+        number = number[0] if isinstance(number, list) and number else number
+        special[name] = number if said.get(name) is None else said[name]
     added, numbered = added_tokens(path.parent, said, listed, () if by_class else listed)
     if by_class:
         without = {token for name, token in by_class.items() if name not in own}
@@ -78,7 +79,9 @@ def parsed(content: str, path: str | os.PathLike) -> dict[str, Any]:
         found = json.loads(content)
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict):
+    model, added = (found.get("model"), found.get("added_tokens")) if isinstance(found, dict) else (None, None)
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict | list) or not isinstance(added or [], list):
         raise UserError(f"cannot use {path}: it is not a tokenizer, or it is damaged")
     return found
 
@@ -97,7 +100,8 @@ def settings_of(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         said["extra_special_tokens"] = said.pop("additional_special_tokens")
     if "added_tokens_decoder" not in said:
         said |= _read(folder / SPECIAL_TOKENS)
-    return {name: value for name, value in said.items() if value is not None or name == "tokenizer_class"}, config
+    kept = ("tokenizer_class", *NAMED)  # null as a special token: there is none, also where the class has one
+    return {name: value for name, value in said.items() if value is not None or name in kept}, config
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -116,14 +120,16 @@ def _of_json(path: Path, said: dict[str, Any]) -> tuple[str | dict[str, Any], li
         said["add_bos_token"] = kind == CODE_LLAMA
     listed = [token for token in file.get("added_tokens") or [] if isinstance(token, dict)]
     if kind in DEFAULTS:
-        model = file.get("model") or {}
-        vocabulary, merges = model.get("vocab") or {}, model.get("merges") or []
+        vocabulary, merges = file["model"]["vocab"], file["model"].get("merges") or []
         if isinstance(vocabulary, list):
-            vocabulary = {each[0] if isinstance(each, list) else each: id for id, each in enumerate(vocabulary)}
+            pieces = (each[0] if isinstance(each, list) and each else each for each in vocabulary)
+            vocabulary = {str(piece): id for id, piece in enumerate(pieces)}
         made = _of_gpt2(vocabulary, merges, said) if kind == GPT2 else _of_llama(vocabulary, merges, said)
         if kind != GPT2 and "ByteLevel" in json.dumps(file.get("pre_tokenizer")):
             warn(f"{path} has pieces of bytes, and its class is Llama's: it is read as transformers 5 does, not 4")
         return made | {"post_processor": file.get("post_processor")}, listed
+    if said.get("clean_up_tokenization_spaces") and file["model"].get("type") != "BPE":
+        warn(f"{path}: spaces before full stops and commas stay, unlike in transformers (clean_up_tokenization_spaces)")
     if kind not in WITHOUT_CLASS:
         warn(f"{path}: the class {short_repr(kind)} is not known here; the tokenizer is what the file says")
     return content, listed
@@ -149,6 +155,8 @@ def _of_sentencepiece(path: Path, said: dict[str, Any]) -> dict[str, Any]:
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
     if kind not in WITHOUT_CLASS:
         return _of_llama(vocabulary, _merges(vocabulary), said)
+    if not all(model.get_score(id).is_integer() for id, type_ in enumerate(types) if type_ == NORMAL):
+        raise UserError(f"{path} is no BPE model, and such a one without a class is not read here")
     for name, id in (("bos_token", model.bos_id()), ("eos_token", model.eos_id()), ("unk_token", model.unk_id())):
         said.setdefault(name, pieces[id])
     rules, has_bytes = rewriting_rules(model.serialized_model_proto()), BYTE in types
@@ -167,7 +175,8 @@ def _of_llama(vocabulary: dict[str, int], merges: Sequence, said: dict[str, Any]
     puts_space, is_code = said.get("add_prefix_space", True), said["tokenizer_class"] == CODE_LLAMA
     scheme = ("always" if said.get("legacy") and not is_code else "first") if puts_space else "never"
     stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if puts_space or is_code else []
-    unknown = {"unk_token": said.get("unk_token", "<unk>")} if is_code else {}
+    unknown = said.get("unk_token", "<unk>")
+    unknown = {"unk_token": unknown.get("content") if isinstance(unknown, dict) else unknown} if is_code else {}
     return {
         "model": _bpe(vocabulary, merges, fuse_unk=True, byte_fallback=True, **unknown),
         "pre_tokenizer": {"type": "Metaspace", "replacement": SPACE_PIECE, "prepend_scheme": scheme, "split": False},
@@ -240,8 +249,9 @@ def _to_add(folder: Path, said: dict[str, Any], numbered: dict[int, Added], ther
     known = {token["content"] for token in (*there, *added)}
     there = [_token(token, file) for token in there]
     added = [token for token in added if token not in there]
-    which = "extra_special_tokens" if "extra_special_tokens" in said else "additional_special_tokens"
-    return added + [token for token in (*named, *_extra(said, file, which)) if token["content"] not in known]
+    which = "extra" if isinstance(said.get("extra_special_tokens"), list) else "additional"
+    named += _extra(said, file, f"{which}_special_tokens")
+    return added + [token for token in named if token["content"] not in known]
 
 
 def _with_embeddings(added: list[Added], unnamed: set[str], vocabulary: dict[str, int], size: Any) -> list[Added]:
@@ -257,7 +267,8 @@ def _named(said: dict[str, Any], file: Path) -> list[Added]:
     names = [*NAMED, *(name for name in said if name.endswith("_token") and name not in NAMED)]
     named = [said[name] for name in names if isinstance(said.get(name), str | dict)]
     extra = said.get("extra_special_tokens")
-    return [_token(token, file) for token in (*named, *(extra.values() if isinstance(extra, dict) else ()))]
+    named += extra.values() if isinstance(extra, dict) else ()
+    return [{**_token(token, file), "special": True} for token in named]
 
 
 def _extra(said: dict[str, Any], file: Path, name: str) -> list[Added]:

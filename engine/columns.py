@@ -33,6 +33,7 @@ OTHER_FORMATS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheets are not read; save it as .csv"),
     **dict.fromkeys((".parquet", ".arrow", ".feather"), "this format is not read; save it as .csv or .jsonl"),
 }
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # as JSON writes it; 01 is a text
 LARGEST_FIELD = 2**31 - 1  # characters
 SKIP = "--skip_empty leaves such lines out, and counts them"
 
@@ -154,10 +155,12 @@ def _is_missing(value: Any) -> bool:
 
 
 def label_text(value: Any) -> str:
-    """A label as text, the same in every format: `1`, `1.0` (of pandas) and `"1"` are "1", `true` is "true"."""
+    """A label as text, the same in every format: `1`, `1.0` (of pandas), `1e0` and `"1"` are "1", `true` is "true"."""
     text = value.strip() if isinstance(value, str) else json.dumps(value)
-    whole = re.fullmatch(r"(0|-?[1-9][0-9]*)\.0+", text)
-    return whole[1] if whole else text
+    if not NUMBER.fullmatch(text) or (text.lstrip("-").isdecimal() and text != "-0"):
+        return text
+    number = float(text)
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else json.dumps(number)
 
 
 def derive_label_names(path: str | os.PathLike, columns: Columns = USUAL) -> list[str]:
@@ -198,10 +201,18 @@ def is_number(text: str) -> bool:
 
 
 def _classes_of(label_names: Sequence[str]) -> dict[str, int]:
-    """The class of each label: of the names, and, if none of them is a number, of the class numbers."""
+    """The class of each label: of the names, and, if none of them is a number, of the class numbers.
+
+    Raises `UserError` for two names that are one label, such as 1 and 1.0.
+    """
     classes = {} if any(map(is_number, label_names)) else {str(number): number for number in range(len(label_names))}
-    for as_text in (label_text, str):  # a name as it is written comes last, and wins
-        classes |= {as_text(name): number for number, name in enumerate(label_names)}
+    spelt: dict[str, str] = {}
+    for number, name in enumerate(label_names):
+        label = label_text(name)
+        if label in spelt:
+            both = f"{short_repr(spelt[label])} and {short_repr(name)}"
+            raise UserError(f"the label names {both} are one label in a file with columns; change one")
+        spelt[label], classes[label] = name, number
     return classes
 
 

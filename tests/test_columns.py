@@ -59,7 +59,7 @@ def test_columns_have_names_of_their_own(tmp_path: Path, ending: str):
     assert read_texts(path, Columns("review")) == ["this"]
 
 
-@pytest.mark.parametrize("one", ["1", 1, 1.0, "1.0", " 1 "])
+@pytest.mark.parametrize("one", ["1", 1, 1.0, "1.0", " 1 ", "1e0", "10E-1", "1.00"])
 def test_names_come_first_in_every_format(tmp_path: Path, ending: str, one: object):
     """Where a name is a number, a number is a name and nothing else: 0 could be the first class or none."""
     path = write(tmp_path / f"d{ending}", [{"text": "x", "label": "2"}, {"text": "y", "label": one}])
@@ -68,6 +68,25 @@ def test_names_come_first_in_every_format(tmp_path: Path, ending: str, one: obje
     path = write(tmp_path / f"d{ending}", [{"text": "x", "label": 0}])
     with pytest.raises(UserError, match="line [12]: the label '0' is not one of 1, 2, 3$"):
         read_examples(path, ["1", "2", "3"])
+
+
+@pytest.mark.parametrize("spelt", ["-0", "-0.0", "1e3", "5e-1", "1.50", "1e22", "1e400", "01", "+1", ".5", "1."])
+def test_a_number_is_one_label_however_it_is_spelt(tmp_path: Path, spelt: str):
+    """A CSV file keeps how a number is written, and JSON does not: both are one label. 01, .5 are no JSON."""
+    try:
+        line = f'{{"text": "x", "label": {json.dumps(json.loads(spelt))}}}\n'
+    except ValueError:
+        line = f'{{"text": "x", "label": "{spelt}"}}\n'
+    (tmp_path / "d.jsonl").write_text(line)
+    (tmp_path / "d.csv").write_text(f"text,label\nx,{spelt}\n")
+    found = [columns.read_records(tmp_path / f"d.{ending}")[0].label for ending in ("csv", "jsonl")]
+    assert found[0] == found[1]
+
+
+def test_two_names_that_are_one_label_are_refused(tmp_path: Path, ending: str):
+    path = write(tmp_path / f"d{ending}", [{"text": "x", "label": "1.10"}])
+    with pytest.raises(UserError, match="'1.1' and '1.10' are one label"):
+        read_examples(path, ["1.1", "1.10"])
 
 
 def test_true_and_false_are_words(tmp_path: Path):

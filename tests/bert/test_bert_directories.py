@@ -23,11 +23,16 @@ ADDED = {
     str(COUNT + 1): {"content": "Widget", "special": False, **PLAIN, "normalized": True},
     str(COUNT + 2): {"content": "one", "special": False, **PLAIN, "single_word": True},
 }
+WHOLE = {"content": "[MASK]", "special": True, **PLAIN, "single_word": True}
+WITHIN = {str(COUNT): {"content": "film", "special": False, **PLAIN, "normalized": True, "single_word": True}}
+WITHIN |= {str(COUNT + 1): {"content": "il", "special": False, **PLAIN, "normalized": True}}
 KINDS = {  # what tokenizer_config.json says; whether transformers 5 then writes the directory's tokenizer anew
     "plain": ({}, False),
     "cased": ({"do_lower_case": False}, False),
     "added_tokens.json": ({}, False),
     "added tokens": ({"added_tokens_decoder": ADDED}, False),
+    "a special token as a word": ({"added_tokens_decoder": {"4": WHOLE}}, False),
+    "one within another": ({"added_tokens_decoder": WITHIN}, False),
     "split": ({"split_special_tokens": True}, False),
     "by transformers 5": ({}, True),
     "by transformers 5, cased": ({"do_lower_case": False}, True),
@@ -45,6 +50,9 @@ ODD = [
     "widgets",
     "one",
     "ones",
+    "one\u0301",
+    "one\u00b2",
+    "films",
     "caf\u00e9",
     "\u5317\u4eac",
     "\u0130",
@@ -93,5 +101,13 @@ def test_what_no_bert_here_has_is_named(tmp_path: Path):
     ):
         (folder / "tokenizer.json").write_text(json.dumps(whole | changes))
         refused(words, load_tokenizer, folder)
-    (folder / "tokenizer_config.json").write_text('{"mask_token": "<mask>"}')
-    refused("mask_token is '<mask>'", load_tokenizer, folder)
+    for named, words in (('"<mask>"', "'<mask>'"), ("null", "None")):
+        (folder / "tokenizer_config.json").write_text(f'{{"mask_token": {named}}}')
+        refused(f"mask_token is {words}", load_tokenizer, folder)
+
+
+def test_a_vocabulary_without_an_end_is_refused(tmp_path: Path):
+    folder = directory("plain", tmp_path / "model")
+    (folder / "vocab.txt").unlink()
+    (folder / "vocab.txt").symlink_to("/dev/zero")
+    refused("vocab.txt is no plain file", load_tokenizer, folder)

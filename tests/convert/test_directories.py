@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 
 transformers = pytest.importorskip("transformers")
@@ -21,8 +23,10 @@ from convert.vocabulary import CONTROL, as_json, read_vocabulary, vocabulary_of 
 from engine.families import load_llama, read_tokenizer  # noqa: E402
 from engine.generation import generate  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
+from utils import UserError  # noqa: E402
 
-SPECIALS = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|endoftext|>", "<tool>", "film", "one"]
+SPECIALS = ["<s>", "</s>", "<unk>", "<mask>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|endoftext|>", "<tool>"]
+SPECIALS += ["film", "one"]
 ODD = ["北京", "naïve", "ﬁ", "🙂", "e\u0301", "▁", "\u00a0", "\t", "12", "1990", "<0x0A>", "don't", "İ", "\u200b"]
 PLAIN = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
 CHAT = {"300": {"content": "<|im_start|>", "special": True, **PLAIN}}
@@ -31,6 +35,8 @@ LOOSE = {"302": {"content": "<tool>", "special": True, **PLAIN, "lstrip": True, 
 LOOSE |= {"303": {"content": "film", "special": False, **PLAIN, "normalized": True}}
 LOOSE |= {"304": {"content": "one", "special": False, **PLAIN, "single_word": True}}
 ADDED_FILE = {"<|im_start|>": 300, "<|im_end|>": 301}
+MASK = {"mask_token": {"__type": "AddedToken", "content": "<mask>", "special": False, **PLAIN}}
+BOTH_LISTS = {"additional_special_tokens": ["<tool>"], "extra_special_tokens": {"x_token": "<|begin|>"}}
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 GPT2 = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|begin|>", "eos_token": "<|endoftext|>"}
 GPT2 |= {"unk_token": "<|endoftext|>"}
@@ -46,6 +52,10 @@ SENTENCEPIECE = {  # what tokenizer_config.json says beside tokenizer.model; Non
     "chat, added_tokens.json": {"add_bos_token": True, "eos_token": "<|im_end|>", "legacy": True},
     "loose tokens": {"add_bos_token": True, "pad_token": "<pad>", "added_tokens_decoder": CHAT | LOOSE},
     "Code Llama": {"tokenizer_class": "CodeLlamaTokenizer"},
+    "Code Llama, an object": {"tokenizer_class": "CodeLlamaTokenizer"}
+    | {"unk_token": {"__type": "AddedToken", "content": "<unk>", "special": True, **PLAIN}},
+    "no class, null": {"tokenizer_class": None, "unk_token": None, "add_bos_token": True},
+    "no special mask": {"add_bos_token": True} | MASK,
 }
 JSON = {  # the same beside tokenizer.json, and whether its template puts bos
     "Llama": ({"add_bos_token": False, "legacy": True}, True),
@@ -55,6 +65,7 @@ JSON = {  # the same beside tokenizer.json, and whether its template puts bos
     "any, chat": (GENERIC | {"eos_token": "<|im_end|>", "added_tokens_decoder": CHAT}, True),
     "any, split": (GENERIC | {"split_special_tokens": True}, True),
     "Llama, added_tokens.json": ({"eos_token": "<|im_end|>"}, True),
+    "Llama, both lists": (BOTH_LISTS, True),
     "says nothing": (None, True),
 }
 KINDS = [*(f"sentencepiece: {name}" for name in SENTENCEPIECE), *(f"json: {name}" for name in JSON)]
@@ -131,6 +142,49 @@ def test_a_directory_that_is_converted_keeps_its_tokenizer(kind: str, tmp_path: 
         assert again.encode(text, bos=True, eos=False) == theirs(text).input_ids == ids
 
 
+def test_an_eos_of_the_config_alone_is_no_token_of_the_converted_file(tmp_path: Path, tiny_tokenizer: Path):
+    folder = directory("json: any", tmp_path / "model", tiny_tokenizer)
+    rewrite(folder / "tokenizer_config.json", eos_token=None)
+    stop = load_llama(folder)[1].encode("the", bos=False, eos=False)[-1]
+    (folder / "generation_config.json").unlink()
+    rewrite(folder / "config.json", eos_token_id=stop)
+    ours = load_llama(folder)[1]
+    run_convert(folder, tmp_path / "out", "--to", "hf")
+    again, theirs = load_llama(tmp_path / "out")[1], transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert again.eos_id == stop
+    for text in ["the baker", "other", *odd_texts(2, 30)]:
+        ids = ours.encode(text, bos=True, eos=False)
+        assert again.encode(text, bos=True, eos=False) == theirs(text).input_ids == ids
+        assert again.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+
+
+def test_spaces_that_transformers_cleans_up_are_told(tmp_path: Path, capsys):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, ".": 1, "<s>": 2}, unk_token="a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "clean_up_tokenization_spaces": True}
+    for cleans, said in ((True, "unlike in transformers"), (False, "")):
+        settings["clean_up_tokenization_spaces"] = cleans
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert read_tokenizer(tmp_path / "tokenizer.json").decode([0, 1]) == "a ."
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        assert theirs.decode([0, 1]) == ("a." if cleans else "a .")
+        told = capsys.readouterr().err
+        assert said in told and bool(told) is cleans
+
+
+def test_a_unigram_model_without_a_class_is_refused(tmp_path: Path, tiny_tokenizer: Path):
+    """transformers cuts a text by its scores then; with Llama's class it makes a BPE of it, as here."""
+    how = dict(model_type="unigram", vocab_size=320, hard_vocab_limit=False, byte_fallback=True, minloglevel=2)
+    folder = directory("sentencepiece: bos", tmp_path / "model", tiny_tokenizer)
+    sentences = iter(SENTENCES * 3)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_prefix=f"{folder}/tokenizer", **how)
+    theirs, ours = theirs_of("sentencepiece", folder), load_llama(folder)[1]
+    assert all(ours.encode(text, bos=True, eos=False) == theirs(text).input_ids for text in odd_texts(3, 30))
+    rewrite(folder / "tokenizer_config.json", tokenizer_class=None)
+    refused("tokenizer.model is no BPE model", load_llama, folder)
+
+
 def test_a_vocabulary_for_other_formats_has_what_was_added(tmp_path: Path, tiny_tokenizer: Path):
     folder = directory("sentencepiece: chat", tmp_path / "model", tiny_tokenizer)
     rewrite(folder / "tokenizer_config.json", add_bos_token=False)
@@ -192,6 +246,8 @@ ABSENT = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", 
         (grown(normalizer=TABLE), "its table of letters is damaged"),
         (grown(post_processor=ABSENT | {"special_tokens": {}}), "it "),
         (grown(model={"type": "BPE", "vocab": {"a": -1}, "merges": []}), "it is not a tokenizer"),
+        *((grown(added_tokens=value), "it is not a tokenizer") for value in (5, {"a": 1}, "x")),
+        *((grown(model=value), "it is not a tokenizer") for value in ([1], None, {"type": "BPE", "vocab": 5})),
     ],
 )
 def test_a_file_that_asks_for_too_much_is_one_line_and_no_trace(content: str, words: str, tmp_path: Path, capfd):
@@ -199,3 +255,11 @@ def test_a_file_that_asks_for_too_much_is_one_line_and_no_trace(content: str, wo
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "a", "tokenizer_class": "PreTrainedTokenizerFast"}')
     refused(f"cannot use .*tokenizer.json: .*{words}", read_tokenizer, tmp_path / "tokenizer.json")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("vocabulary", [[[]], [{}], [[["a"]]], [None, 1]])
+def test_a_list_of_odd_pieces_is_one_line(vocabulary: list, tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text(grown(model={"type": "BPE", "vocab": vocabulary, "merges": []}))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "a", "tokenizer_class": "LlamaTokenizer"}')
+    with contextlib.suppress(UserError):
+        read_tokenizer(tmp_path / "tokenizer.json")
