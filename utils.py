@@ -204,9 +204,12 @@ def find_asset(name: str | os.PathLike) -> Path | None:
 def read_text(path: str | os.PathLike) -> str:
     """The text of a UTF-8 file; line ends become `\\n`, a byte-order mark is dropped.
 
-    Raises `UserError` if the file is missing, unreadable or not UTF-8 (naming the first bad line).
+    Raises `UserError` if the file is missing, a device (some do not end), unreadable or not UTF-8 (naming the first bad
+    line).
     """
     try:
+        if Path(path).is_char_device():
+            raise UserError(f"{path} is a device; give a file")
         raw = Path(path).read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
