@@ -60,7 +60,8 @@ def warn(message: str) -> None:
 def one_line(message: str) -> str:
     """A message as one line: words are cut to MAX_WORD characters, the whole to MAX_MESSAGE."""
     words = (shorten(word, MAX_WORD) for word in message.split())
-    return shorten(" ".join(words), MAX_MESSAGE)
+    line = shorten(" ".join(words), MAX_MESSAGE)
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)  # a terminal obeys some
 
 
 def shorten(text: str, most: int = 100) -> str:
