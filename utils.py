@@ -60,7 +60,8 @@ def warn(message: str) -> None:
 def one_line(message: str) -> str:
     """A message as one line: words are cut to MAX_WORD characters, the whole to MAX_MESSAGE."""
     words = (shorten(word, MAX_WORD) for word in message.split())
-    return shorten(" ".join(words), MAX_MESSAGE)
+    line = shorten(" ".join(words), MAX_MESSAGE)
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)  # a terminal obeys some
 
 
 def shorten(text: str, most: int = 100) -> str:
@@ -204,9 +205,12 @@ def find_asset(name: str | os.PathLike) -> Path | None:
 def read_text(path: str | os.PathLike) -> str:
     """The text of a UTF-8 file; line ends become `\\n`, a byte-order mark is dropped.
 
-    Raises `UserError` if the file is missing, unreadable or not UTF-8 (naming the first bad line).
+    Raises `UserError` if the file is missing, a device (some do not end), unreadable or not UTF-8 (naming the first bad
+    line).
     """
     try:
+        if Path(path).is_char_device():
+            raise UserError(f"{path} is a device; give a file")
         raw = Path(path).read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None

@@ -18,6 +18,7 @@ from utils import UserError, warn
 STANDARD_INPUT = "-"
 PATIENCE = 0.2  # seconds to wait for more input before the sentences so far are processed
 PIECE = 1 << 16  # bytes
+MOST_BYTES = 1 << 26  # of a line: a device may never end one
 LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -90,6 +91,8 @@ def _lines_of(path: str) -> Iterator[bytes | None]:
             yield b"".join([*rest, line])
             rest = []
         rest.append(last + b"\r" if piece.endswith(b"\r") else last)
+        if sum(map(len, rest)) > MOST_BYTES:
+            raise UserError(f"{path} has a line of more than {MOST_BYTES >> 20} MiB; give a sentence a line")
     last = b"".join(rest)
     if last:
         yield last.removesuffix(b"\r")

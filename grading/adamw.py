@@ -65,6 +65,7 @@ def adamw(
     eps: float,
     weight_decay: float,
     correct_bias: bool,
+    first_step: int = 0,
     steps: int = FEW_STEPS,
     gradient: Callable = lambda g, p, decay: g,
     first: Callable = lambda m, g, beta: beta * m + (1 - beta) * g,
@@ -79,7 +80,7 @@ def adamw(
     c1 and c2 are 1 - beta^t of the first and of the second moment.
     """
     weights, m, v = FIRST_WEIGHTS, torch.zeros_like(FIRST_WEIGHTS), torch.zeros_like(FIRST_WEIGHTS)
-    for step, g in enumerate(gradients()[:steps], 1):
+    for step, g in enumerate(gradients()[first_step:steps], 1):
         g = gradient(g, weights, weight_decay)
         m, v = first(m, g, betas[0]), second(v, g, betas[1])
         c1, c2 = (1 - torch.tensor(beta if correct_bias else 0.0, dtype=torch.float64) ** count(step) for beta in betas)
@@ -163,6 +164,23 @@ def check_few_steps(student: Student) -> tuple[bool, str]:
     return False, next((said for said, wrong in ADAMW_MISTAKES.items() if are(few_steps_by_hand(**wrong))), "")
 
 
+def late_or_grouped_fault(student: Student) -> str:
+    """What is wrong where a gradient is absent at first, or groups have settings of their own; "" if nothing is."""
+    tensors, decayed = {"weights": FIRST_WEIGHTS, "gradients": gradients()}, FEW_CASES["eps 0.1, weight decay 0.4"]
+    own = [decayed, {**FEW_SETTINGS, "lr": 0.02, "betas": (0.3, 0.5), "eps": 0.3, "correct_bias": False}]
+    cases = {
+        "a parameter without gradient (None) is to be skipped, and its steps count from its first gradient":
+            ({**decayed, "late": 1}, [adamw(first_step=1, **decayed)[0], adamw(**decayed)[1]]),
+        "each group of self.param_groups has settings of its own: group['lr'], group['betas'], ...":
+            ({"own": own}, [adamw(**each)[row] for row, each in enumerate(own)]),
+    }  # fmt: skip
+    for sentence, (settings, expected) in cases.items():
+        answer = student.ask(ChildQuestion("few_steps", "optimizer", settings, tensors))
+        if not alike(answer.tensors, (torch.stack(expected),)):
+            return f"AdamW: {sentence}{f' ({answer.line})' if answer.trouble else ''}"
+    return ""
+
+
 def closure_fault(student: Student) -> str:
     """What is wrong with a step that is given a closure, "" if nothing is."""
     tensors = {"weights": FIRST_WEIGHTS, "gradient": gradients()[0]}
@@ -207,7 +225,7 @@ def check_adamw(student: Student) -> bool:
     trouble = ours_without.line
     few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student)
     if published and pytorch and few:
-        return report_verdict("Optimizer", student, closure_fault(student) or None)
+        return report_verdict("Optimizer", student, closure_fault(student) or late_or_grouped_fault(student) or None)
     if len(ours.tensors) == 1 and ours.tensors[0].shape == expected.shape:
         if torch.allclose(expected, ours.tensors[0].float(), COURSE_RTOL, COURSE_ATOL):
             print(

@@ -217,6 +217,19 @@ class Student:
         return ""
 
 
+def takes_attention(student: Student) -> bool:
+    """Whether the student's load_pretrained has an argument for the kind of attention; the hand-out's has none.
+
+    False where the question fails, here and in `has_context`: questions that follow will say why.
+    """
+    return not student.ask(ChildQuestion("names_attention", "llama")).trouble
+
+
+def has_context(student: Student) -> bool:
+    """Whether the student's model gives its parts a context: positions and mask. The hand-out's does not."""
+    return not student.ask(ChildQuestion("has_context", "llama")).trouble
+
+
 def short_repr(text: str) -> str:
     """Text of the student's process on one line of bounded length; words that look like a verdict are left out."""
     text = VERDICT.sub("[...]", " ".join(text.split()))

@@ -28,6 +28,8 @@ NORM_MISTAKES = {
     "it divides by the standard deviation, which subtracts the mean":
         lambda x, w, eps: x / (x.var(-1, keepdim=True) + eps).sqrt() * w,
     "the mean runs over positions, not over dim=-1": lambda x, w, eps: x / (mean_square(x, 1) + eps).sqrt() * w,
+    "the mean runs over the batch, not over dim=-1": lambda x, w, eps: x / (mean_square(x, 0) + eps).sqrt() * w,
+    "it returns the factor alone; multiply x by it": lambda x, w, eps: w / (mean_square(x) + eps).sqrt(),
     "the mean runs over everything, not over dim=-1": lambda x, w, eps: x / (x.square().mean() + eps).sqrt() * w,
 }  # fmt: skip
 
@@ -139,6 +141,8 @@ BLOCKS = {
     "both residuals are normalised: add x and h themselves": lambda x, a, f, m, n: (h := n(m(x) + a(m(x)))) + f(h),
     "the feed-forward is missing": lambda x, a, f, m, n: x + a(m(x)),
     "the attention is missing": lambda x, a, f, m, n: x + f(n(x)),
+    "the layer's output is normalised, too; the norm after all layers is the model's":
+        lambda x, a, f, m, n: n((h := x + a(m(x))) + f(n(h))),
 }  # fmt: skip
 LAYER_MISTAKES = {sentence: dict(block=block) for sentence, block in BLOCKS.items()}
 LAYER_MISTAKES["the eps of RMSNorm is not config.layer_norm_eps"] = dict(eps=1e-6)
@@ -189,6 +193,8 @@ GENERATE_MISTAKES = {
     "a long text is cut at its end: the model reads its last max_seq_len tokens":
         dict(window=lambda idx: idx[:, : small.SMALL_SHAPE["max_seq_len"]]),
     "the model reads the newest token alone, not the text before it": dict(window=lambda idx: idx[:, -1:]),
+    "a long text is cut to max_seq_len - 1 tokens: the model reads its last max_seq_len":
+        dict(window=lambda idx: idx[:, 1 - small.SMALL_SHAPE["max_seq_len"] :]),
     "the temperature is ignored: the likeliest token is always taken": dict(is_drawn=False),
 }  # fmt: skip
 
@@ -203,6 +209,9 @@ POOLS = {
         lambda hidden, causal: at(hidden, (small.PADDED != small.PAD).sum(-1) - 1),
     "it reads the last token before the padding: this reference reads the batch's last position":
         lambda hidden, causal: at(hidden, small.LAST_TOKENS),
+    "the hidden state is normalised once more; the model has done that":
+        lambda hidden, causal:
+            norm(small.last_state(hidden, causal), small.small_weights()["norm.weight"].double(), small.EPS),
 }  # fmt: skip
 POOL_MISTAKES = {sentence: dict(pool=pool) for sentence, pool in POOLS.items()}
 
@@ -215,6 +224,9 @@ ZERO_SHOT_MISTAKES = {
     "probabilities are summed, not log-probabilities": dict(vocabulary=lambda logits: logits.softmax(-1)),
     "log_softmax runs over the batch, not over the vocabulary": dict(vocabulary=lambda logits: logits.log_softmax(0)),
     "the sums are normalised over the labels": dict(finish=lambda scores: scores.log_softmax(-1)),
+    "it returns probabilities over the labels, not sums of log-probabilities": dict(finish=lambda s: s.softmax(-1)),
+    "it returns probabilities, not log-probabilities": dict(finish=torch.exp),
+    "labels stand in rows; it is b c": dict(finish=lambda scores: scores.T),
 }  # fmt: skip
 
 EMBEDDING_MISTAKES = {
@@ -222,6 +234,7 @@ EMBEDDING_MISTAKES = {
     "it returns logits, not log-probabilities (log_softmax): rows do not sum to 1": dict(finish=lambda logits: logits),
     "it returns probabilities, not log-probabilities": dict(finish=lambda logits: logits.softmax(-1)),
     "log_softmax runs over the batch, not over the classes": dict(finish=lambda logits: logits.log_softmax(0)),
+    "log_softmax is taken of probabilities; take it of logits": dict(finish=lambda s: s.softmax(-1).log_softmax(-1)),
     "there is no dropout in training": dict(modes=lambda whole, dropped: (whole, whole)),
     "there is dropout in evaluation, too": dict(modes=lambda whole, dropped: (dropped, dropped)),
     "dropout acts on the logits, not on the hidden state": dict(modes=lambda whole, dropped: (whole, 0 * whole)),

@@ -13,15 +13,15 @@ import torch
 
 from grading import mistakes, rotation
 from grading import small_model as small
-from grading.asking import ChildAnswer, ChildQuestion, Student
+from grading.asking import ChildAnswer, ChildQuestion, Student, has_context, takes_attention
 from grading.compare import Tensors, alike
 from grading.editions import ATTENTION_KINDS
 from grading.programs import PARTS_FILE, GradingError, find_own, read_text
 from grading.small_model import SMALL_SHAPE, below, in_double, small_weights
 
 IMPORT = "import of llama.py"
-# asked in any case: the reference tensors do not go through all of these
-WHOLES = ("rotary embedding", "embedding and head", "generate", "zero-shot classifier", "embedding classifier")
+TRAINED = ("norm_or_feed_forward", "rotate", "scores", "attention", "layer")  # asked for gradients, too
+DROPOUT = 0.5  # acts in training only
 
 
 class CheckedPart(NamedTuple):
@@ -50,19 +50,6 @@ class Finding(NamedTuple):
     sentence: str = ""
 
 
-def takes_attention(student: Student) -> bool:
-    """Whether the student's load_pretrained has an argument for the kind of attention; the hand-out's has none.
-
-    False where the question fails, here and in `has_context`: questions that follow will say why.
-    """
-    return not student.ask(ChildQuestion("names_attention", "llama")).trouble
-
-
-def has_context(student: Student) -> bool:
-    """Whether the student's model gives its parts a context: positions and mask. The hand-out's does not."""
-    return not student.ask(ChildQuestion("has_context", "llama")).trouble
-
-
 def kinds_to_check(student: Student, wanted: str | None) -> tuple[str, ...]:
     """The kinds of attention that the student's model should know."""
     if wanted:
@@ -74,7 +61,7 @@ def kinds_to_check(student: Student, wanted: str | None) -> tuple[str, ...]:
 
 
 def small_config(kind: str) -> dict[str, Any]:
-    return {**SMALL_SHAPE, "attention": kind}
+    return {**SMALL_SHAPE, "attention": kind, "dropout": DROPOUT}
 
 
 def with_mistakes(by_hand: Callable, table: dict[str, dict], *arguments) -> dict[str, Callable]:
@@ -134,7 +121,7 @@ def attention_part(kind: str) -> CheckedPart:
 def feed_forward_part() -> CheckedPart:
     x, weights = small.states().double(), below(small_weights(), "layers.0.feed_forward.")
     wrong = {said: partial(small.feed_forward, x, in_double(weights), gate) for said, gate in mistakes.GATES.items()}
-    question = ask_module("FeedForward", weights, small.DIM, small.HIDDEN_DIM, SMALL_SHAPE["multiple_of"], 0.0)
+    question = ask_module("FeedForward", weights, small.DIM, small.HIDDEN_DIM, SMALL_SHAPE["multiple_of"], DROPOUT)
     return CheckedPart("feed-forward", "class FeedForward in llama.py", question, wrong, (IMPORT,))
 
 
@@ -191,7 +178,7 @@ def loaded_weights(answer: ChildAnswer) -> ChildAnswer:
 
 def classifier_settings(kind: str) -> dict[str, Any]:
     given = {"num_labels": len(small.LABELS), "hidden_dropout_prob": small.NEARLY_ALL, "option": "finetune"}
-    return {"config": small_config(kind), "settings": {**given, "pad_id": small.PAD}}
+    return {"config": {**small_config(kind), "dropout": 0.0}, "settings": {**given, "pad_id": small.PAD}}
 
 
 def zero_shot_part(kind: str) -> CheckedPart:
@@ -208,7 +195,7 @@ def embedding_part(kind: str) -> CheckedPart:
     tensors = {"weights": small_weights(), "tokens": small.PADDED, "head": small.head_weights()}
     question = ChildQuestion("embedding", "classifier", classifier_settings(kind), tensors)
     wrong = with_mistakes(small.embedding, mistakes.EMBEDDING_MISTAKES, kind == "causal")
-    needs = (f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
+    needs = ("RMSNorm", f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
     where = "class LlamaEmbeddingClassifier in classifier.py"
     return CheckedPart(f"embedding classifier, {kind}", where, question, wrong, needs)
 
@@ -258,8 +245,10 @@ def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensor
             lost.add(part.name)
         right = expected.get(part.name, ())[: part.judged]
         if not answer.trouble and alike(answer.tensors, right):
-            findings.append(Finding(part, "ok"))
-            continue
+            answer = training_trouble(student, part.question)
+            if not answer.trouble:
+                findings.append(Finding(part, "ok"))
+                continue
         if not answer.is_written and answer.trouble not in blanks:
             blanks.add(answer.trouble)
             needed = []  # the part itself is missing
@@ -272,6 +261,14 @@ def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensor
             sentence = explanation(student, part, answer.tensors, right)
             findings.append(Finding(part, "WRONG", sentence))
     return findings
+
+
+def training_trouble(student: Student, question: ChildQuestion) -> ChildAnswer:
+    """The trouble with the gradients of a part whose numbers are right."""
+    if question.name not in TRAINED:
+        return ChildAnswer()
+    settings = {**question.settings, "question": question.name}
+    return student.ask(question._replace(name="gradients", settings=settings))
 
 
 def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: Tensors) -> str:
@@ -305,11 +302,10 @@ def check_parts(student: Student, expected: dict[str, Tensors] | None, args: Nam
     kinds = kinds_to_check(student, args.attention)
     has_classifiers = "causal" not in kinds or takes_attention(student)
     parts = all_parts(kinds, has_classifiers, has_context(student))
-    wholes = [part for part in parts if part.name.partition(",")[0] in WHOLES]
-    if whole_is_right and not args.parts and all(one.verdict == "ok" for one in judge(student, wholes, expected)):
+    findings = judge(student, parts, expected)
+    if whole_is_right and not args.parts and all(one.verdict == "ok" for one in findings):
         return True
     print(f"Part by part, on a small model ({PARTS_FILE} holds what others computed):")
-    findings = judge(student, parts, expected)
     for one in findings:
         print(f"  {one.part.name + ':':36s} {one.verdict}{f': {one.sentence}' if one.sentence else ''}")
     wrong = [one.part for one in findings if one.verdict != "ok"]

@@ -145,7 +145,8 @@ def send_nowhere(number: int) -> None:
 def one_line(message: str) -> str:
     """A message on one line of bounded length, however long the names and values are that it quotes."""
     words = (shorten(word, MAX_WORD) for word in message.split())
-    return shorten(" ".join(words), MAX_MESSAGE)
+    line = shorten(" ".join(words), MAX_MESSAGE)
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)  # a terminal obeys some
 
 
 def shorten(text: str, most: int = 100) -> str:
@@ -195,9 +196,12 @@ def find_asset(name: str | os.PathLike) -> Path | None:
 def read_text(path: str | os.PathLike) -> str:
     """The text of a UTF-8 file, line ends turned into `\\n`; a byte-order mark is dropped.
 
-    Raises `GradingError` where the file is missing, unreadable or not UTF-8 (naming the first bad line).
+    Raises `GradingError` where the file is missing, a device (some do not end), unreadable or not UTF-8 (naming the
+    first bad line).
     """
     try:
+        if Path(path).is_char_device():
+            raise GradingError(f"{path} is a device; give a file")
         raw = Path(path).read_bytes()
     except FileNotFoundError:
         raise GradingError(f"{path} does not exist") from None

@@ -18,17 +18,10 @@ from typing import Any
 import torch
 
 from grading import wire
+from grading.returned import StateDict, Wrong, check_gradients, check_takes, is_float, numbers_of
 
 Weights = dict[str, torch.Tensor]
 NEARLY_0, HOT = 1e-3, 1e4  # temperatures
-
-
-class Wrong(Exception):
-    """A fault of a student's code, as a sentence; the script prints it without the name of an exception."""
-
-
-class StateDict(dict):
-    """Tensors by name. A plain dictionary would be a student's mistake: returned in the place of a tensor."""
 
 
 def answer(header: dict, data: bytes) -> Weights:
@@ -37,33 +30,22 @@ def answer(header: dict, data: bytes) -> Weights:
     Raises `Wrong` if the student's code returns other things than tensors, and every exception of that code.
     """
     arguments: dict[str, Any] = dict(header["settings"])
-    for name, tensor in wire.unpack(header, data).items():
+    given, sent = wire.unpack(header, data), wire.unpack(header, data)
+    for name, tensor in given.items():
         argument, _, inner = name.partition("/")  # with a slash: one of a dictionary of tensors
         if inner:
             arguments.setdefault(argument, {})[inner] = tensor
         else:
             arguments[argument] = tensor
     returned = QUESTIONS[header["question"]](**arguments)
+    for name, tensor in given.items():
+        if not torch.equal(tensor, sent[name]):
+            raise Wrong(f"it changes its input {name} in place; make a new tensor")
     if not isinstance(returned, StateDict):
         values = returned if isinstance(returned, (tuple, list)) else (returned,)
         returned = {str(number): value for number, value in enumerate(values)}
-    return {name: numbers_of(value) for name, value in returned.items()}
-
-
-def numbers_of(value: object) -> torch.Tensor:
-    """A student's tensor as a plain one on the CPU, float64. Raises `Wrong` if it has no such numbers."""
-    if not isinstance(value, torch.Tensor):
-        hint = "; is a `return` missing?" if value is None else ", not a tensor"
-        raise Wrong(f"it returns {'None' if value is None else type(value).__name__}{hint}")
-    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        raise Wrong("it returns a sparse, nested or quantized tensor, not a plain one")
-    if value.device.type == "meta":
-        raise Wrong("it returns a tensor of the device meta, which holds no numbers")
-    if value.is_complex():
-        raise Wrong("it returns complex numbers, not real ones")
-    if value.numel() > wire.MAX_NUMBERS:
-        raise Wrong(f"it returns {value.numel():,} numbers, far too many")
-    return value.detach().cpu().double().as_subclass(torch.Tensor)
+    dtype = next((one.dtype for one in arguments.values() if is_float(one)), None)
+    return {name: numbers_of(value, dtype) for name, value in returned.items()}
 
 
 # ------------------------------------------------------------------------------------------------- questions
@@ -77,14 +59,6 @@ def student(module: str, name: str) -> Any:
 def import_module(module: str) -> tuple:
     importlib.import_module(module)
     return ()
-
-
-def check_takes(function: Callable, what: str, *arguments: Any, **named: Any) -> None:
-    """Raises `Wrong` unless a student's function can be called with these arguments, the last of which are `what`."""
-    try:
-        inspect.signature(function).bind(*arguments, **named)
-    except TypeError:
-        raise Wrong(f"it does not take {what}, which the model gives it") from None
 
 
 def rotate(
@@ -117,14 +91,24 @@ def train(weight: torch.Tensor, inputs: torch.Tensor, optimizer: type | None = N
 
 
 def few_steps(
-    weights: torch.Tensor, gradients: torch.Tensor, optimizer: type | None = None, **settings
+    weights: torch.Tensor,
+    gradients: torch.Tensor,
+    optimizer: type | None = None,
+    own: list[dict] | None = None,
+    late: int = 0,
+    **settings,
 ) -> torch.Tensor:
-    """The parameters after some steps, rows of a matrix. weights: the first ones. gradients: steps, then as weights."""
+    """The parameters after some steps, rows of a matrix. weights: the first ones. gradients: steps, then as weights.
+
+    own: the settings of each parameter, which is then a group of its own. late: in how many steps, the first ones,
+    the first parameter has no gradient.
+    """
     parameters = [torch.nn.Parameter(row.clone()) for row in weights]
-    optimizer = (optimizer or student("optimizer", "AdamW"))(parameters, **settings)
-    for gradient in gradients:
+    groups = [{"params": [parameter], **each} for parameter, each in zip(parameters, own or (), strict=False)]
+    optimizer = (optimizer or student("optimizer", "AdamW"))(groups or parameters, **settings)
+    for step, gradient in enumerate(gradients):
         for parameter, row in zip(parameters, gradient, strict=True):
-            parameter.grad = row.clone()
+            parameter.grad = None if step < late and parameter is parameters[0] else row.clone()
         optimizer.step()
     return torch.stack([parameter.detach() for parameter in parameters])
 
@@ -144,6 +128,8 @@ def step_with_closure(weights: torch.Tensor, gradient: torch.Tensor, **settings)
         raise Wrong("step(closure) calls the closure without gradients: call it under torch.enable_grad()")
     if not calls or loss is None:
         raise Wrong("step(closure) returns no loss: call the closure, and return what it returns")
+    if len(calls) > 1:
+        raise Wrong(f"step(closure) calls the closure {len(calls)} times: once is enough")
     return loss, parameter
 
 
@@ -224,6 +210,8 @@ def generate(config: dict, weights: Weights, tokens: torch.Tensor, new: int) -> 
     """Each row's continuation at temperature 0; the first row's near 0, and where nearly all tokens are as likely."""
     model = make("Llama", weights, make_config(config))
     texts = [model.generate(row[None], new, temperature=0.0) for row in tokens]  # one at a time, as run_llama.py does
+    if any(map(is_float, texts)):
+        raise Wrong(f"it returns {texts[0].dtype}, not whole numbers".replace("torch.", ""))
     return *texts, *(model.generate(tokens[:1], new, temperature=each) for each in (NEARLY_0, HOT))
 
 
@@ -251,7 +239,7 @@ def load(path: str, attention: str) -> torch.nn.Module:
     return load_pretrained(path).eval()
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: tables that the code keeps from here could then not be used in training
 def model(path: str, attention: str, device: str, tokens: torch.Tensor) -> Any:
     """Hidden states and logits of a checkpoint's model."""
     logits, hidden_states = load(path, attention).to(device)(tokens.to(device))
@@ -306,7 +294,19 @@ def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tok
         raise Wrong("it has no linear head from a hidden state to num_labels numbers")
     fill(heads[0], head)
     torch.manual_seed(0)
-    return model.eval()(tokens), model.train()(tokens)
+    answers = model.eval()(tokens), model.train()(tokens)
+    first = next(one for name, one in model.named_parameters() if name.endswith("tok_embeddings.weight"))
+    with torch.enable_grad():
+        check_gradients(model.eval()(tokens), {"the Llama": first})
+    return answers
+
+
+def gradients(question: str, **arguments) -> tuple:
+    """Raises `Wrong` unless gradients go through a part, from what it returns to all of its inputs."""
+    inputs = {name: one.clone().requires_grad_() for name, one in arguments.items() if is_float(one)}
+    copies = {name: one.clone() for name, one in inputs.items()}
+    check_gradients(globals()[question](**{**arguments, **copies}), inputs)
+    return ()
 
 
 WITHOUT_GRADIENTS = (
@@ -315,5 +315,5 @@ WITHOUT_GRADIENTS = (
 QUESTIONS: dict[str, Callable[..., Any]] = {
     **{part.__name__: torch.no_grad()(part) for part in WITHOUT_GRADIENTS},
     **{one.__name__: one for one in (import_module, rotate, train, few_steps, step_with_closure)},
-    **{one.__name__: one for one in (has_context, names_attention, model)},
+    **{one.__name__: one for one in (has_context, names_attention, model, gradients)},
 }

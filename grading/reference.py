@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 from grading import small_model
-from grading.asking import ChildAnswer, ChildQuestion, Student
+from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
-from grading.parts import kinds_to_check, small_config, takes_attention
+from grading.parts import kinds_to_check, small_config
 from grading.programs import DefaultText, GradingError, find_course_file, find_own
 
 ATOL, RTOL = 1e-5, 1e-3

@@ -128,6 +128,7 @@ def test_what_a_message_quotes_is_short_and_does_nothing_to_a_terminal():
     assert utils.printable("a film") == "a film" and utils.printable(Path("é/ü")) == "é/ü"
     for text in ("\x1b[31m", "a\nb", "\ud800", "\0" * 10**6, "x" * 10**6, "\u202e" * 200):
         assert utils.printable(text).isprintable() and len(utils.printable(text)) <= 100
+    assert utils.one_line("--out é\x1b[2J\n\u202e: wrong") == "--out é\\x1b[2J \\u202e: wrong"
     names = ["b", "\x1b[2J", *"cdefghijklmn"]
     assert utils.join_names(names) == "b, '\\x1b[2J', c, d, e, f, g, h, i, j and 4 more"
     assert utils.join_names(iter(names), 1) == "b and 13 more" and utils.join_names([]) == ""

@@ -5,6 +5,7 @@
 
 import ast
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,7 +93,7 @@ def test_the_prompt_and_the_figures_say_the_same():
 
 
 def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
-    for text in (*LABELS, *SENTENCES, "word " * 900, "w" * 900, "inf", "nan", "1e400", "-.5", "1,5"):
+    for text in (*LABELS, *SENTENCES, "word " * 900, "w" * 900, "inf", "nan", "1e400", "-.5", "1,5", "\x1b[2J"):
         for name in ("whole_number", "one_line", "shorten", "printable"):
             assert told(getattr(programs, name), text) == told(getattr(utils, name), text), text
         assert str(told(programs.decimal_number, text)) == str(told(utils.decimal_number, text))  # nan is not nan
@@ -100,6 +101,7 @@ def test_messages_numbers_and_files_say_the_same(tmp_path: Path):
         path = tmp_path / f"{number}.txt"
         path.write_bytes(content)
         assert told(programs.read_text, path) == told(utils.read_text, path)
+    assert told(programs.read_text, os.devnull) == told(utils.read_text, os.devnull)
 
 
 # ---------------------------------------------------------------------------------------------------- imports
@@ -148,7 +150,7 @@ def test_no_expected_value_is_imported_by_the_process_of_the_students_code():
                 inner = node.module.partition(".")[2]
                 left += [inner] if inner else [alias.name for alias in node.names]
         left = [name for name in left if name not in reached]
-    assert reached == {"child", "editions", "questions", "wire"}
+    assert reached == {"child", "editions", "questions", "returned", "wire"}
 
 
 def test_the_prompt_of_the_texts_and_the_bands_are_the_same():

@@ -31,6 +31,7 @@ SCRIPTS = {"sanity_check", "rope_test", "optimizer_test", "prepare_submit"}
 MODULES = sorted(path.stem for path in ROOT.glob("*.py") if path.stem not in SCRIPTS)
 
 NORM = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
+NORM_IN_PLACE = "(y := x.clone()).mul_(torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps))"
 TURN = "apply_rotary_emb(query, key, self.head_dim, self.max_seq_len, self.rope_theta, **positions)"
 TURN_LATE = TURN.replace("query, key", "query.transpose(1, 2), key.transpose(1, 2)")
 GATE = "F.silu(self.w1(x)) * self.w3(x)"
@@ -46,6 +47,7 @@ SUM = "log_probabilities[:, ids].sum(dim=-1)"
 HEAD = "F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)"
 VISIBLE = "tril(diagonal=key_len - query_len)"
 BLANK = "raise NotImplementedError"
+WEIGHTED = "return weights @ value"
 SCALE = "math.sqrt(self.head_dim)"
 FULL_MASK = "        if mask is not None:\n            scores ="
 GREEDY = "    if temperature == 0.0:\n        return best\n"
@@ -58,6 +60,8 @@ TURN_QUERY, TURN_KEY = "rotate(query, *angles, query_start, scaling)", "rotate(k
 TURN_BOTH = f"return {TURN_QUERY}, {TURN_KEY}"
 
 STEP = "_update(*piece, alpha, group)"
+SKIP = "if parameter.grad is None:\n                continue"
+NO_GRADIENT = "parameter.grad = torch.zeros_like(parameter)"
 DECAY = "p -= lr * wd * p"
 CLOSURE = "            with torch.enable_grad():\n                loss = closure()\n"
 CORRECTION = 'math.sqrt(1 - group["betas"][1] ** t) / (1 - group["betas"][0] ** t)'
@@ -96,6 +100,10 @@ MISTAKES = {
                 ("eps is missing", NORM, NORM.replace(" + self.eps", "")),
                 ("it multiplies by the weight twice", NORM, f"{NORM} * self.weight"),
                 ("it is twice as large", NORM, f"2 * {NORM}"),
+                ("it returns the factor alone", NORM, NORM.removeprefix("x * ")),
+                ("it changes its input x in place", NORM, f"x.mul_({NORM.removeprefix('x * ')})"),
+                ("no gradient goes back to x", NORM, f"({NORM}).detach()"),
+                ("RuntimeError: one of the variables needed for gradient", NORM, NORM_IN_PLACE),
                 ("the weight is missing", ".type_as(x) * self.weight", ".type_as(x)"),
                 ("it returns None; is a `return` missing?", "return self._norm(x.float())", "self._norm(x.float())"),
                 ("RuntimeError in llama.py line", NORM, NORM.replace("True", "False")),
@@ -109,6 +117,9 @@ MISTAKES = {
                 ("the softmax runs over the heads", "softmax(dim=-1).type_as", "softmax(dim=1).type_as"),
                 ("it is log_softmax, not softmax", "softmax(dim=-1).type_as", "log_softmax(dim=-1).type_as"),
                 ("there is a causal mask", "config.max_seq_len, config.is_causal\n", "config.max_seq_len, True\n"),
+                ("it gives other numbers each time", "self.attn_dropout(", "F.dropout(p=self.attn_dropout.p, input="),
+                ("it returns float64 for inputs of float32", WEIGHTED, "return weights.double() @ value.double()"),
+                ("no gradient goes back to query", WEIGHTED, "return weights.detach() @ value"),
             ],
             "scores and softmax, causal: WRONG": [
                 ("the causal mask is missing", 'scores.masked_fill(~mask, float("-inf"))', "scores"),
@@ -149,6 +160,7 @@ MISTAKES = {
                 ("the attention is not given the argument context", FIRST, FIRST.replace(", context)", ")")),
                 ("the first residual is context.queries(x), not x", FIRST, FIRST.replace("residual", "x")),
                 ("the second residual is x", SECOND, SECOND.replace("h +", "x +")),
+                ("the layer's output is normalised, too", SECOND, f"{SECOND.replace('h +', 'self.ffn_norm(h +')})"),
                 ("the eps of RMSNorm is not config.layer_norm_eps", "RMSNorm(config.dim, eps=config.layer_norm_eps)",
                  "RMSNorm(config.dim)"),
             ],
@@ -165,6 +177,9 @@ MISTAKES = {
                 ("the temperature is ignored", GREEDY, "    return best\n"),
                 ("the text is never cut", "return self(idx[:, -limit:])[0][:, -1]", "return self(idx)[0][:, -1]"),
                 ("a long text is cut at its end", "return self(idx[:, -limit:])", "return self(idx[:, :limit])"),
+                ("a long text is cut to max_seq_len - 1", "return self(idx[:, -limit:])",
+                 "return self(idx[:, 1 - limit :])"),
+                ("it returns float32, not whole", "break\n        return idx", "break\n        return idx.float()"),
                 ("there is one new token too few", "range(max_new_tokens)", "range(max_new_tokens - 1)"),
                 ("what is returned are the new tokens alone", "                break\n        return idx",
                  "                break\n        return idx[:, -max_new_tokens:]"),
@@ -201,6 +216,9 @@ MISTAKES = {
                 ("a label's tokens are averaged", SUM, SUM.replace("sum(", "mean(")),
                 ("a label's first token alone", SUM, "log_probabilities[:, ids[0]]"),
                 ("logits are summed", "F.log_softmax(self.llama.output(last), dim=-1)", "self.llama.output(last)"),
+                ("it returns probabilities over the labels", "scores, dim=-1)", "scores, dim=-1).softmax(-1)"),
+                ("it returns probabilities, not log-", "scores, dim=-1)", "scores, dim=-1).exp()"),
+                ("labels stand in rows", "scores, dim=-1)", "scores)"),
             ],
             "zero-shot classifier, causal: WRONG": [
                 ("it reads the padding", LAST, "0 * token_ids[:, 0] + token_ids.shape[1] - 1"),
@@ -212,6 +230,9 @@ MISTAKES = {
                 ("it returns probabilities, not log-", HEAD, "self.classifier_head(self.dropout(last)).softmax(-1)"),
                 ("log_softmax runs over the batch", HEAD, HEAD.replace("-1", "0")),
                 ("there is no dropout in training", "self.dropout(last)", "last"),
+                ("no gradient goes back to the Llama", "self.dropout(last)", "self.dropout(last.detach())"),
+                ("the hidden state is normalised once more", "out(last)", "out(self.llama.norm(last))"),
+                ("log_softmax is taken of probabilities", HEAD, HEAD.replace("(last))", "(last)).softmax(-1)")),
                 ("there is dropout in evaluation", "self.dropout(last)", "F.dropout(last, self.dropout.p)"),
                 ("dropout acts on the logits", "classifier_head(self.dropout(last))",
                  "dropout(self.classifier_head(last))"),
@@ -287,6 +308,11 @@ MISTAKES = {
                 ("AdamW: step(closure) returns no loss", CLOSURE, "            pass\n"),
                 ("AdamW: step(closure) calls the closure without gradients", CLOSURE, "            loss = closure()\n"),
                 ("AdamW: step(closure) does not return the", CLOSURE, CLOSURE.replace("closure()", "2 * closure()")),
+                ("AdamW: step(closure) calls the closure 2", CLOSURE, CLOSURE.replace("= c", "= closure() and c")),
+                ("AdamW: it changes its input gradient in place", STEP, f"{STEP}\n{' ' * 20}piece[1][0].mul_(2)"),
+                ("AdamW: a parameter without gradient (None) is", SKIP, SKIP.replace("continue", "break")),
+                ("AdamW: a parameter without gradient (None) is", SKIP, SKIP.replace("continue", NO_GRADIENT)),
+                ("AdamW: each group of self.param_groups has", 'alpha = group["lr"]', 'alpha = self.defaults["lr"]'),
                 ("weights move up the gradient", "denominators, -alpha)", "denominators, alpha)"),
             ],
         },

@@ -126,6 +126,7 @@ def test_the_model_gets_the_kernels_of_the_flags(flags: list[str], drive: Callab
         ({"--input": None}, ["--option perplexity", "--input FILE"]),
         ({"--input": "absent.txt"}, ["--input absent.txt", "does not exist"]),
         ({"--input": "."}, ["--input .", "folder"]),
+        ({"--input": "/dev/null"}, ["/dev/null is a device"]),  # /dev/zero does not end
         ({"--input": "empty.txt"}, ["empty.txt", "no text"]),
         ({"--input": "blank.txt"}, ["blank.txt", "no text"]),
         ({"--input": "latin.txt"}, ["latin.txt line 2", "UTF-8"]),

@@ -292,6 +292,12 @@ def test_a_long_line_in_many_pieces_takes_no_longer_than_its_length(tmp_path: Pa
     assert time.perf_counter() - start < 5
 
 
+def test_a_line_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream, "MOST_BYTES", 1 << 20)
+    with pytest.raises(UserError, match="^/dev/zero has a line of more than 1 MiB"):
+        list(stream.read_sentences("/dev/zero"))
+
+
 def test_a_pipe_that_pauses_within_a_line_is_read_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "PATIENCE", 0.05)
     os.mkfifo(tmp_path / "pipe")

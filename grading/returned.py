@@ -1,0 +1,62 @@
+"""What a student's code returned: plain numbers, or a fault as a sentence. Imported in the student's process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grading import wire
+
+
+class Wrong(Exception):
+    """A fault of a student's code, as a sentence; the script prints it without the name of an exception."""
+
+
+class StateDict(dict):
+    """Tensors by name. A plain dictionary would be a student's mistake: returned in the place of a tensor."""
+
+
+def is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def numbers_of(value: object, dtype: torch.dtype | None) -> torch.Tensor:
+    """A student's tensor as a plain one on the CPU, float64. Raises `Wrong` if it has no such numbers.
+
+    dtype: of the inputs, which floating point numbers must have, too; None: any.
+    """
+    if not isinstance(value, torch.Tensor):
+        hint = "; is a `return` missing?" if value is None else ", not a tensor"
+        raise Wrong(f"it returns {'None' if value is None else type(value).__name__}{hint}")
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        raise Wrong("it returns a sparse, nested or quantized tensor, not a plain one")
+    if value.device.type == "meta":
+        raise Wrong("it returns a tensor of the device meta, which holds no numbers")
+    if value.is_complex():
+        raise Wrong("it returns complex numbers, not real ones")
+    if dtype and is_float(value) and value.dtype != dtype:
+        raise Wrong(f"it returns {value.dtype} for inputs of {dtype}".replace("torch.", ""))
+    if value.numel() > wire.MAX_NUMBERS:
+        raise Wrong(f"it returns {value.numel():,} numbers, far too many")
+    return value.detach().cpu().double().as_subclass(torch.Tensor)
+
+
+def check_takes(function: Callable, what: str, *arguments: Any, **named: Any) -> None:
+    """Raises `Wrong` unless a student's function can be called with these arguments, the last of which are `what`."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        raise Wrong(f"it does not take {what}, which the model gives it") from None
+
+
+def check_gradients(returned: Any, wanted: dict[str, torch.Tensor]) -> None:
+    """Raises `Wrong` unless gradients go from what a student's code returned to each of these tensors."""
+    values = [one for one in (returned if isinstance(returned, (tuple, list)) else (returned,)) if is_float(one)]
+    total = sum(one.sum() for one in values)
+    ways = bool(values) and total.requires_grad and torch.autograd.grad(total, [*wanted.values()], allow_unused=True)
+    for name, way in zip(wanted, ways or [None] * len(wanted), strict=True):
+        if way is None:
+            raise Wrong(f"no gradient goes back to {name}: is there a detach(), .data or torch.no_grad()?")
