@@ -154,6 +154,7 @@ def test_the_readme_has_the_zero_shot_figures(drive: Callable):
     assert [*shown[0], *shown[1]] == [*row.groups()]
 
 
+@pytest.mark.slow
 def test_the_readmes_lines_of_python_load_classify_and_generate(drive: Callable, tmp_path: Path):
     lines = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     assert len([line for line in lines.splitlines() if line]) <= 10

@@ -196,6 +196,7 @@ def test_what_waits_for_a_choice_is_missing(tmp_path: Path, model: Model):
     assert "Missing: 3 runs (plain 2, asked 1)." in render(table_of(tmp_path, shots=[None]), model, {})
 
 
+@pytest.mark.slow
 def test_results_are_rendered_without_the_weights_that_they_come_from(
     tmp_path: Path, model: Model, finished: Finished, main: Callable, monkeypatch: pytest.MonkeyPatch
 ):

@@ -111,6 +111,7 @@ def test_figures_of_the_text_are_those_of_the_code():
     assert f"the published uncased one {base.vocab_size:,}" in plain and f"table: {base.max_seq_len} in" in plain
 
 
+@pytest.mark.slow
 def test_the_lines_of_python_run(tmp_path: Path):
     try:
         installed()

@@ -163,6 +163,7 @@ def test_one_question_is_answered_from_its_paragraph(call: Callable, files: list
         assert said in call(*given, "--text_b", paragraph)
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     call: Callable, files: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import random_llama, save_checkpoint, slow_among
+from conftest import random_llama, save_checkpoint
 from error_helpers import TEXT_FLAGS
 from sentencepiece import SentencePieceProcessor
 from torch import nn
@@ -386,10 +386,8 @@ def test_kernels_compute_while_nothing_is_broken(bench: Bench, command: str):
         assert importlib.import_module("fast.loop_engine").DecodeEngine.next_logits.__code__ in passed
 
 
-SLOWLY = tuple(f"engine.{name}" for name in ("weights", "tasks", "processes", "methods", "training", "checkpointer"))
-
-
-@pytest.mark.parametrize("module", slow_among(MODULES, SLOWLY))
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES)
 def test_what_a_command_passes_through_is_seen_in_its_output(bench: Bench, module: str):
     decoration, ignored = set(), []
     for function in functions_of(module):

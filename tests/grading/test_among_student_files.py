@@ -29,7 +29,9 @@ def copy_scripts(folder: Path) -> None:
     shutil.copy(ROOT / "checkpoints" / "parts.json", folder / "checkpoints")
 
 
-@pytest.mark.parametrize("is_copied", [True, False], ids=["copied into the folder", "with --code"])
+@pytest.mark.parametrize(
+    "is_copied", [pytest.param(True, marks=pytest.mark.slow), False], ids=["copied into the folder", "with --code"]
+)
 def test_the_scripts_judge_the_hand_outs_files(tmp_path: Path, is_copied: bool):
     folder = tmp_path / "hand-out"
     folder.mkdir()

@@ -98,6 +98,7 @@ def test_a_grading_folder_on_the_path_is_not_the_scripts(student: Path, named: s
     assert done.returncode == 0 and done.stdout.startswith("usage: prepare_submit.py"), done
 
 
+@pytest.mark.slow
 def test_the_scripts_run_where_python_does_not_add_their_folder(student: Path):
     done = run(student, ROOT / "rope_test.py", "--code", student, PYTHONSAFEPATH="1")
     assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, VERDICTS[0], "")

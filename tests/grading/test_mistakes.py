@@ -439,6 +439,7 @@ def test_the_holes_are_those_of_the_table():
     assert set(re.findall(r"^\| `(.*?)` \| `(.*?)` \|", table, re.MULTILINE)) == set(HOLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["unwritten", "wrong"])
 @pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole[1])
 def test_what_is_missing_or_wrong_in_a_hole_is_reported_by_its_own_part_alone(hole: tuple[str, str], what: str):

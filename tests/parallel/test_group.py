@@ -91,6 +91,7 @@ def test_prompt_prints_and_writes_once_what_one_process_does(tmp_path: Path, cla
     assert sorted(os.listdir(together)) == sorted(os.listdir(alone))
 
 
+@pytest.mark.slow
 def test_a_run_with_methods_is_that_of_one_process(tmp_path: Path, classify_flags: Callable):
     flags = [*classify_flags("finetune"), "--epochs", 3, "--lr", 0.01, "--batch_size", 5, "--method", "lora,ema"]
     flags += ["--method-args", "rank=2", "dropout=0.1", "decay=0.8"]

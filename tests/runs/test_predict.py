@@ -254,6 +254,7 @@ def test_lines_are_answered_while_the_input_is_still_being_written(saved: Path):
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_a_steady_stream_is_answered(saved: Path):
     """Lines that come without a pause as long as one that is waited for."""
     with predicting(saved, bufsize=0) as process:
