@@ -210,12 +210,18 @@ def _types(model: bytes) -> list[int]:
 
 def rewriting_rules(model: bytes) -> bytes:
     """The table by which letters are rewritten; empty for a model that rewrites none."""
-    return dict(_fields(dict(_fields(model)).get(NORMALIZER_FIELD, b""))).get(RULES_FIELD, b"")
+    return _part(_part(model, NORMALIZER_FIELD), RULES_FIELD)
+
+
+def _part(message: bytes, number: int) -> bytes:
+    """The field of this number, else nothing; SentencePiece skips a whole number in its place, too."""
+    found = [value for field, value in _fields(message) if field == number and isinstance(value, bytes)]
+    return found[-1] if found else b""
 
 
 def _normalizer(model: bytes) -> list[dict]:
     """The normalizers of a `tokenizer.json`, without those that mark spaces: changes of a text before it is cut."""
-    spec = dict(_fields(dict(_fields(model)).get(NORMALIZER_FIELD, b"")))
+    spec = dict(_fields(_part(model, NORMALIZER_FIELD)))
     found = []
     if rules := rewriting_rules(model):
         found.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()})

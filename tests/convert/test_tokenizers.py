@@ -22,7 +22,7 @@ from shapes import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 from convert.directory import MOST_SETTINGS  # noqa: E402
 from convert.hugging_face import write  # noqa: E402
 from convert.tokenizer import JsonTokenizer  # noqa: E402
-from convert.vocabulary import Vocabulary, merges, vocabulary_of  # noqa: E402
+from convert.vocabulary import Vocabulary, merges, rewriting_rules, vocabulary_of  # noqa: E402
 from engine.families import load_llama  # noqa: E402
 from engine.generation import TextStream  # noqa: E402
 from engine.saved import load_classifier  # noqa: E402
@@ -312,3 +312,11 @@ def test_perplexity_is_that_of_transformers(folder: Path, tmp_path: Path):
         logits = hf_llama("smollm")(torch.tensor([ids[:-1]])).logits[0]
     nats = F.cross_entropy(logits, torch.tensor(ids[1:])).item()
     assert f"nats a token :: {nats:.4f}" in printed, json.dumps(printed)
+
+
+def test_a_field_of_another_kind_is_skipped_as_sentencepiece_does(tiny_tokenizer: Path):
+    content = tiny_tokenizer.read_bytes()
+    damaged = content + b"\x18\x01"  # the number of the rules' field, and 1 in the place of a message
+    one, other = (Tokenizer.from_bytes(each, None, "x").sp_model for each in (content, damaged))
+    assert one.encode("a b") == other.encode("a b")
+    assert rewriting_rules(damaged) == rewriting_rules(content) != b""
