@@ -254,7 +254,8 @@ def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return {name: value for name, value in own.items() if name != "training"}
+    # stop_ids, of a directory's model, is what callers hand to `generate`; no module computes with it
+    return {name: value for name, value in own.items() if name not in ("training", "stop_ids")}
 
 
 def _sides_of_largest() -> Comparison:

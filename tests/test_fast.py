@@ -150,6 +150,15 @@ def test_the_model_and_the_machine_decide_what_decodes(numba):
             function(model, "fp64")
 
 
+def test_tokens_that_end_a_text_leave_a_model_the_compiled_loops():
+    """A directory's model has them as an attribute; any other attribute may change what is computed."""
+    model = random_llama(attention="causal")
+    model.stop_ids = (2,)
+    assert fast.decode._what_changed_in(model) is None
+    model.scale = 2.0
+    assert "the model has other settings" in fast.decode._what_changed_in(model)
+
+
 def test_int8_rounds_once():
     model = random_llama()
     accelerate(model, "int8")
