@@ -17,7 +17,7 @@ from config import LlamaConfig
 from convert.gguf_file import GGUFFile
 from convert.tokenizer import JsonTokenizer
 from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json
-from utils import UserError, join_names, short_repr, shorten
+from utils import UserError, join_names, short_repr
 
 if TYPE_CHECKING:
     from llama import Llama
@@ -60,7 +60,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     """
     import torch
 
-    from convert.names import all_names
+    from convert.names import all_names, in_names_of
     from engine.weights import filled, shape_errors
 
     file = GGUFFile(path)
@@ -72,10 +72,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     if config.tied and "tok_embeddings.weight" in state:
         state["output.weight"] = state["tok_embeddings.weight"]
     if found := shape_errors(state, config):
-        theirs = {own: name for name, own in ours.items()}
-        for own in sorted(theirs, key=len, reverse=True):
-            found = [each.replace(own, theirs[own]) for each in found]
-        raise UserError(f"{path} does not fit what it declares: {shorten(join_names(found), 400)}")
+        raise UserError(f"{path} does not fit what it declares: {in_names_of('llama_cpp', join_names(found))}")
     model = filled(path, config, state)
     model.stop_ids = _stop_ids(file)
     return model

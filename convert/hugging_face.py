@@ -182,18 +182,10 @@ def our_name(theirs: str) -> str | None:
 
 def in_their_words(message: str) -> str:
     """A message with their names of settings and tensors for ours: the reader can look them up in the file."""
-    from convert.names import LAYER_NAMES, MODEL_NAMES
+    from convert.names import in_names_of
 
     message = re.sub(r"\b([a-z_]+)(?==)", lambda found: LLAMA_SETTINGS.get(found[1], (found[1],))[0], message)
-    parts = {names.ours: names.hugging_face for names in LAYER_NAMES}
-    whole = {names.ours: names.hugging_face for names in MODEL_NAMES}
-
-    def tensor(found: re.Match) -> str:
-        if found[1]:
-            return f"model.{found[1]}{parts.get(found[2], found[2])}.weight"
-        return f"{whole.get(found[2], found[2])}.weight"
-
-    return re.sub(r"(?<![\w.])(layers\.[0-9]+\.)?([a-z_0-9.]+)\.weight\b", tensor, message)
+    return in_names_of("hugging_face", message)
 
 
 # ------------------------------------------------------------------------------------------------------ writing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -45,6 +46,18 @@ def all_names(config: LlamaConfig) -> Iterator[Names]:
     for layer in range(config.n_layers):
         for names in LAYER_NAMES:
             yield Names(*(f"{before}{layer}.{name}.weight" for before, name in zip(LAYER_PREFIXES, names, strict=True)))
+
+
+def in_names_of(program: str, message: str) -> str:
+    """A message with another program's names of tensors for ours. program: a field of `Names`."""
+    parts, whole = ({each.ours: getattr(each, program) for each in names} for names in (LAYER_NAMES, MODEL_NAMES))
+    before = getattr(LAYER_PREFIXES, program)
+
+    def tensor(found: re.Match) -> str:
+        layer, name = found[1], found[2]
+        return f"{before}{layer}.{parts.get(name, name)}.weight" if layer else f"{whole.get(name, name)}.weight"
+
+    return re.sub(r"(?<![\w.])(?:layers\.([0-9]+)\.)?([a-z_0-9.]+)\.weight\b", tensor, message)
 
 
 def rotated_heads(name: str, config: LlamaConfig) -> int | None:

@@ -133,9 +133,13 @@ class JsonTokenizer:
             TOKENIZER_JSON: content.encode(),
             TOKENIZER_CONFIG: (json.dumps(settings, indent=2) + "\n").encode(),
         }
-        beside = Path(self.model_path).with_name(TOKENIZER_MODEL)  # a GGUF file has nothing to do with what lies there
-        is_ours = beside.is_file() and not is_gguf(self.model_path)
-        return found | ({TOKENIZER_MODEL: beside.read_bytes()} if is_ours else {})
+        beside = self.sentencepiece_file()
+        return found | ({TOKENIZER_MODEL: beside.read_bytes()} if beside else {})
+
+    def sentencepiece_file(self) -> Path | None:
+        """The SentencePiece model of the same directory; None if there is none. A GGUF file stands for itself."""
+        beside = Path(self.model_path).with_name(TOKENIZER_MODEL)
+        return beside if beside.is_file() and not is_gguf(self.model_path) else None
 
     def _beginning(self, adds_bos: Any) -> list[int]:
         """The ids that are put before a text: bos, or what stands there by the template of the file."""

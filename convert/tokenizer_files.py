@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.directory import ADDED_TOKENS, CONFIG, SPECIAL_TOKENS, TOKENIZER_CONFIG, read_settings, require_file
-from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, USER_DEFINED, pieces_and_types, rewriting_rules
+from convert.vocabulary import BYTE, CONTROL, SPACE_PIECE, USER_DEFINED, is_bpe, pieces_and_types, rewriting_rules
 from tokenizer import Tokenizer
 from utils import UserError, short_repr, warn
 
@@ -155,7 +155,7 @@ def _of_sentencepiece(path: Path, said: dict[str, Any]) -> dict[str, Any]:
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
     if kind not in WITHOUT_CLASS:
         return _of_llama(vocabulary, _merges(vocabulary), said)
-    if not all(model.get_score(id).is_integer() for id, type_ in enumerate(types) if type_ == NORMAL):
+    if not is_bpe(map(model.get_score, range(len(pieces))), types):
         raise UserError(f"{path} is no BPE model, and such a one without a class is not read here")
     for name, id in (("bos_token", model.bos_id()), ("eos_token", model.eos_id()), ("unk_token", model.unk_id())):
         said.setdefault(name, pieces[id])

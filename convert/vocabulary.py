@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
-from engine.finding import is_gguf
 from tokenizer import Tokenizer
 from utils import UserError, short_repr
 
@@ -61,14 +59,14 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     if tokenizer.vocabulary is not None:
         return tokenizer.vocabulary
     path = tokenizer.model_path
-    beside = Path(path).with_name(TOKENIZER_MODEL)
+    beside = tokenizer.sentencepiece_file()
     try:
-        if is_gguf(path):
-            raise UserError
-        model = Tokenizer(tokenizer_model=beside).sp_model
-    except UserError:  # there is none, or it is of another kind, as Llama 3's
+        model = beside and Tokenizer(tokenizer_model=beside).sp_model
+    except UserError:  # it is of another kind, as Llama 3's
+        model = None
+    if model is None:
         need = "which this format is written with; --tokenizer names one"
-        raise UserError(f"{path} is no SentencePiece model, {need}") from None
+        raise UserError(f"{path} is no SentencePiece model, {need}")
     plain = read_vocabulary(model, beside)
     count = len(plain.pieces)
     names = [tokenizer.piece_name(id) for id in range(tokenizer.n_words)]
@@ -98,10 +96,15 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
     if USER_DEFINED in types:
         never_cut = short_repr(pieces[types.index(USER_DEFINED)])
         raise UserError(f"{path} has pieces that are never cut, as {never_cut}; other programs find them otherwise")
-    if not all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL):
+    if not is_bpe(scores, types):
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
     adds_space = model.encode("a", out_type=str)[0].startswith(SPACE_PIECE)
     return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
+
+
+def is_bpe(scores: Iterable[float], types: Iterable[int]) -> bool:
+    """Whether the scores of the pieces are ranks; those of other SentencePiece models are log-probabilities."""
+    return all(score.is_integer() for score, type_ in zip(scores, types, strict=True) if type_ == NORMAL)
 
 
 def pieces_and_types(model: SentencePieceProcessor, path: str | os.PathLike) -> tuple[list[str], list[int]]:
