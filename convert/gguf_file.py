@@ -10,7 +10,9 @@ import math
 import mmap
 import os
 import struct
+import sys
 import warnings
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +43,7 @@ class StoredTensor(NamedTuple):
 class GGUFFile:
     """A GGUF file whose declarations hold. Raises `UserError` if it is none, or damaged, or of another version.
 
-    values: what it declares, by name; arrays of numbers are NumPy's. tensors: where each one lies, by name.
+    values: what it declares, by name; of several numbers an `array`. tensors: where each one lies, by name.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -111,12 +113,15 @@ class GGUFFile:
         shape = tuple(self._number(LONG_COUNT) for _ in range(dimensions))[::-1]
         return name, StoredTensor(shape, self._number(COUNT), self._number(LONG_COUNT))
 
-    def _array(self) -> list[str] | np.ndarray:
+    def _array(self) -> list[str] | array:
         kind, length = self._number(COUNT), self._number(LONG_COUNT)
         if kind == TEXT:
             return [self._text() for _ in self._up_to(length)]
-        dtype = np.dtype(_number_type(kind))
-        return np.frombuffer(self._bytes(length * dtype.itemsize), dtype)
+        layout = _number_type(kind)
+        numbers = array(layout[-1].replace("?", "B"), self._bytes(length * struct.calcsize(layout)))
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers
 
     def _value(self, kind: int) -> Any:
         return self._text() if kind == TEXT else self._number(_number_type(kind))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,8 @@ def read_config(file: GGUFFile, attention: str = "causal") -> LlamaConfig:
             raise ValueError(f"it does not declare {join_names([f'{ARCHITECTURE}.{name}' for name in absent])}")
         fields |= {"vocab_size": embeddings.shape[0] if embeddings else 0, "tied": "output.weight" not in tensors}
         config = LlamaConfig(**fields, attention=attention, rope_scaling=_scaling(file, said))
+        if FACTORS in tensors and tensors[FACTORS].shape != (config.head_dim // 2,):
+            raise ValueError(f"{FACTORS} has the shape {list(tensors[FACTORS].shape)}, not [{config.head_dim // 2}]")
         for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
             if said.get(name, config.head_dim) != config.head_dim:
                 heads = f"a head has {config.head_dim} dimensions"
@@ -107,7 +110,7 @@ def _of_architecture(values: Mapping[str, Any]) -> dict[str, Any]:
     """What is declared of the architecture, without its prefix; arrays, of values that differ by layer, as lists."""
     prefix = f"{ARCHITECTURE}."
     named = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-    return {name: value.tolist()[:4] if isinstance(value, np.ndarray) else value for name, value in named.items()}
+    return {name: value[:4].tolist() if isinstance(value, array) else value for name, value in named.items()}
 
 
 def _scaling(file: GGUFFile, said: Mapping[str, Any]) -> tuple | None:
@@ -150,7 +153,7 @@ def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonT
     file = GGUFFile(path)
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in file.values.items()}
     pieces, types = said.get("tokens"), said.get("token_type")
-    types = types.tolist() if isinstance(types, np.ndarray) else [NORMAL] * len(pieces or ())
+    types = types.tolist() if isinstance(types, array) else [NORMAL] * len(pieces or ())
     if not isinstance(pieces, list) or not pieces or len(types) != len(pieces) or len(set(pieces)) < len(pieces):
         raise UserError(f"{path}: its list of tokens is absent or damaged; name a tokenizer with --tokenizer")
     try:

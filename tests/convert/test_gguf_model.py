@@ -196,6 +196,8 @@ def test_other_architectures_and_factors_are_named(declared: Callable[..., Path]
     refused("architecture 'qwen2'; llama is known here", load_pretrained, declared({}, architecture="qwen2"))
     factors = {"rope_freqs.weight": np.array([1, 2, 3, 4], dtype=np.float32)}
     refused("these are not the factors of Llama 3", load_pretrained, declared({}, factors))
+    halved = {"rope_freqs.weight": np.array([1, 8], dtype=np.float32)}
+    refused("rope_freqs.weight has the shape .2., not .4.", load_pretrained, declared({}, halved))
     bias = {"blk.0.attn_q.bias": np.zeros(32, dtype=np.float32)}
     refused("unexpected blk.0.attn_q.bias", load_pretrained, declared({}, bias))
 
@@ -306,6 +308,7 @@ def test_a_text_is_cut_by_its_rule(rule: str, cut: str, declared: Callable[..., 
         ({"pre": None}, "cuts texts by the rule None"),
         ({"model": "bert"}, "a tokenizer of the kind 'bert'; known are llama, gpt2"),
         ({"model": "llama"}, "its tokenizer is damaged"),
+        ({"tokens": [1.5, 2.5], "token_type": None}, "its list of tokens is absent or damaged"),
         ({"tokens": None}, "its list of tokens is absent or damaged"),
         ({"token_type": [1, 2]}, "its list of tokens is absent or damaged"),
         ({"merges": ["a"]}, "damaged"),
@@ -367,3 +370,12 @@ def test_smollm2_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / SMOLLM2).write_text("a file of that name is itself")
     assert find_checkpoint(SMOLLM2) == Path(SMOLLM2)
+
+
+def test_several_numbers_in_the_place_of_one_are_no_traceback(declared: Callable[..., Path]):
+    """Of NumPy's arrays none could be compared with a text or asked whether it is true."""
+    made = saying(byte_level("gpt-2"), "gpt-2", add_bos_token=[1.5, 2.5])
+    assert read_tokenizer(declared(made)).begins == [0]
+    values = GGUFFile(declared({"general.parts": [1.5, 2.5], "general.flags": [True, False]})).values
+    assert [*values["general.parts"]] == [1.5, 2.5] and [*values["general.flags"]] == [True, False]
+    assert values["general.parts"] != "llama"
