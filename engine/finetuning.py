@@ -79,8 +79,8 @@ def chosen_on(args: Namespace) -> str:
 def plan_of(args: Namespace, label_names: list[str], precision: str) -> Plan:
     from engine.plan import InputFile, Plan
 
-    names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "max_sentence_len", "methods", "attention")
-    names += ("shots", "hold_out")
+    names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "dropout", "weight_decay", "clip")
+    names += ("max_sentence_len", "methods", "attention", "shots", "hold_out")
     return Plan(
         checkpoint=InputFile.of(args.pretrained_model_path, getattr(args, "model_files", ())),
         tokenizer=InputFile.of(args.tokenizer),

@@ -44,6 +44,9 @@ class ChosenMethod(NamedTuple):
     settings: tuple[tuple[str, Any], ...]
 
 
+ADDED = ("family", "dropout", "weight_decay", "clip")  # settings that plans have not always had
+
+
 @dataclass(frozen=True)
 class Plan:
     """All values that decide what a fine-tuning computes, except `ComputeSettings`.
@@ -62,6 +65,9 @@ class Plan:
     lr: float = 2e-5
     batch_size: int = 8
     hidden_dropout_prob: float = 0.3
+    dropout: float | None = None  # in the pretrained model; None: as its config says
+    weight_decay: float = 0.0
+    clip: float | None = None  # the largest norm of all gradients together; None: any
     max_sentence_len: int | None = None
     precision: str = "fp32"
     train_eval: bool = True  # part of the plan: scoring the training data moves the random generator
@@ -72,10 +78,12 @@ class Plan:
     hold_out: float = 0.0  # the share of the training data on which epochs are chosen; 0: they are chosen on dev
 
     def identity(self) -> dict[str, Any]:
-        """The plan as plain values, to compare two plans; files become checksums. For a Llama, the family is left out,
-        so that the identities of runs from before there were other families stay valid."""
-        names = [each.name for each in dataclasses.fields(self) if (each.name, self.family) != ("family", "llama")]
-        values = {name: getattr(self, name) for name in names}
+        """The plan as plain values, to compare two plans; files become checksums. Of `ADDED`, defaults are left out, so
+        that the identities of runs from before there were these settings stay valid."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        for each in dataclasses.fields(self):
+            if each.name in ADDED and values[each.name] == each.default:
+                del values[each.name]
         plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
         methods = {name: dict(settings) for name, settings in self.methods}
         return {**plain, "label_names": list(self.label_names), "methods": methods}

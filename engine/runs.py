@@ -60,6 +60,8 @@ def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Di
     compute = (compute or ComputeSettings(torch.device("cpu")))._replace(precision=plan.precision)
     family = family_named(plan.family)
     pretrained, tokenizer = family.load(plan)
+    if plan.dropout is not None:
+        _set_dropout(pretrained, plan.dropout)
     head, chosen = head_among(plan.methods)
     settings = model_settings(head, len(plan.label_names), plan.hidden_dropout_prob)
     model = family.make_classifier(settings, pretrained, tokenizer, plan.label_names, plan.option)
@@ -77,13 +79,20 @@ def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Di
     plan = dataclasses.replace(plan, attention=pretrained.config.attention)
     trainer = Trainer(
         model,
-        AdamW(groups, lr=plan.lr),
+        AdamW(groups, lr=plan.lr, weight_decay=plan.weight_decay),
         methods=methods,
         seed=plan.seed,
+        clip=plan.clip,
         train_eval=plan.train_eval,
         distributed=distributed,
     )
     return Run(plan, tokenizer, trainer, compute)
+
+
+def _set_dropout(pretrained: nn.Module, p: float) -> None:
+    for module in pretrained.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = p
 
 
 def assemble_zero_shot(

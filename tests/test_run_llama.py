@@ -166,6 +166,12 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--epochs": ("finetune", [2], "fit.epochs", [2]),
     "--lr": ("finetune", [0.25], "AdamW.lr", [0.25]),
     "--hidden_dropout_prob": ("finetune", [0.125], lambda seen: seen["Trainer.model"][0].dropout.p, 0.125),
+    "--dropout": (
+        "finetune", [0.25],
+        lambda seen: {m.p for m in seen["Trainer.model"][0].llama.modules() if isinstance(m, torch.nn.Dropout)}, {0.25},
+    ),
+    "--weight_decay": ("finetune", [0.5], "AdamW.weight_decay", [0.5]),
+    "--clip": ("finetune", [0.75], "Trainer.clip", [0.75]),
     "--model_out": ("finetune", ["best.pt"], lambda seen: seen["fine_tune.checkpointer"][0].model_path.name, "best.pt"),
     "--no_train_eval": ("finetune", [], "Trainer.train_eval", [False]),
     "--resume": ("finetune", [], lambda seen: len(seen["load_resume_point.self"]), 1),
