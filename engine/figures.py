@@ -27,14 +27,15 @@ KINDS_OF_RUN = {
                "confusion?": [[int]], "errors?": [OUTCOME_ERROR]},
 }  # fmt: skip
 NOTHING = pack([])
-SCORES = {"accuracy": float, "macro_f1": float, "predictions": str}
+SCORES = {"accuracy": float, "macro_f1": float, "predictions": str, "labels?": str}
 SETTINGS = {"*": (str, float, bool, None)}
 RESULT = {
     "key?": str, "row?": str, "option?": str, "method?": str, "data?": str, "phase?": str, "model?": str,
     "family?": str, "weights?": str, "shots?": (int, None), "seed?": int, "arguments?": [str], "settings?": SETTINGS,
     "dev?": SCORES, "test?": SCORES, "selection?": float, "epoch?": int, "epoch_scores?": [float],
     "train_losses?": [float], "trainable?": int, "train_sentences?": int, "seconds?": float,
-    "wall_seconds?": float, "peak_mb?": float,
+    "wall_seconds?": float, "peak_mb?": float, "fit_loss?": float, "classes?": int, "draw?": int, "members?": int,
+    "combined?": {"*": {"dev?": SCORES, "test?": SCORES}},
     "figures?": {"wise-ft?": {"alphas": [float], "scores": [float]}, "*": {}},
 }  # fmt: skip
 

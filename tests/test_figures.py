@@ -7,17 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from damage import damaged
 
 from advanced.experiments.results import append_result, read_results
+from engine.data import pack
 from engine.json_text import misfit, parse_json
 from engine.metrics import FILE, MetricsLog, read_records
 from explore.page import write_page
 from explore.trained import page_of_log, page_of_results, read_results_file
 from utils import UserError
 
-RESULTS = ROOT / "advanced/experiments/results/course-stories260K.jsonl"
+JUDGED = {"accuracy": 0.5, "macro_f1": 0.33, "predictions": pack([0, 1, 1, 0]), "labels": pack([0, 1, 0, 1])}
+RESULT = {
+    "key": "0", "family": "llama", "model": "base", "checksums": ["1", "2"], "weights": "1", "row": "plain",
+    "option": "finetune", "method": "", "data": "films", "shots": None, "seed": 1, "phase": "final", "arguments": [],
+    "settings": {"attention": "causal", "batch_size": 4, "precision": "fp32", "lr": 0.01, "hold_out": 0.1},
+    "selection": 0.5, "epoch": 1, "epoch_scores": [0.4, 0.5], "train_losses": [1.2, 0.9], "trainable": 100,
+    "train_sentences": 40, "seconds": 2.5, "figures": {}, "fit_loss": 0.5, "classes": 2, "draw": 0, "members": 1,
+    "date": "2026-01-02", "machine": "a machine", "processor": "a processor", "torch": "2", "kernels": "plain",
+    "commit": "0123456789ab", "threads": 1, "wall_seconds": 3.0, "peak_mb": 100, "dev": JUDGED, "test": JUDGED,
+}  # fmt: skip
 ENDS = "one\u0085two\u2028three\u2029four\x1c\x0cfive"  # what `str.splitlines` takes for ends of lines
 RUN = (
     {"kind": "run", "identity": {"lr": 0.1, "methods": {"lora": {"rank": 2}}}},
@@ -40,7 +49,7 @@ def lines_of_run() -> list[str]:
 def test_no_character_of_a_text_ends_a_line(tmp_path: Path):
     (tmp_path / FILE).write_text("".join(f"{line}\n" for line in lines_of_run()), encoding="utf-8")
     assert read_records(tmp_path) == [*RUN]
-    result = json.loads(RESULTS.read_text(encoding="utf-8").split("\n")[0]) | {"row": ENDS}
+    result = RESULT | {"row": ENDS}
     for name in ("own-base.jsonl", "other-base.jsonl"):
         (tmp_path / name).write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
     assert read_results_file(str(tmp_path / "own-base.jsonl")) == [result]
@@ -61,7 +70,7 @@ def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path):
 
 
 def test_damaged_results_are_refused_in_one_line(tmp_path: Path):
-    lines, refused = RESULTS.read_text(encoding="utf-8").rstrip("\n").split("\n")[:6], 0
+    lines, refused = [json.dumps(RESULT | {"key": str(seed), "seed": seed}) for seed in range(6)], 0
     path = tmp_path / "r.jsonl"
     keyed = json.dumps(json.loads(lines[0]) | {"key": [1]})  # no value of a dictionary's key
     for number, text in enumerate([keyed + "\n", *damaged(lines, 200)]):

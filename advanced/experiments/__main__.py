@@ -20,12 +20,14 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
-from advanced.experiments.grid import Table, Trial
+from advanced.experiments.choice import Done
+from advanced.experiments.grid import Table
 from advanced.experiments.models import Model, model_of, name_of
 from advanced.experiments.plots import NO_MATPLOTLIB, can_plot, draw
-from advanced.experiments.render import Results, render, write_page
+from advanced.experiments.render import render, write_page
 from advanced.experiments.report import write_report
 from advanced.experiments.results import read_results, results_beside
+from advanced.experiments.rows import Trial
 from advanced.experiments.runner import Runner, describe, take_over
 from engine.files import check_page
 from engine.programs import ArgumentParser, Default, check_new, check_writable, require_folder, run_main
@@ -98,7 +100,7 @@ def results_of(args: Namespace, table: Table) -> Path:
     return Path(args.results or HERE / "results" / name)
 
 
-def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> None:
+def write_tables(args: Namespace, table: Table, model: Model, done: Done) -> None:
     """Write page and plots beside the results; of some rows, or with another baseline, to names with -part.
 
     Raises `UserError` if another file has that name.
@@ -115,12 +117,12 @@ def write_tables(args: Namespace, table: Table, model: Model, done: Results) -> 
         print(f"wrote {plot}")
 
 
-def write_html(args: Namespace, table: Table, model: Model, done: Results) -> None:
+def write_html(args: Namespace, table: Table, model: Model, done: Done) -> None:
     """Write the page for --html. Raises `UserError` if there are no runs."""
     from explore.page import write_page
     from explore.trained import page_of_results
 
-    runs = [run for row, data, shots in table.cells() for run in table.final(row, data, shots, model, done) or ()]
+    runs = [run for row, data, shots in table.cells() for run in table.final(row, data, shots, model, done)]
     content = page_of_results([done[key] for run in runs if (key := run.key(model)) in done], table.title)
     write_page(args.html, content)
     print(f"wrote {args.html}")
@@ -152,7 +154,7 @@ def table_of(args: Namespace, name: str) -> Table:
     return replace(table, baseline=baseline)
 
 
-def show(args: Namespace, table: Table, model: Model, done: Results) -> None:
+def show(args: Namespace, table: Table, model: Model, done: Done) -> None:
     """Do the work of `--render`, `--report` or `--html`."""
     if args.report:
         for written in write_report(table, model, done, command_of(args), Path(args.report)):
@@ -210,7 +212,17 @@ def run(args: Namespace, table: Table, model: Model, path: Path, end: float) -> 
         folder.mkdir(parents=True, exist_ok=True)
     take_over(partial(left_of, table), model, path, work)
     left = partial(left_of, table.without_absent(model))
-    Runner(left, model, path, work, args.device, args.workers).run(end)
+    Runner(left, model, path, work, args.device, args.workers, partial(kept_of, table, model, path)).run(end)
+
+
+def kept_of(table: Table, model: Model, path: Path) -> set[str]:
+    """The keys of the models that rows with `members` will combine."""
+    done, kept = read_results([path]), set()
+    for row, data, shots in table.cells():
+        for trial in table.final(row, data, shots, model, done) if row.members > 1 else ():
+            if trial.key(model) not in done:
+                kept |= {member.key(model) for member in trial.each_member()}
+    return kept
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import METHODS, choose
-from advanced.experiments.grid import path_of
 from advanced.experiments.models import Model, model_of
+from advanced.experiments.rows import path_of
 from engine.data import Example, create_data, read_label_names
 from engine.programs import ArgumentParser, Default, check_new, run_main
 from utils import UserError, atomic_write
@@ -82,7 +82,7 @@ class MeasuredMethod(NamedTuple):
 def assemble(work: Workload, measured_method: MeasuredMethod) -> Run:
     import torch
 
-    from advanced.experiments.trial import checkpoint_of
+    from advanced.experiments.rows import checkpoint_of
     from engine.plan import ComputeSettings, InputFile, Plan
     from engine.runs import assemble
     from utils import seed_everything

@@ -3,114 +3,41 @@
 A table is a JSON file:
 
     {"title": ..., "data": {"sst": {"epochs": 5, "batch_size": 80}, ...}, "shots": [null, 16], "seeds": [1, 2, 3],
-     "settings": {"hold_out": 0.1, ...}, "baseline": "plain",
-     "rows": [{"name": "plain", "tune": {"lr": [1e-3, 2e-3]}}, {"name": "mixout", "method": "mixout", ...}]}
+     "settings": {"hold_out": 0.1, ...}, "baseline": "plain", "registered": "the commit that fixed it",
+     "rows": [{"name": "plain", "tune": {"lr": [1e-3, 3e-3]}}, {"name": "mixout", "method": "mixout", ...}]}
 
 Every row is run with every seed, on every data set and size. If a row has `tune`, each combination of its values is
-run first, with the seeds of `tune_seeds` and without dev and test; the final runs have the combination with the best
-score on data held out of train. A single combination is run in this way only for `--tune`, to compare it with other
-rows. A key of `tune` is a setting of `engine.plan.Plan` or an argument of the row's methods. `--render` shows a row's
-`source`. A table whose `seeds` are an empty list only tunes: it never uses dev or test.
+run first, without dev and test; the final runs have the combination with the best score on data held out of train, of
+equal ones that with the smallest rate. If the best rate is the smallest or the largest, one more is tried beyond it, up
+to `MORE_RATES`. Of all training sentences (`null`) the choice is made with the seeds of `tune_seeds` for all final
+seeds; of a few of a class it is made for each seed, with the sentences that this seed draws.
+
+A single combination is run in this way only for `--tune`, to compare it with other rows. A key of `tune` is a setting
+of `engine.plan.Plan` or an argument of the row's methods. `second_test`: so many training sentences are taken out and
+judged in the place of a test file without labels. `members`: the row is a vote and soups of so many models of one
+division of the data, see `members.py`. `registered`: the commit in which the rows stood before their
+figures were known. `--render` shows a row's `source`. A table whose `seeds` are an empty list only tunes: it never uses
+dev or test.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from advanced import METHODS, choose
+from advanced.experiments.choice import Done, Tried, chosen, tuning
 from advanced.experiments.models import Model
+from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, Trial
 from advanced.experiments.schema import check_table
-from engine.data import read_label_names
-from engine.figures import entry_of
 from engine.json_text import read_json
-from engine.lineage import checksum
-from utils import UserError, find_asset, join_names, warn
+from utils import UserError, join_names, warn
 
-PLAN_SETTINGS = {
-    "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
-    "attention": None, "max_sentence_len": None,
-}  # fmt: skip
-TUNE_SEEDS = (0,)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run. phase: "tune", without dev and test, or "final". settings: a value for each of `PLAN_SETTINGS`."""
-
-    table: str
-    row: str
-    option: str
-    method: str
-    arguments: tuple[str, ...]
-    data: str
-    shots: int | None
-    seed: int
-    phase: str
-    settings: tuple[tuple[str, Any], ...]
-    checkpoint: str = ""  # that it starts from; "": that of the whole table
-
-    def model(self, model: Model) -> Model:
-        """The model that it starts from. model: that of the whole table."""
-        return model.beside(self.checkpoint)
-
-    def key(self, model: Model) -> str:
-        """A hash of everything that decides the run: equal in all tables and folders, different for other runs."""
-        model = self.model(model)
-        files = {split: path_of(self.data, split) for split in ("train", "dev", "test")}
-        inputs = {name: checksum(path) for name, path in files.items()}
-        inputs |= dict(zip(("checkpoint", "tokenizer"), model.checksums, strict=True))
-        names = "option", "shots", "seed", "phase", "settings"
-        own = {"method": self.method, **{name: getattr(self, name) for name in names}}
-        methods = choose(self.method, self.arguments, self.option) if self.method else ()
-        label_names = read_label_names(path_of(self.data, "label_names"))
-        content = {**own, **inputs, "arguments": methods, "label_names": label_names}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def size_in_words(shots: int | None) -> str:
-    """The amount of training data: sentences of each class, or all."""
-    return "all" if shots is None else f"{shots} a class"
-
-
-def path_of(data: str, split: str) -> str:
-    """The path of a data set's file. Raises `UserError` if the file is not here."""
-    name = f"data/{data}-label-mapping.json" if split == "label_names" else f"data/{data}-{split}.txt"
-    path = find_asset(name)
-    if path is None:
-        raise UserError(f"{name} does not exist; setup.sh fetches the course's data")
-    return str(path)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table. tune: for each key, the values to choose from."""
-
-    name: str
-    option: str = "finetune"
-    method: str = ""
-    arguments: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    tune: dict[str, list[Any]] = field(default_factory=dict)
-    shots: tuple[int | None, ...] | None = None  # None: the table's
-    data: tuple[str, ...] | None = None
-    seeds: tuple[int, ...] | None = None
-    checkpoint: str = ""  # in the folder of the whole table's; "": that one
-    source: str = ""  # of its settings: a paper, or a repository
-
-    @property
-    def methods(self) -> list[str]:
-        return [name.strip() for name in self.method.split(",") if name]
-
-    def combinations(self) -> list[dict[str, Any]]:
-        """All choices of one value for every key of `tune`."""
-        return [dict(zip(self.tune, values, strict=True)) for values in itertools.product(*self.tune.values())]
+TUNE_SEEDS = (0, 11)
+SOLVED = ("bag-of-words", "frozen-states")  # options of rows that are solved instead of trained
 
 
 @dataclass(frozen=True)
@@ -126,6 +53,7 @@ class Table:
     settings: dict[str, Any] = field(default_factory=dict)
     tune_seeds: tuple[int, ...] = TUNE_SEEDS
     baseline: str = "plain"
+    registered: str = ""
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
@@ -156,9 +84,10 @@ class Table:
                 settings = dict(trial.settings)
                 if row.option == "finetune" and settings["precision"] == "int8":
                     raise UserError(f"row {row.name}: precision int8 rounds the weights, which cannot be trained then")
-                chooses = [name for name in row.methods if METHODS[name].holds_out]
-                if row.option == "finetune" and (row.tune or chooses) and not settings["hold_out"]:
-                    who = join_names(chooses or ["its tune"])
+                chooses = [name for name in row.methods if METHODS[name].holds_out] + ["its tune"] * bool(row.tune)
+                chooses += ["its C"] * (row.option in SOLVED)
+                if row.option != "prompt" and chooses and not settings["hold_out"]:
+                    who = join_names(chooses[:1])
                     raise UserError(f"row {row.name}: with hold_out 0 {who} would choose on dev")
 
     def without_unknown(self, model: Model) -> Table:
@@ -211,8 +140,8 @@ class Table:
         return [*dict.fromkeys((data, shots) for _, data, shots in self.cells())]
 
     def settings_of(self, row: Row, data: str) -> dict[str, Any]:
-        """A value for each of `PLAN_SETTINGS`: that of the row, else of the data set, else of the table."""
-        return PLAN_SETTINGS | self.settings | self.data[data] | row.settings
+        """A value for each setting: that of the row, else of the data set, else of the table."""
+        return PLAN_SETTINGS | DATA_SETTINGS | self.settings | self.data[data] | row.settings
 
     def seeds_of(self, row: Row) -> tuple[int, ...]:
         return self.seeds if row.seeds is None else row.seeds
@@ -226,37 +155,32 @@ class Table:
             choose(row.method, arguments, row.option, attention=settings["attention"])
         return Trial(
             self.name, row.name, row.option, row.method, arguments, data, shots, seed, phase,
-            tuple(sorted(settings.items())), row.checkpoint,
+            tuple(sorted(settings.items())), row.checkpoint, members=row.members if phase == "final" else 1,
         )  # fmt: skip
 
-    def tuning(self, row: Row, data: str, shots: int | None) -> list[Trial]:
-        """The runs on data held out of train, which compare the combinations of `tune`; none for a row without `tune`.
+    def choosing_seeds(self, row: Row, shots: int | None) -> list[tuple[int, ...]]:
+        """The groups of seeds that choose a row's values, each by itself."""
+        if not row.tune:
+            return []
+        is_each = shots is not None and self.seeds_of(row)
+        return [(seed,) for seed in self.seeds_of(row)] if is_each else [self.tune_seeds]
 
-        If there is only one combination, the final runs do not wait for these.
-        """
-        each = itertools.product(row.combinations() if row.tune else (), self.tune_seeds)
-        return [self.trial(row, data, shots, seed, "tune", choice) for choice, seed in each]
+    def tuning(
+        self, row: Row, data: str, shots: int | None, seeds: Sequence[int], model: Model, done: Done
+    ) -> list[Tried]:
+        """What a group of seeds tries, see `choice.tuning`."""
+        return tuning(row, self._attempt(row, data, shots), seeds, model, done)
 
-    def final(
-        self, row: Row, data: str, shots: int | None, model: Model, done: Mapping[str, Mapping[str, Any]]
-    ) -> list[Trial] | None:
-        """The row's final runs, or None while tuning is not done. done: results by key.
+    def _attempt(self, row: Row, data: str, shots: int | None) -> Callable[[int, Mapping[str, Any]], Trial]:
+        return lambda seed, values: self.trial(row, data, shots, seed, "tune", values)
 
-        They have the combination with the best mean score, the first one of equals.
-        """
-        choices = row.combinations()
-        if len(choices) > 1:
-            tuning = self.tuning(row, data, shots)
-            results = [done.get(trial.key(model)) for trial in tuning]
-            if any(result is None for result in results):
-                return None
-            scores = [entry_of(result, "selection") for result in results]
-            each = len(self.tune_seeds)
-            means = [fmean(scores[first : first + each]) for first in range(0, len(scores), each)]
-            choices = [choices[means.index(max(means))]]
-        return [self.trial(row, data, shots, seed, "final", choices[0]) for seed in self.seeds_of(row)]
+    def final(self, row: Row, data: str, shots: int | None, model: Model, done: Done) -> list[Trial]:
+        """The row's final runs whose values are chosen."""
+        attempt, groups = self._attempt(row, data, shots), self.choosing_seeds(row, shots)
+        each = ((seed, chosen(row, attempt, groups, seed, model, done)) for seed in self.seeds_of(row))
+        return [self.trial(row, data, shots, seed, "final", values) for seed, values in each if values is not None]
 
-    def ready(self, model: Model, done: Mapping[str, Mapping[str, Any]], only_tune: bool = False) -> list[Trial]:
+    def ready(self, model: Model, done: Done, only_tune: bool = False) -> list[Trial]:
         """The runs that can be started now, in their order: seed by seed, so that a stopped grid has all rows.
 
         only_tune: leave out the final runs.
@@ -264,11 +188,20 @@ class Table:
         waiting: list[Trial] = []
         only_tune = only_tune or not self.seeds
         for row, data, shots in self.cells():
-            final = None if only_tune else self.final(row, data, shots, model, done)
-            waiting += self.tuning(row, data, shots) if final is None else final
+            if len(row.combinations()) > 1 or only_tune:
+                for seeds in self.choosing_seeds(row, shots):
+                    waiting += [run for one in self.tuning(row, data, shots, seeds, model, done) for run in one.runs]
+            if not only_tune:
+                waiting += self.final(row, data, shots, model, done)
         left = [trial for trial in waiting if trial.key(model) not in done]
         order = {seed: place for place, seed in enumerate(self.seeds)}
-        return sorted(left, key=lambda trial: -1 if trial.phase == "tune" else order.get(trial.seed, len(order)))
+        last = len(order)
+
+        def place(trial: Trial) -> tuple[int, bool]:
+            is_shared = trial.phase == "tune" and trial.shots is None  # of all seeds
+            return -1 if is_shared else order.get(trial.seed, last), trial.phase == "final"
+
+        return sorted(left, key=place)
 
 
 def _frozen(value: Any) -> Any:

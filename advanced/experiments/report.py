@@ -11,22 +11,26 @@ from statistics import fmean
 from typing import Any
 
 from advanced import METHODS, choose
-from advanced.experiments.grid import PLAN_SETTINGS, Row, Table, path_of, size_in_words
+from advanced.experiments.choice import Done
+from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
-from advanced.experiments.plots import Panel, panels_of
+from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import (
-    Results,
-    cells_of,
+    CHOICES,
     difference_in_words,
-    labels_of,
-    makes_of,
+    in_words,
+    made_with,
+    missing_of,
+    p_in_words,
     plain,
-    render_cells,
     render_choices,
+    render_panel,
     sources_of,
+    standing,
 )
-from advanced.experiments.results import FEWEST_SEEDS, Difference, compare
-from engine.data import has_gold_labels, read_label_names, unpack
+from advanced.experiments.results import FEWEST_SEEDS, compare
+from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, path_of
+from engine.data import read_label_names, unpack
 from engine.figures import entry_of
 from engine.flags import OUTPUT_WORDS
 from utils import UserError, atomic_write, join_names, warn
@@ -36,7 +40,7 @@ WIDTH = 84  # of a line of a command
 OF_ASKING = ("attention", "batch_size", "precision", "max_sentence_len")  # settings that matter without training
 
 
-def write_report(table: Table, model: Model, done: Results, command: Sequence[str], path: Path) -> list[Path]:
+def write_report(table: Table, model: Model, done: Done, command: Sequence[str], path: Path) -> list[Path]:
     """Write `path`, and a PDF beside it if pandoc can make one. command: makes the runs again. Returns the paths.
 
     Raises `UserError` if there are no results or too many rows.
@@ -55,19 +59,18 @@ def write_report(table: Table, model: Model, done: Results, command: Sequence[st
     return [path, pdf]
 
 
-def text_of(table: Table, model: Model, done: Results, command: Sequence[str]) -> str:
+def text_of(table: Table, model: Model, done: Done, command: Sequence[str]) -> str:
     if len(table.rows) > MOST_ROWS:
         raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(table.rows)}; name them with --only")
     parts = [f"# {table.title}", *_what(table), *_how(table, model), *sources_of(table)]
     panels = panels_of(table, model, done)
-    panels = [panel for panel in panels if any(cell.row.name != table.baseline for cell in panel.cells)]
+    panels = [panel for panel in panels if any(cell.name != table.baseline for cell in panel.cells)]
     if not panels:
         names = join_names(row.name for row in table.rows)
         raise UserError(f"none of these rows has a final run: {names}; run them first")
     for panel in panels:
-        lines, gold = render_cells(panel.cells, panel.baseline, panel.data, table.baseline), _gold_labels(panel)
-        parts += [f"## Results: {panel.title}", "", *lines]
-        parts += [*_reading(panel, table.baseline, gold), *_predictions(panel, table.baseline, gold)]
+        parts += [f"## Results: {panel.title}", "", *render_panel(panel), ""]
+        parts += [*standing(panel), "", *_reading(panel), *_predictions(panel)]
     parts += [*_tried(table, model, done), *_limits(table, model, done, panels), *_again(command, panels, model)]
     return "\n".join(parts) + "\n"
 
@@ -99,8 +102,8 @@ CHOSEN_BY_SAMPLE = """\
 Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
 (seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
-seeds. Differences from *{baseline}* are paired: a bootstrap over seeds and sentences, with 95 % intervals; bold ones
-exclude 0 (and are of {fewest} seeds or more, of what is trained)."""
+seeds. Differences from *{baseline}* are paired over seeds and sentences, with 95 % intervals; p is corrected for all
+rows of a table (Holm); bold ones are below .05 (and of {fewest} seeds or more, of what is trained)."""
 
 
 def _how(table: Table, model: Model) -> list[str]:
@@ -139,45 +142,33 @@ def _seeds(table: Table) -> str:
     return _listed(table.seeds) + "".join(others)
 
 
-Gold = Mapping[str, list[int]]  # the labels of each split that has them
-
-
-def _gold_labels(panel: Panel) -> Gold:
-    test = labels_of(panel.data, "test")
-    return {"dev": panel.labels} | ({"test": test} if has_gold_labels(test) else {})
-
-
-def _reading(panel: Panel, baseline: str, gold: Gold) -> list[str]:
+def _reading(panel: Panel) -> list[str]:
     """The differences from the baseline, in sentences."""
-    lines = [""]
     if not panel.baseline:
-        lines.append(f"*{baseline}*, which the others would be compared with, has no runs here.")
-    for cell in (cell for cell in panel.cells if cell.row.name != baseline):
-        differences = [compare(cell.runs, panel.baseline, split, labels) for split, labels in gold.items()]
-        if None not in differences:  # the two have seeds in common
-            found = "; on test by ".join(map(_verdict, differences))
-            lines.append(f"- *{cell.row.name}* differs from *{baseline}* by {found}.")
-    return lines
+        return [f"*{panel.baseline_name}*, which the others would be compared with, has no runs here."]
+    said = panel.verdicts().items()
+    return [f"- *{name}* differs from *{panel.baseline_name}* by {_verdict(verdict)}." for name, verdict in said]
 
 
-def _verdict(difference: Difference) -> str:
-    verdict = "beyond noise" if difference.is_beyond_noise else "within noise"
-    if difference.has_few_seeds:
-        verdict = f"of too few seeds to say ({FEWEST_SEEDS} are wanted)"
-    return f"{difference_in_words(difference)}, which is {verdict}"
+def _verdict(verdict: Verdict) -> str:
+    words = "beyond noise" if verdict.is_beyond_noise else "within noise"
+    if verdict.gain.has_few_seeds:
+        words = f"of too few seeds to say ({FEWEST_SEEDS} are wanted)"
+    return f"{difference_in_words(verdict.gain)}, p {p_in_words(verdict.p)}, which is {words}"
 
 
-def _predictions(panel: Panel, baseline: str, gold: Gold) -> list[str]:
-    """A table of how often each class is predicted on dev and how often it is gold, which accuracy does not show."""
-    names = read_label_names(path_of(panel.data, "label_names"))
-    heads = ["share of dev", *names, *(f"macro-F1 against the baseline, {split}" for split in gold)]
-    rows = [["*gold labels*", *_shares(panel.labels, len(names)), *[""] * len(gold)]]
+def _predictions(panel: Panel) -> list[str]:
+    """A table of how often each class is predicted and how often it is gold, which accuracy does not show."""
+    names, splits = read_label_names(path_of(panel.data, "label_names")), panel.splits
+    heads = [f"share of {' and '.join(splits)}", *names, "macro-F1 against the baseline"]
+    rows = [["*gold labels*", *_shares(panel.labels, len(names)), ""]]
     for cell in panel.cells:
-        predicted = [each for run in cell.runs.values() for each in unpack(run["dev"]["predictions"])]
-        others = {} if cell.row.name == baseline else panel.baseline
-        found = [compare(cell.runs, others, split, labels, "macro_f1") for split, labels in gold.items()]
-        gains = ["" if each is None else difference_in_words(each) for each in found]
-        rows.append([cell.row.name, *_shares(predicted, len(names)), *gains])
+        runs = cell.runs.values()
+        predicted = [each for run in runs for split in splits for each in unpack(run[split]["predictions"])]
+        is_base = cell.name == panel.baseline_name
+        gain = None if is_base else compare(cell.runs, panel.baseline, splits, "macro_f1")
+        gained = "" if gain is None else difference_in_words(gain)
+        rows.append([cell.name, *_shares(predicted, len(names)), gained])
     return ["", *(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)), ""]
 
 
@@ -185,22 +176,17 @@ def _shares(labels: Sequence[int], classes: int) -> list[str]:
     return [plain(labels.count(each) / len(labels)) for each in range(classes)]
 
 
-def _tried(table: Table, model: Model, done: Results) -> list[str]:
+def _tried(table: Table, model: Model, done: Done) -> list[str]:
     choices = render_choices(table, model, done)
-    return ["## What was tried", "", "Scores on what is held out of train.", "", *choices, ""] if choices else []
+    return ["## What was tried", "", f"{CHOICES}.", "", *choices, ""] if choices else []
 
 
-def _limits(table: Table, model: Model, done: Results, panels: Sequence[Panel]) -> list[str]:
-    missing: dict[str, int] = {}
-    for data, shots in table.sizes():
-        for cell in cells_of(table, model, done, data, shots):
-            if cell.missing:
-                missing[f"{data.upper()}, {size_in_words(shots)}: {cell.row.name}"] = cell.missing
-    left = ", ".join(f"{where} {count}" for where, count in missing.items())
-    words = f"{sum(missing.values())} runs of these rows are missing ({left}). " if left else ""
+def _limits(table: Table, model: Model, done: Done, panels: Sequence[Panel]) -> list[str]:
+    missing = missing_of(table, model, done)
+    words = f"{sum(missing.values())} runs of these rows are missing ({in_words(missing)}). " if missing else ""
     runs = {run["key"]: run for panel in panels for cell in panel.cells for run in cell.runs.values()}
     words += "One checkpoint; few seeds see little of what chance does. Seconds depend on what else the machine did."
-    return ["## Limits", "", words, "", *makes_of(runs)]
+    return ["## Limits", "", words, "", *made_with(runs)]
 
 
 def _again(command: Sequence[str], panels: Sequence[Panel], model: Model) -> list[str]:
@@ -244,7 +230,8 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     words += ["--method-args", *result["arguments"]] if result["arguments"] else []
     words += ["--shots", str(result["shots"])] if result["shots"] is not None else []
     names = settings if option == "finetune" else OF_ASKING
-    for name in names if is_llama else [name for name in names if name not in ("attention", "precision")]:
+    left_out = () if is_llama else ("attention", "precision")
+    for name in (name for name in names if name not in (*left_out, *DATA_SETTINGS)):
         words += [f"--{name}", str(settings[name])] if settings[name] is not None else []
     # measuring train accuracy would move the random generator
     program = ["run_llama.py"] if is_llama else ["-m", "bert.run"]

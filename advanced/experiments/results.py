@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from advanced.experiments.statistics import Difference, macro_f1_table, two_way
 from engine.data import unpack
 from engine.figures import SETTINGS, entry_of, error_of_result, read_figures
 from engine.json_text import parse_json
-from utils import UserError
+from utils import UserError, atomic_write
 
+Runs = Mapping[int, Mapping[str, Any]]  # results by seed
+JUDGES = ("dev", "test")
 FEWEST_SEEDS = 3  # fewer seeds of a trained method give no interval
+FITTED = 0.9  # of the loss of a guess
 RESULT_KINDS = {"key": str, "model": str, "checksums": [str]}  # in every line
 KINDS_OF_TRIAL = {  # in the line of every run of a table
+    "processor": str, "torch": str, "kernels": str, "commit": (str, None), "date": str, "weights": str,
     "row": str, "option": str, "method": str, "data": str, "phase": str, "shots": (int, None), "seed": int,
     "arguments": [str], "settings?": {"attention": (str, None), "precision": str, "batch_size": int, **SETTINGS},
 }  # fmt: skip
@@ -53,7 +60,21 @@ def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
 def result_error(result: Any) -> str:
     """Why a value is no result, or ""."""
     is_of_table = isinstance(result, dict) and ("phase" in result or "settings" in result)
-    return error_of_result(result, **RESULT_KINDS, **(KINDS_OF_TRIAL if is_of_table else {}))
+    return error_of_result(result, **RESULT_KINDS, **(KINDS_OF_TRIAL if is_of_table else {})) or _unlabelled(result)
+
+
+def _unlabelled(result: Mapping[str, Any]) -> str:
+    """The split whose labels are missing, damaged, or not as many as its predictions; "" if there is none."""
+    for each in (result, *result.get("combined", {}).values()):
+        for split in JUDGES:
+            if split in each:
+                try:
+                    counts = {len(unpack(each[split][name])) for name in ("predictions", "labels")}
+                except (KeyError, ValueError, zlib.error):
+                    counts = set()
+                if len(counts) != 1:
+                    return f"'labels' of {split!r} of the line"
+    return ""
 
 
 def _result_in(line: str) -> dict[str, Any] | None:
@@ -77,122 +98,96 @@ def append_result(path: Path, result: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-class Difference(NamedTuple):
-    """The difference of two methods' figures: mean, standard error, and 95 % interval.
+def keep_probabilities(path: Path, result: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> None:
+    """Add a run's probabilities to the file of its panel beside the results, so that others can vote with them.
 
-    has_few_seeds: it is of one or two seeds of a trained method, so the interval says how much another choice of
-    sentences would change, but too little about other seeds.
+    path: the file of results. found: by split, n c, kept as float16.
     """
+    size = "all" if result["shots"] is None else result["shots"]
+    file = path.with_name(f"{path.stem}-{result['data']}-{size}.npz")
+    kept = {}
+    if file.is_file():
+        with np.load(file) as archive:
+            kept = dict(archive)
+    kept |= {f"{result['seed']}-{split}": each.astype(np.float16) for split, each in found.items()}
+    with atomic_write(file, "wb") as opened:
+        np.savez_compressed(opened, **kept)
 
-    mean: float
-    error: float
-    low: float
-    high: float
-    has_few_seeds: bool = False
 
-    @property
-    def is_beyond_noise(self) -> bool:
-        return not self.has_few_seeds and (self.low > 0 or self.high < 0)
+# ---------------------------------------------------------------------------------------------------------- comparisons
 
 
-def paired_bootstrap(better: np.ndarray, base: np.ndarray, draws: int = 4000, seed: int = 0) -> Difference:
-    """How much higher the accuracy of one method is than another's, on the same sentences with the same seeds.
+def judges_of(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The splits that judge runs: dev and test, as far as they are there; without dev where it chose the epoch."""
+    runs = [*runs]
+    there = [split for split in JUDGES if any(split in run for run in runs)]
+    has_chosen = any("epoch" in run and not entry_of(run, "settings").get("hold_out") for run in runs)
+    return there[1:] if has_chosen and len(there) > 1 else there
 
-    better, base: S n, whether a sentence was classified rightly. For the method see `_bootstrap`.
+
+def table_of(runs: Sequence[Mapping[str, Any]], splits: Sequence[str], figure: str = "accuracy") -> np.ndarray:
+    """The table of runs on all sentences of these splits together, see `statistics`: S n. figure: accuracy or macro_f1.
+
+    Raises `UserError` unless all runs were judged on sentences with the same labels.
     """
-    differences = better.astype(np.float64) - base.astype(np.float64)  # S n
+    predictions, labels = ([_joined(run, splits, name) for run in runs] for name in ("predictions", "labels"))
+    if len({*map(len, labels + predictions)}) > 1:
+        raise UserError(f"the result {runs[0]['key']} and others beside it are not of the same sentences")
+    predictions, labels = np.array(predictions), np.array(labels)
+    if (labels != labels[0]).any():
+        raise UserError(f"the result {runs[0]['key']} and others beside it are of sentences with other labels")
+    if figure == "accuracy":
+        return (predictions == labels).astype(np.float64)
+    return macro_f1_table(predictions, labels[0], 1 + max(int(labels.max()), int(predictions.max())))
 
-    def mean(rows: np.ndarray, weights: np.ndarray) -> float:
-        return float((differences[rows] @ (weights / len(weights))).mean())
 
-    return _bootstrap(mean, float(differences.mean()), differences.shape, draws, seed)
+def figure_of(runs: Sequence[Mapping[str, Any]], splits: Sequence[str], figure: str = "accuracy") -> Difference:
+    """Mean accuracy or macro-F1 of runs, with its error."""
+    return two_way(table_of(runs, splits, figure))._replace(has_few_seeds=has_few_seeds(runs))
 
 
-def macro_f1_bootstrap(
-    better: np.ndarray, base: np.ndarray | None, labels: np.ndarray, draws: int = 1000, seed: int = 0
-) -> Difference:
-    """How much higher the macro-F1 of one method is than another's; with base None, its macro-F1 itself.
+def compare(ours: Runs, theirs: Runs, splits: Sequence[str], figure: str = "accuracy") -> Difference | None:
+    """The difference of results by seed, over the seeds that both have; None if they share none.
 
-    better, base: S n, predicted classes. labels: n. Unlike accuracy it is no mean over sentences, so each draw computes
-    it anew. A class that is neither in the draw nor predicted counts 0, like a class that is never predicted rightly.
+    A run that has no seed, since nothing in it is drawn, is compared with every seed of the other side. Two runs that
+    start from one checkpoint are compared only if it is of the same make.
     """
-    classes = 1 + max(int(each.max()) for each in (better, labels, base) if each is not None)
-
-    def macro_f1(predictions: np.ndarray, weights: np.ndarray | None) -> float:
-        counts = [np.bincount(row, weights, classes**2) for row in labels * classes + predictions]
-        table = np.reshape(counts, (-1, classes, classes))  # S gold predicted
-        found = table.sum(1) + table.sum(2)
-        f1 = 2 * np.diagonal(table, axis1=1, axis2=2) / np.where(found > 0, found, 1)  # S classes
-        return float(f1.mean())
-
-    def difference(rows: Sequence[int] | np.ndarray, weights: np.ndarray | None) -> float:
-        return macro_f1(better[rows], weights) - (0.0 if base is None else macro_f1(base[rows], weights))
-
-    return _bootstrap(difference, difference(range(len(better)), None), better.shape, draws, seed)
-
-
-def _bootstrap(
-    figure: Callable[[np.ndarray, np.ndarray], float], value: float, shape: tuple[int, ...], draws: int, seed: int
-) -> Difference:
-    """The interval of a figure by the bootstrap. value: the figure of these seeds and sentences. shape: S n.
-
-    Seeds and sentences are drawn with replacement, the same ones for all methods (Efron & Tibshirani 1993, chapter 8).
-    figure: a function of rows, the S seeds that were drawn, and of weights, n, how often each sentence was drawn.
-    """
-    seeds, sentences = shape
-    drawing = np.random.default_rng(seed)
-    drawn = np.empty(draws)
-    for draw in range(draws):
-        weights = np.bincount(drawing.integers(0, sentences, sentences), minlength=sentences)  # n
-        drawn[draw] = figure(drawing.integers(0, seeds, seeds), weights)
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return Difference(value, float(drawn.std(ddof=1)), float(low), float(high))
-
-
-def interval(
-    runs: Mapping[int, Mapping[str, Any]], split: str, labels: Sequence[int], figure: str = "accuracy"
-) -> Difference | None:
-    """The interval of accuracy or macro_f1 of results by seed; None without results of `split`, or for few seeds."""
-    results = [*runs.values()]
-    if not any(split in result for result in results) or has_few_seeds(results):
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if is_fixed(one) and not is_fixed(other):
+            alone = dict.fromkeys(other, next(iter(one.values())))
+            ours, theirs = (alone, theirs) if one is ours else (ours, alone)
+            break
+    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    pairs = [pair for pair in pairs if _are_of_one_make(*pair)]
+    if not pairs:
         return None
-    found = predictions_of(results, split, len(labels))  # S n
-    if figure == "macro_f1":
-        return macro_f1_bootstrap(found, None, np.array(labels))
-    right = found == np.array(labels)
-    return paired_bootstrap(right, np.zeros_like(right))
+    sides = [[*side] for side in zip(*pairs, strict=True)]
+    tables = [table_of(side, splits, figure) for side in sides]
+    if tables[0].shape != tables[1].shape:
+        raise UserError(f"the results {sides[0][0]['key']} and {sides[1][0]['key']} are of other sentences")
+    return two_way(tables[0] - tables[1])._replace(has_few_seeds=any(map(has_few_seeds, sides)))
 
 
-def has_few_seeds(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a trained method has fewer than three results; a zero-shot method has no seeds."""
-    return len(results) < FEWEST_SEEDS and any("trainable" in result for result in results)
+def is_fixed(runs: Runs) -> bool:
+    """Whether nothing in these runs is drawn: a single one, not trained, of all sentences."""
+    return len(runs) == 1 and all("trainable" not in run and run.get("shots") is None for run in runs.values())
 
 
-def predictions_of(results: Sequence[Mapping[str, Any]], split: str, count: int) -> np.ndarray:
-    """results: one for each seed. Returns the classes, S n. Raises `UserError` unless n is `count`."""
-    found = [unpack(entry_of(result, split)["predictions"]) for result in results]
-    for result, predictions in zip(results, found, strict=True):
-        if len(predictions) != count:
-            of = f"of the result {result['key']} has {len(predictions)} predictions"
-            raise UserError(f"{split} {of}, where {result.get('data')} has {count} sentences")
-    return np.array(found)
+def has_few_seeds(runs: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a trained method, or one that has seen a draw of sentences, has fewer than three different results."""
+    each = {run["key"]: run for run in runs}
+    is_drawn = any("trainable" in run or run.get("shots") is not None for run in each.values())
+    return is_drawn and len(each) < FEWEST_SEEDS
 
 
-def compare(
-    ours: Mapping[int, Mapping[str, Any]],
-    theirs: Mapping[int, Mapping[str, Any]],
-    split: str,
-    labels: Sequence[int],
-    figure: str = "accuracy",
-) -> Difference | None:
-    """The difference of results by seed, over the seeds that both have; None if they share no seed."""
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
-        return None
-    results = [[each[seed] for seed in seeds] for each in (ours, theirs)]
-    gold, sides = np.array(labels), [predictions_of(each, split, len(labels)) for each in results]
-    if figure == "macro_f1":
-        found = macro_f1_bootstrap(*sides, gold)
-    else:
-        found = paired_bootstrap(*(side == gold for side in sides))
-    return found._replace(has_few_seeds=any(map(has_few_seeds, results)))
+def fits(run: Mapping[str, Any]) -> bool:
+    """Whether training has fitted its sentences: their loss is well below that of a guess, ln(classes)."""
+    return "fit_loss" not in run or run["fit_loss"] <= FITTED * math.log(run["classes"])
+
+
+def _are_of_one_make(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one["model"] != other["model"] or one.get("weights") == other.get("weights")
+
+
+def _joined(run: Mapping[str, Any], splits: Sequence[str], name: str) -> list[int]:
+    return [label for split in splits for label in unpack(entry_of(run, split)[name])]

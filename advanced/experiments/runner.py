@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from advanced.experiments.grid import Trial, size_in_words
 from advanced.experiments.models import Model
-from advanced.experiments.results import append_result, read_results, results_beside
-from advanced.experiments.trial import clear, commit_of_code, compute_trial, end_with_parent, named
+from advanced.experiments.results import append_result, keep_probabilities, read_results, results_beside
+from advanced.experiments.rows import Trial, size_in_words
+from advanced.experiments.trial import (
+    DIRTY,
+    PROBABILITIES,
+    clear,
+    commit_of_code,
+    compute_trial,
+    end_with_parent,
+    named,
+)
 from engine.locks import NameLock
 from utils import UserError, warn
 
@@ -35,15 +43,27 @@ class Running(NamedTuple):
 
 class Runner:
     """left: returns the runs that are not done; called anew after each run. path: the file of results. work: a folder
-    for weights while a run lasts. workers: runs at a time."""
+    for weights while a run lasts. workers: runs at a time. kept: returns the keys of models that others will combine.
+
+    Raises `UserError` where the code differs from its commit, which every line of figures names.
+    """
 
     def __init__(
-        self, left: Callable[[], list[Trial]], model: Model, path: Path, work: Path, device: str, workers: int
+        self,
+        left: Callable[[], list[Trial]],
+        model: Model,
+        path: Path,
+        work: Path,
+        device: str,
+        workers: int,
+        kept: Callable[[], Collection[str]] = tuple,
     ):
-        self.left, self.model, self.path, self.work = left, model, path, work
+        self.left, self.model, self.path, self.work, self.kept = left, model, path, work, kept
         self.device, self.workers = device, workers
         self.threads = _threads_of_environment() or max(1, (os.cpu_count() or 1) // workers)
         self.commit = commit_of_code()
+        if self.commit and self.commit.endswith(DIRTY):
+            raise UserError("the code or a table differs from its last commit, which results name: commit it first")
         self.context = _context()
         self.running: dict[Future, Running] = {}
         self.failed: dict[str, str] = {}  # by key, why
@@ -85,8 +105,11 @@ class Runner:
         try:
             error = future.exception()
             if error is None:
-                append_result(self.path, future.result())
-                clear(each.trial, self.model, self.work)
+                result = future.result()
+                if found := result.pop(PROBABILITIES, None):
+                    self.keep(result, found)
+                append_result(self.path, result)
+                clear(each.trial, self.model, self.work, self.kept())
         finally:
             each.end()
         if error is None:
@@ -96,6 +119,16 @@ class Runner:
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         self.failed[each.trial.key(self.model)] = f"{describe(each.trial)}: {reason.splitlines()[0]}"
         warn(f"failed: {describe(each.trial)}: {reason.splitlines()[0]}")
+
+    def keep(self, result: dict[str, Any], found: dict[str, Any]) -> None:
+        """Write probabilities; other processes, which write to the same file, wait."""
+        lock = NameLock(self.work / f"{self.path.name}.lock")
+        while not lock.acquire():
+            time.sleep(0.1)
+        try:
+            keep_probabilities(self.path, result, found)
+        finally:
+            lock.release()
 
     def free(self) -> Iterator[tuple[Trial, NameLock]]:
         """Lock and yield runs that no process has taken and that have not failed, one for each idle worker."""

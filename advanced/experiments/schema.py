@@ -47,6 +47,10 @@ SETTING_CONDITIONS = {
     "precision": Wanted(lambda value: value in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
     "attention": Wanted(lambda value: value in (None, "causal", "bidirectional"), "causal, bidirectional or null"),
     "max_sentence_len": Wanted(lambda value: value is None or _is_count(value), "a whole number above 0, or null"),
+    "dropout": Wanted(lambda value: value is None or _is_share(value), "a number from 0 to below 1, or null"),
+    "weight_decay": Wanted(_is_share, "a number from 0 to below 1"),
+    "clip": Wanted(lambda value: value is None or (_is_number(value) and value > 0), "a number above 0, or null"),
+    "second_test": Wanted(lambda value: value == 0 or _is_count(value), "a number of sentences"),
 }
 ANY_TEXT = Wanted(lambda value: isinstance(value, str), "a text")
 LINE = Wanted(lambda value: isinstance(value, str) and not {*value} & {*"|\r\n"}, "a text of one line, without |")
@@ -56,12 +60,13 @@ SHOTS = _list_of(lambda value: value is None or _is_count(value), "null for all,
 TABLE_CONDITIONS = {
     "title": ANY_TEXT, "data": OBJECT, "rows": _list_of(OBJECT.fits, "rows", is_set=False),
     "seeds": Wanted(lambda value: value == [] or SEEDS.fits(value), SEEDS.words),
-    "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": ANY_TEXT,
+    "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": ANY_TEXT, "registered": ANY_TEXT,
 }  # fmt: skip
+OPTIONS = ("finetune", "prompt", "bag-of-words", "frozen-states")
 KEYS_AND_VALUES = _list_of(ANY_TEXT.fits, "texts KEY=VALUE")
 ROW_CONDITIONS = {
     "name": LINE,
-    "option": Wanted(lambda value: value in ("finetune", "prompt"), "finetune or prompt"),
+    "option": Wanted(lambda value: value in OPTIONS, f"one of {', '.join(OPTIONS)}"),
     "method": ANY_TEXT,
     "arguments": Wanted(lambda value: value == [] or KEYS_AND_VALUES.fits(value), KEYS_AND_VALUES.words),
     "settings": OBJECT,
@@ -70,6 +75,7 @@ ROW_CONDITIONS = {
     "data": _list_of(ANY_TEXT.fits, "data sets of the table"),
     "seeds": SEEDS,
     "checkpoint": ANY_TEXT,
+    "members": Wanted(lambda value: _is_count(value) and value > 1, "a whole number above 1"),
     "source": LINE,
 }
 
@@ -101,6 +107,10 @@ def _check_row(row: Mapping[str, Any], place: str, content: Mapping[str, Any]) -
     _check(row.get("settings", {}), SETTING_CONDITIONS, f"{place}settings: ")
     if row.get("arguments") and not row.get("method"):
         raise UserError(f"{place}it has arguments, and no method that they could be of")
+    if row.get("option") in OPTIONS[2:] and (found := {"tune", "method", "members"} & row.keys()):
+        raise UserError(f"{place}what is solved has no {sorted(found)[0]}")
+    if row.get("members") and row.get("option", "finetune") != "finetune":
+        raise UserError(f"{place}members are trained, with the option finetune")
     if row.get("option") == "prompt" and "shots" in row:
         raise UserError(f"{place}shots are of training sentences, and it is not trained")
     if unknown := {*row.get("data", ())} - content["data"].keys():

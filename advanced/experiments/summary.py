@@ -1,10 +1,10 @@
-"""What each method is worth: its gain over plain training, in all tables of a kind side by side.
+"""What each method is worth: one number for each, over all panels that it is in.
 
-    python -m advanced.experiments.summary [--out FILE.md]
+    python -m advanced.experiments.summary [--results FOLDER] [--out FILE.md]
 
-There is a table for each data set, with a line for each method and a column for each checkpoint and size of the
-training data, made of the results of `full` and `few-shot` in results/. A gain is a difference of accuracies on dev
-over the same sentences and seeds, with its 95 % interval (`results.paired_bootstrap`), bold if that leaves 0 out.
+A method's gain is the mean of its gains over plain training in all panels of the tables `full` and `few-shot` in
+results/, a data set, size and checkpoint each (`statistics.pooled`); p is corrected for all methods (Holm). Panels in
+which plain training itself is not above the majority class rank nothing, and are left out.
 """
 
 from __future__ import annotations
@@ -13,45 +13,36 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple
 
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
-from advanced.experiments.plots import Panel, panels_of
-from advanced.experiments.render import difference_in_words, plain, spread, write_page
-from advanced.experiments.results import FEWEST_SEEDS, compare, read_results
-from engine.data import majority_accuracy
+from advanced.experiments.panel import Panel, Verdict, panels_of
+from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
+from advanced.experiments.results import compare, read_results
+from advanced.experiments.statistics import Difference, holm, pooled
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
 
 HERE = Path(__file__).resolve().parent
 TABLES = ("full", "few-shot")
-BASELINE = "plain"
-NOTHING = ""
-ABOUT = f"""Gains in accuracy on dev over plain training on as many sentences, of at least {FEWEST_SEEDS} seeds, with
-95 % intervals. Of CFIMDB it is the first 128 tokens of each. What was chosen, and how, is on the tables' own pages."""
+HEADS = ("method", "panels", "gain", "p", "over the bag of words", "time")
+ABOUT = """Gains in accuracy over plain training, pooled over panels (data set, size, checkpoint), with 95 % intervals;
+p is corrected for all methods (Holm), bold below .05. Time: of training, beside plain training, the median over
+panels."""
 
 
-class Column(NamedTuple):
-    """A checkpoint, and the rows that were trained from it on one data set and size."""
+class Worth(NamedTuple):
+    """A row's gains by panel, over plain training and over the bag of words, and its times beside plain training."""
 
-    checkpoint: str
-    panel: Panel
-
-    def accuracy(self) -> str:
-        """The accuracy of the baseline."""
-        return spread([run["dev"]["accuracy"] for run in self.panel.baseline.values()])
-
-    def gain(self, row: str) -> str:
-        """The gain of a row over the baseline; "" for too few seeds."""
-        cell = next((cell for cell in self.panel.cells if cell.row.name == row), None)
-        if cell is None or len(cell.runs.keys() & self.panel.baseline.keys()) < FEWEST_SEEDS:
-            return NOTHING
-        return difference_in_words(compare(cell.runs, self.panel.baseline, "dev", self.panel.labels))
+    gains: list[Difference]
+    over_words: list[Difference]
+    times: list[float]
 
 
-def columns_of(folder: Path, names: Sequence[str] = TABLES) -> Iterator[Column]:
-    """The columns of all files TABLE-CHECKPOINT.jsonl in a folder."""
+def panels_in(folder: Path, names: Sequence[str] = TABLES) -> Iterator[tuple[str, Panel]]:
+    """The panels of all files TABLE-CHECKPOINT.jsonl in a folder, with the names of the checkpoints."""
     for name in names:
         table = Table.read(HERE / "tables" / f"{name}.json")
         for path in sorted(folder.glob(f"{name}-*.jsonl")):
@@ -60,36 +51,51 @@ def columns_of(folder: Path, names: Sequence[str] = TABLES) -> Iterator[Column]:
             first = next(iter(done.values()))
             # nothing lies at this path, so that the model is the recorded one
             model = Model(str(path / first["model"]), "", {first["model"]: first["checksums"]})
-            columns = (Column(model.name, panel) for panel in panels_of(table, model, done))
-            yield from (column for column in columns if len(column.panel.baseline) >= FEWEST_SEEDS)
+            yield from ((model.name, panel) for panel in panels_of(table, model, done))
 
 
-def summarize(columns: Sequence[Column]) -> list[str]:
-    """The lines of a Markdown table of columns of one data set."""
-    columns = sorted(columns, key=lambda column: column.checkpoint)
-    rows = dict.fromkeys(cell.row.name for column in columns for cell in column.panel.cells)
-    heads = [f"{column.checkpoint}, {column.panel.size}" for column in columns]
-    majority = [plain(majority_accuracy(column.panel.labels)) for column in columns]
-    lines = [["", *heads], ["---"] * (len(columns) + 1), ["majority class", *majority]]
-    lines.append([f"{BASELINE}: accuracy", *(column.accuracy() for column in columns)])
-    for row in rows:
-        gains = [column.gain(row) for column in columns]
-        if row != BASELINE and {*gains} != {NOTHING}:
-            lines.append([row, *gains])
-    return [f"| {' | '.join(line)} |" for line in lines]
+def worths(panels: Sequence[Panel]) -> dict[str, Worth]:
+    """By the names of rows."""
+    found: dict[str, Worth] = {}
+    for panel in panels:
+        words, base = panel.bag_of_words(), [run.get("seconds", 0.0) for run in panel.baseline.values()]
+        for name, verdict in panel.verdicts().items():
+            if verdict.gain.has_few_seeds:
+                continue
+            runs = next(cell.runs for cell in panel.cells if cell.name == name)
+            worth = found.setdefault(name, Worth([], [], []))
+            worth.gains.append(verdict.gain)
+            if words and (over := compare(runs, words, panel.splits)) is not None and runs is not words:
+                worth.over_words.append(over)
+            if fmean(base) and all("seconds" in run for run in runs.values()):
+                worth.times.append(fmean(run["seconds"] for run in runs.values()) / fmean(base))
+    return found
 
 
-def render_summary(columns: Sequence[Column]) -> str:
-    text = ["# What each method is worth", "", ABOUT]
-    for data in dict.fromkeys(column.panel.data for column in columns):
-        text += ["", f"## {data.upper()}", "", *summarize([each for each in columns if each.panel.data == data])]
-    return "\n".join(text) + "\n"
+def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
+    lines = ["# What each method is worth", "", ABOUT, "", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+    ranking = [(name, panel) for name, panel in named if panel.above_majority().get(panel.baseline_name)]
+    found = worths([panel for _, panel in ranking])
+    gains = {name: pooled(worth.gains) for name, worth in found.items()}
+    ps = dict(zip(gains, holm([gain.p for gain in gains.values()]), strict=True))
+    for name in sorted(gains, key=lambda name: -gains[name].mean):
+        over, times = found[name].over_words, found[name].times
+        words = difference_in_words(pooled(over)) if over else ""
+        time = f"{median(times):.2f}" if times else ""
+        verdict = verdict_in_words(Verdict(gains[name], ps[name]))
+        lines.append(f"| {name} | {len(found[name].gains)} | {verdict} | {p_in_words(ps[name])} | {words} | {time} |")
+    lines += ["", "Panels, with the accuracy of the majority class:", ""]
+    for name, panel in named:
+        is_left_out = (name, panel) not in ranking
+        remark = "; left out: plain training is not above the majority class" if is_left_out else ""
+        lines.append(f"- {panel.title}, {name} ({plain(panel.majority)}){remark}")
+    return "\n".join(lines) + "\n"
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m advanced.experiments.summary", description=__doc__.split("\n\n")[0])
     parser.add_argument("--results", default=str(HERE / "results"), metavar="FOLDER", help="where the results lie")
-    parser.add_argument("--out", metavar="FILE.md", help="write the tables there, too")
+    parser.add_argument("--out", metavar="FILE.md", help="write the table there, too")
     return parser.parse_args(argv)
 
 
@@ -99,10 +105,10 @@ def main() -> None:
         if Path(args.out).suffix != ".md":
             raise UserError(f"--out {args.out}: the name must end in .md")
         check_writable(args.out, "--out")
-    columns = [*columns_of(Path(args.results))]
-    if not columns:
+    panels = [*panels_in(Path(args.results))]
+    if not panels:
         raise UserError(f"--results {args.results}: there are no results of {' or '.join(TABLES)}")
-    text = render_summary(columns)
+    text = render_summary(panels)
     print(text)
     if args.out is not None:
         write_page(Path(args.out), text, "--out")

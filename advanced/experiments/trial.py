@@ -8,48 +8,55 @@ import random
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Collection
 from datetime import date
 from functools import partial
+from importlib.metadata import version
 from multiprocessing import parent_process
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import choose
-from advanced.experiments.grid import Trial, path_of
+from advanced.experiments.judging import MOST_OF_TRAIN, Splits, judged, loss_of, probabilities
+from advanced.experiments.members import combine
 from advanced.experiments.models import Model
-from engine.data import create_data, divide, has_gold_labels, pack, read_label_names
-from engine.lineage import checksum, files_of
+from advanced.experiments.results import JUDGES
+from advanced.experiments.rows import Trial, label_names_of, plan_of
+from advanced.experiments.solved import bag_of_words, frozen_regression
+from engine.lineage import checksum
 from engine.programs import peak_memory
 from utils import warn
 
 if TYPE_CHECKING:
-    from torch import nn
+    import numpy as np
 
     from engine.checkpointer import Checkpointer
-    from engine.data import Example
     from engine.methods import EpochResult
-    from engine.plan import ComputeSettings, InputFile, Plan
+    from engine.plan import ComputeSettings
     from engine.runs import Run
-    from engine.tasks import Evaluation
-    from tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
+KERNELS, DIRTY = "plain", "-dirty"
+PROBABILITIES = "probabilities"  # of plain training: the only entry of figures that is in no line
 TUNING_SAMPLE = 1000  # training sentences for tuning a zero-shot method
 
 
 def compute_trial(
     trial: Trial, model: Model, work: Path, device: str, threads: int, commit: str | None
 ) -> dict[str, Any]:
-    """The figures of a run, with threads, date, machine and commit, that of the code when it was imported."""
+    """The figures of a run, with what they were computed with. commit: that of the code when it was imported.
+
+    Always as the code is written: which kernels are the fastest, and so how sums are rounded, differs by machine.
+    """
     import torch
 
     from engine.plan import ComputeSettings
     from utils import choose_device
 
     torch.set_num_threads(threads)
-    figures = run_trial(trial, model, work, ComputeSettings(choose_device(device)))
-    return {**figures, "threads": threads, "commit": commit, "date": str(date.today()), "machine": machine()}
+    compute = ComputeSettings(choose_device(device), kernels=KERNELS)
+    return {**run_trial(trial, model, work, compute), "threads": threads, "commit": commit}
 
 
 def end_with_parent() -> None:
@@ -66,6 +73,17 @@ def machine() -> str:
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
 
 
+def processor() -> str:
+    """The name of the processor, which decides how sums are rounded."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        named = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        flags = next((line for line in lines if line.startswith("flags")), "").split()
+        return " ".join([named, *(flag for flag in ("avx2", "avx512f", "amx_bf16") if flag in flags)])
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
 def commit_of_code() -> str | None:
     """The commit, with -dirty if code or tables differ from it; results, which grow during a grid, do not count."""
     if shutil.which("git") is None:
@@ -73,7 +91,7 @@ def commit_of_code() -> str | None:
     git = partial(subprocess.run, cwd=HERE, capture_output=True, text=True, check=False)
     commit = git(["git", "describe", "--always", "--abbrev=12"]).stdout.strip()
     is_changed = git(["git", "diff", "--quiet", "HEAD", "--", ":/*.py", ":/*/tables/*.json"]).returncode == 1
-    return commit + "-dirty" * is_changed if commit else None
+    return commit + DIRTY * is_changed if commit else None
 
 
 def run_trial(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
@@ -83,8 +101,7 @@ def run_trial(trial: Trial, model: Model, work: Path, compute: ComputeSettings) 
     """
     start = time.perf_counter()
     key, model = trial.key(model), trial.model(model)
-    run = {"finetune": _fine_tune, "prompt": _ask}[trial.option]
-    figures = run(trial, model, work / key, compute)
+    figures = run_of(trial)(trial, model, work, compute)
     return {
         "key": key,
         "family": model.family,
@@ -93,6 +110,13 @@ def run_trial(trial: Trial, model: Model, work: Path, compute: ComputeSettings) 
         **named(trial, model),
         "settings": dict(trial.settings),
         **figures,
+        "draw": trial.draw,
+        "members": trial.members,
+        "date": str(date.today()),
+        "machine": machine(),
+        "processor": processor(),
+        "torch": version("torch"),
+        "kernels": compute.kernels,
         "wall_seconds": round(time.perf_counter() - start, 1),
         "peak_mb": peak_memory(compute.device),
     }
@@ -105,23 +129,39 @@ def named(trial: Trial, model: Model) -> dict[str, Any]:
     return {"model": model.name, **own, "arguments": list(trial.arguments)}
 
 
-def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
+def run_of(trial: Trial) -> Callable[..., dict[str, Any]]:
+    """The function that does such a run."""
+    if trial.members > 1:
+        return partial(combine, train=_train)
+    return {"finetune": _fine_tune, "prompt": _ask, "bag-of-words": bag_of_words, "frozen-states": frozen_regression}[
+        trial.option
+    ]
+
+
+class Trained(NamedTuple):
+    """A fine-tuned model in a file. figures: of its training."""
+
+    path: Path
+    tokenizer: Any
+    splits: Splits
+    figures: dict[str, Any]
+
+
+def _train(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> Trained:
+    """Train, or go on, or take what is there. The weights lie in `work`, named by the key of the run."""
     from advanced.added import trainable_parameters
     from engine.checkpointer import best_of
     from engine.families import encode_for
-    from engine.runs import assemble, checkpointer_for, compute_fast, fine_tune
-    from engine.saved import load_classifier
+    from engine.runs import assemble, checkpointer_for, fine_tune
     from utils import seed_everything
 
-    plan, names = _plan(trial, model)
+    plan, splits, path = plan_of(trial, model), Splits.of(trial), work / f"{trial.key(model)}.pt"
     seed_everything(plan.seed)
     run = assemble(plan, compute)
-    train, held_out = divide(create_data(plan.train.path, len(names)), plan.seed, plan.shots, plan.hold_out)
-    path = work.with_suffix(".pt")
     checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"))
     history = _epochs_done(checkpointer, run)
-    chosen_on = held_out or create_data(plan.dev.path)
-    datasets = [encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
+    chosen_on = splits.held_out or splits.dev
+    datasets = [encode_for(run.model, run.tokenizer, examples) for examples in (splits.train, chosen_on)]
     trainable = trainable_parameters(run.model)
     history += fine_tune(run, *datasets, checkpointer, history=history, progress=False)
     best = best_of(history)
@@ -131,23 +171,42 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
         "epoch_scores": [round(result.dev_score, 4) for result in history],
         "train_losses": [round(result.train_loss, 4) for result in history],
         "trainable": trainable,
-        "train_sentences": len(train),
+        "train_sentences": len(splits.train),
         "seconds": round(sum(result.seconds for result in history), 1),
         "figures": {method.name: found for method in run.trainer.methods if (found := method.figures())},
     }
-    tokenizer = run.tokenizer
-    del run
-    if trial.phase == "final":
-        saved, _ = load_classifier(path)
-        compute_fast(saved, compute._replace(precision=plan.precision), trains=False)
-        figures |= _judge(saved, tokenizer, trial, compute)
-    return figures
+    return Trained(path, run.tokenizer, splits, figures)
 
 
-def clear(trial: Trial, model: Model, work: Path) -> None:
-    """Delete the weights of a run whose figures are written."""
-    for suffix in (".pt", ".resume"):
-        (work / trial.key(model)).with_suffix(suffix).unlink(missing_ok=True)
+def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> dict[str, Any]:
+    from engine.runs import compute_fast
+    from engine.saved import load_classifier
+    from engine.training import Diverged
+
+    try:
+        trained = _train(trial, model, work, compute)
+    except Diverged as error:
+        if trial.phase == "final":
+            raise
+        return {"selection": 0.0, "diverged": str(error)}  # so large a rate is not chosen
+    if trial.phase == "tune":
+        return trained.figures
+    saved, _ = load_classifier(trained.path)
+    compute_fast(saved, compute._replace(precision=dict(trial.settings)["precision"]), trains=False)
+    ask = partial(probabilities, saved, trained.tokenizer, trial=trial, compute=compute)
+    sample = random.Random(0).sample(trained.splits.train, min(MOST_OF_TRAIN, len(trained.splits.train)))
+    fit = {"fit_loss": loss_of(ask(examples=sample), sample), "classes": len(label_names_of(trial))}
+    found = {name: ask(examples=examples) for name in JUDGES if (examples := getattr(trained.splits, name))}
+    figures = {name: judged(each, getattr(trained.splits, name)) for name, each in found.items()}
+    return {**trained.figures, **fit, **figures, **({} if trial.method else {PROBABILITIES: found})}
+
+
+def clear(trial: Trial, model: Model, work: Path, kept: Collection[str] = ()) -> None:
+    """Delete the weights of a run whose figures are written. kept: keys of models that other runs will combine."""
+    for one in trial.each_member() if trial.members > 1 else [trial]:
+        if trial.members > 1 or one.key(model) not in kept:
+            for suffix in (".pt", ".resume"):
+                (work / one.key(model)).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _epochs_done(checkpointer: Checkpointer, run: Run) -> list[EpochResult]:
@@ -168,77 +227,22 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     from engine.families import load_llama
     from engine.runs import assemble_zero_shot
 
-    settings, names = dict(trial.settings), read_label_names(path_of(trial.data, "label_names"))
+    settings, names, splits = dict(trial.settings), label_names_of(trial), Splits.of(trial)
     llama, tokenizer = load_llama(
         model.checkpoint, model.tokenizer, settings["attention"], settings["max_sentence_len"]
     )
-    train = create_data(path_of(trial.data, "train"), len(names))
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
-    texts = [example.sentence for example in train]
+    texts = [example.sentence for example in splits.train]
     precise = compute._replace(precision=settings["precision"])
     asked = assemble_zero_shot(llama, tokenizer, names, methods, texts, compute=precise)
-    sample = random.Random(trial.seed).sample(train, min(TUNING_SAMPLE, len(train)))
+    ask = partial(probabilities, asked, tokenizer, trial=trial, compute=compute)
     if trial.phase == "tune":
-        return {"selection": _scores(_evaluate(asked, tokenizer, sample, trial, compute))["macro_f1"]}
-    return _judge(asked, tokenizer, trial, compute)
+        sample = random.Random(trial.seed).sample(splits.train, min(TUNING_SAMPLE, len(splits.train)))
+        return {"selection": judged(ask(examples=sample), sample)["macro_f1"]}
+    return _judge(ask, splits)
 
 
-def _plan(trial: Trial, model: Model) -> tuple[Plan, list[str]]:
-    from engine.plan import InputFile, Plan
-
-    names = read_label_names(path_of(trial.data, "label_names"))
-    files = {split: InputFile.of(path_of(trial.data, split)) for split in ("train", "dev")}
-    settings = dict(trial.settings)
-    if model.family != "llama":  # which has one kind of attention
-        settings["attention"] = None
-    plan = Plan(
-        family=model.family,
-        checkpoint=checkpoint_of(model),
-        tokenizer=InputFile.of(model.tokenizer),
-        label_names=tuple(names),
-        methods=choose(trial.method, trial.arguments, family=model.family) if trial.method else (),
-        seed=trial.seed,
-        shots=trial.shots,
-        train_eval=False,
-        **files,
-        **settings,
-    )
-    return plan, names
-
-
-def checkpoint_of(model: Model) -> InputFile:
-    """The checkpoint of a plan: the file, or the directory with those of its files that matter."""
-    from engine.plan import InputFile
-
-    return InputFile.of(model.checkpoint, files_of(model.checkpoint) if Path(model.checkpoint).is_dir() else ())
-
-
-def _judge(model: nn.Module, tokenizer: Tokenizer, trial: Trial, compute: ComputeSettings) -> dict[str, Any]:
+def _judge(ask: Callable[..., np.ndarray], splits: Splits) -> dict[str, Any]:
     """The figures on dev and, if it has gold labels, on test: used once, after everything is chosen."""
-    figures = {}
-    for split in ("dev", "test"):
-        examples = create_data(path_of(trial.data, split), is_test=split == "test")
-        if has_gold_labels([example.label for example in examples]):
-            result = _evaluate(model, tokenizer, examples, trial, compute)
-            figures[split] = {**_scores(result), "predictions": pack(result.predictions)}
-    return figures
-
-
-def _evaluate(
-    model: nn.Module, tokenizer: Tokenizer, examples: list[Example], trial: Trial, compute: ComputeSettings
-) -> Evaluation:
-    from engine.families import encode_for
-    from engine.methods import pretrained_of
-    from engine.saved import loader_of
-    from engine.training import evaluate
-
-    dataset = encode_for(model, tokenizer, examples)
-    loader = loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], compute.device)
-    return evaluate(model, loader, progress=False)
-
-
-def _scores(result: Evaluation) -> dict[str, float]:
-    from sklearn.metrics import f1_score
-
-    macro = f1_score(result.labels, result.predictions, average="macro", zero_division=0)
-    return {"accuracy": round(result.accuracy, 5), "macro_f1": round(float(macro), 5)}
+    each = {name: getattr(splits, name) for name in JUDGES}
+    return {name: judged(ask(examples=examples), examples) for name, examples in each.items() if examples}

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import grid, runner, trial
-from advanced.experiments.grid import Table, Trial
+from advanced.experiments import judging, report, rows, runner, trial
+from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
+from advanced.experiments.rows import Trial
 from engine.data import create_data, pack
 from engine.plan import ComputeSettings
 
@@ -37,9 +38,10 @@ CONTENT = {
 @pytest.fixture
 def model(tiny_checkpoint: Path, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Model:
     """The tiny model, and its data under the names of a data set."""
-    monkeypatch.setattr(grid, "path_of", lambda data, split: str(films[split]))
-    monkeypatch.setattr(trial, "path_of", lambda data, split: str(films[split]))
-    monkeypatch.setattr("advanced.experiments.render.path_of", lambda data, split: str(films[split]))
+    monkeypatch.setattr(rows, "path_of", lambda data, split: str(films[split]))
+    for module in (judging, report):
+        monkeypatch.setattr(module, "path_of", lambda data, split: str(films[split]))
+    monkeypatch.setattr(runner, "commit_of_code", lambda: "0123456789ab")
     return Model(str(tiny_checkpoint), str(tiny_checkpoint.with_suffix(".model")))
 
 
@@ -84,6 +86,14 @@ def first_of(table: Table, model: Model, row: int = 0, shots: int | None = None)
     return table.final(table.rows[row], "films", shots, model, {})[0]
 
 
+def tuning_runs(
+    table: Table, model: Model, row: int = 0, shots: int | None = 4, seeds: Sequence[int] = (0,)
+) -> list[Trial]:
+    """The runs by which a group of seeds chooses the values of a row, before any is done."""
+    each = table.tuning(table.rows[row], "films", shots, seeds, model, {})
+    return [run for one in each for run in one.runs]
+
+
 def scored(trials: list[Trial], model: Model, score: Callable[[Trial], float]) -> dict[str, dict]:
     return {each.key(model): {"key": each.key(model), "selection": score(each)} for each in trials}
 
@@ -91,13 +101,16 @@ def scored(trials: list[Trial], model: Model, score: Callable[[Trial], float]) -
 def line_of(one: Trial, model: Model, **figures: Any) -> dict[str, Any]:
     """A line of results."""
     about = {"key": one.key(model), "checksums": model.checksums, "settings": dict(one.settings)}
-    return {**about, **trial.named(one, model), **figures}
+    how = {"processor": "a processor", "torch": "2", "kernels": "plain", "commit": None, "date": "2026-01-02"}
+    how |= {"weights": model.checksums[0], "wall_seconds": 36.0}
+    return {**about, **how, **trial.named(one, model), **figures}
 
 
 def scores_of(labels: Sequence[int], wrong: int) -> dict[str, Any]:
     """Of answers of which the first few are wrong."""
     answers = [1 - label if index < wrong else label for index, label in enumerate(labels)]
-    return {"accuracy": 1 - wrong / len(labels), "macro_f1": 0.5, "predictions": pack(answers)}
+    about = {"predictions": pack(answers), "labels": pack(labels)}
+    return {"accuracy": 1 - wrong / len(labels), "macro_f1": 0.5, **about}
 
 
 @pytest.fixture

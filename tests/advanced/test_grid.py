@@ -13,52 +13,115 @@ from pathlib import Path
 
 import pytest
 from conftest import random_llama, save_checkpoint
-from grids import PLAIN_CPU, Finished, finished, main, model, scored, table_of  # noqa: F401 (fixtures)
+from grids import (  # noqa: F401 (fixtures)
+    PLAIN_CPU,
+    Finished,
+    finished,
+    line_of,
+    main,
+    model,
+    scored,
+    table_of,
+    tuning_runs,
+)
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import grid, report, trial
-from advanced.experiments.grid import Table, Trial
+from advanced.experiments import report, rows, trial
+from advanced.experiments.grid import Table
 from advanced.experiments.models import Model, model_of
 from advanced.experiments.render import render
 from advanced.experiments.results import append_result
+from advanced.experiments.rows import Trial
 from advanced.experiments.schema import SETTING_CONDITIONS
 from utils import UserError
 
 
+def lr_of(one: Trial) -> float:
+    return dict(one.settings)["lr"]
+
+
 def test_what_is_tuned_comes_first_and_the_best_on_held_out_data_is_taken(tmp_path: Path, model: Model):
     table = table_of(tmp_path)
-    row = table.rows[0]
-    tuning = table.tuning(row, "films", 4)
-    assert [dict(each.settings)["lr"] for each in tuning] == [0.01, 0.02]
-    assert {each.phase for each in tuning} == {"tune"}
-    assert table.final(row, "films", 4, model, {}) is None
-    done = scored(tuning, model, lambda each: dict(each.settings)["lr"])
-    final = table.final(row, "films", 4, model, done)
-    assert [each.seed for each in final] == [1, 2] and all(dict(each.settings)["lr"] == 0.02 for each in final)
-    equal = scored(tuning, model, lambda each: 0.5)
-    assert dict(table.final(row, "films", 4, model, equal)[0].settings)["lr"] == 0.01
-    lora = table.rows[1]
-    done = scored(table.tuning(lora, "films", 4), model, lambda each: 1.0 if "alpha=8" in each.arguments else 0.0)
-    assert table.final(lora, "films", 4, model, done)[0].arguments == ("rank=2", "alpha=8")
+    row, runs = table.rows[0], tuning_runs(table_of(tmp_path), model, seeds=[1])
+    assert [lr_of(each) for each in runs] == [0.01, 0.02] and {each.phase for each in runs} == {"tune"}
+    assert table.final(row, "films", 4, model, {}) == []
+    done = scored(tuning_runs(table, model, row=1, seeds=[1]), model, lambda each: float("alpha=8" in each.arguments))
+    (final,) = table.final(table.rows[1], "films", 4, model, done)
+    assert final.arguments == ("rank=2", "alpha=8") and (final.seed, final.phase) == (1, "final")
+
+
+def chosen_rate(table: Table, model: Model, score: Callable[[Trial], float], shots: int | None = None) -> list[float]:
+    """The rates of the final runs after all runs that choose them, of which the last are known by `score`."""
+    done: dict[str, dict] = {}
+    while waiting := [each for each in table.ready(model, done) if each.phase == "tune" and each.row == "plain"]:
+        done |= scored(waiting, model, score)
+    return [lr_of(each) for each in table.final(table.rows[0], "films", shots, model, done)]
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "taken"),
+    [
+        (0.02, {0.01, 0.02, 0.04}, 0.02),  # the best of the row is its largest, one beyond it is worse
+        (0.01, {0.005, 0.01, 0.02}, 0.01),
+        (0.08, {0.01, 0.02, 0.04, 0.08, 0.16}, 0.08),
+        (9.0, {0.01, 0.02, 0.04, 0.08, 0.16}, 0.16),  # no more than three are added
+        (1e-9, {0.01, 0.02, 0.005, 0.0025, 0.0013}, 0.0013),
+    ],
+)
+def test_rates_are_added_until_the_best_one_lies_between_others(
+    tmp_path: Path, model: Model, best: float, tried: set[float], taken: float
+):
+    seen = set()
+
+    def score(each: Trial) -> float:
+        seen.add(lr_of(each))
+        return 1 - abs(math.log(lr_of(each) / best)) / 100
+
+    assert chosen_rate(table_of(tmp_path), model, score) == [taken, taken] and seen == tried
+
+
+def test_of_equal_rates_the_smallest_is_taken(tmp_path: Path, model: Model):
+    """As small as rates are added."""
+    assert chosen_rate(table_of(tmp_path), model, lambda each: 0.5) == [0.0013] * 2
+    assert chosen_rate(table_of(tmp_path), model, lambda each: 0.5 - (lr_of(each) < 0.01)) == [0.01] * 2
 
 
 def test_the_mean_over_tuning_seeds_decides(tmp_path: Path, model: Model):
-    table = table_of(tmp_path, tune_seeds=[7, 8])
-    row = table.rows[0]
     scores = {(0.01, 7): 0.9, (0.01, 8): 0.1, (0.02, 7): 0.6, (0.02, 8): 0.6}
-    done = scored(table.tuning(row, "films", 4), model, lambda each: scores[dict(each.settings)["lr"], each.seed])
-    assert dict(table.final(row, "films", 4, model, done)[0].settings)["lr"] == 0.02
+
+    def score(each: Trial) -> float:
+        return scores.get((lr_of(each), each.seed), 0.0)
+
+    assert chosen_rate(table_of(tmp_path, tune_seeds=[7, 8]), model, score) == [0.02, 0.02]
+
+
+def test_of_a_few_sentences_each_seed_chooses_for_itself(tmp_path: Path, model: Model):
+    """On the sentences that it draws; with all sentences the seeds of the table choose for all."""
+
+    def score(each: Trial) -> float:
+        return float(lr_of(each) == {1: 0.01, 2: 0.02}.get(each.seed, 0.02))
+
+    assert chosen_rate(table_of(tmp_path), model, score, shots=4) == [0.01, 0.02]
+    assert chosen_rate(table_of(tmp_path), model, score) == [0.02, 0.02]
+
+
+def test_members_are_draws_of_one_division(tmp_path: Path, model: Model):
+    table = table_of(tmp_path, rows=[{"name": "plain"}, {"name": "of three", "members": 3}], shots=[4])
+    plain, three = (table.final(row, "films", 4, model, {})[1] for row in table.rows)
+    assert (three.members, [one.training_seed for one in three.each_member()]) == (3, [2, 1002, 2002])
+    keys = [one.key(model) for one in three.each_member()]
+    assert keys[0] == plain.key(model) and len({*keys, three.key(model)}) == 4
 
 
 def test_a_table_without_seeds_is_all_choice(tmp_path: Path, model: Model):
-    rows = [{"name": "plain", "tune": {"lr": [0.01]}}, {"name": "ema", "method": "ema", "tune": {"lr": [0.01, 0.02]}}]
-    table = table_of(tmp_path, rows=rows, shots=[None], seeds=[])
+    rows = [{"name": "plain", "tune": {"lr": [0.01]}}, {"name": "ema", "method": "ema", "tune": {"decay": [0.5, 0.9]}}]
+    table = table_of(tmp_path, rows=rows, shots=[None], seeds=[], tune_seeds=[0])
     wanted = table.ready(model, {})
     assert [(each.row, each.phase) for each in wanted] == [("plain", "tune"), ("ema", "tune"), ("ema", "tune")]
-    done = scored(wanted, model, lambda each: 0.25)
+    done = {each.key(model): line_of(each, model, selection=0.25) for each in wanted}
     assert table.ready(model, done) == []
     text = render(table, model, done)
-    assert "| ema | films, all | lr 0.01: .250, lr 0.02: .250 |" in text and "Majority" not in text
+    assert "| ema | films, all | decay=0.5: .250 (1), decay=0.9: .250 (1) |" in text and "majority" not in text
     with pytest.raises(UserError, match="none of these rows has a final run"):
         report.text_of(table, model, done, ["python"])
 
@@ -68,7 +131,7 @@ def test_a_single_value_is_measured_on_held_out_data_too_where_that_is_asked_for
     one, none = {"name": "one", "tune": {"lr": [0.01]}}, {"name": "none"}
     table = table_of(tmp_path, rows=[one, none], shots=[None], baseline="none")
     wanted = table.ready(model, {}, only_tune=True)
-    assert [(each.row, each.phase) for each in wanted] == [("one", "tune")]
+    assert [(each.row, each.phase, each.seed) for each in wanted] == [("one", "tune", 0), ("one", "tune", 11)]
     assert {(each.row, each.phase) for each in table.ready(model, {})} == {("one", "final"), ("none", "final")}
     assert not table.ready(model, scored(wanted, model, lambda each: 0.5), only_tune=True)
 
@@ -76,37 +139,39 @@ def test_a_single_value_is_measured_on_held_out_data_too_where_that_is_asked_for
 def test_ready_runs_are_those_that_are_not_done_seed_by_seed(tmp_path: Path, model: Model):
     table = table_of(tmp_path)
     ready = table.ready(model, {})
-    kinds = [(each.row, each.phase) for each in ready]
-    assert kinds.count(("plain", "tune")) == 4 and kinds.count(("lora", "tune")) == 2  # two sizes, and one
-    assert kinds.count(("asked", "final")) == 1 and ("plain", "final") not in kinds
-    done = scored(ready, model, lambda each: 0.5)
-    after = table.ready(model, done)
-    assert [each.seed for each in after] == [1, 1, 1, 2, 2, 2] and {each.phase for each in after} == {"final"}
-    assert not table.ready(model, done | scored(after, model, lambda each: 0.5))
+    kinds = [(each.row, each.phase, each.shots, each.seed) for each in ready]
+    assert [kind for kind in kinds if kind[2] is None and kind[0] == "plain"] == kinds[:4]  # two rates, two seeds
+    assert [seed for row, phase, shots, seed in kinds if (row, shots) == ("lora", 4)] == [1, 1, 2, 2]
+    assert kinds.index(("asked", "final", None, 1)) < kinds.index(("plain", "tune", 4, 2))
+    done: dict[str, dict] = {}
+    while waiting := table.ready(model, done):
+        done |= scored(waiting[:1], model, lambda each: 0.5 if lr_of(each) == 0.01 else 0.1)
+    finals = [one for row, data, shots in table.cells() for one in table.final(row, data, shots, model, done)]
+    assert len(finals) == 7 and all(each.key(model) in done for each in finals)
 
 
-def test_what_is_tuned_is_started_first(tmp_path: Path, model: Model):
+def test_what_is_tuned_with_all_sentences_is_started_first(tmp_path: Path, model: Model):
     rows = [{"name": "fixed"}, {"name": "plain", "tune": {"lr": [0.01, 0.02]}}]
-    ready = table_of(tmp_path, rows=rows, shots=[4]).ready(model, {})
-    assert [each.phase for each in ready] == ["tune"] * 2 + ["final"] * 2
+    ready = table_of(tmp_path, rows=rows, shots=[None]).ready(model, {})
+    assert [each.phase for each in ready] == ["tune"] * 4 + ["final"] * 2
 
 
 def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(
     tmp_path: Path, model: Model, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     table = table_of(tmp_path)
-    (one, *_) = table.tuning(table.rows[0], "films", 4)
+    (one, *_) = tuning_runs(table, model)
     same = {**vars(one)}
     assert Trial(**{**same, "table": "other", "row": "renamed"}).key(model) == one.key(model)
     changes = {"seed": 9, "shots": 5, "phase": "final", "settings": (*one.settings[:-1], ("precision", "bf16"))}
-    changes |= {"method": "ema"}
+    changes |= {"method": "ema", "draw": 1, "members": 2}
     keys = {Trial(**{**same, name: value}).key(model) for name, value in changes.items()}
     assert len(keys | {one.key(model)}) == 1 + len(changes)
     assert one.key(Model(model.tokenizer, model.tokenizer)) != one.key(model)
     key, names = one.key(model), json.loads(films["label_names"].read_text())
     for written, is_same in ((json.dumps(names, indent=4), True), (json.dumps(names[::-1]), False)):
         (path := tmp_path / "names.json").write_text(written)
-        monkeypatch.setattr(grid, "path_of", lambda _, split: str({**films, "label_names": path}[split]))  # noqa: B023
+        monkeypatch.setattr(rows, "path_of", lambda _, split: str({**films, "label_names": path}[split]))  # noqa: B023
         assert (one.key(model) == key) == is_same
 
 
@@ -115,10 +180,10 @@ def test_other_data_is_another_run(
     tmp_path: Path, model: Model, films: dict[str, Path], monkeypatch: pytest.MonkeyPatch, split: str
 ):
     table = table_of(tmp_path)
-    (one, *_) = table.tuning(table.rows[0], "films", 4)
+    (one, *_) = tuning_runs(table, model)
     before = one.key(model)
     (other := tmp_path / "other.txt").write_text("0 ||| another film\n", encoding="utf-8")
-    monkeypatch.setattr(grid, "path_of", lambda data, name: str({**films, split: other}[name]))
+    monkeypatch.setattr(rows, "path_of", lambda data, name: str({**films, split: other}[name]))
     assert one.key(model) != before
 
 
@@ -182,7 +247,13 @@ def test_rows_can_be_named_and_the_baseline_stays_beside_them(tmp_path: Path, mo
         ({"rows": [{"name": "a", "tune": {"precision": ["fp32", "int8"]}}]}, "precision int8 rounds the weights"),
         ({"data": {"films": {"precision": "int8"}}}, "row plain: precision int8 rounds the weights"),
         ({"rows": [{"name": "a", "data": ["other"]}]}, "row 'a': the table has no data set other"),
-        ({"rows": [{"name": "a", "option": "generate"}]}, "option must be finetune or prompt"),
+        ({"rows": [{"name": "a", "option": "generate"}]}, "option must be one of finetune, prompt, bag-of-words"),
+        ({"rows": [{"name": "a", "option": "frozen-states", "tune": {"lr": [1]}}]}, "what is solved has no tune"),
+        ({"rows": [{"name": "a", "option": "prompt", "members": 2}]}, "members are trained"),
+        ({"rows": [{"name": "a", "members": 1}]}, "members must be a whole number above 1"),
+        ({"rows": [{"name": "a", "option": "bag-of-words", "settings": {"hold_out": 0}}]}, "its C would choose on dev"),
+        ({"settings": {"clip": 0}}, "clip must be a number above 0, or null"),
+        ({"settings": {"second_test": -1}}, "second_test must be a number of sentences"),
         ({"rows": [{"name": "a", "arguments": "rank=2"}]}, "arguments must be a list of texts"),
         ({"settings": {"lrr": 1}}, "settings: there is no 'lrr' here; there are lr, epochs"),
         ({"settings": {"epochs": "1"}}, "settings: epochs must be a whole number of at least 1, not '1'"),
@@ -241,8 +312,9 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, words: st
 
 
 def test_every_setting_of_a_run_is_checked():
-    assert SETTING_CONDITIONS.keys() == grid.PLAN_SETTINGS.keys()
-    assert all(SETTING_CONDITIONS[name].fits(value) for name, value in grid.PLAN_SETTINGS.items())
+    settings = rows.PLAN_SETTINGS | rows.DATA_SETTINGS
+    assert SETTING_CONDITIONS.keys() == settings.keys()
+    assert all(SETTING_CONDITIONS[name].fits(value) for name, value in settings.items())
 
 
 def test_the_tables_that_are_here_can_be_read():

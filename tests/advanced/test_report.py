@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from damage import damaged
-from grids import PLAIN_CPU, Finished, finished, main, model, table_of  # noqa: F401 (fixtures)
+from grids import PLAIN_CPU, Finished, finished, line_of, main, model, table_of, tuning_runs  # noqa: F401 (fixtures)
 from sklearn.metrics import f1_score
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import grid, report, trial
-from advanced.experiments.grid import Row
+from advanced.experiments import report, rows, trial
 from advanced.experiments.models import Model
 from advanced.experiments.render import render
-from advanced.experiments.results import Difference, read_results
+from advanced.experiments.results import read_results
+from advanced.experiments.rows import Row
 from engine.data import create_data, pack, unpack
 from utils import UserError
 
@@ -33,14 +33,13 @@ def test_a_report_says_what_was_done_and_whether_it_is_beyond_noise(
     assert report.write_report(table, model, done, ["python", "-m", "this"], tmp_path / "r.md") == [tmp_path / "r.md"]
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
     assert "**ema** evaluates and saves an exponential moving average" in text and "wise-ft" not in text
-    said = re.search(r"\*ema\* differs from \*plain\* by (.*), which is (.*); on test by (.*), which is (.*)\.\n", text)
-    assert said[1].startswith("**+0.400 [") and said[3].startswith("**+0.400 [")
-    assert said[2] == said[4] == "beyond noise"
-    assert "| plain | 100 | 3 |" in text and "\n```\npython -m this\n```\n" in text
+    said = re.search(r"\*ema\* differs from \*plain\* by (.*), p (.*), which is (.*)\.\n", text)
+    assert said[1].startswith("+0.400 [") and float(said[2]) < 0.01 and said[3] == "beyond noise"
+    assert "| plain | 3 | .600 ± .000 |" in text and "\n```\npython -m this\n```\n" in text
     assert "; here decay=0.99." in text and "## What was tried" not in text and "was made" not in text
     assert "held out of the training data" in text and "chosen on dev" not in text and "are missing" not in text
     nothing = report.text_of(whole.only(["mixed"]), model, done, [])
-    assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], which is within noise" in nothing
+    assert "*mixed* differs from *plain* by +0.000 [+0.000, +0.000], p 1.000, which is within noise" in nothing
 
 
 def test_a_report_shows_how_often_each_class_is_predicted_and_what_macro_f1_gains(
@@ -52,18 +51,20 @@ def test_a_report_shows_how_often_each_class_is_predicted_and_what_macro_f1_gain
     for run in done.values():
         if run["row"] == "plain":
             run["dev"] = run["dev"] | {"predictions": pack(answers)}
-    gain = 1 - f1_score(gold, answers, average="macro")
+    test = [1 - label if index < 4 else label for index, label in enumerate(gold)]
+    gain = 1 - f1_score(gold * 2, answers + test, average="macro")
     lines = report.text_of(table.only(["ema"]), model, done, []).splitlines()
-    assert "| *gold labels* | .500 | .500 | .000 | .000 | .000 |  |  |" in lines
-    assert "| plain | .800 | .200 | .000 | .000 | .000 |  |  |" in lines
-    (found,) = [line for line in lines if line.startswith("| ema | .500 | .500 | .000 | .000 | .000 | ")]
-    assert f" **{gain:+.3f} [" in found and " **+0.400 [" in found  # on dev, and on test, where 4 of 10 are wrong
+    assert "| *gold labels* | .500 | .500 |  |" in lines
+    both = answers + test
+    said = [report.plain(both.count(label) / 20) for label in (0, 1)]
+    assert f"| plain | {said[0]} | {said[1]} |  |" in lines
+    (found,) = [line for line in lines if line.startswith("| ema | .500 | .500 | ")]
+    assert f" {gain:+.3f} [" in found  # of dev and test together
 
 
 def test_damaged_results_give_pages_or_one_line(
     tmp_path: Path, model: Model, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("advanced.experiments.results._bootstrap", lambda *how: Difference(0.0, 0.1, -0.1, 0.1))
     monkeypatch.setattr(report.shutil, "which", lambda name: None)
     (table, done), path, refused = finished, tmp_path / "results.jsonl", 0
     for number, text in enumerate(damaged([json.dumps(run) for run in done.values()], 200)):
@@ -81,15 +82,18 @@ def test_damaged_results_give_pages_or_one_line(
 def test_a_report_says_what_was_tried_where_it_is_from_and_of_which_makes(model: Model, finished: Finished):
     table, done = finished
     plain, ema = table.only(["ema"]).rows
-    tuned = replace(table, rows=(replace(plain, tune={"lr": [0.1, 0.2]}), replace(ema, source="a paper")))
-    for one in tuned.tuning(tuned.rows[0], "films", None):
-        done[one.key(model)] = {"selection": dict(one.settings)["lr"], "settings": dict(one.settings)}
+    tuned = replace(table, rows=(replace(plain, tune={"lr": [0.1, 0.2, 0.3]}), replace(ema, source="a paper")))
+    for one in tuning_runs(tuned, model, shots=None, seeds=tuned.tune_seeds):
+        done[one.key(model)] = line_of(one, model, selection=1 - abs(dict(one.settings)["lr"] - 0.2))
     run = next(iter(done.values()))
     for one in tuned.final(tuned.rows[0], "films", None, model, done):
         done[one.key(model)] = run | {"key": one.key(model), "seed": one.seed, "weights": f"make {one.seed}"}
     text = report.text_of(tuned, model, done, [])
-    assert "| plain | films, all | lr 0.1: .100, lr 0.2: .200 |" in text and "*plain*: lr as chosen" in text
-    assert "| ema | a paper |" in text and f"`{model.name}` was made 3 times by the same command" in text
+    assert (
+        "| plain | films, all | lr 0.1: .900 ± .000 (2), lr 0.2: 1.000 ± .000 (2), lr 0.3: .900 ± .000 (2) |" in text
+        and "*plain*: lr as chosen" in text
+    )
+    assert "| ema | a paper |" in text and f"`{model.name}` was made 4 times by the same command" in text
 
 
 @pytest.mark.parametrize("of", ["table", "data", "rows", "one row"])
@@ -144,7 +148,7 @@ def test_a_report_counts_what_is_missing_of_its_rows_and_of_the_baseline(model: 
     table, done = finished
     left = {key: run for key, run in done.items() if (run["row"], run["seed"]) not in {("plain", 3), ("mixed", 1)}}
     text = report.text_of(table.only(["ema"]), model, left, [])
-    assert "1 runs of these rows are missing (FILMS, all: plain 1). " in text
+    assert "1 runs of these rows are missing (FILMS: plain 1). " in text
     tuned = replace(table, rows=(*table.only(["ema"]).rows, Row("new", tune={"lr": [0.1, 0.2]})))
     assert "3 runs of these rows are missing" in report.text_of(tuned, model, done, [])
 
@@ -196,10 +200,10 @@ def test_a_reports_command_names_the_checkpoint_and_tokenizer_of_its_row(tmp_pat
 def test_a_reports_command_for_an_encoder_is_that_of_encoders(tmp_path: Path):
     about = {"data": "sst", "option": "finetune", "method": "lora", "arguments": [], "shots": None, "seed": 1}
     model = Model(str(tmp_path / "small-bert"), str(tmp_path / "small-bert" / "vocab.txt"))
-    words = report.command_of(Row("x"), {**about, "family": "bert", "settings": grid.PLAN_SETTINGS}, model)
+    words = report.command_of(Row("x"), {**about, "family": "bert", "settings": rows.PLAN_SETTINGS}, model)
     assert words[:3] == ["python", "-m", "bert.run"] and "--tokenizer" not in words
     pytest.importorskip("bert.run").get_args(words[3:])  # of which none is unknown
-    llama = report.command_of(Row("x"), {**about, "family": "llama", "settings": grid.PLAN_SETTINGS}, model)
+    llama = report.command_of(Row("x"), {**about, "family": "llama", "settings": rows.PLAN_SETTINGS}, model)
     assert llama[:2] == ["python", "run_llama.py"] and "--tokenizer" not in llama and "--precision" in llama
 
 

@@ -16,13 +16,14 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from grids import CONTENT, computing, line_of, main, model, scored, table_of  # noqa: F401 (fixtures)
+from grids import CONTENT, computing, line_of, main, model, scored, table_of, tuning_runs  # noqa: F401 (fixtures)
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import runner
-from advanced.experiments.grid import Table, Trial
+from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
+from advanced.experiments.rows import Trial
 from engine.locks import NameLock
 from utils import UserError
 
@@ -94,21 +95,23 @@ def test_a_run_that_another_table_has_done_is_taken_over(
     tmp_path: Path, model: Model, computing: Callable, main: Callable, capsys: pytest.CaptureFixture
 ):
     """Its tuning settles which final runs there are; those that the other table has are not run either."""
-    row = {"method": "lora", "arguments": ["rank=2"], "tune": {"lr": [0.01, 0.02]}}
+    row = {"method": "lora", "arguments": ["rank=2"], "tune": {"dropout": [0.1, 0.2]}}
     other = table_of(tmp_path, rows=[{**row, "name": "low rank", "arguments": ["rank=2", "alpha=4"]}], shots=[4])
     results = tmp_path / "results"
     results.mkdir()
-    lines = scored(other.tuning(other.rows[0], "films", 4), model, lambda each: dict(each.settings)["lr"])
-    lines |= scored(other.final(other.rows[0], "films", 4, model, lines)[:1], model, lambda each: 0.5)
+    runs = [run for seed in (1, 2) for run in tuning_runs(other, model, seeds=[seed])]
+    lines = {each.key(model): line_of(each, model, selection=dict(each.settings)["dropout"]) for each in runs}
+    for each in other.final(other.rows[0], "films", 4, model, lines)[:1]:
+        lines[each.key(model)] = line_of(each, model, selection=0.5)
     for line in lines.values():
-        append_result(results / f"other-{model.name}.jsonl", {**line, "model": model.name, "checksums": [], "row": "x"})
+        append_result(results / f"other-{model.name}.jsonl", {**line, "checksums": [], "row": "x"})
     text = 'no result\n{"key": "x"}\n"key model checksums"\n'
     (results / f"notes-{model.name}.jsonl").write_text(text, encoding="utf-8")
 
     ran = []
 
     def compute(one: Trial, *where) -> dict:
-        ran.append((one.phase, one.seed, dict(one.settings)["lr"]))
+        ran.append((one.phase, one.seed, dict(one.settings)["dropout"]))
         return line_of(one, model)
 
     computing(compute)
@@ -119,13 +122,13 @@ def test_a_run_that_another_table_has_done_is_taken_over(
     again = results / "again.jsonl"
     again_left = partial(Table.read(tmp_path / "trial.json").ready, model)
     runner.take_over(lambda: again_left(read_results([again])), model, again, tmp_path)
-    assert len(read_results([again])) == capsys.readouterr().out.count("taken over from another table: ") == 3
-    for expected in (3, 0):
+    assert len(read_results([again])) == capsys.readouterr().out.count("taken over from another table: ") == 5
+    for expected in (5, 0):
         main("--results", path, "--work", tmp_path / "work")
         assert capsys.readouterr().out.count("taken over from another table: ") == expected
-    assert ran == [("final", 2, 0.02)]
+    assert ran == [("final", 2, 0.2)]
     done = read_results([path])
-    assert len(path.read_text().splitlines()) == len(done) == 4 and {*lines} < {*done}
+    assert len(path.read_text().splitlines()) == len(done) == 6 and {*lines} < {*done}
     assert all(line["row"] == "plain" for line in done.values())
     assert all(done[key]["arguments"][:2] == ["alpha=4", "rank=2"] for key in lines)
     assert {done[key]["data"] for key in lines} == {"films"} and not list((tmp_path / "work").iterdir())
@@ -314,7 +317,7 @@ def test_the_program_computes_where_it_is_told_to(tmp_path: Path, main: Callable
     table_of(tmp_path)
     for flags in (("--device", "mps", "--workers", 3), ()):
         main("--results", tmp_path / "r.jsonl", *flags)
-    assert [how[-2:] for how in made] == [("mps", 3), ("cpu", 1)]
+    assert [how[4:6] for how in made] == [("mps", 3), ("cpu", 1)]
 
 
 @pytest.fixture

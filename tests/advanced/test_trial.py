@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from collections.abc import Callable
@@ -11,21 +12,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import FIGURES, asset, save_checkpoint
-from grids import PLAIN_CPU, first_of, model, table_of  # noqa: F401 (fixtures)
+from grids import PLAIN_CPU, first_of, model, table_of, tuning_runs  # noqa: F401 (fixtures)
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import cost, trial
-from advanced.experiments.grid import Row, Table
+from advanced.experiments import cost, judging, trial
+from advanced.experiments.grid import Table
+from advanced.experiments.members import greedy
 from advanced.experiments.models import Model
+from advanced.experiments.results import fits
+from advanced.experiments.rows import Row
 from config import PRESETS, LlamaConfig
 from engine import runs
 from engine.data import create_data, unpack
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
+from engine.saved import load_classifier, predict
+from engine.training import Diverged
 from fast.linear import Int8Linear, RoundedLinear
 from llama import Llama
 from tokenizer import Tokenizer
@@ -56,8 +65,16 @@ def test_a_run_has_the_figures_that_the_driver_prints(
     assert tuple(result["checksums"]) == model.checksums and result["weights"] == sha256_of(model.checkpoint)
     assert unpack(result["dev"]["predictions"]) == [int(line[0]) for line in written]
     assert len([*tmp_path.glob(f"{result['key']}*")]) == 2
+    trial.clear(one, model, tmp_path, kept=[result["key"]])
+    assert len([*tmp_path.glob(f"{result['key']}*")]) == 2  # another run will combine this model
     trial.clear(one, model, tmp_path)
     assert not [*tmp_path.glob(f"{result['key']}*")]  # weights do not stay when the figures are kept
+    found = result.pop(trial.PROBABILITIES, None)
+    assert (found is None) == bool(method)
+    if found is not None:
+        assert found["dev"].argmax(1).tolist() == unpack(result["dev"]["predictions"])
+        assert found["dev"].sum(1) == pytest.approx(1, abs=1e-6)
+    assert unpack(result["dev"]["labels"]) == [each.label for each in create_data(judging.path_of("films", "dev"))]
     json.dumps(result)
 
 
@@ -85,6 +102,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_last_epoch(
     for figures in (resumed, undisturbed):
         for changing in ("seconds", "wall_seconds", "peak_mb"):
             del figures[changing]
+        figures["probabilities"] = {split: found.tolist() for split, found in figures["probabilities"].items()}
     assert resumed == undisturbed
 
 
@@ -108,7 +126,7 @@ def test_what_another_version_left_is_not_gone_on_from(
 def test_tuning_does_not_look_at_dev_and_test(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch):
     table = table_of(tmp_path)
     asked = table.trial(table.rows[2], "films", None, 1, "tune", {})
-    for one in (table.tuning(table.rows[0], "films", 4)[0], asked):
+    for one in (tuning_runs(table, model)[0], asked):
         result = trial.run_trial(one, model, tmp_path, PLAIN_CPU)
         assert "selection" in result and not {"dev", "test"} & result.keys()
 
@@ -119,7 +137,7 @@ def test_a_test_file_without_gold_labels_is_not_classified(
     placeholders = tmp_path / "placeholders.txt"
     lines = (f"0 ||| {example.sentence}\n" for example in create_data(films["test"]))
     placeholders.write_text("".join(lines), encoding="utf-8")
-    monkeypatch.setattr(trial, "path_of", lambda data, split: str({**films, "test": placeholders}[split]))
+    monkeypatch.setattr(judging, "path_of", lambda data, split: str({**films, "test": placeholders}[split]))
     result = trial.run_trial(first_of(table_of(tmp_path), model, row=2), model, tmp_path, PLAIN_CPU)
     assert "dev" in result and "test" not in result
 
@@ -129,12 +147,12 @@ def test_the_rounding_and_the_length_of_a_row_that_is_only_asked_count(
 ):
     seen: list[Any] = []
 
-    def evaluate(asked: nn.Module, tokenizer: Tokenizer, *how) -> SimpleNamespace:
+    def ask(asked: nn.Module, tokenizer: Tokenizer, examples: list, **how: Any) -> np.ndarray:
         is_rounded = any(isinstance(module, RoundedLinear | Int8Linear) for module in asked.modules())
         seen.append((len(tokenizer.encode("a long film of many words", bos=False, eos=False)), is_rounded))
-        return SimpleNamespace(labels=[0], predictions=[0], accuracy=1.0)
+        return np.eye(2)[[example.label for example in examples]]
 
-    monkeypatch.setattr(trial, "_evaluate", evaluate)
+    monkeypatch.setattr(trial, "probabilities", ask)
     for settings in ({}, {"max_sentence_len": 3}, {"precision": "int8"}):
         table = table_of(tmp_path, rows=[{"name": "asked", "option": "prompt", "settings": settings}], shots=[None])
         trial.run_trial(first_of(table, model), model, tmp_path, ComputeSettings(torch.device("cpu")))
@@ -162,7 +180,7 @@ def test_a_run_is_judged_by_its_best_epoch(tmp_path: Path, model: Model, monkeyp
     best, last = EpochResult(0, 1.0, 1.0, 0.9, 0.0, True), EpochResult(1, 1.0, 1.0, 0.1, 0.0, False)
     monkeypatch.setattr(runs, "fine_tune", lambda *run, **how: [best, last])
     table = table_of(tmp_path)
-    result = trial.run_trial(table.tuning(table.rows[0], "films", 4)[0], model, tmp_path, PLAIN_CPU)
+    result = trial.run_trial(tuning_runs(table, model)[0], model, tmp_path, PLAIN_CPU)
     assert (result["selection"], result["epoch"], result["epoch_scores"]) == (0.9, 0, [0.9, 0.1])
 
 
@@ -171,8 +189,8 @@ def test_zero_shot_choices_are_made_by_macro_f1_on_a_sample_of_the_seed(
 ):
     seen: list[Any] = []
     monkeypatch.setattr(trial, "TUNING_SAMPLE", 5)
-    monkeypatch.setattr(trial, "_evaluate", lambda model, tokenizer, examples, *how: seen.append(examples))
-    monkeypatch.setattr(trial, "_scores", lambda result: {"accuracy": 0.1, "macro_f1": 0.2})
+    monkeypatch.setattr(trial, "probabilities", lambda model, tokenizer, examples, **how: seen.append(examples))
+    monkeypatch.setattr(trial, "judged", lambda found, examples: {"accuracy": 0.1, "macro_f1": 0.2})
     table = table_of(tmp_path)
     for seed in (1, 2):
         one = table.trial(table.rows[2], "films", None, seed, "tune", {})
@@ -182,8 +200,8 @@ def test_zero_shot_choices_are_made_by_macro_f1_on_a_sample_of_the_seed(
 
 def test_macro_f1_counts_each_class_alike():
     """F1 of the first class is 6/7, of the other, which is never predicted, 0."""
-    result = SimpleNamespace(labels=[0, 0, 0, 1], predictions=[0, 0, 0, 0], accuracy=0.75)
-    assert trial._scores(result) == {"accuracy": 0.75, "macro_f1": 0.42857}
+    found = judging.scores([0, 0, 0, 0], [0, 0, 0, 1])
+    assert (found["accuracy"], found["macro_f1"]) == (0.75, 0.42857)
 
 
 def test_the_commit_is_marked_where_code_differs_from_it_and_not_for_new_results(
@@ -208,6 +226,84 @@ def test_the_commit_is_marked_where_code_differs_from_it_and_not_for_new_results
     assert trial.commit_of_code() is None
 
 
+def test_members_are_trained_once_and_put_together(tmp_path: Path, model: Model):
+    """Against the files of the members, opened one by one."""
+    rows = [{"name": "plain"}, {"name": "of three", "members": 3}]
+    table = table_of(tmp_path, rows=rows, data={"films": {"epochs": 2, "batch_size": 4}}, shots=[4])
+    three = table.final(table.rows[1], "films", 4, model, {})[0]
+    result = trial.run_trial(three, model, tmp_path, PLAIN_CPU)
+    opened = [load_classifier(tmp_path / f"{one.key(model)}.pt") for one in three.each_member()]
+    dev = create_data(judging.path_of("films", "dev"))
+    texts = [each.sentence for each in dev]
+    each = np.array([[one.probabilities for one in predict(*pair, texts)] for pair in opened])  # m n c
+    assert len({*map(str, each.round(6).tolist())}) == 3  # other seeds, other models
+    voted = each.mean(axis=0).argmax(axis=1).tolist()
+    assert unpack(result["dev"]["predictions"]) == unpack(result["combined"]["vote"]["dev"]["predictions"]) == voted
+    states = [one.state_dict() for one, _ in opened]
+    first, about = opened[0]
+    first.load_state_dict({name: sum(state[name] for state in states) / 3 for name in states[0]})
+    mixed = [one.label for one in predict(first, about, texts)]
+    assert unpack(result["combined"]["uniform soup"]["dev"]["predictions"]) == mixed
+    trial.clear(three, model, tmp_path)
+    assert not [*tmp_path.glob("*.pt")]
+
+
+def test_a_greedy_soup_takes_what_does_not_lower_the_score():
+    """From the best on; against all means of what came before, by hand."""
+    each = [{"w": torch.tensor([value])} for value in (1.0, 2.0, 9.0, 3.0)]
+    scores = [0.5, 0.9, 0.8, 0.7]  # the order is 2, 9, 3, 1
+
+    def score(weights: dict[str, torch.Tensor]) -> float:
+        return {5.5: 0.85, 2.5: 0.9, 2.0: 0.95}[weights["w"].item()]  # of 2+9, 2+3, 2+3+1
+
+    assert greedy(each, scores, score)["w"].item() == 2.0
+    assert greedy(each[:3], scores[:3], lambda weights: 0.0)["w"].item() == 2.0
+
+
+@pytest.mark.parametrize("size", [None, 5])
+def test_a_bag_of_words_is_what_scikit_learn_makes_of_it(tmp_path: Path, model: Model, size: int | None):
+    table = table_of(tmp_path, rows=[{"name": "plain"}, {"name": "words", "option": "bag-of-words"}], shots=[size])
+    one = first_of(table, model, row=1, shots=size)
+    result = trial.run_trial(one, model, tmp_path, PLAIN_CPU)
+    splits, settings = judging.Splits.of(one), result["figures"]["regression"]
+    counts = TfidfVectorizer(ngram_range=tuple(settings["words"]), sublinear_tf=True, token_pattern=r"[^\s]+")
+    texts = {name: [each.sentence.lower() for each in getattr(splits, name)] for name in splits._fields}
+    labels = {name: [each.label for each in getattr(splits, name)] for name in splits._fields}
+    fitted = LogisticRegression(C=settings["C"], max_iter=5000).fit(
+        counts.fit_transform(texts["train"]), labels["train"]
+    )
+    assert unpack(result["test"]["predictions"]) == fitted.predict(counts.transform(texts["test"])).tolist()
+    assert result["selection"] == fitted.score(counts.transform(texts["held_out"]), labels["held_out"])
+
+
+def test_a_second_test_is_the_same_in_all_runs_and_nothing_is_trained_on_it(tmp_path: Path, model: Model):
+    table = table_of(tmp_path, rows=[{"name": "plain"}], data={"films": {"second_test": 6}}, shots=[None])
+    each = [judging.Splits.of(one) for one in table.final(table.rows[0], "films", None, model, {})]
+    whole = create_data(judging.path_of("films", "train"))
+    for splits in each:
+        assert splits.test == each[0].test and len(splits.test) == 6
+        assert sorted(splits.train + splits.held_out + splits.test) == sorted(whole)
+    assert each[0].held_out != each[1].held_out
+
+
+def test_a_rate_that_is_too_large_is_not_chosen_and_ends_no_grid(tmp_path: Path, model: Model):
+    table = table_of(tmp_path, rows=[{"name": "plain", "tune": {"lr": [1e25, 1e30]}}], shots=[4])
+    one = tuning_runs(table, model)[0]
+    result = trial.run_trial(one, model, tmp_path, PLAIN_CPU)
+    assert result["selection"] == 0.0 and "training stops" in result["diverged"]
+    with pytest.raises(Diverged):
+        trial.run_trial(replace(one, phase="final"), model, tmp_path, PLAIN_CPU)
+
+
+def test_whether_training_fitted_is_measured_on_its_sentences(tmp_path: Path, model: Model):
+    losses = []
+    for epochs, lr in ((1, 1e-9), (30, 0.01)):
+        short = table_of(tmp_path, rows=[{"name": "plain", "settings": {"epochs": epochs, "lr": lr}}], shots=[4])
+        losses.append(trial.run_trial(first_of(short, model, shots=4), model, tmp_path, PLAIN_CPU))
+    assert [fits(result) for result in losses] == [False, True]
+    assert losses[0]["fit_loss"] == pytest.approx(math.log(2), abs=0.3) and losses[0]["classes"] == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", PRESETS_42M.rows, ids=lambda row: row.name)
 def test_a_preset_for_stories42m_runs_on_a_random_model_of_that_shape(
@@ -225,7 +321,7 @@ def test_a_preset_for_stories42m_runs_on_a_random_model_of_that_shape(
 
 
 def test_what_a_method_costs_is_measured_beside_plain_training(model: Model, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "path_of", trial.path_of)
+    monkeypatch.setattr(cost, "path_of", judging.path_of)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=2)
     found = cost.measure_time(work, cost.MeasuredMethod(model, "r-drop"))
     assert 0 < found.least <= found.middle <= found.most
@@ -266,7 +362,7 @@ def test_the_table_of_costs_has_a_line_for_each_method_that_trains_such_a_model(
         return cost.CostRatio(2.0, 1.0, 3.0, 1234)
 
     monkeypatch.setattr(cost, "apart", apart)
-    monkeypatch.setattr(cost, "path_of", trial.path_of)
+    monkeypatch.setattr(cost, "path_of", judging.path_of)
     flags = "--pretrained-model-path", model.checkpoint, "--data", "films", "--batch_size", 4, "--steps", 2
     cases = [
         (["--methods", "ema", "lora,ema"], {"ema": "2.50", "lora,ema": "0.50"}),
@@ -298,7 +394,7 @@ def test_the_cost_of_a_method_is_its_time_over_that_of_plain_training(model: Mod
         order.append(run.of)
         return next(run.turn)
 
-    monkeypatch.setattr(cost, "path_of", trial.path_of)
+    monkeypatch.setattr(cost, "path_of", judging.path_of)
     monkeypatch.setattr(cost, "assemble", assembled)
     work = cost.Workload(model, "films", "causal", batch_size=4, steps=2, rounds=3)
     found = cost.measure_time(work, cost.MeasuredMethod(model, "ema"), turn)

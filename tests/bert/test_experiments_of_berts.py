@@ -14,7 +14,7 @@ from error_helpers import refused
 from small import our_directory
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import cost, grid, trial
+from advanced.experiments import cost, judging, rows, trial
 from advanced.experiments.grid import Table
 from advanced.experiments.models import model_of
 from advanced.experiments.results import read_results
@@ -36,8 +36,9 @@ TWO_KINDS = {
 @pytest.fixture
 def table(tmp_path: Path, films: dict[str, Path], tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Beside it, the directory `encoder` and the checkpoint `tiny.pt`."""
-    monkeypatch.setattr(grid, "path_of", lambda data, name: str(films[name]))
-    monkeypatch.setattr(trial, "path_of", lambda data, name: str(films[name]))
+    monkeypatch.setattr(rows, "path_of", lambda data, name: str(films[name]))
+    for module in (rows, judging):
+        monkeypatch.setattr(module, "path_of", lambda data, name: str(films[name]))
     our_directory(tmp_path / "encoder")
     save_checkpoint(tmp_path / "tiny.pt", random_llama(1))
     (tmp_path / "tiny.model").write_bytes(tiny_checkpoint.with_suffix(".model").read_bytes())
@@ -140,7 +141,7 @@ def test_the_cost_of_an_encoder_is_measured_beside_that_of_a_decoder(
     table: Path, tmp_path: Path, call: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """Each row has its own parameters, with the classes; the first is the model itself."""
-    monkeypatch.setattr(cost, "path_of", trial.path_of)
+    monkeypatch.setattr(cost, "path_of", judging.path_of)
     monkeypatch.setattr(cost, "apart", lambda function, *arguments: function(*arguments))
     sizes = ["--batch_size", "2", "--steps", "1", "--rounds", "1"]
     models = ["--pretrained-model-path", tmp_path / "tiny.pt", "--others", tmp_path / "encoder"]

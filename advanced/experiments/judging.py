@@ -1,0 +1,89 @@
+"""The sentences that a run is trained on and judged with, and its figures on those that judge it.
+
+Shapes: n sentences, c classes.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from advanced.experiments.rows import Trial, path_of
+from engine.data import Example, create_data, divide, has_gold_labels, pack, read_label_names
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from engine.plan import ComputeSettings
+
+MOST_OF_TRAIN = 1000  # training sentences whose loss is measured after training
+
+
+class Splits(NamedTuple):
+    """The sentences of a run. held_out: what its values and its epoch are chosen on. test: [] without gold labels."""
+
+    train: list[Example]
+    held_out: list[Example]
+    dev: list[Example]
+    test: list[Example]
+
+    @classmethod
+    def of(cls, trial: Trial) -> Splits:
+        settings, names = dict(trial.settings), read_label_names(path_of(trial.data, "label_names"))
+        train, dev = create_data(path_of(trial.data, "train"), len(names)), create_data(path_of(trial.data, "dev"))
+        test = create_data(path_of(trial.data, "test"), is_test=True)
+        if not has_gold_labels([example.label for example in test]):
+            test = []
+        if settings["second_test"]:  # the same sentences in every run
+            taken = {*random.Random(0).sample(range(len(train)), settings["second_test"])}
+            test = [train[place] for place in sorted(taken)]
+            train = [example for place, example in enumerate(train) if place not in taken]
+        held_out: list[Example] = []
+        if trial.option != "prompt":
+            train, held_out = divide(train, trial.seed, trial.shots, settings["hold_out"])
+        return cls(train, held_out, dev, test)
+
+
+def scores(predictions: list[int], labels: list[int]) -> dict[str, Any]:
+    """A line's entry for one split. Predictions and labels are packed, so that a page needs no data."""
+    from sklearn.metrics import f1_score
+
+    right = sum(map(int.__eq__, predictions, labels))
+    macro = f1_score(labels, predictions, average="macro", zero_division=0)
+    figures = {"accuracy": round(right / len(labels), 5), "macro_f1": round(float(macro), 5)}
+    return {**figures, "predictions": pack(predictions), "labels": pack(labels)}
+
+
+def probabilities(
+    model: nn.Module, tokenizer: Any, examples: list[Example], trial: Trial, compute: ComputeSettings
+) -> np.ndarray:
+    """The probabilities of the labels, scaled to a sum of 1, of each sentence: n c"""
+    import torch
+
+    from engine.families import encode_for
+    from engine.methods import pretrained_of
+    from engine.saved import loader_of
+
+    dataset, rows = encode_for(model, tokenizer, examples), [None] * len(examples)
+    loader = loader_of(dataset, pretrained_of(model).config, dict(trial.settings)["batch_size"], compute.device)
+    model.eval()
+    with torch.inference_mode():
+        for batch in loader:
+            found = model(batch["token_ids"].to(compute.device)).float().softmax(dim=-1).cpu()  # b c
+            for index, row in zip(batch["indices"], found, strict=True):
+                rows[index] = row
+    return torch.stack(rows).numpy()
+
+
+def judged(found: np.ndarray, examples: list[Example]) -> dict[str, Any]:
+    """found: n c"""
+    return scores(found.argmax(axis=1).tolist(), [example.label for example in examples])
+
+
+def loss_of(found: np.ndarray, examples: list[Example]) -> float:
+    """The mean cross-entropy, in nats. found: n c"""
+    import numpy as np
+
+    right = found[np.arange(len(examples)), [example.label for example in examples]]
+    return round(float(-np.log(np.maximum(right, np.finfo(np.float32).tiny)).mean()), 4)

@@ -1,0 +1,169 @@
+"""A panel: the rows of a table on one data set and size, beside its baseline and beside what needs no method at all.
+
+Accuracies are of dev and test together where dev has chosen nothing and both have gold labels (`results.judges_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from advanced.experiments.choice import Done
+from advanced.experiments.grid import Table
+from advanced.experiments.models import Model
+from advanced.experiments.results import Runs, compare, figure_of, fits, has_few_seeds, judges_of, table_of
+from advanced.experiments.rows import Row, Trial, size_in_words
+from advanced.experiments.statistics import LEVEL, Difference, holm
+from engine.data import majority_accuracy, unpack
+from engine.figures import entry_of
+
+BAG_OF_WORDS = "bag-of-words"
+
+
+class Cell(NamedTuple):
+    """A row on one data set and size. runs: by seed. missing: how many are not done. chosen: the tuned values."""
+
+    name: str
+    row: Row
+    runs: Runs
+    missing: int
+    chosen: str
+
+    @property
+    def unfitted(self) -> int:
+        """The number of runs whose training did not fit its sentences, of which there is no verdict."""
+        return sum(not fits(run) for run in self.runs.values())
+
+
+class Verdict(NamedTuple):
+    """How a row compares with the baseline. p: corrected for all rows of the panel (Holm)."""
+
+    gain: Difference
+    p: float
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        return self.p < LEVEL and not self.gain.has_few_seeds
+
+
+class Panel(NamedTuple):
+    """title: of its data set and size. baseline: the runs of the table's baseline by seed. cells: rows with runs."""
+
+    title: str
+    data: str
+    size: str
+    cells: list[Cell]
+    baseline: Runs
+    baseline_name: str
+
+    @property
+    def splits(self) -> list[str]:
+        """Those that judge the rows."""
+        return judges_of(run for cell in self.cells for run in cell.runs.values())
+
+    @property
+    def labels(self) -> list[int]:
+        """Of the sentences that judge the rows."""
+        run = next(run for cell in self.cells for run in cell.runs.values())
+        return [label for split in self.splits for label in unpack(entry_of(run, split)["labels"])]
+
+    @property
+    def majority(self) -> float:
+        return majority_accuracy(self.labels)
+
+    def verdicts(self, against: Runs | None = None) -> dict[str, Verdict]:
+        """By the names of rows, those that can be compared with these runs, else with the baseline."""
+        base = self.baseline if against is None else against
+        others = {cell.name: cell for cell in self.cells if cell.runs and cell.runs is not base}
+        gains = {name: compare(cell.runs, base, self.splits) for name, cell in others.items() if not cell.unfitted}
+        found = {name: gain for name, gain in gains.items() if gain is not None}
+        return {
+            name: Verdict(gain, p)
+            for (name, gain), p in zip(found.items(), holm([gain.p for gain in found.values()]), strict=True)
+        }
+
+    def above_majority(self) -> dict[str, bool]:
+        """By the names of rows, whether their accuracy is above that of the majority class, corrected for all rows.
+
+        Rows of too few seeds are left out.
+        """
+        cells = [cell for cell in self.cells if not cell.unfitted and not has_few_seeds(cell.runs.values())]
+        each = [figure_of([*cell.runs.values()], self.splits) for cell in cells]
+        over = [difference._replace(mean=difference.mean - self.majority) for difference in each]
+        ps = holm([difference.p for difference in over])
+        return {
+            cell.name: difference.mean > 0 and p < LEVEL for cell, difference, p in zip(cells, over, ps, strict=True)
+        }
+
+    def bag_of_words(self) -> Runs:
+        return next((cell.runs for cell in self.cells if cell.row.option == BAG_OF_WORDS), {})
+
+
+def cells_of(table: Table, model: Model, done: Done, data: str, shots: int | None) -> list[Cell]:
+    cells = []
+    for row, of_data, of_shots in table.cells():
+        if (of_data, of_shots) != (data, shots):
+            continue
+        trials = table.final(row, data, shots, model, done)
+        runs = {trial.seed: done[key] for trial in trials if (key := trial.key(model)) in done}
+        for run in runs.values():
+            entry_of(run, "dev")
+        chosen = "" if trials else "to be chosen"
+        if trials:
+            values = dict.fromkeys(values_of(row, trial) for trial in trials)
+            chosen = next(iter(values)) if len(values) == 1 else "chosen for each seed"
+        missing = len(table.seeds_of(row)) - len(runs)
+        if row.members == 1 or not runs:
+            cells.append(Cell(row.name, row, runs, missing, chosen))
+        else:
+            cells += _combined(row, runs, missing, chosen)
+    return cells
+
+
+def _combined(row: Row, runs: Mapping[int, Any], missing: int, chosen: str) -> list[Cell]:
+    """A cell for each way in which the models of a row with `members` are combined."""
+    names = dict.fromkeys(name for run in runs.values() for name in entry_of(run, "combined"))
+    apart = {name: {seed: {**run, **run["combined"][name]} for seed, run in runs.items()} for name in names}
+    return [Cell(f"{name} of {row.members}: {row.name}", row, apart[name], missing, chosen) for name in names]
+
+
+def panels_of(table: Table, model: Model, done: Done) -> list[Panel]:
+    """The panels in which some row has runs."""
+    panels = []
+    for data, shots in table.sizes() if table.seeds else ():
+        cells = [cell for cell in cells_of(table, model, done, data, shots) if cell.runs]
+        if cells:
+            baseline = next((cell.runs for cell in cells if cell.name == table.baseline), {})
+            size = "" if all(cell.row.option == "prompt" for cell in cells) else size_in_words(shots)
+            title = ", ".join(filter(None, (data.upper(), size)))
+            panels.append(Panel(title, data, size, cells, baseline, table.baseline))
+    return panels
+
+
+def values_of(row: Row, trial: Trial) -> str:
+    """The values of a run for the keys that the row tunes, in words."""
+    settings = dict(trial.settings)
+    chosen = [f"{key} {_shown(settings[key])}" for key in row.tune if key in settings]
+    return ", ".join(chosen + [argument for argument in trial.arguments if argument not in row.arguments])
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def uniform_guess(labels: Sequence[int]) -> float:
+    """The expected accuracy of a class drawn with equal probabilities."""
+    return 1 / len(set(labels))
+
+
+def each_seed(runs: Runs, splits: Sequence[str], figure: str = "accuracy") -> list[float]:
+    """The figure of each seed on these splits together."""
+    return [float(row.mean()) for row in table_of([*runs.values()], splits, figure)]
+
+
+def majority_f1(labels: Sequence[int]) -> float:
+    """The macro-F1 of always answering the most frequent class."""
+    share = float(np.max(np.bincount(labels)) / len(labels))
+    return 2 * share / (1 + share) / len(set(labels))
