@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from advanced.experiments import __main__ as experiments
 from advanced.table import METHODS
 from bert import pretrain, questions, run
 from bert.config import BertConfig
@@ -33,6 +34,7 @@ PARSERS = {
     "bert.pretrain": pretrain.get_args,
     "bert.questions": questions.get_args,
     "run_llama.py": engine_flags.get_args,
+    "advanced.experiments": experiments.get_args,
 }
 
 
@@ -75,7 +77,8 @@ def test_the_commands_are_understood():
             if option == "finetune":
                 assert (ROOT / getattr(args, name)).is_file()
     of_bert = {("bert.run", option) for option in run.BERT_OPTIONS if option != "pretrain"}
-    assert asked == {*of_bert, ("bert.pretrain", None), ("bert.questions", None), ("run_llama.py", "predict")}
+    others = {(name, None) for name in ("bert.pretrain", "bert.questions", "advanced.experiments")}
+    assert asked == {*of_bert, *others, ("run_llama.py", "predict")}
 
 
 def test_a_file_that_a_command_reads_is_there_or_written_by_the_one_before():
