@@ -76,6 +76,12 @@ def _nothing_smooth(settings: dict[str, Any], every: Mapping[str, dict[str, Any]
     return ""
 
 
+def _falling_rate(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
+    decay = every.get("schedule", {}).get("decay", "none")
+    falls = f"it cannot be combined with schedule.decay={decay}, because its mean is one of a constant rate"
+    return "" if decay == "none" else f"{falls}; add schedule.decay=none"
+
+
 # fmt: off
 PREDICTED = {
     "direct": MethodEntry(
@@ -240,6 +246,11 @@ LOSSES = {
         paper="arXiv:1911.03437", cost="three to four times the time, and a copy of the weights",
         refuses=_nothing_smooth,
     ),
+    "sam": MethodEntry(
+        "advanced.sam.SAM", "takes the gradient at the worst weights nearby",
+        {"rho": positive(0.05, "how far the weights move, the norm of all together")},
+        paper="arXiv:2010.01412", cost="twice the time, and a copy of the weights", families=EVERY,
+    ),
 }
 
 PACING = {
@@ -267,6 +278,14 @@ AVERAGES = {
         "advanced.ema.EMA", "evaluates and saves an exponential moving average of the weights",
         {"decay": share(0.99, "of the average, per step")},
         paper="arXiv:1703.01780", cost="a copy of the weights", families=EVERY,
+    ),
+    "swa": MethodEntry(
+        "advanced.swa.SWA", "evaluates and saves the mean of the weights in the last part of training", {
+            "start": share(0.75, "the share of all steps before the mean"),
+            "every": one_of(("step", "epoch"), "step", "when weights are added to the mean"),
+        },
+        conflicts={"ema": "each says which average is evaluated"},
+        paper="arXiv:1803.05407", cost="a copy of the weights", refuses=_falling_rate, families=EVERY,
     ),
     "wise-ft": MethodEntry(
         "advanced.wise_ft.WiSEFT", "saves the best mixture of the pretrained and the fine-tuned weights",

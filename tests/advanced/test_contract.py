@@ -31,6 +31,7 @@ ARGUMENTS = {  # where the defaults are for larger models or longer runs
     "mixout": ["mixout.p=0.5"],
     "prefix": ["prefix.length=3"],
     "prompt-tuning": ["prompt-tuning.length=3"],
+    "swa": ["swa.start=0.3"],
     "wise-ft": ["points=3"],
 }
 REQUIRED_PAIRS = ["smart,wise-ft", "lora,ema", "smart,ema", "lora,smart", "prompt-finetune,smart,wise-ft"]
