@@ -35,6 +35,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 from advanced.average import Weights, exchanged, follow, load_averages, trained_weights
 from advanced.r_drop import symmetric_divergence
@@ -42,6 +43,7 @@ from advanced.reading import is_within
 from base_llama import sequence_lengths
 from classifier import PAD_ID
 from engine.methods import Method, Step, pretrained_of
+from engine.processes import Distributed
 
 EARLY = 0.1  # the share of all steps in which the teacher follows faster
 
@@ -81,6 +83,9 @@ class SMART(Method):
     def start(self, model: nn.Module) -> None:
         if self.bregman:
             self.teacher = trained_weights(model)
+
+    def begin(self, model: nn.Module, train: DataLoader, distributed: Distributed) -> None:
+        self.start(model)  # another method may have changed the weights
 
     def perturb(self, table: nn.Module, inputs: tuple[torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
         """embedded: texts, b s D; words behind the texts, b s+k D, or without texts, k D, are not moved"""

@@ -42,6 +42,7 @@ ABOUT_TEXTS = {TEMPLATE.default: QUESTION_OF_TEXTS, CHANNEL_TEMPLATE.default: "T
 FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
 READ_ANYWAY = "the last token is what is read anyway"
 NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
+SOLVED = "the head could not begin with zeros: lp-ft solves it"
 NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
 LITTLE_KEPT = "less time, and little for the optimizer to keep"
 
@@ -64,7 +65,7 @@ def of_frozen(reason: str) -> dict[str, str]:
 
 def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
     if settings["head"] == "zero":
-        return NO_HEAD if "prompt-finetune" in every else ""
+        return NO_HEAD if "prompt-finetune" in every else SOLVED if "lp-ft" in every else ""
     return "" if settings["layers"] else "layers=0 and a head as it is anyway leave nothing to do"
 
 
@@ -159,8 +160,17 @@ PARAMETERS = {
     ),
     "linear-probe": MethodEntry(
         "advanced.linear_probe.LinearProbe", "trains the head alone",
+        {"solved": Argument(False, "whether the head is solved by logistic regression, without training")},
         conflicts=dict.fromkeys((*FROZEN[1:], "layer-decay"), "it trains the head alone"), paper="arXiv:1610.01644",
         cost="less: no gradients of the model", families=EVERY,
+    ),
+    "lp-ft": MethodEntry(
+        "advanced.lp_ft.LPFT", "solves the head as a linear probe, then fine-tunes everything from there",
+        conflicts={
+            "linear-probe": "it trains the head alone; with solved=true it solves the head as lp-ft does",
+            "prompt-finetune": "there is no head to solve",
+        },
+        paper="arXiv:2202.10054", cost="a pass over train and a logistic regression before training", families=EVERY,
     ),
     "lora": MethodEntry(
         "advanced.lora.LoRA", "trains low-rank updates of frozen matrices", {

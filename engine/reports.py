@@ -248,7 +248,7 @@ def print_figures(name: str, figures: dict[str, Any]) -> None:
     columns = {key: value for key, value in figures.items() if isinstance(value, list)}
     print(f"\n{name}: {', '.join(f'{key} {shown_figure(figures[key])}' for key in figures if key not in columns)}")
     widths = [max(len(key), 5) for key in columns]
-    for row in (columns, *zip(*columns.values(), strict=True)):
+    for row in (columns, *zip(*columns.values(), strict=True)) if columns else ():
         print("  ".join(f"{shown_figure(each):>{width}}" for each, width in zip(row, widths, strict=True)))
 
 
