@@ -4,8 +4,9 @@
 
 h is what the head reads of a text in evaluation mode, whatever the way of reading; the weights below it stay. mean is
 that of all texts, a vector, and deviation one number for all of h - mean, so that one C means the same in all models;
-W and b are then rewritten for h. C is chosen by cross-validation on the training texts alone: from the smallest on, as long as the log-likelihood of the texts
-that are left out rises. There are fewer folds if a class has few texts; with a single text in one, C is 1.
+W and b are then rewritten for h. C is chosen by cross-validation on the training texts alone: from the smallest on, as
+long as the log-likelihood of the texts that are left out rises. There are fewer folds if a class has few texts; with a
+single text in one, C is 1.
 
 The logits of the classes that occur are centred (softmax does not see it), so a class without a text, whose logit is 0,
 is never the likeliest.

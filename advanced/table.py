@@ -1,7 +1,7 @@
 """The table of methods, without PyTorch: names, papers, typed arguments with defaults, conflicts.
 
 The order of the entries is the order in which methods work: what predicts the label, what adds parameters, what changes
-the loss, what sets the pace, what averages the weights.
+the loss, what sets the pace, what averages the weights. `combined.py` has those that take saved models.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from advanced.entries import Argument, MethodEntry, count, not_negative, one_of, part, positive, share, some_of
+from advanced.combined import COMBINED
+from advanced.entries import EVERY, Argument, MethodEntry, count, not_negative, one_of, part, positive, share, some_of
 from engine.plan import ChosenMethod
 from utils import QUESTION_OF_TEXTS
 
-EVERY = ("llama", "bert")  # families: for methods that need no part which only one of the models has
 WHY = {
     "causal": "reads likelihoods, and a bidirectional model sees the words that it would predict",
     "bidirectional": "does nothing in a causal model, which never sees what follows; add --attention bidirectional",
@@ -307,5 +307,5 @@ AVERAGES = {
     ),
 }
 
-METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACING, **AVERAGES}
+METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACING, **AVERAGES, **COMBINED}
 # fmt: on

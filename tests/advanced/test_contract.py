@@ -23,7 +23,7 @@ from engine.plan import ComputeSettings, InputFile, Plan
 from utils import UserError
 
 PLAIN = ComputeSettings(torch.device("cpu"), kernels="plain")
-TRAINED = [name for name, entry in METHODS.items() if "finetune" in entry.options]
+TRAINED = [name for name, entry in METHODS.items() if "finetune" in entry.options and not entry.combines]
 ARGUMENTS = {  # where the defaults are for larger models or longer runs
     "adapter": ["width=4"],
     "early-stopping": ["patience=1"],
