@@ -48,7 +48,7 @@ def head_of(model: nn.Module) -> nn.Linear:
     raise UserError("this classifier has no linear head that could be solved")
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference mode would leave a split model with tensors that cannot be trained
 def frozen_states(
     model: nn.Module, loader: DataLoader, distributed: Distributed = SINGLE_PROCESS
 ) -> tuple[np.ndarray, np.ndarray]:

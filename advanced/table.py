@@ -256,6 +256,14 @@ LOSSES = {
         paper="arXiv:1911.03437", cost="three to four times the time, and a copy of the weights",
         refuses=_nothing_smooth,
     ),
+    "freelb": MethodEntry(
+        "advanced.freelb.FreeLB", "takes the mean gradient over perturbed embeddings, found by ascent", {
+            "steps": count(3, "K, of the ascent, and passes", most=64),
+            "radius": positive(0.3, "epsilon, of a text's perturbation, in units of the norm of a token's embedding"),
+            "step": positive(0.1, "alpha, of the ascent, in the same units"),
+        },
+        paper="arXiv:1909.11764", cost="K times the time, and a copy of the gradients",
+    ),
     "sam": MethodEntry(
         "advanced.sam.SAM", "takes the gradient at the worst weights nearby",
         {"rho": positive(0.05, "how far the weights move, the norm of all together")},

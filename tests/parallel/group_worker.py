@@ -56,7 +56,7 @@ CASES = (
     Case("causal", 2, dropout=0.2, methods="mixout,label-smoothing,class-weights,smart,ema"),
     Case("bidirectional", 7, dropout=0.2, methods="mixconnect,r-drop,smart,wise-ft"),
     Case("causal", 5, shard=True, dropout=0.2, methods="mixout,smart,wise-ft"),
-    Case("bidirectional", 5, shard=True, methods="mixconnect,ordinal,r-drop,smart,sam,ema"),
+    Case("bidirectional", 5, shard=True, methods="lp-ft,ordinal,r-drop,smart,freelb,sam,ema"),
 )
 
 
