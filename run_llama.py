@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 
 def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) -> None:
     """Zero-shot classification: which label name does the language model expect after the prompt?"""
+    from engine.combining import combine
     from engine.reports import encode, load_llama, naming_the_flag, predict_and_report, read_data
     from engine.runs import assemble_zero_shot
 
+    if args.combined:
+        combine(args, compute)
+        return
     splits, label_names = read_data(args)
     llama, tokenizer = load_llama(args)
     texts = [example.sentence for example in splits.pop("train", ())]

@@ -76,6 +76,9 @@ def _check_names(chosen: list[str], option: str, family: str) -> None:
         if family not in METHODS[name].families:
             fitting = [other for other, entry in METHODS.items() if family in entry.families]
             raise UserError(f"{name} is not for models of the kind {family}; for these there are {', '.join(fitting)}")
+    alone = [name for name in chosen if METHODS[name].combines]
+    if alone and len(chosen) > 1:
+        raise UserError(f"{alone[0]} cannot be combined with other methods: it takes saved models and trains nothing")
     if len(set(chosen)) < len(chosen):
         raise UserError(f"a method is named twice: {', '.join(chosen)}")
     for name, other in combinations(chosen, 2):
@@ -156,7 +159,7 @@ def create_head(
 
 def _class_of(name: str, settings: Mapping[str, Any], is_head: bool) -> Any:
     entry = METHODS.get(name)
-    if entry is None or entry.is_head != is_head:
+    if entry is None or entry.is_head != is_head or entry.combines:
         raise UserError(
             f"there is no {'head' if is_head else 'method'} {short_repr(name)} here; there are {join_names(METHODS)}"
         )

@@ -1,12 +1,17 @@
-"""Moving averages of trained weights, by the names of the parameters."""
+"""Averages of trained weights, by the names of the parameters, and a method that evaluates and saves one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
+
+from engine.methods import Method
+from engine.processes import Distributed
 
 Weights = dict[str, torch.Tensor]
 
@@ -55,3 +60,33 @@ def load_averages(averages: Weights, saved: Mapping[str, torch.Tensor], piece: C
         raise ValueError("the averages of another model")
     for name, average in averages.items():
         average.copy_(piece(saved[name], average))
+
+
+class AveragingMethod(Method):
+    """Evaluates and saves an average of the trained weights, which a subclass makes in `after_step`.
+
+    steps: the weights in the average, without those before training; as long as it is 0, the model itself is evaluated.
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self.steps = 0
+        self.average: Weights = {}
+
+    def start(self, model: nn.Module) -> None:
+        self.average = trained_weights(model)
+
+    def begin(self, model: nn.Module, train: DataLoader, distributed: Distributed) -> None:
+        self.average = trained_weights(model)  # another method may have changed them
+
+    def evaluation_weights(self, model: nn.Module) -> AbstractContextManager[None]:
+        return exchanged(self.average, model) if self.steps else nullcontext()
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "average": self.average}
+
+    def load_state(self, state: dict[str, Any], piece: Callable[..., torch.Tensor]) -> None:
+        if not isinstance(state["steps"], int):
+            raise ValueError("no number of steps")
+        load_averages(self.average, state["average"], piece)
+        self.steps = state["steps"]

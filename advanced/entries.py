@@ -8,6 +8,8 @@ from typing import Any
 
 from utils import decimal_number, whole_number
 
+EVERY = ("llama", "bert")  # families: for methods that need no part which only one of the models has
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -36,8 +38,9 @@ class MethodEntry:
     a plain one, in words. options: the values of --option that accept it. is_head: it replaces the base's classifier
     (`create_head`) and is no `Method`. attention: the only kind of attention that it is for, or None. families: the
     kinds of models that it is for (see `engine.families`). holds_out: it chooses something by a score, so a part of the
-    training data is held out. refuses: called with its settings and with those of all chosen methods by name; returns
-    why they make no sense together, or "".
+    training data is held out. combines: "weights" or "predictions", if it combines those of saved models and trains
+    nothing (`engine.combining`); class_path is then a function. refuses: called with its settings and with those of all
+    chosen methods by name; returns why they make no sense together, or "".
     """
 
     class_path: str
@@ -51,6 +54,7 @@ class MethodEntry:
     is_head: bool = False
     attention: str | None = None
     holds_out: bool = False
+    combines: str = ""
     refuses: Callable[[dict[str, Any], Mapping[str, dict[str, Any]]], str] = lambda settings, every: ""
 
     @property
@@ -101,3 +105,13 @@ def some_of(values: Collection[str], default: str, help: str, what: str) -> Argu
 
     wanted = f"names of {what}, joined by +, each once: {listed}"
     return Argument(default, f"{help}, joined by +: {listed}", fits, wanted)
+
+
+def files(help: str, least: int) -> Argument:
+    """Names of files, joined by commas. least: how many there must be."""
+
+    def fits(text: str) -> bool:
+        names = text.split(",")
+        return len(names) >= least and all(names) and len({*names}) == len(names)
+
+    return Argument("", help, fits, f"at least {least} files, joined by commas, each once")

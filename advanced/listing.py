@@ -94,9 +94,9 @@ def count_trained(
 
 
 def trained_by(name: str, config: LlamaConfig, tokenizer: Tokenizer, label_names: Sequence[str]) -> int:
-    """The number of parameters that one method trains; 0 for a zero-shot method."""
+    """The number of parameters that one method trains; 0 for a zero-shot method and one that combines saved models."""
     entry = METHODS[name]
-    if "finetune" not in entry.options:
+    if "finetune" not in entry.options or entry.combines:
         return 0
     chosen = name, entry.defaults
     attention = entry.attention or "bidirectional"

@@ -33,20 +33,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 from advanced.average import Weights, exchanged, follow, load_averages, trained_weights
+from advanced.perturbation import PerturbingMethod, real_tokens
 from advanced.r_drop import symmetric_divergence
-from advanced.reading import is_within
-from base_llama import sequence_lengths
-from classifier import PAD_ID
-from engine.methods import Method, Step, pretrained_of
+from engine.methods import Step, pretrained_of
+from engine.processes import Distributed
 
 EARLY = 0.1  # the share of all steps in which the teacher follows faster
 
 
-class SMART(Method):
+class SMART(PerturbingMethod):
     """The paper's letters: weight lambda, radius epsilon, step eta, noise sigma, bregman mu, decay and late_decay beta.
 
     steps: of the ascent, for each batch.
@@ -71,24 +70,14 @@ class SMART(Method):
         )  # fmt: skip
         self.weight, self.radius, self.step, self.noise, self.steps = weight, radius, step, noise, steps
         self.bregman, self.decays = bregman, (decay, late_decay)
-        self.perturbation: torch.Tensor | None = None  # b s D, while a pass is perturbed
         self.teacher: Weights = {}
-
-    def prepare(self, model: nn.Module) -> None:
-        llama = pretrained_of(model)
-        llama.tok_embeddings.register_forward_hook(self.perturb, prepend=True)  # before what others add to a text
 
     def start(self, model: nn.Module) -> None:
         if self.bregman:
             self.teacher = trained_weights(model)
 
-    def perturb(self, table: nn.Module, inputs: tuple[torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
-        """embedded: texts, b s D; words behind the texts, b s+k D, or without texts, k D, are not moved"""
-        if self.perturbation is None or embedded.dim() == 2:
-            return embedded
-        perturbation = F.pad(self.perturbation, (0, 0, 0, embedded.shape[1] - self.perturbation.shape[1]))  # b s+k D
-        size = embedded.detach().square().mean(dim=-1, keepdim=True).sqrt()  # b s+k 1
-        return embedded + (size * perturbation).to(embedded.dtype)
+    def begin(self, model: nn.Module, train: DataLoader, distributed: Distributed) -> None:
+        self.start(model)  # another method may have changed the weights
 
     def penalty(self, step: Step) -> torch.Tensor | float:
         penalty = 0.0
@@ -113,11 +102,8 @@ class SMART(Method):
 
     def worst_perturbation(self, step: Step) -> torch.Tensor:
         """The perturbation within the radius that changes the predictions most: b s D, 0 on padding."""
-        tokens = step.batch["token_ids"]  # b s
-        pad_id = getattr(step.model, "pad_id", PAD_ID)
-        is_real = is_within(sequence_lengths(tokens, pad_id), tokens.shape[1])[..., None]  # b s 1
-        dim = pretrained_of(step.model).config.dim
-        perturbation = self.noise * step.normal(tokens.shape[1], dim) * is_real  # b s D
+        is_real, dim = real_tokens(step), pretrained_of(step.model).config.dim  # b s 1
+        perturbation = self.noise * step.normal(is_real.shape[1], dim) * is_real  # b s D
         for _ in range(self.steps):
             ascent = direction(self.gradient(step, perturbation))  # b s D
             perturbation = (perturbation + self.step * ascent).clamp(-self.radius, self.radius) * is_real

@@ -1,7 +1,7 @@
 """The table of methods, without PyTorch: names, papers, typed arguments with defaults, conflicts.
 
 The order of the entries is the order in which methods work: what predicts the label, what adds parameters, what changes
-the loss, what sets the pace, what averages the weights.
+the loss, what sets the pace, what averages the weights. `combined.py` has those that take saved models.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from advanced.entries import Argument, MethodEntry, count, not_negative, one_of, part, positive, share, some_of
+from advanced.combined import COMBINED
+from advanced.entries import EVERY, Argument, MethodEntry, count, not_negative, one_of, part, positive, share, some_of
 from engine.plan import ChosenMethod
 from utils import QUESTION_OF_TEXTS
 
-EVERY = ("llama", "bert")  # families: for methods that need no part which only one of the models has
 WHY = {
     "causal": "reads likelihoods, and a bidirectional model sees the words that it would predict",
     "bidirectional": "does nothing in a causal model, which never sees what follows; add --attention bidirectional",
@@ -42,6 +42,7 @@ ABOUT_TEXTS = {TEMPLATE.default: QUESTION_OF_TEXTS, CHANNEL_TEMPLATE.default: "T
 FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
 READ_ANYWAY = "the last token is what is read anyway"
 NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
+SOLVED = "the head could not begin with zeros: lp-ft solves it"
 NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
 LITTLE_KEPT = "less time, and little for the optimizer to keep"
 
@@ -64,7 +65,7 @@ def of_frozen(reason: str) -> dict[str, str]:
 
 def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
     if settings["head"] == "zero":
-        return NO_HEAD if "prompt-finetune" in every else ""
+        return NO_HEAD if "prompt-finetune" in every else SOLVED if "lp-ft" in every else ""
     return "" if settings["layers"] else "layers=0 and a head as it is anyway leave nothing to do"
 
 
@@ -74,6 +75,12 @@ def _nothing_smooth(settings: dict[str, Any], every: Mapping[str, dict[str, Any]
     if settings["bregman"] and not (settings["decay"] or settings["late_decay"]):
         return "decay=0 and late_decay=0 make the model its own teacher, so that bregman has nothing to do"
     return ""
+
+
+def _falling_rate(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
+    decay = every.get("schedule", {}).get("decay", "none")
+    falls = f"it cannot be combined with schedule.decay={decay}, because its mean is one of a constant rate"
+    return "" if decay == "none" else f"{falls}; add schedule.decay=none"
 
 
 # fmt: off
@@ -153,8 +160,17 @@ PARAMETERS = {
     ),
     "linear-probe": MethodEntry(
         "advanced.linear_probe.LinearProbe", "trains the head alone",
+        {"solved": Argument(False, "whether the head is solved by logistic regression, without training")},
         conflicts=dict.fromkeys((*FROZEN[1:], "layer-decay"), "it trains the head alone"), paper="arXiv:1610.01644",
         cost="less: no gradients of the model", families=EVERY,
+    ),
+    "lp-ft": MethodEntry(
+        "advanced.lp_ft.LPFT", "solves the head as a linear probe, then fine-tunes everything from there",
+        conflicts={
+            "linear-probe": "it trains the head alone; with solved=true it solves the head as lp-ft does",
+            "prompt-finetune": "there is no head to solve",
+        },
+        paper="arXiv:2202.10054", cost="a pass over train and a logistic regression before training", families=EVERY,
     ),
     "lora": MethodEntry(
         "advanced.lora.LoRA", "trains low-rank updates of frozen matrices", {
@@ -240,6 +256,19 @@ LOSSES = {
         paper="arXiv:1911.03437", cost="three to four times the time, and a copy of the weights",
         refuses=_nothing_smooth,
     ),
+    "freelb": MethodEntry(
+        "advanced.freelb.FreeLB", "takes the mean gradient over perturbed embeddings, found by ascent", {
+            "steps": count(3, "K, of the ascent, and passes", most=64),
+            "radius": positive(0.3, "epsilon, of a text's perturbation, in units of the norm of a token's embedding"),
+            "step": positive(0.1, "alpha, of the ascent, in the same units"),
+        },
+        paper="arXiv:1909.11764", cost="K times the time, and a copy of the gradients",
+    ),
+    "sam": MethodEntry(
+        "advanced.sam.SAM", "takes the gradient at the worst weights nearby",
+        {"rho": positive(0.05, "how far the weights move, the norm of all together")},
+        paper="arXiv:2010.01412", cost="twice the time, and a copy of the weights", families=EVERY,
+    ),
 }
 
 PACING = {
@@ -268,6 +297,14 @@ AVERAGES = {
         {"decay": share(0.99, "of the average, per step")},
         paper="arXiv:1703.01780", cost="a copy of the weights", families=EVERY,
     ),
+    "swa": MethodEntry(
+        "advanced.swa.SWA", "evaluates and saves the mean of the weights in the last part of training", {
+            "start": share(0.75, "the share of all steps before the mean"),
+            "every": one_of(("step", "epoch"), "step", "when weights are added to the mean"),
+        },
+        conflicts={"ema": "each says which average is evaluated"},
+        paper="arXiv:1803.05407", cost="a copy of the weights", refuses=_falling_rate, families=EVERY,
+    ),
     "wise-ft": MethodEntry(
         "advanced.wise_ft.WiSEFT", "saves the best mixture of the pretrained and the fine-tuned weights",
         {"points": count(11, "mixtures that are tried, both ends among them", least=2, most=101)},
@@ -278,5 +315,5 @@ AVERAGES = {
     ),
 }
 
-METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACING, **AVERAGES}
+METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACING, **AVERAGES, **COMBINED}
 # fmt: on

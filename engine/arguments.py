@@ -28,8 +28,8 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     """Find every mistake in the arguments before anything is loaded, and replace file names by the paths of the files.
 
     find: finds the model's files, and returns whether the bundled checkpoint replaces the absent default checkpoint;
-    None: `find_llama`. Sets `columns`, `methods`, `hold_out`, `derive_labels` and `is_bundled` in `args`. Raises
-    `UserError` naming the flag.
+    None: `find_llama`. Sets `columns`, `methods`, `hold_out`, `combines`, `combined`, `derive_labels` and `is_bundled`
+    in `args`. Raises `UserError` naming the flag.
     """
     check_numbers(args)
     _check_option(args)
@@ -43,13 +43,14 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     _check_question(args)
     args.methods = _choose_methods(args)
     args.hold_out = _held_out(args)
+    args.combines, args.combined = _models_to_combine(args)
     is_own = args.option in CLASSIFYING and any(has_columns(getattr(args, split) or "") for split in SPLITS)
     args.derive_labels = (is_own or args.option in TRAINING) and isinstance(args.label_names, Default)
     if is_own and getattr(args, "question", None) is None:
         _ask_of_own_data(args)
     args.is_bundled = False
     outputs = check_files(args)
-    if args.option != "predict":
+    if args.option != "predict" and not args.combined:
         args.is_bundled = (find or find_llama)(args)
     check_overlaps(args, outputs)
 
@@ -167,3 +168,20 @@ def _held_out(args: Namespace) -> float:
     if choosing and args.hold_out == 0:
         warn(f"--hold_out 0: {join_names(choosing)} chooses on dev, whose accuracy is then too high")
     return args.hold_out if args.hold_out is not None else HELD_OUT if choosing else 0.0
+
+
+def _models_to_combine(args: Namespace) -> tuple[str, list[str]]:
+    """What a method combines of saved models (`MethodEntry.combines`), and their files; "" and none for the others."""
+    entries = require_folder("advanced", "--method").METHODS if args.methods else {}
+    chosen = next((each for each in args.methods if entries[each.name].combines), None)
+    if chosen is None:
+        return "", []
+    combines, reasons = entries[chosen.name].combines, dict.fromkeys(("resume", "log_dir", "html"), "trains nothing")
+    if combines == "predictions":
+        reasons["model_out"] = "saves no model"
+    for flag, reason in reasons.items():
+        if getattr(args, flag, None):
+            raise UserError(f"--{flag} is not for --method {chosen.name}, which {reason}")
+    if is_one_of_several():
+        raise UserError(f"--method {chosen.name} runs in one process; start it without torchrun")
+    return combines, dict(chosen.settings)["models"].split(",")

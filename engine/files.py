@@ -108,13 +108,24 @@ def _check_classify_files(args: Namespace) -> dict[str, Path]:
     for flag in ("train", "dev", "test", "label_names"):
         if getattr(args, flag) is not None:
             setattr(args, flag, _find_data(flag.replace("_", "-"), getattr(args, flag)))
-    if args.option in TRAINING:
+    args.combined = _find_models(args.combined)
+    if args.option in TRAINING and args.combines != "predictions":
         outputs |= _check_looking(args)
         candidates = model_candidates(args)
         check_writable(candidates[0], "--model_out" if args.model_out else "the fine-tuned model")
         for path in candidates:
             outputs |= files_of_model(path)
     return outputs
+
+
+def _find_models(names: Sequence[str]) -> list[str]:
+    """The paths of the saved models of `--method-args models=`. Raises `UserError` if one is absent or given twice."""
+    found: dict[object, str] = {}
+    for path in (paths := [_find_input("method-args", name) for name in names]):
+        if other := next((found[identity] for identity in _identities(Path(path)) if identity in found), None):
+            raise UserError(f"--method-args models: {path} and {other} are one file")
+        found |= dict.fromkeys(_identities(Path(path)), path)
+    return paths
 
 
 def _check_looking(args: Namespace) -> dict[str, Path]:
@@ -246,10 +257,13 @@ def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[s
     """
     taken: dict[object, str] = {}
     for name in inputs_of(args.option) if inputs is None else inputs:
-        if getattr(args, name) == STANDARD_INPUT:
+        path = getattr(args, name, None)
+        if path == STANDARD_INPUT:
             taken |= dict.fromkeys(_file_of_stream(0), f"standard input, {flag_name(name)} -")
-        elif getattr(args, name) is not None:
-            taken |= dict.fromkeys(_identities(Path(getattr(args, name))), flag_name(name))
+        elif path is not None:
+            taken |= dict.fromkeys(_identities(Path(path)), flag_name(name))
+    for path in getattr(args, "combined", ()):
+        taken |= dict.fromkeys(_identities(Path(path)), f"a model of --method-args, {path}")
     for file in getattr(args, "model_files", ()):
         path = Path(args.pretrained_model_path, file)
         taken |= dict.fromkeys(_identities(path), f"{file} of --pretrained-model-path")

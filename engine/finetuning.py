@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from engine.combining import combine
 from engine.data import divide
 from engine.files import check_overlaps, files_of_model, model_candidates
 from engine.programs import import_part
@@ -37,6 +38,9 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
     from engine.runs import assemble, compute_fast, fine_tune
     from engine.saved import load_classifier
 
+    if args.combined:
+        combine(args, compute)
+        return
     splits, label_names = read_data(args)
     splits["train"], held_out = divide(splits["train"], args.seed, args.shots, args.hold_out)
     if args.shots or held_out:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from engine.processes import Batch, LocalBatch, device_of
+from engine.processes import Batch, Distributed, LocalBatch, device_of
 from engine.tasks import Task
 
 
@@ -86,7 +86,8 @@ class Step:
     """One step of training, as a `Method` sees it.
 
     local: this process's rows of the batch; batch: the same rows on the device. outputs: what `Task.forward` returned
-    for them. number: counts the steps of the whole run from 0; total: the number of steps of the run.
+    for them; empty before the first pass. number: counts the steps of the whole run from 0; total: the number of
+    steps of the run.
     """
 
     model: nn.Module
@@ -100,6 +101,12 @@ class Step:
     network: Callable[..., Any] = field(repr=False)
     before: RandomState | None = field(default=None, repr=False)
     seed: int = 0
+
+    def rewind(self) -> None:
+        """Draw again the random numbers with which the step began: the same dropout masks, the same `generator`."""
+        if self.before is not None:
+            self.before.restore()
+        vars(self).pop("generator", None)
 
     def forward(self, *, same_masks: bool = True, **changed: Any) -> torch.Tensor:
         """A second pass over the batch, with the dropout masks of the first pass or with new masks.
@@ -173,6 +180,12 @@ class Method:
         """
         return task
 
+    def begin(self, model: nn.Module, train: DataLoader, distributed: Distributed) -> None:
+        """Called before the first step of a run, not where a run is resumed. May change the weights.
+
+        train: the batches of one epoch; `start` and `task` were called before, and `begin` of the methods before this.
+        """
+
     def rate(self, number: int, total: int) -> float:
         """A factor for the learning rates of step `number` of `total`; factors of several methods are multiplied."""
         return 1.0
@@ -180,6 +193,14 @@ class Method:
     def stop(self, history: list[EpochResult]) -> bool:
         """Whether to stop training after these epochs."""
         return False
+
+    def gradients(self, step: Step, compute: Callable[[], float]) -> float:
+        """Compute the gradients of a step, by one call of `compute` or by several, for example with other weights.
+
+        compute: sets all gradients to those of the loss with all penalties, at the present weights and with the same
+        random numbers in every call. Returns the loss of the whole batch, as `compute` does.
+        """
+        return compute()
 
     def penalty(self, step: Step) -> torch.Tensor | float:
         """A term to add to the loss: a mean over this process's rows of the batch, or a function of the weights."""

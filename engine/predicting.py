@@ -15,7 +15,7 @@ from engine.tables import Row, TableWriter, names_of_rows, read_rows
 
 if TYPE_CHECKING:
     from engine.plan import ComputeSettings
-    from engine.saved import Prediction
+    from engine.saved import Prediction, SavedRun
 
 PREDICTION, PROBABILITY = "prediction", "probability_{}"  # names of columns
 
@@ -29,9 +29,7 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
     from engine.saved import predict as predicted
 
     model, saved = load_classifier(args.model)
-    if isinstance(args.precision, Default) and args.kernels == "auto":
-        compute = compute._replace(precision=saved.precision)
-    compute_fast(model, compute)
+    compute_fast(model, compute_as_saved(args, compute, saved))
     with opened_output(args.output) as file:
         write = _writer(args, file, saved.label_names, rows)
         count = too_long = 0
@@ -42,6 +40,12 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
                 break
     warn_of_long_sentences(too_long, saved.config)
     print_count(count, "predictions", args.output)
+
+
+def compute_as_saved(args: Namespace, compute: ComputeSettings, saved: SavedRun) -> ComputeSettings:
+    """With the precision that a model was saved with, unless a flag says otherwise."""
+    is_free = isinstance(args.precision, Default) and args.kernels == "auto"
+    return compute._replace(precision=saved.precision) if is_free else compute
 
 
 def _writer(

@@ -87,6 +87,12 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+def gradient_norm(weights: Iterable[torch.Tensor]) -> float:
+    """The norm of all gradients together, also of weights that are split over the processes."""
+    norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
 def on_device(batch: Batch, device: torch.device) -> Batch:
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value

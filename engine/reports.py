@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -194,13 +194,30 @@ def predict_and_report(
     from engine.tasks import CLASSIFICATION
     from engine.training import evaluate
 
+    def evaluated(split: str) -> Evaluation:
+        loader = loader_of(datasets[split], pretrained_of(model).config, args.batch_size, device)
+        return evaluate(model, loader, task=task or CLASSIFICATION, desc=split, distributed=distributed)
+
+    sentences = {split: datasets[split].sentences for split in ("dev", "test")}
+    return report_predictions(args, sentences, evaluated, label_names, distributed.is_first)
+
+
+def report_predictions(
+    args: Namespace,
+    sentences: dict[str, list[str]],
+    evaluated: Callable[[str], Evaluation],
+    label_names: list[str],
+    is_first: bool = True,
+) -> dict[str, Evaluation]:
+    """Evaluate dev and test, write both files, print the accuracies, then the tables. evaluated: does it for a split.
+
+    sentences: for each split, the texts of its file. is_first: whether this process writes.
+    """
     results = {}
-    for split in ("dev", "test"):
-        dataset = datasets[split]
-        loader = loader_of(dataset, pretrained_of(model).config, args.batch_size, device)
-        results[split] = evaluate(model, loader, task=task or CLASSIFICATION, desc=split, distributed=distributed)
-        if distributed.is_first:
-            write_predictions(getattr(args, f"{split}_out"), dataset.sentences, results[split])
+    for split in sentences:
+        results[split] = evaluated(split)
+        if is_first:
+            write_predictions(getattr(args, f"{split}_out"), sentences[split], results[split])
         print_accuracy(split, getattr(args, split), results[split])
     for split, result in results.items():
         print_report(split, result, label_names)
@@ -248,7 +265,7 @@ def print_figures(name: str, figures: dict[str, Any]) -> None:
     columns = {key: value for key, value in figures.items() if isinstance(value, list)}
     print(f"\n{name}: {', '.join(f'{key} {shown_figure(figures[key])}' for key in figures if key not in columns)}")
     widths = [max(len(key), 5) for key in columns]
-    for row in (columns, *zip(*columns.values(), strict=True)):
+    for row in (columns, *zip(*columns.values(), strict=True)) if columns else ():
         print("  ".join(f"{shown_figure(each):>{width}}" for each, width in zip(row, widths, strict=True)))
 
 

@@ -12,15 +12,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from engine.callbacks import StepMeasurement, TrainingCallback
 from engine.methods import BegunEpoch, EpochResult, Method, RandomState, Step, random_state, set_random_state
-from engine.processes import SINGLE_PROCESS, Distributed, LocalBatch, device_of, on_device
+from engine.processes import SINGLE_PROCESS, Distributed, LocalBatch, device_of, gradient_norm, on_device
 from engine.tasks import CLASSIFICATION, Task
 from utils import UserError
 
@@ -69,34 +71,6 @@ def _progress_bar(loader: DataLoader, desc: str, progress: bool) -> tqdm:
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-class StepMeasurement(NamedTuple):
-    """The figures of one step of training.
-
-    number: counts the steps of the whole run from 0. loss: of the whole batch, with the methods' penalties. rates: the
-    learning rate of each group of parameters. gradient_norm: of all gradients together, before clipping. rows,
-    positions: of the batch, with padding. seconds: since the previous step, or since the start of the epoch.
-    """
-
-    number: int
-    epoch: int
-    loss: float
-    rates: list[float]
-    gradient_norm: float
-    rows: int
-    positions: int
-    seconds: float
-
-
-class TrainingCallback:
-    """`Trainer` calls it after each step and epoch; it changes nothing. Each of several processes calls its own."""
-
-    def step(self, measurement: StepMeasurement) -> None:
-        """After each optimizer step."""
-
-    def epoch(self, result: EpochResult) -> None:
-        """After the model and the resume point of an epoch are saved."""
-
-
 @dataclass
 class Trainer:
     """Trains a model on one task, and evaluates it.
@@ -135,6 +109,9 @@ class Trainer:
         for method in self.methods:
             self._asked = method.task(self._asked, train)
         begun = None if self.checkpointer is None else self.checkpointer.begun
+        if not self.history and begun is None:
+            for method in self.methods:
+                method.begin(self.model, train, self.distributed)
         self._first = time.perf_counter(), len(self.history) * len(train) + (begun.steps if begun else 0)
         for epoch in range(len(self.history), epochs):
             if self._has_finished() or any([method.stop(self.history) for method in self.methods if self.history]):
@@ -169,9 +146,9 @@ class Trainer:
         losses, clock = begun.loss, time.perf_counter()
         with _progress_bar(loader, f"train {epoch}", self.progress) as bar:
             for index, local in self._batches_after(begun, loader, bar):
-                step = self._forward(local, epoch, epoch * len(loader) + index, total)
-                value = self._backward(step, loader.batch_sampler.batch_size, index)
-                norm = math.nan if self.callback is None else _gradient_norm(self.optimizer)
+                step = self._step(local, epoch, epoch * len(loader) + index, total)
+                value = self._gradients(step, loader.batch_sampler.batch_size, index)
+                norm = math.nan if self.callback is None else gradient_norm(self._trained())
                 rates = self._rates(step)
                 self._update(step, rates)
                 losses, now = losses + value, time.perf_counter()
@@ -202,13 +179,25 @@ class Trainer:
         seconds = (now - start) / (step.number + 1 - number)
         return tqdm.format_interval(seconds * (step.total - step.number - 1))
 
-    def _forward(self, local: LocalBatch, epoch: int, number: int, total: int) -> Step:
-        self.optimizer.zero_grad()
-        device = device_of(self.model)
+    def _step(self, local: LocalBatch, epoch: int, number: int, total: int) -> Step:
+        """A step of training before its first pass."""
+        device, none = device_of(self.model), torch.empty(0)
         before = RandomState(device) if self.methods else None
         batch, network = on_device(local.batch, device), self.distributed.network(self.model)
-        outputs = self._asked.forward(network, batch)
-        return Step(self.model, self._asked, local, batch, outputs, epoch, number, total, network, before, self.seed)
+        return Step(self.model, self._asked, local, batch, none, epoch, number, total, network, before, self.seed)
+
+    def _gradients(self, step: Step, batch_size: int, index: int) -> float:
+        """Compute the gradients of a step as the methods want it. Returns the loss of the whole batch."""
+
+        def compute() -> float:
+            self.optimizer.zero_grad()
+            step.rewind()
+            step.outputs = step.task.forward(step.network, step.batch)
+            return self._backward(step, batch_size, index)
+
+        for method in self.methods:
+            compute = partial(method.gradients, step, compute)
+        return compute()
 
     def _backward(self, step: Step, batch_size: int, index: int) -> float:
         """Compute gradients of the task's loss and the methods' penalties. Returns the loss of the whole batch."""
@@ -232,7 +221,7 @@ class Trainer:
         """One step of the optimizer, with the learning rate of each group of parameters."""
         groups = self.optimizer.param_groups
         if self.clip is not None:
-            nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group["params"]], self.clip)
+            nn.utils.clip_grad_norm_(self._trained(), self.clip)
         planned = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
@@ -241,6 +230,9 @@ class Trainer:
             group["lr"] = rate
         for method in self.methods:
             method.after_step(step)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _close_epoch(self, train_loss: float, train: DataLoader, dev: DataLoader, start: float) -> EpochResult:
         """Score the evaluation weights, save them if they are the best so far, and save the resume point."""
@@ -290,11 +282,3 @@ class Trainer:
         if self.callback is not None:
             self.callback.epoch(self.history[-1])
         return self.history[-1]
-
-
-def _gradient_norm(optimizer: torch.optim.Optimizer) -> float:
-    """The norm of all gradients together."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # of a sharded model

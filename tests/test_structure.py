@@ -236,7 +236,7 @@ def test_modules_are_as_long_as_the_page_says():
         assert longer.get(ids(path), str(length)) == str(length), f"{ids(path)} has {length} lines"
 
 
-PRINT = {"finetuning", "generation", "reports", "programs", "text/runs", "text/flags"}
+PRINT = {"combining", "finetuning", "generation", "reports", "programs", "text/runs", "text/flags"}
 
 
 @pytest.mark.parametrize(

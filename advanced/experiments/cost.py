@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def trained(family: str, attention: str) -> list[str]:
     """The methods that train a model of this kind."""
-    entries = ((name, entry) for name, entry in METHODS.items() if "finetune" in entry.options)
+    entries = ((name, entry) for name, entry in METHODS.items() if "finetune" in entry.options and not entry.combines)
     return [name for name, entry in entries if family in entry.families and entry.attention in (None, attention)]
 
 

@@ -23,7 +23,7 @@ from engine.plan import ComputeSettings, InputFile, Plan
 from utils import UserError
 
 PLAIN = ComputeSettings(torch.device("cpu"), kernels="plain")
-TRAINED = [name for name, entry in METHODS.items() if "finetune" in entry.options]
+TRAINED = [name for name, entry in METHODS.items() if "finetune" in entry.options and not entry.combines]
 ARGUMENTS = {  # where the defaults are for larger models or longer runs
     "adapter": ["width=4"],
     "early-stopping": ["patience=1"],
@@ -31,6 +31,7 @@ ARGUMENTS = {  # where the defaults are for larger models or longer runs
     "mixout": ["mixout.p=0.5"],
     "prefix": ["prefix.length=3"],
     "prompt-tuning": ["prompt-tuning.length=3"],
+    "swa": ["swa.start=0.3"],
     "wise-ft": ["points=3"],
 }
 REQUIRED_PAIRS = ["smart,wise-ft", "lora,ema", "smart,ema", "lora,smart", "prompt-finetune,smart,wise-ft"]

@@ -87,8 +87,9 @@ def test_the_driver_lists_what_the_checkpoint_at_hand_has(tmp_path: Path, drive:
 def test_one_method_can_be_listed_with_what_it_does_not_combine_with(drive: Callable):
     out = drive("--list-methods", "--pretrained-model-path", "absent.pt", "--method", "ema,reinit")
     assert rows_of(out).keys() == {"ema", "reinit"} and "  rank=8" not in out
+    assert "\n  not with swa: each says which average" in out
     assert "\n  not with mixout, mixconnect, wise-ft: what is drawn anew has no pretrained weights" in out
-    assert ": what is drawn anew would never be trained" in out and out.count("not with") == 2
+    assert ": what is drawn anew would never be trained" in out and out.count("not with") == 3
     out = drive("--list-methods", "--pretrained-model-path", "absent.pt", "--method", "direct")
     assert "\n  for causal models alone\n" in out and "not with padding-mask: one is for causal models" in out
     assert "  not with calibrated, pmi, channel, prompt-finetune: each says what is predicted" in out

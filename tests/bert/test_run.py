@@ -81,12 +81,13 @@ def test_a_run_on_columns_is_that_on_lines(call: Callable, flags: Flags, films: 
     assert not re.search("^test acc :: ", printed, re.MULTILINE)  # nothing to compare with
 
 
-@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if "bert" in entry.families])
+@pytest.mark.parametrize("name", [n for n, entry in METHODS.items() if "bert" in entry.families and not entry.combines])
 def test_a_method_that_is_for_berts_works_and_its_file_is_enough(
     call: Callable, flags: Flags, tmp_path: Path, name: str
 ):
     here = [flag.replace("finetuning-output", "advanced-output") for flag in flags]
-    printed = call(*here, "--method", name, "--model_out", "own.pt", "--hold_out", "0.3")
+    given = ["--method-args", "start=0"] if name == "swa" else []  # else the best epoch may be one without a mean
+    printed = call(*here, "--method", name, *given, "--model_out", "own.pt", "--hold_out", "0.3")
     model, about = load_classifier(tmp_path / "own.pt")
     assert about.identity["methods"].keys() == {name} and "dev acc ::" in printed
     plain = call(*flags, "--model_out", "plain.pt", "--hold_out", "0.3")

@@ -49,14 +49,14 @@ CASES = (
     Case("causal", 8),
     Case("causal", 7, dropout=0.2),
     Case("causal", 2, shard=True),  # a process without sentences in every batch
-    Case("bidirectional", 7, methods="lora,ema"),
+    Case("bidirectional", 7, dropout=0.2, methods="lora,sam,ema"),
     Case("causal", 5, shard=True, methods="lora,ema"),
     Case("bidirectional", 7, shard=True, methods="padding-mask,prompt-tuning,adapter,prefix,bitfit,ema"),
     Case("causal", 7, shard=True, methods="ema", lr=1e-12),  # no epoch is better than the first
     Case("causal", 2, dropout=0.2, methods="mixout,label-smoothing,class-weights,smart,ema"),
     Case("bidirectional", 7, dropout=0.2, methods="mixconnect,r-drop,smart,wise-ft"),
     Case("causal", 5, shard=True, dropout=0.2, methods="mixout,smart,wise-ft"),
-    Case("bidirectional", 5, shard=True, methods="mixconnect,ordinal,r-drop,smart,ema"),
+    Case("bidirectional", 5, shard=True, methods="lp-ft,ordinal,r-drop,smart,freelb,sam,ema"),
 )
 
 
