@@ -11,12 +11,16 @@ from utils import decimal_number, whole_number
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a method. fits: whether a value is allowed; wanted: the allowed values in words."""
+    """One argument of a method. fits: whether a value is allowed; wanted: the allowed values in words.
+
+    names_files: whether its value is the name of a file, or several with commas; they are inputs of the run.
+    """
 
     default: Any
     help: str
     fits: Callable[[Any], bool] = lambda value: True
     wanted: str = "of that kind"
+    names_files: bool = False
 
     def parse(self, text: str) -> Any:
         """The text as a value of the default's type. Raises `ValueError`."""
@@ -36,8 +40,9 @@ class MethodEntry:
     a plain one, in words. options: the values of --option that accept it. is_head: it replaces the base's classifier
     (`create_head`) and is no `Method`. attention: the only kind of attention that it is for, or None. families: the
     kinds of models that it is for (see `engine.families`). holds_out: it chooses something by a score, so a part of the
-    training data is held out. refuses: called with its settings and with those of all chosen methods by name; returns
-    why they make no sense together, or "".
+    training data is held out. needs_shots: it needs sentences without labels, see `Method.uses_unlabelled`. refuses:
+    called with its settings and with those of all chosen methods by name; returns why they make no sense together, or
+    "".
     """
 
     class_path: str
@@ -51,7 +56,13 @@ class MethodEntry:
     is_head: bool = False
     attention: str | None = None
     holds_out: bool = False
+    needs_shots: bool = False
     refuses: Callable[[dict[str, Any], Mapping[str, dict[str, Any]]], str] = lambda settings, every: ""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it needs nothing but its defaults and labelled sentences."""
+        return not self.needs_shots and not any(argument.names_files for argument in self.arguments.values())
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -101,3 +112,12 @@ def some_of(values: Collection[str], default: str, help: str, what: str) -> Argu
 
     wanted = f"names of {what}, joined by +, each once: {listed}"
     return Argument(default, f"{help}, joined by +: {listed}", fits, wanted)
+
+
+def models_joined(help: str) -> Argument:
+    """Files of saved models, joined by commas; "" for none."""
+
+    def fits(text: str) -> bool:
+        return not text or all(name.strip() == name != "" for name in text.split(","))
+
+    return Argument("", f"{help}, joined by commas", fits, "files that finetune has saved, joined by commas", True)
