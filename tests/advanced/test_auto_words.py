@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from conftest import SENTENCES, random_llama
 from test_methods import ADVANCED
@@ -15,7 +16,7 @@ from test_prompt_finetune import ids_of
 from torch import nn
 
 from advanced import choose, create_head
-from advanced.auto_words import AutoWords
+from advanced.auto_words import AutoWords, best_assignment
 from engine import families, saved
 from engine.data import Example
 from engine.storage import load_tensors
@@ -25,7 +26,23 @@ from utils import UserError
 
 NAMES = ["bad", "good", "odd"]
 EXAMPLES = [Example(text, label) for text, label in zip(SENTENCES, (0, 1, 2, 0, 1, 2, 0, 1, 1, 0), strict=True)]
-ATTENTIONS = ["bidirectional", "causal"]
+
+
+@pytest.fixture(scope="module")
+def words_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Has most words of the sentences as one token."""
+    path = tmp_path_factory.mktemp("words") / "words"
+    texts = iter([text.lower() for text in SENTENCES] * 5)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts, model_prefix=str(path), vocab_size=540, model_type="bpe", byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return Tokenizer(tokenizer_model=path.with_suffix(".model"))
+
+
+@pytest.fixture(params=["bidirectional", "causal"])
+def llama(request: pytest.FixtureRequest, words_tokenizer: Tokenizer) -> Llama:
+    return random_llama(attention=request.param, max_seq_len=128, vocab_size=words_tokenizer.n_words)
 
 
 def head(llama: Llama, tokenizer: Tokenizer, examples: Sequence[Example] = EXAMPLES, **settings) -> AutoWords:
@@ -59,12 +76,12 @@ def slowly(llama: Llama, tokenizer: Tokenizer, candidates: int) -> tuple[list[st
     return [words[word] for word in chosen], right
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("candidates", [3, 6])
 @torch.inference_mode()
-def test_the_words_are_those_of_a_search_through_everything(tokenizer: Tokenizer, attention: str, candidates: int):
-    llama = random_llama(attention=attention, max_seq_len=128)
+def test_the_words_are_those_of_a_search_through_everything(llama: Llama, words_tokenizer: Tokenizer, candidates: int):
+    tokenizer = words_tokenizer
     model = head(llama, tokenizer, candidates=candidates)
+    assert len(model.all_words()) > 40
     words, right = slowly(llama, tokenizer, candidates)
     assert model.words == words and model.settings["words"] == "+".join(words)
     pairs = ", ".join(f"{name}: {word}" for name, word in zip(NAMES, words, strict=True))
@@ -79,15 +96,20 @@ def tokens_of(model: nn.Module, tokenizer: Tokenizer) -> torch.Tensor:
     return dataset.collate_fn([dataset[place] for place in range(len(dataset))])["token_ids"]
 
 
-def test_labels_decide_and_nothing_else_is_asked(tokenizer: Tokenizer):
-    llama = random_llama(attention="causal", max_seq_len=128)
+def test_other_labels_find_other_words(llama: Llama, words_tokenizer: Tokenizer):
     turned = [Example(each.sentence, (each.label + 1) % 3) for each in EXAMPLES]
-    words = head(llama, tokenizer).words
-    assert head(llama, tokenizer, turned).words == [words[-1], *words[:-1]]
+    words = head(llama, words_tokenizer).words
+    assert head(llama, words_tokenizer, turned).words == [words[-1], *words[:-1]]
 
 
-def test_what_cannot_be_searched_is_refused(tokenizer: Tokenizer):
-    llama = random_llama(attention="causal", max_seq_len=128)
+def test_between_equally_good_words_the_likelier_ones_are_taken():
+    """Two classes with the same two candidates: the first class could have its favourite, at a higher price."""
+    places, scores = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[0.0, -0.1], [0.0, -5.0]])
+    assert best_assignment(torch.zeros(2, 2), places, scores, torch.tensor([0, 1])) == ([1, 0], 1)
+
+
+def test_what_cannot_be_searched_is_refused(llama: Llama, words_tokenizer: Tokenizer):
+    tokenizer = words_tokenizer
     with pytest.raises(UserError, match="candidates=200 of 3 classes are too many; at most 100$"):
         head(llama, tokenizer, candidates=200)
     with pytest.raises(UserError, match="there is none of the class odd"):

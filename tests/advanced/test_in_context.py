@@ -112,6 +112,8 @@ def test_the_draw_is_balanced_and_of_the_seed():
     assert len({tuple(draw(uneven, 4, seed)) for seed in range(20)}) > 15
     labels = [tuple(each.label for each in draw(uneven, 3, seed)) for seed in range(20)]
     assert len(set(labels)) > 3  # no class is always the last
+    turns = [[each.label for each in draw(uneven, 6, seed)] for seed in range(20)]
+    assert any(labels[:3] != labels[3:] for labels in turns)
 
 
 @SCORINGS

@@ -18,7 +18,7 @@ from torch import nn
 
 from advanced.distill import Distill, DistilledTask, divergence
 from advanced.self_training import SelfTraining
-from advanced.unlabelled import places_at
+from advanced.unlabelled import outputs_for, places_at
 from engine import families, runs, saved
 from engine.batches import LlamaDataset
 from engine.data import NO_GOLD_LABEL, Example, create_data, divide, set_aside
@@ -94,6 +94,8 @@ def test_processes_share_the_sentences_of_a_step(unlabelled: LlamaDataset):
     whole = method.penalty(step_of(model))
     parts = [step_of(model, rows=rows) for rows in (slice(0, 2), slice(2, 3), slice(3, 3))]
     torch.testing.assert_close(sum(step.local.share * method.penalty(step) for step in parts[:2]), whole)
+    places = places_at(parts[0], 10, 3)
+    assert [len(outputs_for(step, unlabelled, places)) for step in parts] == [2, 1, 1]
 
 
 # ------------------------------------------------------------------------------------------------------- distillation
