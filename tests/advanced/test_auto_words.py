@@ -11,6 +11,7 @@ import pytest
 import sentencepiece
 import torch
 from conftest import SENTENCES, random_llama
+from steps import two_processes_as_one
 from test_methods import ADVANCED
 from test_prompt_finetune import ids_of
 from torch import nn
@@ -149,3 +150,10 @@ def test_another_question_is_asked_while_it_searches(drive: Callable, classify_f
     assert all(line.endswith(" So bad or good? It is") for line in lines)
     with pytest.raises(UserError, match="give that or a question, not both"):
         drive(*flags, "--question", "So?", "--method-args", "template=Well")
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_the_model_train_as_one(tmp_path: Path, classify_flags: Callable):
+    flags = [*classify_flags("finetune"), *ADVANCED, "--attention", "causal", "--epochs", "2", "--lr", "0.01"]
+    done = two_processes_as_one(tmp_path, [*flags, "--method", "auto-words"])
+    assert "auto-words: bad: " in done.stdout

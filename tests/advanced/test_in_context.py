@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SENTENCES, random_llama
+from steps import two_processes_as_one
 from test_methods import ADVANCED
 from test_prompt_finetune import nats, normalised
 from test_zero_shot import outputs_of
@@ -181,3 +182,12 @@ def test_the_driver_draws_from_train_alone_with_the_seed(
     train.write_text(films["train"].read_text().split("\n")[0] + "\n")
     with pytest.raises(UserError, match="shots=2: there are 1 training sentences to draw from"):
         drive(*flags, "--train", train)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scoring", ["calibrated", "channel"])
+def test_two_processes_that_share_the_model_predict_as_one(tmp_path: Path, classify_flags: Callable, scoring: str):
+    flags = [*classify_flags("prompt"), *ADVANCED, "--attention", "causal", "--method", "in-context"]
+    template = "{label}:" if scoring == "channel" else "It was"
+    flags += ["--method-args", f"template={template}", "words=the+a", "shots=2", f"scoring={scoring}"]
+    assert "in-context: 2 shots of " in two_processes_as_one(tmp_path, flags).stdout

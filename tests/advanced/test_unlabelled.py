@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SENTENCES
-from steps import prepared, step_of
+from steps import prepared, step_of, two_processes_as_one
 from test_contract import Laboratory
 from test_methods import ADVANCED, LABELS, TOKENS, classifier
 from torch import nn
@@ -269,3 +269,14 @@ def test_none_that_joins_is_said_and_shots_are_asked_for(
     dataset = families.encode_for(run.model, run.tokenizer, create_data(laboratory.films["dev"]))
     with pytest.raises(UserError, match="add --shots N"):
         next(runs.fine_tune(run, dataset, dataset, None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["distill", "self-training"])
+def test_two_processes_that_share_the_model_train_as_one(
+    tmp_path: Path, classify_flags: Callable, tokenizer: Tokenizer, name: str
+):
+    teacher(tmp_path / "teacher.pt", tokenizer, 1)
+    more = f"teacher={tmp_path / 'teacher.pt'}" if name == "distill" else "threshold=0"
+    flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", "2", "--lr", "0.01", "--batch_size", "4"]
+    two_processes_as_one(tmp_path, [*flags, "--shots", "5", "--method", name, "--method-args", more])
