@@ -70,7 +70,7 @@ class Laboratory:
     def plan(self, names: str, **changes) -> Plan:
         methods = choose(names, self.arguments(names)) if names else ()
         settings = dict(seed=1, epochs=2, lr=0.01, batch_size=4, train_eval=False, attention="bidirectional")
-        settings["shots"] = 6 if any(METHODS[name].needs_shots for name in names.split(",") if name) else None
+        settings["shots"] = 5 if any(METHODS[name].needs_shots for name in names.split(",") if name) else None
         settings["hold_out"] = 0.25 if any(METHODS[name].holds_out for name in names.split(",") if name) else 0.0
         return Plan(
             checkpoint=InputFile.of(self.checkpoint),
@@ -227,4 +227,5 @@ def test_any_two_combine_or_refuse(laboratory: Laboratory, names: str):
         single = laboratory.done(name, epochs=1, hold_out=done.run.plan.hold_out, shots=done.run.plan.shots)
         same = outputs_of(single.saved, single.run)
         other = outputs_of(done.saved, done.run)
-        assert {*names.split(",")} - {name} <= AT_THE_END or not torch.equal(same, other)
+        idle = AT_THE_END | ({"class-weights"} if done.run.plan.shots else set())  # as many of each class
+        assert {*names.split(",")} - {name} <= idle or not torch.equal(same, other)

@@ -88,7 +88,7 @@ def test_it_scores_one_long_text(llama: Llama, tiny_tokenizer: Path, scoring: st
     free = CONTENT_FREE if kind is Tokenizer else CONTENT_FREE[:1]
     log_p_cf = torch.stack([scores_of(text) for text in free]).exp().mean(0).log() if scoring == "calibrated" else 0
     for row, text in zip(outputs_of(model, tokenizer, ASKED), ASKED, strict=True):
-        torch.testing.assert_close(row, normalised(scores_of(text) - log_p_cf), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(row, normalised(scores_of(text) - log_p_cf), atol=1e-5, rtol=1e-5)
     without = outputs_of(head(llama, tokenizer, scoring), tokenizer, ASKED)
     assert not torch.allclose(outputs_of(model, tokenizer, ASKED), without, atol=1e-2)
 
