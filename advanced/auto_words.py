@@ -59,13 +59,17 @@ class AutoWords(PromptFinetune):
             name = self.label_names[min(missing)]
             raise UserError(f"auto-words finds words in training sentences, and there is none of the class {name}")
         self.room = 0
-        states, words = self.states_of(examples), self.all_words()
+        words, parts = self.all_words(), self.states_of(examples).split(AT_ONCE)  # b D each
         ids = torch.tensor([*words])
-        parts = [self.log_probabilities(part)[:, ids.to(part.device)].cpu() for part in states.split(AT_ONCE)]  # b w
-        sums = torch.zeros(self.num_labels, len(ids)).index_add_(0, labels, torch.cat(parts))  # c w
+        sums = torch.zeros(self.num_labels, len(ids))  # c w
+        for part, label in zip(parts, labels.split(AT_ONCE), strict=True):
+            sums.index_add_(0, label, self.log_probabilities(part).cpu()[:, ids])
         scores, places = sums.topk(min(candidates, len(ids)), dim=1)  # c k
-        best, right = best_assignment(torch.cat(parts), places, scores, labels)
-        found = ids[best].tolist()
+        # the probabilities of the candidates alone are kept, since those of all words would need much memory
+        tried, places = places.unique(return_inverse=True)
+        log_probs = torch.cat([self.log_probabilities(part).cpu()[:, ids[tried]] for part in parts])  # n w
+        best, right = best_assignment(log_probs, places, scores, labels)
+        found = ids[tried[best]].tolist()
         self.words = [words[each] for each in found]
         self.word_ids = [(each,) for each in found]
         self.settings = {**self.settings, "words": "+".join(self.words)}
@@ -96,8 +100,8 @@ def best_assignment(
 ) -> tuple[list[int], int]:
     """The word of each class, and how many sentences are classified right by the likelier words.
 
-    log_probs: n w, of all words. places, scores: c k, of the candidates of each class. labels: n. Raises `UserError` if
-    the classes have not enough different candidates.
+    log_probs: n w, of the words that are tried. places, scores: c k, of the candidates of each class. labels: n.
+    Raises `UserError` if the classes have not enough different candidates.
     """
     classes, candidates = places.shape
     best: tuple[int, float, list[int]] = (-1, 0.0, [])

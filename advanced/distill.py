@@ -10,7 +10,7 @@ soft targets shrink as 1 / T^2, which the factor undoes. The paper has a cross-e
 divergence: its gradients are the same. Of several teachers the mean is that of the probabilities at T = 1.
 
 A teacher is a file that a fine-tuning has saved, of any kind of model, with its own tokenizer. All its predictions are
-computed once, before training. The authors published no code.
+computed once, before training. There is no official code.
 
 Shapes: b batch   n sentences   c classes
 """

@@ -11,7 +11,7 @@ with y' their predicted labels.
 
 Lee labels anew at every step and raises the weight slowly; here, as in Du et al., the sentences are labelled once and
 chosen by class. These train a new student, with the whole distribution as its target; here one run goes on, with the
-label alone, as in Lee. (Lee published no code, and that of Du et al. is for retrieving sentences.)
+label alone, as in Lee. (The code of Du et al. retrieves sentences, and there is no official code of the rest.)
 
 Shapes: b batch   n sentences without labels   c classes
 """
