@@ -41,11 +41,10 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
         return
     splits, label_names = read_data(args)
     llama, tokenizer = load_llama(args)
-    texts = [example.sentence for example in splits.pop("train", ())]
+    train = splits.pop("train", ())
+    texts, asked = [example.sentence for example in train], (args.question, compute, distributed)
     with naming_the_flag():
-        model = assemble_zero_shot(
-            llama, tokenizer, label_names, args.methods, texts, args.question, compute, distributed
-        )
+        model = assemble_zero_shot(llama, tokenizer, label_names, args.methods, texts, *asked, train, args.seed)
     if remark := getattr(model, "remark", ""):
         print(remark)
     datasets = encode(args, splits, tokenizer, model)
@@ -104,7 +103,8 @@ def facts(args: Namespace) -> dict[str, Any]:
     inputs = inputs_of(args.option)
     given = {name: value for name, value in vars(args).items() if name not in inputs and not name.endswith("_out")}
     files = {name: getattr(args, name) for name in inputs if getattr(args, name) is not None}
-    return given | {name: InputFile.of(path, getattr(args, "model_files", ())).sha256 for name, path in files.items()}
+    sums = {name: InputFile.of(path, getattr(args, "model_files", ())).sha256 for name, path in files.items()}
+    return given | sums | {path: InputFile.of_several(path).sha256 for path in getattr(args, "method_files", ())}
 
 
 def announce(args: Namespace) -> None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from tokenizer import Tokenizer
 
 __all__ = [
-    "METHODS", "Argument", "ChosenMethod", "MethodEntry", "choose", "create", "create_head", "part", "reason_between",
+    "METHODS", "Argument", "ChosenMethod", "MethodEntry", "choose", "create", "create_head", "named_files", "part",
+    "reason_between",
 ]  # fmt: skip
 
 
@@ -133,6 +134,12 @@ def _checked(argument: Argument, assignment: str, text: str) -> Any:
 
 def _kind(default: Any) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
+
+
+def named_files(chosen: Sequence[ChosenMethod]) -> list[str]:
+    """The values of all arguments that name files; several files of one argument are joined by commas."""
+    values = ((METHODS[name].arguments[key], value) for name, settings in chosen for key, value in settings)
+    return [value for argument, value in values if argument.names_files and value]
 
 
 def part(name: str) -> ModuleType:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from advanced.entries import EVERY, MethodEntry, files, one_of
+from advanced.entries import EVERY, MethodEntry, models_joined, one_of
 
-SAVED_MODELS = files("what --option finetune has saved, A.pt,B.pt", least=2)
+SAVED_MODELS = models_joined("what --option finetune has saved, A.pt and B.pt", least=2)
 
 
 def _no_models(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:

@@ -13,12 +13,16 @@ EVERY = ("llama", "bert")  # families: for methods that need no part which only 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a method. fits: whether a value is allowed; wanted: the allowed values in words."""
+    """One argument of a method. fits: whether a value is allowed; wanted: the allowed values in words.
+
+    names_files: whether its value is the name of a file, or several with commas; they are inputs of the run.
+    """
 
     default: Any
     help: str
     fits: Callable[[Any], bool] = lambda value: True
     wanted: str = "of that kind"
+    names_files: bool = False
 
     def parse(self, text: str) -> Any:
         """The text as a value of the default's type. Raises `ValueError`."""
@@ -38,9 +42,10 @@ class MethodEntry:
     a plain one, in words. options: the values of --option that accept it. is_head: it replaces the base's classifier
     (`create_head`) and is no `Method`. attention: the only kind of attention that it is for, or None. families: the
     kinds of models that it is for (see `engine.families`). holds_out: it chooses something by a score, so a part of the
-    training data is held out. combines: "weights" or "predictions", if it combines those of saved models and trains
-    nothing (`engine.combining`); class_path is then a function. refuses: called with its settings and with those of all
-    chosen methods by name; returns why they make no sense together, or "".
+    training data is held out. needs_shots: it needs sentences without labels, see `Method.uses_unlabelled`. combines:
+    "weights" or "predictions", if it combines those of saved models and trains nothing (`engine.combining`); class_path
+    is then a function. refuses: called with its settings and with those of all chosen methods by name; returns why they
+    make no sense together, or "".
     """
 
     class_path: str
@@ -55,7 +60,13 @@ class MethodEntry:
     attention: str | None = None
     holds_out: bool = False
     combines: str = ""
+    needs_shots: bool = False
     refuses: Callable[[dict[str, Any], Mapping[str, dict[str, Any]]], str] = lambda settings, every: ""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it trains, and needs nothing but its defaults and labelled sentences."""
+        return not self.needs_shots and not any(argument.names_files for argument in self.arguments.values())
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -107,11 +118,12 @@ def some_of(values: Collection[str], default: str, help: str, what: str) -> Argu
     return Argument(default, f"{help}, joined by +: {listed}", fits, wanted)
 
 
-def files(help: str, least: int) -> Argument:
-    """Names of files, joined by commas. least: how many there must be."""
+def models_joined(help: str, least: int = 0) -> Argument:
+    """Files of saved models, joined by commas, each once. least: how many there must be; 0: "" stands for none."""
 
     def fits(text: str) -> bool:
-        names = text.split(",")
-        return len(names) >= least and all(names) and len({*names}) == len(names)
+        names = text.split(",") if text or least else []
+        return len(names) >= least and all(name.strip() == name != "" for name in names) and len({*names}) == len(names)
 
-    return Argument("", help, fits, f"at least {least} files, joined by commas, each once")
+    wanted = f"{f'at least {least} ' if least else ''}files that finetune has saved, joined by commas, each once"
+    return Argument("", f"{help}, joined by commas", fits, wanted, True)

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.reading import Heard, Listening, is_within
+from advanced.reading import Heard, Listening, context_after, is_within
 from advanced.table import METHODS
 from base_llama import AttentionContext, causal_mask, sequence_lengths
 from classifier import Reader, read_last
@@ -53,9 +53,14 @@ class LabelWords(nn.Module):
         self.pad_id, self.num_labels = tokenizer.pad_id, len(label_names)
         self.words = words_of_labels(self.settings["words"], label_names)
         self.word_ids = ids_of_words(self.words, tokenizer)
+        self.begin = ids_before(tokenizer)
         self.prompt_suffix: str | None = prompt_suffix(self.words, self.settings["template"] or QUESTION).rstrip()
         self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for the appended words
         self.read: Reader = read_last
+
+    def read_before(self) -> Listening | None:
+        """A text that a causal model has read, and that stands before every text; None: no text."""
+        return None
 
     def log_likelihoods(self, token_ids: torch.Tensor) -> torch.Tensor:
         """log P(words of a label | text). token_ids: b s, right-padded -> b c"""
@@ -76,27 +81,28 @@ class LabelWords(nn.Module):
 
         token_ids: b s -> b v for each beginning
         """
-        llama, lengths, texts = self.llama, sequence_lengths(token_ids, self.pad_id), Listening()  # lengths: b
-        context = AttentionContext.of_text(token_ids.shape[1], True, token_ids.device)._replace(cache=texts)
-        states = llama.encode(llama.embed(token_ids), context, lengths - 1)  # b 1 D
+        llama, (tokens, context) = self.llama, context_after(self.read_before(), token_ids, len(self.begin))
+        context = context._replace(cache=context.cache or Listening())
+        at = sequence_lengths(token_ids, self.pad_id) - 1 - (token_ids.shape[1] - tokens.shape[1])  # b: the last tokens
+        states = llama.encode(llama.embed(tokens), context, at)  # b 1 D
         after = {(): self.log_probabilities(states[:, 0])}
         if prefixes:
-            context = context_behind(texts, lengths, prefixes)
-            behind = llama.encode(self.embed_behind(prefixes, lengths), context)  # b*m k D
-            behind = behind.unflatten(0, (len(lengths), len(prefixes)))  # b m k D
+            behind = context_behind(context.cache, context.start + at + 1, prefixes)
+            behind = llama.encode(self.embed_behind(prefixes, at), behind)  # b*m k D
+            behind = behind.unflatten(0, (len(at), len(prefixes)))  # b m k D
             for number, ids in enumerate(prefixes):
                 after |= {ids[:t]: self.log_probabilities(behind[:, number, t - 1]) for t in range(1, len(ids) + 1)}
         return after
 
-    def embed_behind(self, prefixes: Sequence[Ids], lengths: torch.Tensor) -> torch.Tensor:
-        """The vectors of all prefixes, once for each text. lengths: b -> b*m k D
+    def embed_behind(self, prefixes: Sequence[Ids], at: torch.Tensor) -> torch.Tensor:
+        """The vectors of all prefixes, once for each text. at: b -> b*m k D
 
         They are looked up apart from the texts, so that a method which moves the vectors of texts leaves them alone.
         """
         k = max(map(len, prefixes))
         ids = [token for prefix in prefixes for token in (*prefix, *prefix[-1:] * (k - len(prefix)))]  # m*k
-        embedded = self.llama.embed(torch.tensor(ids, device=lengths.device)).unflatten(0, (-1, k))  # m k D
-        return embedded.repeat(len(lengths), 1, 1)
+        embedded = self.llama.embed(torch.tensor(ids, device=at.device)).unflatten(0, (-1, k))  # m k D
+        return embedded.repeat(len(at), 1, 1)
 
     def log_probabilities(self, states: torch.Tensor) -> torch.Tensor:
         """The log-probabilities of the next token. states: b D -> b v"""
@@ -114,9 +120,19 @@ def words_of_labels(words: str, label_names: Sequence[str]) -> list[str]:
     return found
 
 
-def ids_of_words(words: Sequence[str], tokenizer: Tokenizer) -> list[Ids]:
-    """The tokens of each word. Raises `UserError` for a word without tokens, or with the tokens of another word."""
-    encoded = [tuple(tokenizer.encode_all(word)) for word in words]  # whole, however short sentences are cut
+def ids_before(tokenizer: Tokenizer) -> Ids:
+    """The special tokens that the tokenizer puts before a text: bos, or none."""
+    framed, bare = (tokenizer.encode("a", bos=bos, eos=False) for bos in (True, False))
+    return tuple(framed[: len(framed) - len(bare)])
+
+
+def ids_of_words(words: Sequence[str], tokenizer: Tokenizer, is_first: bool = False) -> list[Ids]:
+    """The tokens of each word after a text, or of each text if `is_first`.
+
+    Raises `UserError` for a word without tokens, or with the tokens of another word.
+    """
+    encode = tokenizer.encode_all if is_first else tokenizer.encode_next
+    encoded = [tuple(encode(word)) for word in words]  # whole, however short sentences are cut
     for number, ids in enumerate(encoded):
         if not ids:
             raise UserError(f"the word {words[number]!r} has no tokens")
@@ -138,7 +154,7 @@ def is_longer(other: Ids, one: Ids) -> bool:
 
 def context_behind(texts: Listening, lengths: torch.Tensor, prefixes: Sequence[Ids]) -> AttentionContext:
     """The context of rows that stand behind the real tokens of texts, m rows for each text. lengths: b"""
-    m, k, s = len(prefixes), max(map(len, prefixes)), texts.heard[0][0].shape[2]
+    m, k, s = len(prefixes), max(map(len, prefixes)), texts.length
     lengths = lengths.repeat_interleave(m)  # b*m
     is_text = is_within(lengths, s)  # b*m s
     own = causal_mask(k, k, lengths.device).expand(len(lengths), 1, k, k)

@@ -45,7 +45,7 @@ class PromptFinetune(LabelWords):
 
     def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__(llama, tokenizer, label_names, **settings)
-        control = self.settings["control"]
+        control = self.settings.get("control")
         if control == "shuffled-words":  # the question stays as it is
             order = derangement(self.num_labels)
             self.words, self.word_ids = ([each[place] for place in order] for each in (self.words, self.word_ids))

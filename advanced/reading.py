@@ -94,9 +94,40 @@ class Listening:
     def __init__(self) -> None:
         self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    @property
+    def length(self) -> int:
+        """The number of positions that were read."""
+        return self.heard[0][0].shape[2]
+
     def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.heard.append((key, value))
         return key, value
+
+
+class Continued(Listening):
+    """A cache of texts that continue one text, which was read before; it is kept in front of each of them."""
+
+    def __init__(self, before: Listening):
+        super().__init__()
+        self.before = before
+
+    def store(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """key and value: b g s d -> b g p+s d"""
+        before = (x.expand(len(key), -1, -1, -1) for x in self.before.heard[layer_id])  # b g p d
+        return super().store(layer_id, *(torch.cat(pair, dim=2) for pair in zip(before, (key, value), strict=True)))
+
+
+def context_after(
+    before: Listening | None, token_ids: torch.Tensor, begin: int
+) -> tuple[torch.Tensor, AttentionContext]:
+    """The tokens that a causal model has still to read of each row, and the context of this pass. token_ids: b s
+
+    before: the one text that stands before all rows, in the place of their first `begin` tokens (bos); None: no text.
+    """
+    if before is None:
+        return token_ids, AttentionContext.of_text(token_ids.shape[1], True, token_ids.device)
+    p, s = before.length, token_ids.shape[1] - begin
+    return token_ids[:, begin:], AttentionContext(p, causal_mask(s, p + s, token_ids.device), cache=Continued(before))
 
 
 class Heard:

@@ -1,18 +1,31 @@
 """The table of methods, without PyTorch: names, papers, typed arguments with defaults, conflicts.
 
+`prompts.py` has the entries of the methods that ask the language model for words.
+
 The order of the entries is the order in which methods work: what predicts the label, what adds parameters, what changes
 the loss, what sets the pace, what averages the weights. `combined.py` has those that take saved models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from advanced.combined import COMBINED
-from advanced.entries import EVERY, Argument, MethodEntry, count, not_negative, one_of, part, positive, share, some_of
-from engine.plan import ChosenMethod
-from utils import QUESTION_OF_TEXTS
+from advanced.entries import (
+    EVERY,
+    Argument,
+    MethodEntry,
+    count,
+    models_joined,
+    not_negative,
+    one_of,
+    part,
+    positive,
+    share,
+    some_of,
+)
+from advanced.prompts import PREDICTED
 
 WHY = {
     "causal": "reads likelihoods, and a bidirectional model sees the words that it would predict",
@@ -20,42 +33,12 @@ WHY = {
 }
 CONTRASTIVE_WHY = "contrastive search needs hidden states that stay; a bidirectional model's do not"
 MATRICES = ("compute_query", "compute_key", "compute_value", "compute_output", "w1", "w2", "w3")
-TEMPLATE = Argument(
-    "",
-    "the question after the sentence; if it is empty the course's, of these words",
-    lambda text: "{label}" not in text,
-    "what stands before the label, without {label}; {labels} are all of them",
-)
-WORDS = Argument(
-    "",
-    "a word for each label, joined by +; if it is empty the label names",
-    lambda text: not text or all(word.strip() for word in text.split("+")),
-    "words joined by +",
-)
-CHANNEL_TEMPLATE = Argument(
-    "This movie is {label}.",
-    "what stands before the sentence",
-    lambda text: "{label}" in text,
-    "a text with {label} in it",
-)
-ABOUT_TEXTS = {TEMPLATE.default: QUESTION_OF_TEXTS, CHANNEL_TEMPLATE.default: "This text is {label}."}
 FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
 READ_ANYWAY = "the last token is what is read anyway"
 NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
 SOLVED = "the head could not begin with zeros: lp-ft solves it"
 NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
 LITTLE_KEPT = "less time, and little for the optimizer to keep"
-
-
-def about_texts(chosen: Sequence[ChosenMethod]) -> tuple[ChosenMethod, ...]:
-    """The methods with templates about texts in the place of those about films, for data about anything."""
-
-    def about(key: str, value: Any) -> Any:
-        return ABOUT_TEXTS.get(value, value) if key == "template" else value
-
-    return tuple(
-        each._replace(settings=tuple((key, about(key, value)) for key, value in each.settings)) for each in chosen
-    )
 
 
 def of_frozen(reason: str) -> dict[str, str]:
@@ -65,7 +48,7 @@ def of_frozen(reason: str) -> dict[str, str]:
 
 def _nothing_anew(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
     if settings["head"] == "zero":
-        return NO_HEAD if "prompt-finetune" in every else SOLVED if "lp-ft" in every else ""
+        return NO_HEAD if every.keys() & {"prompt-finetune", "auto-words"} else SOLVED if "lp-ft" in every else ""
     return "" if settings["layers"] else "layers=0 and a head as it is anyway leave nothing to do"
 
 
@@ -84,54 +67,6 @@ def _falling_rate(settings: dict[str, Any], every: Mapping[str, dict[str, Any]])
 
 
 # fmt: off
-PREDICTED = {
-    "direct": MethodEntry(
-        "advanced.zero_shot.Direct", "scores a label by the likelihood of all its tokens after the question", {
-            "template": TEMPLATE, "words": WORDS,
-            "normalized": Argument(False, "the mean over a label's tokens in the place of their sum"),
-        },
-        paper="arXiv:2005.14165", cost="a short second pass where a label has several tokens",
-        options=("prompt",), is_head=True, attention="causal",
-    ),
-    "calibrated": MethodEntry(
-        "advanced.zero_shot.Calibrated",
-        "divides a label's probability by that after texts without content, or after training texts", {
-            "template": TEMPLATE, "words": WORDS,
-            "source": one_of(("content-free", "train"), "content-free", "texts that it is estimated from"),
-        },
-        paper="arXiv:2102.09690", cost="as direct", options=("prompt",), is_head=True, attention="causal",
-    ),
-    "pmi": MethodEntry(
-        "advanced.zero_shot.PMI", "divides a label's likelihood by that after the question alone", {
-            "template": TEMPLATE, "words": WORDS,
-            "premise": Argument("", "what stands for the question alone; if it is empty the question's last clause"),
-        },
-        paper="arXiv:2104.08315", cost="as direct, and a pass over the question alone for each batch",
-        options=("prompt",), is_head=True, attention="causal",
-    ),
-    "channel": MethodEntry(
-        "advanced.zero_shot.Channel", "scores a label by the likelihood of the sentence after it",
-        {"template": CHANNEL_TEMPLATE, "words": WORDS},
-        paper="arXiv:2108.04106", cost="a pass a label", options=("prompt",), is_head=True, attention="causal",
-    ),
-    "prompt-finetune": MethodEntry(
-        "advanced.prompt_finetune.PromptFinetune",
-        "trains the language model to say the label word, without a new head", {
-            "template": TEMPLATE, "words": WORDS,
-            "control": one_of(("none", "shuffled-words", "null-template"), "none", "what it is compared with"),
-        },
-        conflicts={
-            "linear-probe": "there is no head to train",
-            "pooling": "a label word is read where it would stand",
-            "padding-mask": "padding is hidden from a label word in any case",
-            "r-drop": "there is no head, whose dropout its two passes differ by",
-        },
-        paper="arXiv:2012.15723", cost="longer texts; a short second pass where a label has several tokens",
-        is_head=True,
-        refuses=lambda s, _: "a null template is none" if s["template"] and s["control"] == "null-template" else "",
-    ),
-}
-
 READING = {
     "padding-mask": MethodEntry(
         "advanced.padding_mask.PaddingMask", "hides padding from a bidirectional model and reads the last real token",
@@ -271,6 +206,38 @@ LOSSES = {
     ),
 }
 
+NO_SENTENCES = "learns from training sentences without their labels, which --shots N leaves aside; add --shots N"
+
+
+def _nothing_taught(settings: dict[str, Any], every: Mapping[str, dict[str, Any]]) -> str:
+    if not settings["teacher"]:
+        return "name its teacher, a model that finetune has saved: --method-args teacher=SAVED.pt"
+    return "" if settings["weight"] else "weight=0 leaves the teacher nothing to do"
+
+
+TAUGHT = {
+    "distill": MethodEntry(
+        "advanced.distill.Distill", "learns the probabilities that saved models give, also of sentences without labels",
+        {
+            "teacher": models_joined("saved models, whose mean is learned"),
+            "temperature": positive(2.0, "of both distributions"),
+            "weight": part(0.9, "of the teacher's part of the loss; the rest is the labels'"),
+        },
+        conflicts={"self-training": "each has another use for sentences without labels"},
+        paper="arXiv:1503.02531", cost="the teacher's predictions at first; with --shots twice the time",
+        families=EVERY, refuses=_nothing_taught,
+    ),
+    "self-training": MethodEntry(
+        "advanced.self_training.SelfTraining", "learns labels that it has given itself to sentences without labels", {
+            "after": share(0.5, "the share of all steps after which it labels them"),
+            "threshold": part(0.6, "the least probability of a label"),
+            "per_class": count(256, "sentences at most that join, of each class"),
+            "weight": positive(1.0, "of their loss"),
+        },
+        paper="Lee 2013", cost="one evaluation, then twice the time", families=EVERY, needs_shots=True,
+    ),
+}
+
 PACING = {
     "layer-decay": MethodEntry(
         "advanced.layer_decay.LayerDecay", "trains lower layers at lower rates",
@@ -315,5 +282,5 @@ AVERAGES = {
     ),
 }
 
-METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **PACING, **AVERAGES, **COMBINED}
+METHODS = {**PREDICTED, **READING, **PARAMETERS, **LOSSES, **TAUGHT, **PACING, **AVERAGES, **COMBINED}
 # fmt: on

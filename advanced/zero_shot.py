@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.label_words import LabelWords, ids_of_words, words_of_labels
-from advanced.reading import is_within
+from advanced.label_words import LabelWords, ids_before, ids_of_words, words_of_labels
+from advanced.reading import Listening, context_after, is_within
 from advanced.table import METHODS
 from base_llama import sequence_lengths
 from engine.batches import EncodingRules, LlamaDataset
@@ -89,6 +89,10 @@ class Calibrated(LabelWords):
             self.remark = f"domain calibration: estimated from {len(texts)} unlabelled training sentences"
         else:
             raise UserError("source=train estimates from training sentences, and there are none")
+        self.average(texts)
+
+    def average(self, texts: Sequence[str]) -> None:
+        """Set p_cf to the mean over these texts."""
         config = self.llama.config
         rules = EncodingRules(self.prompt_suffix, config.max_seq_len, config.is_causal, self.room)
         dataset = LlamaDataset([Example(text, NO_GOLD_LABEL) for text in texts], self.tokenizer, rules)
@@ -177,9 +181,13 @@ class Channel(nn.Module):
         self.llama, self.pad_id, self.num_labels = llama, tokenizer.pad_id, len(label_names)
         words = words_of_labels(self.settings["words"], label_names)
         verbalised = [self.settings["template"].replace("{label}", word).rstrip() for word in words]
-        self.before = ids_of_words(verbalised, tokenizer)
+        self.before, self.begin = ids_of_words(verbalised, tokenizer, is_first=True), ids_before(tokenizer)
         self.room = max(map(len, self.before))
         self.prompt_suffix = None
+
+    def read_before(self) -> Listening | None:
+        """A text that the model has read, and that stands before every text; None: no text."""
+        return None
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: b s -> log-probabilities b c"""
@@ -188,11 +196,14 @@ class Channel(nn.Module):
 
     def log_likelihood(self, token_ids: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """sum_t log P(x_t | before, x_<t) of the sentence's own tokens. token_ids: b s, before: p -> b"""
-        bos, sentence = token_ids[:, :1], token_ids[:, 1:]
-        text = torch.cat((bos, before.expand(len(bos), -1), sentence), dim=1)  # b p+s
-        states = self.llama.hidden_states(text)[:, len(before) : -1]  # b s-1 D: each before the token that it predicts
-        is_real = is_within(sequence_lengths(token_ids, self.pad_id), token_ids.shape[1])[:, 1:]  # b s-1
+        n = len(self.begin)
+        sentence = token_ids[:, n:]  # b t
+        text = torch.cat((token_ids[:, :n], before.expand(len(sentence), -1), sentence), dim=1)  # b p+s
+        text, context = context_after(self.read_before(), text, n)
+        states = self.llama.encode(self.llama.embed(text), context)  # b p+s D, or without bos
+        states = states[:, -sentence.shape[1] - 1 : -1]  # b t D: each before the token that it predicts
+        is_real = is_within(sequence_lengths(token_ids, self.pad_id), token_ids.shape[1])[:, n:]  # b t
         parts = zip(states[is_real].split(LOGITS_AT_ONCE), sentence[is_real].split(LOGITS_AT_ONCE), strict=True)
         losses = [F.cross_entropy(self.llama.output(x).float(), targets, reduction="none") for x, targets in parts]  # n
-        scores = torch.zeros_like(is_real, dtype=torch.float32)  # b s-1
+        scores = torch.zeros_like(is_real, dtype=torch.float32)  # b t
         return -scores.masked_scatter(is_real, torch.cat(losses)).sum(dim=1)

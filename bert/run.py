@@ -48,8 +48,18 @@ FINETUNE_FLAGS = (
     ),
     *flags_named("batch_size", group="finetune"),
     *flags_named("method", group="finetune", help="ways beyond the base, see advanced/README.md"),
-    *flags_named("method-args", "epochs", "lr", "hidden_dropout_prob", "dropout", "weight_decay", "clip", "model_out",
-                 "no_train_eval", group="finetune"),
+    *flags_named(
+        "method-args",
+        "epochs",
+        "lr",
+        "hidden_dropout_prob",
+        "dropout",
+        "weight_decay",
+        "clip",
+        "model_out",
+        "no_train_eval",
+        group="finetune",
+    ),
     *flags_named("resume", "resume_every", "shots", "hold_out", "log_dir", "html", group="finetune"),
 )
 

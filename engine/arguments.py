@@ -42,6 +42,7 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
         raise UserError("--prompt is not UTF-8 text") from None
     _check_question(args)
     args.methods = _choose_methods(args)
+    _check_files_and_shots(args)
     args.hold_out = _held_out(args)
     args.combines, args.combined = _models_to_combine(args)
     is_own = args.option in CLASSIFYING and any(has_columns(getattr(args, split) or "") for split in SPLITS)
@@ -105,7 +106,7 @@ def _ask_of_own_data(args: Namespace) -> None:
     if not args.methods and args.option == "prompt":
         args.question = QUESTION_OF_TEXTS
     if args.methods and not any(each.partition("=")[0].endswith("template") for each in args.method_args):
-        args.methods = require_folder("advanced", "--method").part("table").about_texts(args.methods)
+        args.methods = require_folder("advanced", "--method").part("prompts").about_texts(args.methods)
 
 
 def _columns_of(args: Namespace) -> Columns:
@@ -157,6 +158,21 @@ def _choose_methods(args: Namespace) -> tuple:
         return advanced.choose(names, assignments, option, *kinds)
     except NeedsCausal as error:
         raise UserError(f"{error}; add --attention causal") from None
+
+
+def _check_files_and_shots(args: Namespace) -> None:
+    """Set `method_files` to the files that the methods' arguments name; check that these exist, and `--shots`."""
+    if not args.methods:
+        return
+    advanced = require_folder("advanced", "--method")
+    for method in args.methods:
+        if advanced.METHODS[method.name].needs_shots and args.shots is None:
+            raise UserError(f"{method.name} {advanced.part('table').NO_SENTENCES}")
+    if files := advanced.named_files(args.methods):
+        args.method_files = files
+        for path in ",".join(files).split(","):
+            if not os.path.isfile(path):
+                raise UserError(f"--method-args: {path} does not exist, or is no file")
 
 
 def _held_out(args: Namespace) -> float:

@@ -98,6 +98,18 @@ def divide(
     is the share of each class to hold out, at least one example; with `shots`, the number of shots is held out instead.
     Raises `UserError` if a class has too few examples.
     """
+    return tuple([examples[place] for place in sorted(part)] for part in _divided(examples, seed, shots, hold_out))
+
+
+def set_aside(examples: Sequence[Example], seed: int, shots: int | None, hold_out: float) -> list[Example]:
+    """The examples that `divide` puts into neither part, without their labels."""
+    train, held_out = _divided(examples, seed, shots, hold_out)
+    rest = (example for place, example in enumerate(examples) if place not in train | held_out)
+    return [example._replace(label=NO_GOLD_LABEL) for example in rest]
+
+
+def _divided(examples: Sequence[Example], seed: int, shots: int | None, hold_out: float) -> tuple[set[int], set[int]]:
+    """The places of the examples of both parts, see `divide`."""
     drawing, train, held_out = random.Random(seed), set(), set()
     for label in sorted({example.label for example in examples}):
         places = [place for place, example in enumerate(examples) if example.label == label]
@@ -110,7 +122,7 @@ def divide(
             raise UserError(f"class {label} has {len(places)} examples, too few for {wanted}")
         train |= {*places[:rest]}
         held_out |= {*places[rest : rest + held]}
-    return [examples[place] for place in sorted(train)], [examples[place] for place in sorted(held_out)]
+    return train, held_out
 
 
 # --------------------------------------------------------------------------------------------------------------- labels

@@ -262,11 +262,11 @@ def check_overlaps(args: Namespace, outputs: dict[str, Path], inputs: Sequence[s
             taken |= dict.fromkeys(_file_of_stream(0), f"standard input, {flag_name(name)} -")
         elif path is not None:
             taken |= dict.fromkeys(_identities(Path(path)), flag_name(name))
-    for path in getattr(args, "combined", ()):
-        taken |= dict.fromkeys(_identities(Path(path)), f"a model of --method-args, {path}")
     for file in getattr(args, "model_files", ()):
         path = Path(args.pretrained_model_path, file)
         taken |= dict.fromkeys(_identities(path), f"{file} of --pretrained-model-path")
+    for path in ",".join(getattr(args, "method_files", ())).split(","):
+        taken |= dict.fromkeys(_identities(Path(path)) if path else (), f"{path} of --method-args")
     if args.option in ("predict", "generate") and args.output in TO_STDOUT:
         if other := next((taken[identity] for identity in _file_of_stream(1) if identity in taken), None):
             raise UserError(f"standard output goes to the file that is {other}; send it to another one")

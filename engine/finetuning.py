@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from engine.combining import combine
-from engine.data import divide
+from engine.data import divide, set_aside
 from engine.files import check_overlaps, files_of_model, model_candidates
 from engine.programs import import_part
 from engine.reports import (
@@ -25,6 +25,7 @@ from utils import UserError, join_names
 
 if TYPE_CHECKING:
     from engine.checkpointer import Checkpointer
+    from engine.data import Example
     from engine.methods import EpochResult
     from engine.plan import ComputeSettings, Plan
     from engine.processes import Distributed
@@ -42,21 +43,24 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
         combine(args, compute)
         return
     splits, label_names = read_data(args)
+    rest = set_aside(splits["train"], args.seed, args.shots, args.hold_out)
     splits["train"], held_out = divide(splits["train"], args.seed, args.shots, args.hold_out)
     if args.shots or held_out:
         print(f"train on {len(splits['train'])} sentences; {len(held_out)} others are held out")
     if held_out:
         splits["held-out"] = held_out
     with naming_the_flag():
-        run = assemble(plan_of(args, label_names, compute.precision), compute, distributed)
+        run = assemble(plan_of(args, label_names, compute.precision), compute, distributed, splits["train"])
     print_model(args, pretrained_of(run.model))
+    splits |= _used_unlabelled(run, rest)
     datasets = encode(args, splits, run.tokenizer, run.model)
     with ExitStack() as held:  # the lock on the run's name
         checkpointer = open_checkpointer(args, run, held)
         history = resume(args, run, checkpointer) if args.resume else []
         look = look_at(args, run, checkpointer, history, held)
         train, dev = datasets["train"], datasets["held-out" if held_out else "dev"]
-        epochs = fine_tune(run, train, dev, checkpointer, history=history, callback=look and look.log)
+        unlabelled, callback = datasets.get("unlabelled"), look and look.log
+        epochs = fine_tune(run, train, dev, checkpointer, unlabelled=unlabelled, history=history, callback=callback)
         run_epochs(args, epochs, history, checkpointer)
         del run, epochs  # the model is loaded again from its file
         model, saved = load_classifier(checkpointer.model_path, distributed)
@@ -73,6 +77,16 @@ def finetune(args: Namespace, compute: ComputeSettings, distributed: Distributed
             look.finish(datasets, judged, label_names)
         if distributed.is_first:
             checkpointer.resume_path.unlink(missing_ok=True)
+
+
+def _used_unlabelled(run: Run, rest: list[Example]) -> dict[str, list[Example]]:
+    """The sentences without labels, if a method uses some; print how many, and what the head has learned."""
+    if hasattr(run.model, "learn"):
+        print(run.model.remark)
+    if not rest or not any(method.uses_unlabelled for method in run.trainer.methods):
+        return {}
+    print(f"{len(rest)} training sentences are used without their labels")
+    return {"unlabelled": rest}
 
 
 def chosen_on(args: Namespace) -> str:
@@ -94,6 +108,7 @@ def plan_of(args: Namespace, label_names: list[str], precision: str) -> Plan:
         precision=precision,
         train_eval=not args.no_train_eval,
         family=getattr(args, "family", "llama"),
+        method_files=tuple(map(InputFile.of_several, getattr(args, "method_files", ()))),
         **{name: getattr(args, name, None) for name in names},
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from engine.batches import Sentences
 from engine.processes import Batch, Distributed, LocalBatch, device_of
 from engine.tasks import Task
 
@@ -152,6 +153,7 @@ class Method:
     freezes = False  # whether `prepare` freezes the pretrained weights
     begins_as_base = True  # whether, before training, the output in evaluation mode equals the plain model's
     is_needed = False  # whether a saved model needs the method to compute the same, even without own tensors
+    uses_unlabelled = False  # whether it is shown the training sentences that `--shots` leaves aside
 
     def __init__(self, **settings: Any):
         self.settings = settings
@@ -172,6 +174,12 @@ class Method:
 
     def start(self, model: nn.Module) -> None:
         """Called once, when the model is on its device: the place to copy its weights."""
+
+    def see(self, unlabelled: Sentences | None, label_names: Sequence[str]) -> None:
+        """Called once, before `task`, with the names of the labels.
+
+        unlabelled: the sentences that `uses_unlabelled` asks for, with `NO_GOLD_LABEL` as labels; None: there are none.
+        """
 
     def task(self, task: Task, train: DataLoader) -> Task:
         """The task that replaces `task`, for example with another loss. Called once, before the first step.

@@ -36,6 +36,12 @@ class InputFile:
         sums = {name: sha256_of(os.path.join(path, name)) for name in sorted(names)}
         return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), str(path))
 
+    @classmethod
+    def of_several(cls, paths: str) -> InputFile:
+        """The files of a list with commas, in their order."""
+        sums = [sha256_of(path) for path in paths.split(",")]
+        return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), paths)
+
 
 class ChosenMethod(NamedTuple):
     """A method's name, and its arguments and their values, in the order of the table of methods."""
@@ -44,7 +50,7 @@ class ChosenMethod(NamedTuple):
     settings: tuple[tuple[str, Any], ...]
 
 
-ADDED = ("family", "dropout", "weight_decay", "clip")  # settings that plans have not always had
+ADDED = ("family", "dropout", "weight_decay", "clip", "method_files")  # settings that plans have not always had
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Plan:
     family: str = "llama"  # the model family of the checkpoint, see `families`
     option: str = "finetune"  # or "pretrain", which freezes the pretrained model
     methods: tuple[ChosenMethod, ...] = ()
+    method_files: tuple[InputFile, ...] = ()  # of the methods' settings that name files, each with the setting as path
     shots: int | None = None  # the number of training sentences of each class; None: all
     hold_out: float = 0.0  # the share of the training data on which epochs are chosen; 0: they are chosen on dev
 
@@ -85,7 +92,8 @@ class Plan:
             if each.name in ADDED and values[each.name] == each.default:
                 del values[each.name]
         plain = {name: value.sha256 if isinstance(value, InputFile) else value for name, value in values.items()}
-        methods = {name: dict(settings) for name, settings in self.methods}
+        files = {file.path: file.sha256 for file in plain.pop("method_files", ())}
+        methods = {name: {key: files.get(value, value) for key, value in settings} for name, settings in self.methods}
         return {**plain, "label_names": list(self.label_names), "methods": methods}
 
     @property

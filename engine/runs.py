@@ -16,6 +16,7 @@ from torch import nn
 
 from engine.batches import Sentences
 from engine.checkpointer import Checkpointer
+from engine.data import Example
 from engine.families import LLAMA_FAMILY, advanced_folder, create_methods, family_named, head_among, model_settings
 from engine.methods import EpochResult, prepare, pretrained_of
 from engine.plan import ComputeSettings, Plan
@@ -51,11 +52,17 @@ class Run(NamedTuple):
         return pretrained_of(self.model).config
 
 
-def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Distributed = SINGLE_PROCESS) -> Run:
+def assemble(
+    plan: Plan,
+    compute: ComputeSettings | None = None,
+    distributed: Distributed = SINGLE_PROCESS,
+    examples: Sequence[Example] = (),
+) -> Run:
     """Load, classifier, methods, kernels, processes, optimizer: in this order, and nowhere else.
 
     Methods change a plain model; kernels replace the modules that methods left unchanged; several processes share the
-    result; the optimizer gets the parameters that are trained in the end.
+    result; the optimizer gets the parameters that are trained in the end. examples: the labelled training sentences,
+    for a head that learns something from them before it is trained.
     """
     compute = (compute or ComputeSettings(torch.device("cpu")))._replace(precision=plan.precision)
     family = family_named(plan.family)
@@ -70,6 +77,8 @@ def assemble(plan: Plan, compute: ComputeSettings | None = None, distributed: Di
     if remark := getattr(model, "remark", ""):
         warn(remark)
     compute_fast(model, compute)
+    if hasattr(model, "learn"):
+        model.eval().learn(examples, plan.seed)
     distributed.spread(model, compute.device)
     for method in methods:
         method.start(model)
@@ -104,11 +113,14 @@ def assemble_zero_shot(
     question: str | None = None,
     compute: ComputeSettings | None = None,
     distributed: Distributed = SINGLE_PROCESS,
+    examples: Sequence[Example] = (),
+    seed: int = 0,
 ) -> nn.Module:
     """A zero-shot classifier, which asks the language model and trains nothing. Same order of steps as `assemble`.
 
     methods: names and settings. texts: unlabelled texts, for a head that estimates values from them. question: replaces
-    the course's question, see `utils.prompt_suffix`. Raises `UserError` for a question if the head has its own or none.
+    the course's question, see `utils.prompt_suffix`. examples: labelled training sentences, for a head that learns from
+    them; seed: of what it draws. Raises `UserError` for a question if the head has its own or none.
     """
     compute = compute or ComputeSettings(torch.device("cpu"))
     head, chosen = head_among(methods)
@@ -119,6 +131,8 @@ def assemble_zero_shot(
     prepare(model, create_methods(chosen))
     model.requires_grad_(False)
     compute_fast(model, compute, trains=False)
+    if hasattr(model, "learn"):
+        model.eval().learn(examples, seed)
     distributed.spread(model, compute.device)
     if hasattr(model, "estimate"):
         model.eval().estimate(texts)
@@ -131,7 +145,7 @@ def _asked_of(model: nn.Module, head: tuple[str, Any] | None, label_names: Seque
         return prompt_suffix(label_names, question)
     if model.prompt_suffix is None:
         raise UserError(f"the method {head[0]} asks nothing after a sentence, so it has no question")
-    if model.settings.get("template"):
+    if model.settings["template"] != advanced_folder().METHODS[head[0]].defaults["template"]:
         raise UserError(f"the method {head[0]} asks its template; give that or a question, not both")
     return prompt_suffix(model.words, question).rstrip()
 
@@ -201,12 +215,18 @@ def fine_tune(
     dev: Sentences,
     checkpointer: Checkpointer | None,
     *,
+    unlabelled: Sentences | None = None,
     history: Iterable[EpochResult] = (),
     progress: bool = True,
     callback: TrainingCallback | None = None,
 ) -> Iterator[EpochResult]:
-    """Train as the plan says; yields the results of `Trainer.fit`. dev: the data on which epochs are chosen."""
+    """Train as the plan says; yields the results of `Trainer.fit`. dev: the data on which epochs are chosen.
+
+    unlabelled: sentences for the methods that use some without labels.
+    """
     trainer, batches = run.trainer, (run.config, run.plan.batch_size, run.compute.device)
     trainer.checkpointer, trainer.callback = checkpointer, callback
     trainer.progress, trainer.history = progress, list(history)
+    for method in trainer.methods:
+        method.see(unlabelled if method.uses_unlabelled else None, run.plan.label_names)
     return trainer.fit(loader_of(train, *batches, shuffle=True), loader_of(dev, *batches), run.plan.epochs)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def trained(family: str, attention: str) -> list[str]:
-    """The methods that train a model of this kind."""
-    entries = ((name, entry) for name, entry in METHODS.items() if "finetune" in entry.options and not entry.combines)
+    """The methods that train a model of this kind, and need no other model and no further sentences."""
+    entries = ((name, entry) for name, entry in METHODS.items() if "finetune" in entry.options and entry.is_enough)
     return [name for name, entry in entries if family in entry.families and entry.attention in (None, attention)]
 
 
@@ -96,7 +96,7 @@ def assemble(work: Workload, measured_method: MeasuredMethod) -> Run:
         attention=work.attention if model.family == "llama" else None,
         methods=choose(measured_method.methods, family=model.family) if measured_method.methods else (),
     )  # fmt: skip
-    return assemble(plan, ComputeSettings(torch.device("cpu")))
+    return assemble(plan, ComputeSettings(torch.device("cpu")), examples=work.sentences())
 
 
 def seconds_of_a_turn(run: Run, examples: list[Example]) -> float:

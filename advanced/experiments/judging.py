@@ -9,7 +9,7 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced.experiments.rows import Trial, path_of
-from engine.data import Example, create_data, divide, has_gold_labels, pack, read_label_names
+from engine.data import Example, create_data, divide, has_gold_labels, pack, read_label_names, set_aside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,12 +21,16 @@ MOST_OF_TRAIN = 1000  # training sentences whose loss is measured after training
 
 
 class Splits(NamedTuple):
-    """The sentences of a run. held_out: what its values and its epoch are chosen on. test: [] without gold labels."""
+    """The sentences of a run. held_out: what its values and its epoch are chosen on. test: [] without gold labels.
+
+    rest: those that `shots` leaves aside, without their labels.
+    """
 
     train: list[Example]
     held_out: list[Example]
     dev: list[Example]
     test: list[Example]
+    rest: list[Example]
 
     @classmethod
     def of(cls, trial: Trial) -> Splits:
@@ -39,10 +43,10 @@ class Splits(NamedTuple):
             taken = {*random.Random(0).sample(range(len(train)), settings["second_test"])}
             test = [train[place] for place in sorted(taken)]
             train = [example for place, example in enumerate(train) if place not in taken]
-        held_out: list[Example] = []
-        if trial.option != "prompt":
-            train, held_out = divide(train, trial.seed, trial.shots, settings["hold_out"])
-        return cls(train, held_out, dev, test)
+        if trial.option == "prompt":
+            return cls(train, [], dev, test, [])
+        how = trial.seed, trial.shots, settings["hold_out"]
+        return cls(*divide(train, *how), dev, test, set_aside(train, *how))
 
 
 def scores(predictions: list[int], labels: list[int]) -> dict[str, Any]:

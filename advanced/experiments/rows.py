@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from advanced import choose
+from advanced import choose, named_files
 from advanced.experiments.models import Model
 from engine.data import read_label_names
 from engine.lineage import checksum, files_of
@@ -125,12 +125,14 @@ def plan_of(trial: Trial, model: Model) -> Plan:
     settings = {name: value for name, value in trial.settings if name in PLAN_SETTINGS}
     if model.family != "llama":  # which has one kind of attention
         settings["attention"] = None
+    methods = choose(trial.method, trial.arguments, family=model.family) if trial.method else ()
     return Plan(
         family=model.family,
         checkpoint=checkpoint_of(model),
         tokenizer=InputFile.of(model.tokenizer),
         label_names=tuple(label_names_of(trial)),
-        methods=choose(trial.method, trial.arguments, family=model.family) if trial.method else (),
+        methods=methods,
+        method_files=tuple(map(InputFile.of_several, named_files(methods))),
         seed=trial.training_seed,
         shots=trial.shots,
         train_eval=False,

@@ -157,13 +157,14 @@ def _train(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> 
 
     plan, splits, path = plan_of(trial, model), Splits.of(trial), work / f"{trial.key(model)}.pt"
     seed_everything(plan.seed)
-    run = assemble(plan, compute)
+    run = assemble(plan, compute, examples=splits.train)
     checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"))
     history = _epochs_done(checkpointer, run)
     chosen_on = splits.held_out or splits.dev
     datasets = [encode_for(run.model, run.tokenizer, examples) for examples in (splits.train, chosen_on)]
     trainable = trainable_parameters(run.model)
-    history += fine_tune(run, *datasets, checkpointer, history=history, progress=False)
+    rest = encode_for(run.model, run.tokenizer, splits.rest) if splits.rest else None
+    history += fine_tune(run, *datasets, checkpointer, unlabelled=rest, history=history, progress=False)
     best = best_of(history)
     figures = {
         "selection": best.dev_score,
@@ -234,7 +235,8 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     methods = choose(trial.method, trial.arguments, "prompt") if trial.method else ()
     texts = [example.sentence for example in splits.train]
     precise = compute._replace(precision=settings["precision"])
-    asked = assemble_zero_shot(llama, tokenizer, names, methods, texts, compute=precise)
+    shown = dict(examples=splits.train, seed=trial.seed)
+    asked = assemble_zero_shot(llama, tokenizer, names, methods, texts, compute=precise, **shown)
     ask = partial(probabilities, asked, tokenizer, trial=trial, compute=compute)
     if trial.phase == "tune":
         sample = random.Random(trial.seed).sample(splits.train, min(TUNING_SAMPLE, len(splits.train)))

@@ -6,20 +6,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import SENTENCES
+from conftest import SENTENCES, random_llama
 from torch import nn
 
-from advanced import METHODS, choose
+from advanced import METHODS, choose, named_files
+from classifier import LlamaEmbeddingClassifier
 from engine import families, runs
 from engine import saved as saved_runs
 from engine.checkpointer import Checkpointer, best_of
-from engine.data import Example, create_data, divide
+from engine.data import Example, create_data, divide, set_aside
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings, InputFile, Plan
+from engine.saved import record_of, save_classifier
+from tokenizer import Tokenizer
 from utils import UserError
 
 PLAIN = ComputeSettings(torch.device("cpu"), kernels="plain")
@@ -31,6 +35,7 @@ ARGUMENTS = {  # where the defaults are for larger models or longer runs
     "mixout": ["mixout.p=0.5"],
     "prefix": ["prefix.length=3"],
     "prompt-tuning": ["prompt-tuning.length=3"],
+    "self-training": ["threshold=0.5"],
     "swa": ["swa.start=0.3"],
     "wise-ft": ["points=3"],
 }
@@ -53,9 +58,20 @@ class Laboratory:
     def __init__(self, folder: Path, checkpoint: Path, films: dict[str, Path]):
         self.folder, self.checkpoint, self.films = folder, checkpoint, films
 
+    def arguments(self, names: str) -> list[str]:
+        """Those of `ARGUMENTS`, and a teacher: an untrained classifier."""
+        teacher = self.folder / "teacher.pt"
+        if "distill" in names and not teacher.exists():
+            tokenizer, config = Tokenizer(None, self.checkpoint.with_suffix(".model")), classifier_settings()
+            model = LlamaEmbeddingClassifier(config, llama=random_llama(seed=8))
+            save_classifier(teacher, model, record_of(model, tokenizer, ["bad", "good"], 4))
+        given = {**ARGUMENTS, "distill": [f"teacher={teacher}"]}
+        return [each for name in names.split(",") for each in given.get(name, ())]
+
     def plan(self, names: str, **changes) -> Plan:
-        assignments = [each for name in names.split(",") for each in ARGUMENTS.get(name, ())]
+        methods = choose(names, self.arguments(names)) if names else ()
         settings = dict(seed=1, epochs=2, lr=0.01, batch_size=4, train_eval=False, attention="bidirectional")
+        settings["shots"] = 5 if any(METHODS[name].needs_shots for name in names.split(",") if name) else None
         settings["hold_out"] = 0.25 if any(METHODS[name].holds_out for name in names.split(",") if name) else 0.0
         return Plan(
             checkpoint=InputFile.of(self.checkpoint),
@@ -63,13 +79,18 @@ class Laboratory:
             train=InputFile.of(self.films["train"]),
             dev=InputFile.of(self.films["dev"]),
             label_names=("bad", "good"),
-            methods=choose(names, assignments) if names else (),
+            methods=methods,
+            method_files=tuple(map(InputFile.of_several, named_files(methods))),
             **(settings | changes),
         )
 
     def assemble(self, plan: Plan) -> runs.Run:
         torch.manual_seed(plan.seed)
-        return runs.assemble(plan, PLAIN)
+        return runs.assemble(plan, PLAIN, examples=divide(self.examples, *how_of(plan))[0])
+
+    @property
+    def examples(self) -> list[Example]:
+        return create_data(self.films["train"])[1:]  # so that one class is rarer
 
     def checkpointer(self, run: runs.Run) -> Checkpointer:
         path = self.folder / f"{run.plan.digest[:12]}.pt"
@@ -86,12 +107,10 @@ class Laboratory:
         self, run: runs.Run, checkpointer: Checkpointer, history: Sequence[EpochResult] = (), epochs: int | None = None
     ):
         """To the end, or so many more epochs. Returns all results."""
-        plan = run.plan
-        examples = create_data(plan.train.path)[1:]  # so that one class is rarer
-        train, dev = divide(examples, plan.seed, plan.shots, plan.hold_out)
-        chosen_on = dev or create_data(plan.dev.path)
-        datasets = [families.encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on)]
-        results = runs.fine_tune(run, *datasets, checkpointer, history=history)
+        train, dev = divide(self.examples, *how_of(run.plan))
+        chosen_on, rest = dev or create_data(run.plan.dev.path), set_aside(self.examples, *how_of(run.plan))
+        parts = [families.encode_for(run.model, run.tokenizer, examples) for examples in (train, chosen_on, rest)]
+        results = runs.fine_tune(run, *parts[:2], checkpointer, unlabelled=parts[2] if rest else None, history=history)
         return [*history, *itertools.islice(results, epochs)]
 
     def done(self, names: str, **changes) -> Done:
@@ -99,6 +118,15 @@ class Laboratory:
         checkpointer = self.checkpointer(run)
         history = self.train(run, checkpointer)
         return Done(run, history, *saved_runs.load_classifier(checkpointer.model_path))
+
+
+def classifier_settings() -> SimpleNamespace:
+    return SimpleNamespace(num_labels=2, hidden_dropout_prob=0.0, option="finetune", pad_id=3)
+
+
+def how_of(plan: Plan) -> tuple[int, int | None, float]:
+    """How the training data are divided."""
+    return plan.seed, plan.shots, plan.hold_out
 
 
 @pytest.fixture
@@ -143,7 +171,7 @@ def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Labo
     model, about = saved_runs.load_classifier(checkpointer.model_path)
     torch.testing.assert_close(outputs_of(model, run), seen[-1], rtol=0, atol=1e-6)
     assert about.epoch == best_of(history).epoch and about.identity == checkpointer.identity
-    plain = laboratory.done("", attention=attention, epochs=1, hold_out=run.plan.hold_out)
+    plain = laboratory.done("", attention=attention, epochs=1, hold_out=run.plan.hold_out, shots=run.plan.shots)
     if not METHODS[names.split(",")[0]].is_head:  # another head has no plain run to be compared with
         is_trained = names not in AT_THE_END
         differs = not torch.allclose(outputs_of(model, run), outputs_of(plain.saved, plain.run), atol=1e-5)
@@ -190,14 +218,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Labora
 @pytest.mark.parametrize("names", [f"{one},{other}" for one, other in itertools.combinations(TRAINED, 2)])
 def test_any_two_combine_or_refuse(laboratory: Laboratory, names: str):
     try:
-        choose(names)
+        choose(names, laboratory.arguments(names))
     except UserError as error:
         assert "cannot be combined" in str(error)
         return
     done = laboratory.done(names, epochs=1)
     assert outputs_of(done.saved, done.run).isfinite().all()
     for name in names.split(","):
-        single = laboratory.done(name, epochs=1, hold_out=done.run.plan.hold_out)
+        single = laboratory.done(name, epochs=1, hold_out=done.run.plan.hold_out, shots=done.run.plan.shots)
         same = outputs_of(single.saved, single.run)
         other = outputs_of(done.saved, done.run)
-        assert {*names.split(",")} - {name} <= AT_THE_END or not torch.equal(same, other)
+        idle = AT_THE_END | ({"class-weights"} if done.run.plan.shots else set())  # as many of each class
+        assert {*names.split(",")} - {name} <= idle or not torch.equal(same, other)

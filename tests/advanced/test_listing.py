@@ -92,7 +92,7 @@ def test_one_method_can_be_listed_with_what_it_does_not_combine_with(drive: Call
     assert ": what is drawn anew would never be trained" in out and out.count("not with") == 3
     out = drive("--list-methods", "--pretrained-model-path", "absent.pt", "--method", "direct")
     assert "\n  for causal models alone\n" in out and "not with padding-mask: one is for causal models" in out
-    assert "  not with calibrated, pmi, channel, prompt-finetune: each says what is predicted" in out
+    assert "  not with calibrated, pmi, channel, in-context, prompt-finetune, auto-words: each says what" in out
     with pytest.raises(UserError, match="there is no method 'nope'; there are direct"):
         drive("--list-methods", "--method", "nope")
 

@@ -86,11 +86,15 @@ def test_a_method_that_is_for_berts_works_and_its_file_is_enough(
     call: Callable, flags: Flags, tmp_path: Path, name: str
 ):
     here = [flag.replace("finetuning-output", "advanced-output") for flag in flags]
-    given = ["--method-args", "start=0"] if name == "swa" else []  # else the best epoch may be one without a mean
-    printed = call(*here, "--method", name, *given, "--model_out", "own.pt", "--hold_out", "0.3")
+    few = ["--shots", "4"] if METHODS[name].needs_shots else []
+    plain = call(*flags, "--model_out", "plain.pt", "--hold_out", "0.3", *few)
+    more = {"distill": ["teacher=plain.pt"], "self-training": ["threshold=0"], "swa": ["start=0"]}.get(
+        name, []
+    )  # swa: a mean
+    given = ["--method", name, *(["--method-args", *more] if more else [])]
+    printed = call(*here, *given, "--model_out", "own.pt", "--hold_out", "0.3", *few)
     model, about = load_classifier(tmp_path / "own.pt")
     assert about.identity["methods"].keys() == {name} and "dev acc ::" in printed
-    plain = call(*flags, "--model_out", "plain.pt", "--hold_out", "0.3")
     losses = [re.findall(r"train loss :: (\S+),", text) for text in (printed, plain)]
     other, _ = load_classifier(tmp_path / "plain.pt")
     states = model.state_dict(), other.state_dict()
