@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from advanced.added import split_groups
 from engine.methods import Method, pretrained_of
 
 IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -33,12 +34,7 @@ class LayerDecay(Method):
         """Split every group by the depth of its parameters, from the head to the embedding."""
         layers = pretrained_of(model).config.n_layers
         depths = {parameter: depth(name, layers) for name, parameter in model.named_parameters()}
-        split = []
-        for group in groups:
-            for level in sorted({depths[parameter] for parameter in group["params"]}):
-                chosen = [parameter for parameter in group["params"] if depths[parameter] == level]
-                split.append({**group, "params": chosen, "lr": group["lr"] * self.factor**level})
-        return split
+        return split_groups(groups, depths, self.factor)
 
 
 def depth(name: str, layers: int) -> int:

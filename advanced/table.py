@@ -39,7 +39,7 @@ CHANNEL_TEMPLATE = Argument(
     "a text with {label} in it",
 )
 ABOUT_TEXTS = {TEMPLATE.default: QUESTION_OF_TEXTS, CHANNEL_TEMPLATE.default: "This text is {label}."}
-FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
+FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit", "ia3")  # the pretrained weights stay
 READ_ANYWAY = "the last token is what is read anyway"
 NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
 NOT_PRETRAINED = "what is drawn anew has no pretrained weights to go back to"
@@ -156,12 +156,18 @@ PARAMETERS = {
         conflicts=dict.fromkeys((*FROZEN[1:], "layer-decay"), "it trains the head alone"), paper="arXiv:1610.01644",
         cost="less: no gradients of the model", families=EVERY,
     ),
+    "ia3": MethodEntry(
+        "advanced.ia3.IA3", "trains vectors that scale keys, values and the feed-forward",
+        paper="arXiv:2205.05638", cost=LITTLE_KEPT, families=EVERY,
+    ),
     "lora": MethodEntry(
-        "advanced.lora.LoRA", "trains low-rank updates of frozen matrices", {
+        "advanced.lora_variants.lora", "trains low-rank updates of frozen matrices", {
             "rank": count(8, "r, the rank of an update"),
             "alpha": positive(16.0, "updates are scaled by alpha / r"),
             "dropout": share(0.0, "of what the update reads"),
             "targets": some_of(MATRICES, "compute_query+compute_value", "matrices that are updated", "matrices"),
+            "variant": one_of(("plain", "dora", "rslora", "pissa"), "plain", "of the formula"),
+            "plus": positive(1.0, "LoRA+: B's learning rate divided by A's; 16 is the paper's"),
         },
         paper="arXiv:2106.09685", cost=LITTLE_KEPT, families=EVERY,
     ),

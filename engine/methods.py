@@ -211,6 +211,13 @@ class Method:
         """
         return state, {}
 
+    def kept(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a saved model keeps beside its weights although loading it does not need it: what `export` has merged.
+
+        state: as for `export`. `convert/` reads it.
+        """
+        return {}
+
     def state(self) -> dict[str, Any]:
         """The method's own values in a resume point, besides those of model and optimizer."""
         return {}
