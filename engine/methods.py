@@ -142,7 +142,7 @@ class Method:
     """
 
     name = "plain"
-    freezes = False  # whether `prepare` freezes the pretrained weights
+    freezes = False  # whether the pretrained weights are frozen before `prepare` is called
     begins_as_base = True  # whether, before training, the output in evaluation mode equals the plain model's
     is_needed = False  # whether a saved model needs the method to compute the same, even without own tensors
 
@@ -234,14 +234,12 @@ class Method:
 def prepare(model: nn.Module, methods: Sequence[Method]) -> None:
     """Let methods prepare a plain classifier or Llama; freeze the pretrained weights if a method wants that.
 
-    Freezing is done here, once, so that no method freezes parameters that another method has added.
+    Freezing is done here, once and first: a method may add parameters, or thaw some, and no other freezes them again.
     """
-    pretrained = [*pretrained_of(model).parameters()]
+    if any(method.freezes for method in methods):
+        pretrained_of(model).requires_grad_(False)
     for method in methods:
         method.prepare(model)
-    if any(method.freezes for method in methods):
-        for parameter in pretrained:
-            parameter.requires_grad_(False)
 
 
 PARTS = ("llama", "encoder")  # possible names of the pretrained model in a classifier

@@ -49,16 +49,24 @@ class Done(NamedTuple):
 class Laboratory:
     """Fine-tunes the tiny model on the tiny data, as the driver does, in a folder."""
 
+    family = "llama"
+
     def __init__(self, folder: Path, checkpoint: Path, films: dict[str, Path]):
         self.folder, self.checkpoint, self.films = folder, checkpoint, films
 
+    def pretrained(self) -> tuple[InputFile, InputFile]:
+        """The checkpoint and its tokenizer."""
+        return InputFile.of(self.checkpoint), InputFile.of(self.checkpoint.with_suffix(".model"))
+
     def plan(self, names: str, **changes) -> Plan:
+        checkpoint, vocabulary = self.pretrained()
         assignments = [each for name in names.split(",") for each in ARGUMENTS.get(name, ())]
         settings = dict(seed=1, epochs=2, lr=0.01, batch_size=4, train_eval=False, attention="bidirectional")
         settings["hold_out"] = 0.25 if any(METHODS[name].holds_out for name in names.split(",") if name) else 0.0
         return Plan(
-            checkpoint=InputFile.of(self.checkpoint),
-            tokenizer=InputFile.of(self.checkpoint.with_suffix(".model")),
+            checkpoint=checkpoint,
+            tokenizer=vocabulary,
+            family=self.family,
             train=InputFile.of(self.films["train"]),
             dev=InputFile.of(self.films["dev"]),
             label_names=("bad", "good"),
