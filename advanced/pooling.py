@@ -68,6 +68,6 @@ class EncoderReading(nn.Module):
         self, encoder: nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """inputs: of `Bert.forward`; outputs: states b s D and a vector -> the states and another vector, b D"""
-        token_ids, _, padding_mask = inputs
+        token_ids, _, padding_mask = (*inputs, None, None)[:3]
         is_real = token_ids != encoder.config.pad_id if padding_mask is None else padding_mask.bool()  # b s
         return outputs[0], pooled(outputs[0], is_real, self.kind, self.query)

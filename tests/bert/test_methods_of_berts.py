@@ -122,6 +122,7 @@ def test_pooling_reads_the_real_tokens(kind: str, has_pooler: bool):
         if not has_pooler:
             text = F.relu(base.transform(text))
         torch.testing.assert_close(model(IDS), F.log_softmax(base.classifier(text), dim=-1), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(model.encoder(IDS)[1], torch.stack(texts), atol=1e-5, rtol=1e-4)
         mask = (IDS != 0).long()  # said as a mask, with other ids where padding is
         torch.testing.assert_close(model(IDS + 7 * (1 - mask), None, mask), model(IDS), atol=1e-5, rtol=1e-4)
 
