@@ -24,8 +24,8 @@ leaves it out; Adam, which divides by the size of gradients, hides that.)
 M is drawn whenever a layer runs, so the words of several tokens that `prompt-finetune` reads have another M than the
 text before them.
 
-The matrices of attention and feed-forward are mixed, but not the head, which has no pretrained weights, nor the
-embedding, which is the output matrix too. W_pre is a copy that is not saved.
+The matrices of attention and feed-forward are mixed, but not biases, nor the head, which has no pretrained weights, nor
+the embedding, which is the output matrix too. W_pre is a copy that is not saved.
 
 Shapes: i input features   o output features
 """
@@ -36,6 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from advanced.added import layers_named
 from advanced.table import MATRICES
 from engine.methods import Method
 
@@ -60,7 +61,7 @@ class Mixout(Method):
 
     def layers(self, model: nn.Module) -> list[nn.Module]:
         """The linear layers whose weights are mixed."""
-        return [module for name, module in model.named_modules() if name.rpartition(".")[2] in MATRICES]
+        return layers_named(model, MATRICES)
 
     def mix_input(self, layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
         """inputs: x, ... i -> m' * x, ... i"""

@@ -8,17 +8,23 @@
 
 All of them leave out padding and include bos. Whether the layers below *see* padding is decided by padding-mask.
 
-Shapes: t position   D model dim
+In a BERT, whose tokens never see padding, the vector takes the place of what the pooler makes of [CLS]; [CLS] and [SEP]
+count as tokens, as in the paper. The pooler's weights then have no effect.
+
+Shapes: b batch   s, t position   D model dim
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 
 from advanced.added import AddingMethod
-from advanced.reading import reading_of
+from advanced.reading import pooled, reading_of
 from advanced.table import READ_ANYWAY
+from engine.methods import pretrained_of
 from utils import UserError
 
 
@@ -36,9 +42,32 @@ class Pooling(AddingMethod):
 
     def prepare(self, model: nn.Module) -> None:
         """Raises `UserError` if pooling would read the same token as the base."""
-        reading = reading_of(model)
-        if self.kind == "last" and (model.llama.config.is_causal or reading.hides_padding):
-            raise UserError(f"pooling: {READ_ANYWAY}")
-        reading.pool = self.kind
+        pretrained = pretrained_of(model)
+        if hasattr(model, "encoder"):
+            model.read = reading = EncoderReading(self.kind)
+            pretrained.register_forward_hook(reading)
+        else:
+            reading = reading_of(model)
+            if self.kind == "last" and (pretrained.config.is_causal or reading.hides_padding):
+                raise UserError(f"pooling: {READ_ANYWAY}")
+            reading.pool = self.kind
         if self.kind == "attention":
-            reading.query = nn.Parameter(torch.zeros_like(model.llama.norm.weight))  # D
+            table = pretrained.tok_embeddings.weight
+            reading.query = nn.Parameter(table.new_zeros(pretrained.config.dim))  # D
+
+
+class EncoderReading(nn.Module):
+    """A hook of an encoder, which replaces its vector of the whole text. query: D, as in `TextRepresentation`."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.register_parameter("query", None)
+
+    def forward(
+        self, encoder: nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, torch.Tensor | None]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """inputs: of `Bert.forward`; outputs: states b s D and a vector -> the states and another vector, b D"""
+        token_ids, _, padding_mask = (*inputs, None, None)[:3]
+        is_real = token_ids != encoder.config.pad_id if padding_mask is None else padding_mask.bool()  # b s
+        return outputs[0], pooled(outputs[0], is_real, self.kind, self.query)

@@ -18,6 +18,8 @@ start if examples are few (section 7.4 of the first paper), so this one begins a
 computes from random tokens. The first paper trains an MLP that makes P from a smaller matrix; here P itself is
 trained, as the code of the second paper can do.
 
+In a BERT the prefix stands before what [CLS] and the other tokens see in each layer, without position or segment.
+
 Each query has p more keys. PyTorch's fast path for causal masks cannot be used, since the mask is no triangle. In
 bfloat16 the inputs and outputs of these attentions stay float32.
 
@@ -46,22 +48,29 @@ class Prefix(AddedVectors):
     mark = ".attention.prefix_"
 
     def prepare(self, model: nn.Module) -> None:
-        llama = pretrained_of(model)
-        drawn = torch.randint(llama.config.vocab_size, (1, self.length), device=llama.norm.weight.device)  # 1 p
-        for layer, (key, value) in zip(llama.layers, keys_and_values(llama, drawn), strict=True):
+        pretrained = pretrained_of(model)
+        table = pretrained.tok_embeddings.weight
+        drawn = torch.randint(pretrained.config.vocab_size, (1, self.length), device=table.device)  # 1 p
+        for layer, (key, value) in zip(pretrained.layers, keys_and_values(pretrained, drawn), strict=True):
             layer.attention.prefix_key, layer.attention.prefix_value = nn.Parameter(key), nn.Parameter(value)  # g p d
             layer.attention.register_forward_pre_hook(self.add, with_kwargs=True)
 
     def add(
         self, attention: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Put the prefix before the text. inputs: x, b s D, and perhaps a context"""
+        """Put the prefix before the text. inputs: x, b s D, and perhaps a context or, in a BERT, a mask"""
         x = inputs[0]
+        if not hasattr(attention, "is_causal"):  # of a BERT
+            mask = next(iter((*inputs[1:], *named.values())), None)
+            return (x, self.widened(mask), Prefixed(attention, None)), {}
         context = context_among(inputs, named) or AttentionContext.of_text(x.shape[1], attention.is_causal, x.device)
-        mask = context.mask  # ... s t
-        if mask is not None:
-            mask = torch.cat((mask.new_ones(*mask.shape[:-1], self.length), mask), dim=-1)  # ... s p+t
-        return (x, context._replace(mask=mask, cache=Prefixed(attention, context.cache))), {}
+        return (x, context._replace(mask=self.widened(context.mask), cache=Prefixed(attention, context.cache))), {}
+
+    def widened(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """The mask in which everyone sees the prefix. mask: ... s t -> ... s p+t"""
+        if mask is None:
+            return None
+        return torch.cat((mask.new_ones(*mask.shape[:-1], self.length), mask), dim=-1)
 
 
 @dataclass
@@ -81,10 +90,17 @@ class Prefixed:
 
 
 @torch.no_grad()
-def keys_and_values(llama: Llama, token_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def keys_and_values(model: nn.Module, token_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The keys and values of a text in every layer. token_ids: 1 p -> g p d and g p d for each layer"""
     listening = Listening()
-    context = AttentionContext.of_text(token_ids.shape[1], llama.config.is_causal, token_ids.device)
-    llama.encode(llama.embed(token_ids), context._replace(cache=listening))
+    if isinstance(model, Llama):
+        context = AttentionContext.of_text(token_ids.shape[1], model.config.is_causal, token_ids.device)
+        model.encode(model.embed(token_ids), context._replace(cache=listening))
+    else:
+        h = model.embeddings(token_ids)  # 1 p D
+        for layer in model.layers:
+            hook = layer.attention.register_forward_pre_hook(lambda attention, inputs: (*inputs, listening))
+            h = layer(h, None)
+            hook.remove()
     # contiguous, because a transposed tensor cannot be split over processes
     return [(key[0].contiguous(), value[0].contiguous()) for key, value in listening.heard]

@@ -53,8 +53,7 @@ class TextRepresentation(nn.Module):
         before = h.shape[1] - token_ids.shape[1]
         context = self.see(llama, is_real, before)
         if self.pool in ("mean", "attention"):
-            states = llama.encode(h, context)[:, before:]  # b s D
-            return (self.weights(states, is_real)[..., None] * states).sum(dim=1)  # b D
+            return pooled(llama.encode(h, context)[:, before:], is_real, self.pool, self.query)
         reads_last_real = llama.config.is_causal or self.hides_padding or self.pool == "last"
         at = before + lengths - 1 if reads_last_real else torch.full_like(lengths, h.shape[1] - 1)  # b
         return llama.encode(h, context, at)[:, 0]  # b D
@@ -76,12 +75,16 @@ class TextRepresentation(nn.Module):
         is_seen = torch.cat((is_real.new_ones(len(is_real), before), is_real), dim=1)  # b p+s
         return AttentionContext(mask=is_seen[:, None, None, :])  # b 1 1 p+s: all queries see the same
 
-    def weights(self, states: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor:
-        """The weight of each token: 0 for padding; the sum is 1. states: b s D, is_real: b s -> b s"""
-        if self.pool == "mean":
-            return is_real / is_real.sum(dim=1, keepdim=True)
-        scores = states @ self.query / math.sqrt(states.shape[-1])  # b s
-        return scores.masked_fill(~is_real, float("-inf")).softmax(dim=-1)
+
+def pooled(states: torch.Tensor, is_real: torch.Tensor, kind: str, query: torch.Tensor | None = None) -> torch.Tensor:
+    """A weighted sum of the states of real tokens. kind, query: see `TextRepresentation`. states: b s D -> b D"""
+    if kind == "attention":
+        scores = states @ query / math.sqrt(states.shape[-1])  # b s
+        weights = scores.masked_fill(~is_real, float("-inf")).softmax(dim=-1)  # b s
+    else:
+        counted = is_real if kind == "mean" else is_real & (is_real.cumsum(dim=1) == is_real.sum(dim=1, keepdim=True))
+        weights = counted / counted.sum(dim=1, keepdim=True)  # b s
+    return (weights[..., None] * states).sum(dim=1)
 
 
 class Listening:

@@ -21,8 +21,9 @@ The authors' code differs from their paper: it has no proximity term; in some ve
 norm, so that d has size 1 for every radius, and the ascent uses another divergence than the KL of the loss. In code and
 paper sizes are absolute; here radius, step and noise are in units of the root mean square of each token's embedding,
 which is not the same in all checkpoints. A radius of .1 is large and may change a small model's prediction: tune it on
-held-out data, from .001. All passes have the same dropout masks, or the terms would measure dropout. Neither padding
-nor the table of embeddings, which is the output matrix too, is moved.
+held-out data, from .001. In a BERT d is added to the tokens' embeddings, before positions and segments are. All passes
+have the same dropout masks, or the terms would measure dropout. Neither padding nor the table of embeddings, which is
+the output matrix too, is moved.
 
 Shapes: b batch   s position   D model dim   c classes
 """

@@ -33,7 +33,7 @@ WHY = {
 }
 CONTRASTIVE_WHY = "contrastive search needs hidden states that stay; a bidirectional model's do not"
 MATRICES = ("compute_query", "compute_key", "compute_value", "compute_output", "w1", "w2", "w3")
-FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit")  # the pretrained weights stay
+FROZEN = ("linear-probe", "lora", "adapter", "prefix", "prompt-tuning", "bitfit", "ia3")  # the pretrained weights stay
 READ_ANYWAY = "the last token is what is read anyway"
 NO_HEAD = "there is no head that could begin with zeros: the model predicts words"
 SOLVED = "the head could not begin with zeros: lp-ft solves it"
@@ -77,7 +77,7 @@ READING = {
         "represents a text by the mean of its tokens, or by what a trained query attends to",
         {"kind": one_of(("mean", "attention", "last"), "mean", "what is read")},
         paper="arXiv:1908.10084", cost="the last layer of all positions",
-        refuses=lambda s, every: READ_ANYWAY if s["kind"] == "last" and "padding-mask" in every else "",
+        refuses=lambda s, every: READ_ANYWAY if s["kind"] == "last" and "padding-mask" in every else "", families=EVERY,
     ),
     "prompt-tuning": MethodEntry(
         "advanced.prompt_tuning.PromptTuning", "trains vectors before the text and the head alone",
@@ -91,7 +91,7 @@ PARAMETERS = {
         "advanced.reinit.Reinit", "draws the weights of the top layers anew before training",
         {"layers": count(1, "how many, from the top", 0), "head": one_of(("uniform", "zero"), "uniform", "the head")},
         conflicts=of_frozen("what is drawn anew would never be trained"), paper="arXiv:2006.05987",
-        refuses=_nothing_anew,
+        refuses=_nothing_anew, families=EVERY,
     ),
     "linear-probe": MethodEntry(
         "advanced.linear_probe.LinearProbe", "trains the head alone",
@@ -107,12 +107,18 @@ PARAMETERS = {
         },
         paper="arXiv:2202.10054", cost="a pass over train and a logistic regression before training", families=EVERY,
     ),
+    "ia3": MethodEntry(
+        "advanced.ia3.IA3", "trains vectors that scale keys, values and the feed-forward",
+        paper="arXiv:2205.05638", cost=LITTLE_KEPT, families=EVERY,
+    ),
     "lora": MethodEntry(
-        "advanced.lora.LoRA", "trains low-rank updates of frozen matrices", {
+        "advanced.lora_variants.lora", "trains low-rank updates of frozen matrices", {
             "rank": count(8, "r, the rank of an update"),
             "alpha": positive(16.0, "updates are scaled by alpha / r"),
             "dropout": share(0.0, "of what the update reads"),
             "targets": some_of(MATRICES, "compute_query+compute_value", "matrices that are updated", "matrices"),
+            "variant": one_of(("plain", "dora", "rslora", "pissa"), "plain", "of the formula"),
+            "plus": positive(1.0, "LoRA+: B's learning rate divided by A's; 16 is the paper's"),
         },
         paper="arXiv:2106.09685", cost=LITTLE_KEPT, families=EVERY,
     ),
@@ -124,23 +130,23 @@ PARAMETERS = {
             "places": some_of(("attention", "feed_forward"), "feed_forward", "sub-layers that have one", "sub-layers"),
             "dropout": share(0.0, "within the bottleneck"),
         },
-        paper="arXiv:2110.04366", cost=LITTLE_KEPT,
+        paper="arXiv:2110.04366", cost=LITTLE_KEPT, families=EVERY,
     ),
     "prefix": MethodEntry(
         "advanced.prefix.Prefix", "trains keys and values that every token attends to",
         {"length": count(16, "of the prefix, for each head")},
-        paper="arXiv:2101.00190", cost=LITTLE_KEPT,
+        paper="arXiv:2101.00190", cost=LITTLE_KEPT, families=EVERY,
     ),
     "bitfit": MethodEntry(
-        "advanced.bitfit.BitFit", "trains biases alone, which it adds: this model has none",
-        paper="arXiv:2106.10199", cost=LITTLE_KEPT,
+        "advanced.bitfit.BitFit", "trains biases alone; a Llama has none, so they are added",
+        paper="arXiv:2106.10199", cost=LITTLE_KEPT, families=EVERY,
     ),
     "mixout": MethodEntry(
         "advanced.mixout.Mixout",
         "takes some input neurons of each matrix from the pretrained weights, drawn anew in every step",
         {"p": share(0.7, "the share of neurons that are pretrained")},
         conflicts=of_frozen("frozen weights are the pretrained ones") | {"reinit": NOT_PRETRAINED},
-        paper="arXiv:1909.11299", cost="half as much time again, and a copy of the weights",
+        paper="arXiv:1909.11299", cost="half as much time again, and a copy of the weights", families=EVERY,
     ),
     "mixconnect": MethodEntry(
         "advanced.mixout.Mixconnect", "mixout of single weights in the place of neurons",
@@ -150,7 +156,7 @@ PARAMETERS = {
             "mixout": "each takes weights in the other's place",
             "reinit": NOT_PRETRAINED,
         },
-        paper="arXiv:1909.11299", cost="twice the time, and a copy of the weights",
+        paper="arXiv:1909.11299", cost="twice the time, and a copy of the weights", families=EVERY,
     ),
 }
 
@@ -189,7 +195,7 @@ LOSSES = {
             "late_decay": share(0.999, "and afterwards"),
         },
         paper="arXiv:1911.03437", cost="three to four times the time, and a copy of the weights",
-        refuses=_nothing_smooth,
+        refuses=_nothing_smooth, families=EVERY,
     ),
     "freelb": MethodEntry(
         "advanced.freelb.FreeLB", "takes the mean gradient over perturbed embeddings, found by ascent", {
@@ -197,7 +203,7 @@ LOSSES = {
             "radius": positive(0.3, "epsilon, of a text's perturbation, in units of the norm of a token's embedding"),
             "step": positive(0.1, "alpha, of the ascent, in the same units"),
         },
-        paper="arXiv:1909.11764", cost="K times the time, and a copy of the gradients",
+        paper="arXiv:1909.11764", cost="K times the time, and a copy of the gradients", families=EVERY,
     ),
     "sam": MethodEntry(
         "advanced.sam.SAM", "takes the gradient at the worst weights nearby",
@@ -242,7 +248,7 @@ PACING = {
     "layer-decay": MethodEntry(
         "advanced.layer_decay.LayerDecay", "trains lower layers at lower rates",
         {"factor": Argument(0.9, "from a layer to the one below it", lambda f: 0 < f <= 1, "above 0 and at most 1")},
-        conflicts={"prompt-tuning": "no layer is trained"}, paper="arXiv:1801.06146",
+        conflicts={"prompt-tuning": "no layer is trained"}, paper="arXiv:1801.06146", families=EVERY,
     ),
     "schedule": MethodEntry(
         "advanced.schedule.Schedule", "raises the learning rate at first and lets it fall afterwards", {
@@ -278,7 +284,7 @@ AVERAGES = {
         conflicts=of_frozen("frozen weights are the pretrained ones") | {"reinit": NOT_PRETRAINED},
         paper="arXiv:2109.01903",
         cost="a copy of the weights, an evaluation for each mixture at the end; a tenth of train is held out",
-        holds_out=True,
+        holds_out=True, families=EVERY,
     ),
 }
 

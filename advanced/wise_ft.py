@@ -38,23 +38,23 @@ class WiSEFT(Method):
         self.found: dict[str, Any] = {}
 
     def start(self, model: nn.Module) -> None:
-        llama = pretrained_of(model)
-        pretrained = blueprint(llama.config).state_dict().keys()
+        pretrained = pretrained_of(model)
+        names = blueprint(pretrained.config, type(pretrained)).state_dict().keys()
         self.before = {
             name: parameter.detach().clone()
-            for name, parameter in llama.named_parameters()
-            if name in pretrained and parameter.requires_grad
+            for name, parameter in pretrained.named_parameters()
+            if name in names and parameter.requires_grad
         }
 
     def finish(self, model: nn.Module, evaluate: Callable[[], float]) -> bool:
-        llama, scores = pretrained_of(model), []
-        after = {name: llama.get_parameter(name).detach().clone() for name in self.before}
+        pretrained, scores = pretrained_of(model), []
+        after = {name: pretrained.get_parameter(name).detach().clone() for name in self.before}
         for alpha in self.alphas:
-            self.mix(llama, after, alpha)
+            self.mix(pretrained, after, alpha)
             scores.append(evaluate())
         alpha = best_of(self.alphas, scores)
         self.found = {"alphas": self.alphas, "scores": scores, "alpha": alpha}
-        self.mix(llama, after, alpha)
+        self.mix(pretrained, after, alpha)
         if alpha == 0.0:
             warn(f"wise-ft: no mixture scores better than the pretrained weights; {self.what_is_left(model)}")
         return alpha < 1.0
@@ -67,10 +67,10 @@ class WiSEFT(Method):
         return f"of the training only {join_names(kept)} is left" if kept else "nothing is left of the training"
 
     @torch.no_grad()
-    def mix(self, llama: nn.Module, after: dict[str, torch.Tensor], alpha: float) -> None:
+    def mix(self, pretrained: nn.Module, after: dict[str, torch.Tensor], alpha: float) -> None:
         """Give the model theta. lerp returns its ends exactly."""
         for name, before in self.before.items():
-            llama.get_parameter(name).copy_(torch.lerp(before, after[name], alpha))
+            pretrained.get_parameter(name).copy_(torch.lerp(before, after[name], alpha))
 
     def figures(self) -> dict[str, Any]:
         return self.found

@@ -131,6 +131,12 @@ class BertForSequenceClassification(nn.Module):
         self.transform = None if encoder.config.has_pooler else _linear(encoder, encoder.config.dim)
         self.dropout = nn.Dropout(encoder.config.head_dropout)
         self.classifier = _linear(encoder, n_classes)
+        self.pad_id = encoder.config.pad_id
+
+    @property
+    def classifier_head(self) -> nn.Linear:
+        """The name that `LlamaEmbeddingClassifier` has for it: methods (advanced/) find it so in both."""
+        return self.classifier
 
     def forward(self, input_ids: torch.Tensor, segment_ids: Ids = None, padding_mask: Ids = None) -> torch.Tensor:
         """b s -> log-probabilities b c"""

@@ -1,6 +1,7 @@
 """Hugging Face's directories as models: `config.json` with `model.safetensors` or `pytorch_model.bin`.
 
-BERT's and DistilBERT's, under old names and new ones, with a head or without. Nothing but tensors is ever unpickled.
+BERT's and DistilBERT's, under old names and new ones, with a head or without; or an adapter of one. Nothing but
+tensors is ever unpickled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from bert.names import BERT, COUNTERS, DISTILBERT, HEAD_PARTS, TEXTBOOK, Layout
 from bert.package import WORKS_OFFLINE
 from bert.tokenizer_json import pieces_of, settings_in
 from bert.wordpiece import SPECIAL, THEIR_NAMES, WordPiece
-from convert.directory import CONFIG, TOKENIZER_CONFIG, State, read_settings, read_tensors, vocabulary_file
+from convert.directory import CONFIG, TOKENIZER_CONFIG, State, base_folder, read_settings, vocabulary_file
+from convert.peft import read_tensors
 from convert.tokenizer_files import WITHOUT_CLASS, added_tokens, parsed, read_content, settings_of
 from engine.weights import Unfilled, are_equal, is_finite, shape_errors_of, state_dict_errors
 from utils import UserError, hub_hint, join_names, short_repr, shorten, warn
@@ -141,7 +143,7 @@ def read_config(path: str | os.PathLike) -> tuple[Layout, dict[str, Any]]:
     if not Path(path).is_dir():
         hint = "" if Path(path).exists() else hub_hint(path, WORKS_OFFLINE)
         raise UserError(f"{path} is not a folder; name one that holds {CONFIG} and the weights of a BERT{hint}")
-    file = Path(path, CONFIG)
+    file = base_folder(Path(path)) / CONFIG
     settings = read_settings(file)
     kind = settings.get("model_type", BERT.name)  # the oldest files do not say it
     for layout in (BERT, DISTILBERT, TEXTBOOK):
@@ -159,7 +161,7 @@ def _part(name: str) -> str:
 
 def _load_encoder(path: str | os.PathLike, layout: Layout, settings: dict[str, Any]) -> tuple[Bert, State]:
     """The encoder, and the tensors of heads under our names."""
-    file, tensors = read_tensors(Path(path))
+    file, tensors = read_tensors(Path(path), base_folder(Path(path)))
     try:
         state = _canonical_state(tensors, layout)
         config = layout.config(settings, has_pooler=any(_part(name) == "pooler" for name in state))

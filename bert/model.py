@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,11 +84,14 @@ class BertAttention(nn.Module):
         weights = self.attn_dropout(scores.softmax(dim=-1).type_as(query))  # b h s t
         return weights @ value  # b h s d
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """x: b s D -> b s D"""
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, cache: Any = None) -> torch.Tensor:
+        """x: b s D -> b s D. cache: an object whose `store` is given keys and values, and returns those to attend to"""
         projections = (self.compute_query, self.compute_key, self.compute_value)
         heads = (compute(x).unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2) for compute in projections)
-        output = self.compute_query_key_value_scores(*heads, mask)  # b h s d
+        query, key, value = heads  # b h s d
+        if cache is not None:  # see advanced/prefix.py
+            key, value = cache.store(0, key, value)  # b h t d
+        output = self.compute_query_key_value_scores(query, key, value, mask)  # b h s d
         return self.resid_dropout(self.compute_output(output.transpose(1, 2).flatten(-2)))
 
 
@@ -138,6 +142,15 @@ class Bert(nn.Module):
             positions = self.embeddings.positions.weight.requires_grad_(False)
             with torch.no_grad():
                 positions.copy_(sinusoids(config.max_seq_len, config.dim))
+
+    @property
+    def tok_embeddings(self) -> nn.Embedding:
+        """The name that a Llama has for it: methods (advanced/) find it so in both."""
+        return self.embeddings.tokens
+
+    def init_weights(self, part: nn.Module) -> None:
+        """Draw the weights of a part of the model anew, as `LlamaPreTrainedModel.init_weights` does."""
+        part.apply(init_weights)
 
     def forward(
         self,

@@ -5,9 +5,11 @@
     python -m convert checkpoints/minllama1M.pt minllama1M.bin --to llama2c
     python -m convert checkpoints/minllama1M.pt minllama1M.gguf --to gguf --dtype q8_0
     python -m convert finetune-5-2e-05.pt films.onnx --to onnx
+    python -m convert finetuned-with-lora.pt adapter --to peft --base films-hf
+    python -m convert adapter merged --to hf --base films-hf
 
-MODEL is a checkpoint, a Hugging Face directory, a GGUF file or, with --from llama2c, a .bin file; with --to onnx, what
---option finetune has saved. See docs/formats.md.
+MODEL is a checkpoint, a Hugging Face directory, an adapter of one, a GGUF file or, with --from llama2c, a .bin file;
+with --to onnx and --to peft, what --option finetune has saved. See docs/formats.md.
 """
 
 from __future__ import annotations
@@ -18,24 +20,26 @@ import sys
 from pathlib import Path
 
 from config import ATTENTION_KINDS
-from convert.directory import files_of_llama
+from convert.directory import ADAPTER_CONFIG, files_of_llama, files_of_model, require_base
 from convert.formats import DTYPES
 from engine.finding import find_checkpoint, tokenizer_name
 from engine.programs import ArgumentParser, check_new, run_main
 from utils import UserError, find_asset, hub_hint
 
+# What is made of a saved classifier, and the flags that are not for it.
+OF_CLASSIFIERS = {"onnx": ("attention", "tokenizer", "source", "base"), "peft": ("tokenizer", "source")}
 FORMATS_HELP = (
     "hf: a Hugging Face directory; llama2c: a .bin file and its tokenizer.bin; gguf: for llama.cpp; "
-    "onnx: a fine-tuned classifier"
+    "onnx: a fine-tuned classifier; peft: what --method lora has learned, as an adapter"
 )
 
 
 def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked. Raises `UserError`."""
     parser = ArgumentParser(prog="python -m convert", description="a model in another program's format")
-    what = "checkpoint, Hugging Face directory or GGUF file; for onnx a saved classifier"
+    what = "checkpoint, Hugging Face directory, adapter or GGUF file; for onnx and peft a saved classifier"
     parser.add_argument("model", metavar="MODEL", help=what)
-    parser.add_argument("out", metavar="OUT", help="what is written, a directory for hf; nothing is overwritten")
+    parser.add_argument("out", metavar="OUT", help="what is written, a folder for hf and peft; nothing is overwritten")
     parser.add_argument("--to", choices=DTYPES, required=True, help=FORMATS_HELP)
     parser.add_argument("--from", dest="source", choices=("llama2c",), help="MODEL is a .bin file of llama2.c")
     kinds = tuple(dict.fromkeys(dtype for dtypes in DTYPES.values() for dtype in dtypes))
@@ -44,6 +48,8 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", metavar="FILE", help=what)
     what = "override what the checkpoint declares; a directory, a GGUF and a .bin file are causal"
     parser.add_argument("--attention", choices=ATTENTION_KINDS, help=what)
+    what = "Hugging Face directory that an adapter is of, written (--to peft) or read (else that which it names)"
+    parser.add_argument("--base", metavar="DIR", help=what)
     args = parser.parse_args(argv)
     check_args(args)
     return args
@@ -53,15 +59,16 @@ def check_args(args: argparse.Namespace) -> None:
     """Find every mistake before the work starts. Turns the names of the inputs into paths. Raises `UserError`."""
     if args.dtype not in DTYPES[args.to]:
         raise UserError(f"--dtype {args.dtype} is not for --to {args.to}, which has {', '.join(DTYPES[args.to])}")
-    if args.to == "onnx":
-        for flag in ("attention", "tokenizer", "source"):
+    if args.to in OF_CLASSIFIERS:
+        for flag in OF_CLASSIFIERS[args.to]:
             if getattr(args, flag) is not None:
                 name = "from" if flag == "source" else flag
-                raise UserError(f"--{name} is not for --to onnx: a saved classifier says all of itself")
-    elif args.attention == "bidirectional":
+                raise UserError(f"--{name} is not for --to {args.to}: a saved classifier says all of itself")
+    if args.to != "onnx" and args.attention == "bidirectional":
         raise UserError(f"--attention bidirectional is nothing that {args.to} can say; use --attention causal")
+    _check_base(args)
     args.model = _find_model(args)
-    if args.to != "onnx":
+    if args.to not in OF_CLASSIFIERS:
         args.tokenizer = _find_tokenizer(args)
     outputs = [args.out]
     if args.to == "llama2c":
@@ -76,9 +83,22 @@ def check_args(args: argparse.Namespace) -> None:
         check_new(path, "OUT")
 
 
+def _check_base(args: argparse.Namespace) -> None:
+    """`--base` names the directory of an adapter that is written or read, and is for nothing else."""
+    if args.to == "peft" and args.base is None:
+        raise UserError("--to peft needs --base DIR, the directory of the model that was fine-tuned")
+    if args.base is None:
+        return
+    if args.to != "peft" and not (args.source is None and (Path(args.model) / ADAPTER_CONFIG).exists()):
+        raise UserError(f"--base is for adapters, and MODEL {args.model} holds no {ADAPTER_CONFIG}")
+    if not os.path.isdir(args.base):
+        raise UserError(f"--base {args.base} is no folder; name the directory of a model{hub_hint(args.base)}")
+    files_of_model(require_base(Path(args.base)))
+
+
 def _find_model(args: argparse.Namespace) -> str:
-    if os.path.isdir(args.model) and args.source is None and args.to != "onnx":
-        files_of_llama(Path(args.model))
+    if os.path.isdir(args.model) and args.source is None and args.to not in OF_CLASSIFIERS:
+        files_of_llama(Path(args.base or args.model))
         return args.model
     found = find_checkpoint(args.model)
     if found is None:
@@ -90,7 +110,7 @@ def _find_model(args: argparse.Namespace) -> str:
 
 def _find_tokenizer(args: argparse.Namespace) -> str | None:
     """The path of the tokenizer; None for a directory without one that becomes a directory again."""
-    name = tokenizer_name(args.model, args.tokenizer)
+    name = tokenizer_name(args.base or args.model, args.tokenizer)
     found = find_asset(name)
     if found is None and not (args.to == "hf" and os.path.isdir(args.model) and args.tokenizer is None):
         raise UserError(f"tokenizer {name} does not exist; name one with --tokenizer")
@@ -104,6 +124,10 @@ def main() -> int:
         from engine.saved import load_classifier
 
         onnx.write(args.out, *load_classifier(args.model))
+    elif args.to == "peft":
+        from convert import peft
+
+        peft.write(args.out, args.model, args.base, args.attention)
     else:
         _convert_language_model(args)
     print(f"wrote {args.out}")
@@ -119,7 +143,10 @@ def _convert_language_model(args: argparse.Namespace) -> None:
     tokenizer = None if args.tokenizer is None else read_tokenizer(args.tokenizer)
     source = llama2c if args.source else weights
     try:
-        model = source.load_pretrained(args.model, attention=args.attention)
+        if args.base is not None:
+            model = hugging_face.load_pretrained(args.model, args.attention, args.base)
+        else:
+            model = source.load_pretrained(args.model, attention=args.attention)
     except UserError as error:
         if args.source or Path(args.model).suffix != ".bin":
             raise

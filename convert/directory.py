@@ -28,6 +28,8 @@ TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.model", "tokenize
 ADDED_TOKENS, SPECIAL_TOKENS = "added_tokens.json", "special_tokens_map.json"  # which older versions wrote
 GENERATION = "generation_config.json"
 VOCABULARY = "vocab.txt"  # of WordPiece
+ADAPTER_CONFIG = "adapter_config.json"  # of a folder with an update of a model that lies elsewhere, see `peft.py`
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 BESIDE_BERT = (CONFIG, VOCABULARY, TOKENIZER_CONFIG)  # what is written beside the weights of a BERT
 # Of each model_type, see `engine.families`; "textbook-bert" is none of transformers, see bert/names.py.
 FAMILIES = {"llama": "llama", "bert": "bert", "distilbert": "bert", "textbook-bert": "bert"}
@@ -47,6 +49,29 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{file} does not hold a JSON object, or it is damaged")
     return settings
+
+
+def base_folder(folder: Path) -> Path:
+    """The folder of the model that an adapter updates; a folder with a model of its own is returned as it is.
+
+    A relative name is looked for in the adapter's folder, then in the current one. Raises `UserError`.
+    """
+    file = folder / ADAPTER_CONFIG
+    if not os.path.lexists(file):
+        return folder
+    name = read_settings(file).get("base_model_name_or_path")
+    places = [folder / name, Path(name)] if isinstance(name, str) and name else []
+    if found := [place for place in places if os.path.isdir(place)]:
+        return require_base(found[0])
+    how = f"name it there, or, of a Llama, python -m convert {folder} OUT --to hf --base DIR makes a model of both"
+    raise UserError(f"{file}: base_model_name_or_path is {short_repr(name)}, which is no folder here; {how}")
+
+
+def require_base(folder: Path) -> Path:
+    """The folder. Raises `UserError` if it is an adapter itself."""
+    if os.path.lexists(folder / ADAPTER_CONFIG):
+        raise UserError(f"{folder} is named as the base of an adapter, and is an adapter itself")
+    return folder
 
 
 def stop_ids(folder: Path) -> tuple[int, ...]:
@@ -101,14 +126,15 @@ def read_tensors(folder: Path) -> tuple[Path, State]:
     known_by, *shards = weight_files(folder)
     tensors: State = {}
     for file in shards or [known_by]:
-        for name, tensor in _read_file(file).items():
+        for name, tensor in read_file(file).items():
             if name in tensors:
                 raise UserError(f"{known_by} names several files that hold {shorten(str(name))}; keep one")
             tensors[name] = tensor
     return known_by, tensors
 
 
-def _read_file(file: Path) -> dict:
+def read_file(file: Path) -> dict:
+    """The state dict in one file of weights. Raises `UserError`."""
     require_file(file)
     tensors = _read_safetensors(file) if file.suffix == ".safetensors" else load_tensors(file)
     if not isinstance(tensors, dict):
@@ -146,16 +172,22 @@ def lock_of(folder: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def write_model(folder: Path, settings: dict[str, Any], tensors: State, about: dict[str, str] | None = None) -> None:
+def write_model(
+    folder: Path,
+    settings: dict[str, Any],
+    tensors: State,
+    about: dict[str, str] | None = None,
+    names: tuple[str, str] = (CONFIG, SAFETENSORS),
+) -> None:
     """Write `config.json` and the weights, each whole or not at all, into a folder, which is made where there is none.
 
-    about: metadata, which the file of the weights holds as well.
+    about: metadata, which the file of the weights holds as well. names: of the two files.
     """
     content = _in_order(safetensors().save(tensors, metadata={"format": "pt", **(about or {})}))
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / SAFETENSORS, "wb") as file:
+    with atomic_write(folder / names[1], "wb") as file:
         file.write(content)
-    with atomic_write(folder / CONFIG) as file:
+    with atomic_write(folder / names[0]) as file:
         file.write(json.dumps(settings, indent=2) + "\n")
 
 
@@ -168,14 +200,29 @@ def _in_order(content: bytes) -> bytes:
 
 
 def files_read(folder: Path, of_tokenizer: Sequence[str]) -> list[str]:
-    """The names of the existing files of the model and its tokenizer. Raises `UserError`."""
-    names = (CONFIG, *(file.name for file in weight_files(folder)), *of_tokenizer)
-    return [name for name in names if (folder / name).is_file()]
+    """The names of the existing files of the model and its tokenizer; paths for those of an adapter's base.
+
+    Raises `UserError`.
+    """
+    base = base_folder(folder)
+    names = (CONFIG, *(file.name for file in weight_files(base)), *of_tokenizer)
+    found = [name for name in names if (base / name).is_file()]
+    if base == folder:
+        return found
+    return [ADAPTER_CONFIG, adapter_weights(folder).name, *(os.path.abspath(base / name) for name in found)]
+
+
+def adapter_weights(folder: Path) -> Path:
+    """The file of an adapter's weights. Raises `UserError`."""
+    found = [folder / name for name in ADAPTER_WEIGHTS if os.path.lexists(folder / name)]
+    if not found:
+        raise UserError(f"{folder} holds an {ADAPTER_CONFIG} and no weights: neither {' nor '.join(ADAPTER_WEIGHTS)}")
+    return found[0]
 
 
 def files_of_llama(folder: Path) -> list[str]:
     """`files_read` of a language model, whose tokenizer may lie elsewhere. Raises `UserError`."""
-    require_file(folder / CONFIG)
+    require_file(base_folder(folder) / CONFIG)
     more = (TOKENIZER_MODEL, TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS, GENERATION)
     return files_read(folder, more)
 
@@ -187,14 +234,16 @@ def files_of_bert(folder: Path) -> list[str]:
 
 def vocabulary_file(folder: Path) -> Path:
     """The file of a directory's vocabulary; the name of the usual one where there is none."""
-    return folder / (TOKENIZER_JSON if (folder / TOKENIZER_JSON).exists() else VOCABULARY)
+    base = base_folder(folder)
+    return base / (TOKENIZER_JSON if (base / TOKENIZER_JSON).exists() else VOCABULARY)
 
 
 def family_of(folder: Path) -> str:
     """The family of a directory's model, by its name in `engine.families`. Raises `UserError` for others."""
-    kind = read_settings(folder / CONFIG).get("model_type", "bert")  # the oldest files do not say it
+    file = base_folder(folder) / CONFIG
+    kind = read_settings(file).get("model_type", "bert")  # the oldest files do not say it
     if kind not in FAMILIES:
-        file, known = folder / CONFIG, join_names(list(FAMILIES))
+        known = join_names(list(FAMILIES))
         raise UserError(f"{file} describes a model of type {short_repr(kind)}; known here are {known}")
     return FAMILIES[kind]
 

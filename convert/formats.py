@@ -21,6 +21,7 @@ DTYPES = {  # of each format, the first by default
     "llama2c": ("f32",),
     "gguf": ("f32", "f16", "q8_0"),
     "onnx": ("f32",),
+    "peft": ("f32",),
 }
 
 

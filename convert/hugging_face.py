@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from config import ROPE_SCALINGS, LlamaConfig
 from convert import vocabulary
-from convert.directory import CONFIG, State, read_settings, read_tensors, stop_ids, write_model
+from convert.directory import CONFIG, State, base_folder, read_settings, require_base, stop_ids, write_model
 from convert.formats import DTYPES, require_causal, require_finite, whole
+from convert.peft import read_tensors
 from utils import UserError, atomic_write, join_names, short_repr, shorten, warn
 
 if TYPE_CHECKING:
@@ -45,9 +46,12 @@ HARMLESS = {  # settings that would change what is computed, each with the value
 ANGLES_TABLE = re.compile(r"rotary_emb\.inv_freq$")  # older versions saved it beside the weights
 
 
-def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
+def load_pretrained(
+    path: str | os.PathLike, attention: str | None = None, base: str | os.PathLike | None = None
+) -> Llama:
     """The Llama of a directory, in float32 on the CPU; causal unless `attention` says otherwise.
 
+    Of an adapter it is the base with the update merged. base: the base's directory; None: the one that it names.
     Its attribute `stop_ids` has the tokens that end a text; a model of a checkpoint has no such attribute.
     Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
     or misshapen key is named.
@@ -55,8 +59,9 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     from convert.names import interleaved_rows, rotated_heads
     from engine.weights import filled, shape_errors
 
-    config = read_config(Path(path), attention)
-    file, tensors = read_tensors(Path(path))
+    folder = base_folder(Path(path)) if base is None else require_base(Path(base))
+    config = read_config(folder, attention)
+    file, tensors = read_tensors(Path(path), folder)
     state, foreign = _under_our_names(file, tensors, config.tied)
     if found := [*shape_errors(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
         raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(join_names(found))}")
@@ -64,7 +69,7 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
         if heads := rotated_heads(name, config):
             state[name] = interleaved_rows(state[name], heads)
     model = filled(file, config, state)
-    model.stop_ids = stop_ids(Path(path))
+    model.stop_ids = stop_ids(folder)
     return model
 
 

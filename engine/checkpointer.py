@@ -69,13 +69,17 @@ class Checkpointer:
         state = self.distributed.model_state(model)
         if not self.distributed.is_first:
             return
-        own = {}
+        own, kept = {}, {}
         for method in reversed(self.methods):
+            if tensors := method.kept(state):
+                kept[method.name] = {"settings": method.settings, "tensors": tensors}
             state, tensors = method.export(state)
             if tensors or method.is_needed:
                 own[method.name] = {"settings": method.settings, "tensors": tensors}
         about = {"identity": self.identity, "epoch": result.epoch, "dev_score": result.dev_score}
         content = {"kind": KINDS["model"], "model": state, "methods": own, **self.record, **about}
+        if kept:
+            content["kept"] = kept
         if figures := {method.name: found for method in self.methods if (found := method.figures())}:
             content["figures"] = figures
         save_tensors(self.model_path, content)

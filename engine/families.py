@@ -37,7 +37,10 @@ class ModelFamily:
     """One kind of pretrained model.
 
     Its models have a `config`, a frozen dataclass with `max_seq_len`, `attention` and `ignores_padding`. Its tokenizers
-    have `pad_id`, `max_len` and `to_bytes`.
+    have `pad_id`, `max_len` and `to_bytes`. A method for several families finds its way by what is named alike in all:
+    of a model `config` with `dim`, `n_layers` and `vocab_size`, `tok_embeddings`, `layers` (each with `attention`,
+    `feed_forward` and matrices of the names in `advanced.table.MATRICES`) and `init_weights(part)`; of a classifier
+    `classifier_head` and `pad_id`.
     """
 
     name: str

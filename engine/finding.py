@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 from pathlib import Path
 
+from engine.programs import import_part
 from utils import UserError, find_asset
 
 # A small Llama that a package index has, SmolLM2-135M-Instruct as a GGUF file, and its name here.
@@ -44,12 +45,16 @@ def file_in_package(package: str, ending: str, remedy: str) -> Path:
 def tokenizer_name(checkpoint: str | os.PathLike, given: str | None = None) -> str:
     """The name of a checkpoint's tokenizer: `given`, else the .model file beside it, else tokenizer.model.
 
-    If the checkpoint is a folder: tokenizer.json in it, else tokenizer.model in it. A GGUF file holds its own.
+    If the checkpoint is a folder: tokenizer.json in it, else tokenizer.model in it; of an adapter, in its base's. A
+    GGUF file holds its own.
     """
     if given or is_gguf(checkpoint):
         return given or os.fspath(checkpoint)
     if os.path.isdir(checkpoint):
-        inside = Path(checkpoint, "tokenizer.json")
+        folder = Path(checkpoint)
+        if (folder / "adapter_config.json").exists():
+            folder = import_part("convert.directory", "an adapter").base_folder(folder)
+        inside = folder / "tokenizer.json"
         return str(inside if inside.exists() else inside.with_suffix(".model"))
     beside = Path(checkpoint).with_suffix(".model")
     return str(beside) if beside.is_file() else "tokenizer.model"

@@ -50,13 +50,13 @@ def checksum(path: str | Path) -> str:
     """
     if not os.path.isdir(path):
         return _checksum(str(path), os.stat(path).st_mtime_ns)
-    files = {name: Path(path, name) for name in files_of(path)}
+    files = {os.path.basename(name): Path(path, name) for name in files_of(path)}
     sums = {name: _checksum(str(file), file.stat().st_mtime_ns) for name, file in files.items()}
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
 def files_of(folder: str | Path) -> list[str]:
-    """The names of the files of model and tokenizer in a directory. Raises `UserError`."""
+    """The names of the files of model and tokenizer in a directory; of an adapter's base, paths. Raises `UserError`."""
     return import_part("convert.directory", "a Hugging Face directory").files_of_model(Path(folder))
 
 

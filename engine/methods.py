@@ -150,7 +150,7 @@ class Method:
     """
 
     name = "plain"
-    freezes = False  # whether `prepare` freezes the pretrained weights
+    freezes = False  # whether the pretrained weights are frozen before `prepare` is called
     begins_as_base = True  # whether, before training, the output in evaluation mode equals the plain model's
     is_needed = False  # whether a saved model needs the method to compute the same, even without own tensors
     uses_unlabelled = False  # whether it is shown the training sentences that `--shots` leaves aside
@@ -240,6 +240,13 @@ class Method:
         """
         return state, {}
 
+    def kept(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a saved model keeps beside its weights although loading it does not need it: what `export` has merged.
+
+        state: as for `export`. `convert/` reads it.
+        """
+        return {}
+
     def state(self) -> dict[str, Any]:
         """The method's own values in a resume point, besides those of model and optimizer."""
         return {}
@@ -256,14 +263,12 @@ class Method:
 def prepare(model: nn.Module, methods: Sequence[Method]) -> None:
     """Let methods prepare a plain classifier or Llama; freeze the pretrained weights if a method wants that.
 
-    Freezing is done here, once, so that no method freezes parameters that another method has added.
+    Freezing is done here, once and first: a method may add parameters, or thaw some, and no other freezes them again.
     """
-    pretrained = [*pretrained_of(model).parameters()]
+    if any(method.freezes for method in methods):
+        pretrained_of(model).requires_grad_(False)
     for method in methods:
         method.prepare(model)
-    if any(method.freezes for method in methods):
-        for parameter in pretrained:
-            parameter.requires_grad_(False)
 
 
 PARTS = ("llama", "encoder")  # possible names of the pretrained model in a classifier

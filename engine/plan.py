@@ -26,14 +26,14 @@ class InputFile:
 
     @classmethod
     def of(cls, path: str | os.PathLike, names: Iterable[str] = (), columns: Columns | None = None) -> InputFile:
-        """Compute the checksum. names: the files to read, if `path` is a folder. columns: the columns to read, if the
-        file has columns (see `columns.py`); they are part of the checksum."""
+        """Compute the checksum. names: the files to read, or their paths, if `path` is a folder. columns: the columns
+        to read, if the file has columns (see `columns.py`); they are part of the checksum."""
         if not os.path.isdir(path):
             content = sha256_of(path)
             if columns is not None and has_columns(path):
                 content = hashlib.sha256(json.dumps([content, columns.text, columns.label]).encode()).hexdigest()
             return cls(content, str(path))
-        sums = {name: sha256_of(os.path.join(path, name)) for name in sorted(names)}
+        sums = {os.path.basename(name): sha256_of(os.path.join(path, name)) for name in sorted(names)}
         return cls(hashlib.sha256(json.dumps(sums).encode()).hexdigest(), str(path))
 
     @classmethod

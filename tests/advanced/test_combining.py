@@ -175,13 +175,13 @@ def test_a_bert_is_mixed_by_its_own_program(saved: Saved, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("names", "given", "words"),
     [
-        ("a", [], "must be at least 2 files, joined by commas, each once"),
+        ("a", [], "must be at least 2 files that finetune has saved, joined by commas, each once"),
         ("aa", [], "each once"),
         ("ax", [], "x.pt does not exist"),
         ("af", [], "f.pt has another kind of model than"),
         ("ad", [], "d.pt has another method than"),
         ("ag", [], "g.pt has the labels good, bad, and the data have bad, good"),
-        ("ab", ["--model_out", "{b}"], "is also a model of --method-args"),
+        ("ab", ["--model_out", "{b}"], "b.pt of --method-args"),
         ("ab", ["--log_dir", "here"], "--log_dir is not for --method soup, which trains nothing"),
         ("ab", ["--resume"], "--resume is not for --method soup"),
         (

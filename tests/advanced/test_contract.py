@@ -6,16 +6,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import SENTENCES, random_llama
+from conftest import SENTENCES
 from torch import nn
 
 from advanced import METHODS, choose, named_files
-from classifier import LlamaEmbeddingClassifier
 from engine import families, runs
 from engine import saved as saved_runs
 from engine.checkpointer import Checkpointer, best_of
@@ -23,7 +21,6 @@ from engine.data import Example, create_data, divide, set_aside
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings, InputFile, Plan
 from engine.saved import record_of, save_classifier
-from tokenizer import Tokenizer
 from utils import UserError
 
 PLAIN = ComputeSettings(torch.device("cpu"), kernels="plain")
@@ -55,27 +52,34 @@ class Done(NamedTuple):
 class Laboratory:
     """Fine-tunes the tiny model on the tiny data, as the driver does, in a folder."""
 
+    family = "llama"
+
     def __init__(self, folder: Path, checkpoint: Path, films: dict[str, Path]):
         self.folder, self.checkpoint, self.films = folder, checkpoint, films
+
+    def pretrained(self) -> tuple[InputFile, InputFile]:
+        """The checkpoint and its tokenizer."""
+        return InputFile.of(self.checkpoint), InputFile.of(self.checkpoint.with_suffix(".model"))
 
     def arguments(self, names: str) -> list[str]:
         """Those of `ARGUMENTS`, and a teacher: an untrained classifier."""
         teacher = self.folder / "teacher.pt"
         if "distill" in names and not teacher.exists():
-            tokenizer, config = Tokenizer(None, self.checkpoint.with_suffix(".model")), classifier_settings()
-            model = LlamaEmbeddingClassifier(config, llama=random_llama(seed=8))
-            save_classifier(teacher, model, record_of(model, tokenizer, ["bad", "good"], 4))
+            run = self.assemble(self.plan("", seed=8))
+            save_classifier(teacher, run.model, record_of(run.model, run.tokenizer, ["bad", "good"], 4))
         given = {**ARGUMENTS, "distill": [f"teacher={teacher}"]}
         return [each for name in names.split(",") for each in given.get(name, ())]
 
     def plan(self, names: str, **changes) -> Plan:
+        checkpoint, vocabulary = self.pretrained()
         methods = choose(names, self.arguments(names)) if names else ()
         settings = dict(seed=1, epochs=2, lr=0.01, batch_size=4, train_eval=False, attention="bidirectional")
         settings["shots"] = 5 if any(METHODS[name].needs_shots for name in names.split(",") if name) else None
         settings["hold_out"] = 0.25 if any(METHODS[name].holds_out for name in names.split(",") if name) else 0.0
         return Plan(
-            checkpoint=InputFile.of(self.checkpoint),
-            tokenizer=InputFile.of(self.checkpoint.with_suffix(".model")),
+            checkpoint=checkpoint,
+            tokenizer=vocabulary,
+            family=self.family,
             train=InputFile.of(self.films["train"]),
             dev=InputFile.of(self.films["dev"]),
             label_names=("bad", "good"),
@@ -118,10 +122,6 @@ class Laboratory:
         checkpointer = self.checkpointer(run)
         history = self.train(run, checkpointer)
         return Done(run, history, *saved_runs.load_classifier(checkpointer.model_path))
-
-
-def classifier_settings() -> SimpleNamespace:
-    return SimpleNamespace(num_labels=2, hidden_dropout_prob=0.0, option="finetune", pad_id=3)
 
 
 def how_of(plan: Plan) -> tuple[int, int | None, float]:

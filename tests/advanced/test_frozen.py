@@ -346,6 +346,8 @@ def test_bitfit_trains_biases_that_a_plain_model_has_no_place_for():
     [
         ("adapter", [], "feed_forward.adapter.down.weight", 0.3, 0.2, 0.95),
         ("bitfit", [], "attention.compute_query.bitfit_bias", 0.3, 0.2, 0.95),
+        ("ia3", [], "feed_forward.w2.ia3_scale", 0.3, 0.2, 0.95),
+        ("lora", ["rank=4", "variant=dora", "targets=compute_query+w2"], "feed_forward.w2.lora_B", 0.15, 0.2, 0.95),
         ("lora", ["rank=4", f"targets={'+'.join(MATRICES)}"], "attention.compute_query.lora_B", 0.15, 0.15, 0.98),
     ],
 )
@@ -409,6 +411,7 @@ TRAINED = {  # with the arguments' defaults; for L layers, D model dim, G = g d,
     "prefix": {"stories260K": 5_250, "stories42M": 132_098},  # L 2 16 G
     "bitfit": {"stories260K": 3_770, "stories42M": 51_714},  # L (D + G + G + D + f + f + D + D + D)
     "prompt-tuning": {"stories260K": 1_154, "stories42M": 9_218},  # 16 D
+    "ia3": {"stories260K": 1_310, "stories42M": 20_226},  # L (G + G + f)
 }
 ALL = {"stories260K": 260_032 + 130, "stories42M": 41_689_600 + 1_026}
 

@@ -118,7 +118,7 @@ def test_the_command_lists_what_can_be_started(
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"method": "pooling"}, "row other: pooling is not for models of the kind bert"),
+        ({"method": "prompt-tuning"}, "row other: prompt-tuning is not for models of the kind bert"),
         ({"option": "prompt"}, "row other: zero-shot methods ask a language model, which a bert is not"),
     ],
 )

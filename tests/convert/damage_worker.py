@@ -28,6 +28,7 @@ DAMAGED_KINDS = {  # which files are damaged, and the flags that read them
     "sentencepiece": (("tokenizer.model",), ()),
     "llama2c": (("model.bin",), ("--from", "llama2c")),
     "gguf": (("model.gguf",), ()),
+    "adapter": (("adapter_model.safetensors", "adapter_config.json"), ()),
 }
 
 
@@ -103,6 +104,7 @@ def prepare(folder: Path, tokenizer: Path) -> None:
     from shapes import bytes_of_text, hf_llama, save
 
     from convert import gguf
+    from convert.directory import ADAPTER_CONFIG, ADAPTER_WEIGHTS, write_model
     from convert.llama2c import content_of
     from engine.weights import load_pretrained
 
@@ -124,6 +126,12 @@ def prepare(folder: Path, tokenizer: Path) -> None:
         save_file(half, folder / "shards" / name, metadata={"format": "pt"})
         placed |= dict.fromkeys(half, name)
     (folder / "shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    name, draw = "base_model.model.model.layers.1.self_attn.v_proj.lora_", torch.Generator().manual_seed(0)
+    factors = {"A.weight": (3, 32), "B.weight": (16, 3), "magnitude_vector": (16,)}
+    drawn = {f"{name}{kind}": torch.rand(shape, generator=draw) for kind, shape in factors.items()}
+    settings = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "use_dora": True, "alpha_pattern": {"v_proj": 8}}
+    settings["base_model_name_or_path"] = str(folder / "safetensors")
+    write_model(folder / "adapter", settings, drawn, names=(ADAPTER_CONFIG, ADAPTER_WEIGHTS[0]))
     (folder / "llama2c").mkdir()
     ours = load_pretrained(folder / "safetensors")
     (folder / "llama2c/model.bin").write_bytes(b"".join(content_of(ours.state_dict(), ours.config)))

@@ -50,6 +50,6 @@ def test_a_share_of_the_damaged_inputs(models: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 14000, 3500))
+@pytest.mark.parametrize("first", range(0, 16000, 4000))
 def test_two_thousand_damaged_inputs_of_each_kind(first: int, models: Path):
-    check(models, first, first + 3500)
+    check(models, first, first + 4000)

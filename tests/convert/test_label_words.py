@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("transformers")
+tokenizers, transformers = map(pytest.importorskip, ("tokenizers", "transformers"))
 from conftest import random_llama  # noqa: E402
 from shapes import bytes_of_text  # noqa: E402
 

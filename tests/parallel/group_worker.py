@@ -51,6 +51,7 @@ CASES = (
     Case("causal", 2, shard=True),  # a process without sentences in every batch
     Case("bidirectional", 7, dropout=0.2, methods="lora,sam,ema"),
     Case("causal", 5, shard=True, methods="lora,ema"),
+    Case("causal", 5, shard=True, methods="ia3,lora"),
     Case("bidirectional", 7, shard=True, methods="padding-mask,prompt-tuning,adapter,prefix,bitfit,ema"),
     Case("causal", 7, shard=True, methods="ema", lr=1e-12),  # no epoch is better than the first
     Case("causal", 2, dropout=0.2, methods="mixout,label-smoothing,class-weights,smart,ema"),
