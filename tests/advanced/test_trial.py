@@ -19,18 +19,19 @@ from conftest import FIGURES, asset, save_checkpoint
 from grids import PLAIN_CPU, first_of, model, table_of, tuning_runs  # noqa: F401 (fixtures)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from advanced.experiments import __main__ as program
 from advanced.experiments import cost, judging, trial
 from advanced.experiments.grid import Table
-from advanced.experiments.members import greedy
 from advanced.experiments.models import Model
 from advanced.experiments.results import fits
 from advanced.experiments.rows import Row
 from config import PRESETS, LlamaConfig
 from engine import runs
 from engine.data import create_data, unpack
+from engine.families import load_llama
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
 from engine.saved import load_classifier, predict
@@ -248,18 +249,6 @@ def test_members_are_trained_once_and_put_together(tmp_path: Path, model: Model)
     assert not [*tmp_path.glob("*.pt")]
 
 
-def test_a_greedy_soup_takes_what_does_not_lower_the_score():
-    """From the best on; against all means of what came before, by hand."""
-    each = [{"w": torch.tensor([value])} for value in (1.0, 2.0, 9.0, 3.0)]
-    scores = [0.5, 0.9, 0.8, 0.7]  # the order is 2, 9, 3, 1
-
-    def score(weights: dict[str, torch.Tensor]) -> float:
-        return {5.5: 0.85, 2.5: 0.9, 2.0: 0.95}[weights["w"].item()]  # of 2+9, 2+3, 2+3+1
-
-    assert greedy(each, scores, score)["w"].item() == 2.0
-    assert greedy(each[:3], scores[:3], lambda weights: 0.0)["w"].item() == 2.0
-
-
 @pytest.mark.parametrize("size", [None, 5])
 def test_a_bag_of_words_is_what_scikit_learn_makes_of_it(tmp_path: Path, model: Model, size: int | None):
     table = table_of(tmp_path, rows=[{"name": "plain"}, {"name": "words", "option": "bag-of-words"}], shots=[size])
@@ -274,6 +263,24 @@ def test_a_bag_of_words_is_what_scikit_learn_makes_of_it(tmp_path: Path, model: 
     )
     assert unpack(result["test"]["predictions"]) == fitted.predict(counts.transform(texts["test"])).tolist()
     assert result["selection"] == fitted.score(counts.transform(texts["held_out"]), labels["held_out"])
+
+
+def test_a_regression_on_frozen_states_is_what_scikit_learn_makes_of_them(tmp_path: Path, model: Model):
+    """Of the last real token's state, computed sentence by sentence."""
+    table = table_of(tmp_path, rows=[{"name": "plain"}, {"name": "states", "option": "frozen-states"}], shots=[5])
+    one = first_of(table, model, row=1, shots=5)
+    result, splits = trial.run_trial(one, model, tmp_path, PLAIN_CPU), judging.Splits.of(one)
+    llama, tokenizer = load_llama(model.checkpoint, model.tokenizer, "causal")
+
+    def states(examples: list) -> np.ndarray:
+        ids = (tokenizer.encode(each.sentence, bos=True, eos=False) for each in examples)
+        with torch.no_grad():
+            return np.stack([llama(torch.tensor([each]))[1][0, -1].numpy() for each in ids])
+
+    scale = StandardScaler().fit(states(splits.train))
+    fitted = LogisticRegression(C=result["figures"]["regression"]["C"], max_iter=5000)
+    fitted.fit(scale.transform(states(splits.train)), [each.label for each in splits.train])
+    assert unpack(result["test"]["predictions"]) == fitted.predict(scale.transform(states(splits.test))).tolist()
 
 
 def test_a_second_test_is_the_same_in_all_runs_and_nothing_is_trained_on_it(tmp_path: Path, model: Model):
