@@ -11,7 +11,7 @@ With L the loss of the batch, X the embeddings of a text, d their perturbation a
 gradients, so K ascents cost K steps of training. L is the loss with the penalties of all methods. Padding is not moved.
 
 In paper and code sizes are absolute; here radius and step are in units of the norm of a token's embedding, so that they
-mean the same in all checkpoints: a radius of .3 is 30 % of one token, and shared by all of a text. All passes of a step
+mean the same in all checkpoints: a radius of .1 is 10 % of one token, shared by all of a text. All passes of a step
 have the same dropout masks, as the paper wants it (section 3.3); the authors' code for BERT keeps them too, for which
 its model has to return them, and that for RoBERTa draws new ones.
 
@@ -34,7 +34,7 @@ class FreeLB(PerturbingMethod):
 
     name = "freelb"
 
-    def __init__(self, steps: int = 3, radius: float = 0.3, step: float = 0.1):
+    def __init__(self, steps: int = 3, radius: float = 0.1, step: float = 0.05):
         super().__init__(steps=steps, radius=radius, step=step)
         self.steps, self.radius, self.step = steps, radius, step
 

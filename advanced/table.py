@@ -200,8 +200,8 @@ LOSSES = {
     "freelb": MethodEntry(
         "advanced.freelb.FreeLB", "takes the mean gradient over perturbed embeddings, found by ascent", {
             "steps": count(3, "K, of the ascent, and passes", most=64),
-            "radius": positive(0.3, "epsilon, of a text's perturbation, in units of the norm of a token's embedding"),
-            "step": positive(0.1, "alpha, of the ascent, in the same units"),
+            "radius": positive(0.1, "epsilon, of a text's perturbation, in units of the norm of a token's embedding"),
+            "step": positive(0.05, "alpha, of the ascent, in the same units"),
         },
         paper="arXiv:1909.11764", cost="K times the time, and a copy of the gradients", families=EVERY,
     ),
