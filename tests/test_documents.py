@@ -49,8 +49,6 @@ NOT_RUN = {
     ("advanced/experiments/README.md", "for gpu in 0 1"): GROUP,
     ("advanced/experiments/README.md", "python -m advanced.experiments.other_data"): "needs files from the network",
     ("advanced/experiments/README.md", "python -m advanced.experiments stories42M"): GRID,
-    ("advanced/experiments/README.md", "python -m advanced.pretrain"): OTHER_TEXTS,
-    ("advanced/experiments/results/*.md", ""): COURSE_DATA,
     ("benchmarks/README.md", "pip install"): SETS_UP,
     ("benchmarks/README.md", "git clone"): "needs the network",
     ("benchmarks/README.md", "python -m benchmarks"): "takes more than ten minutes",
