@@ -7,6 +7,7 @@ and shapes and no numbers.
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -22,7 +23,8 @@ from engine.weights import blueprint
 from tokenizer import Tokenizer
 from utils import join_names
 
-LIST_COLUMNS = ("method", "--option", "trains", "paper", "costs", "what it does")
+LIST_COLUMNS = ("method", "--option", "trains", "paper")
+WIDTH = 100  # of a line
 PRETRAINING = (
     "Continued pre-training, before all of these (arXiv:2004.10964):",
     "  python -m advanced.pretrain --init CKPT --text FILE... --out NEW.pt",
@@ -47,8 +49,10 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
     entries = chosen_of(names)
     rows = [LIST_COLUMNS, *(_row(name, entry, trained) for name, entry in entries.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
+    for row, entry in zip(rows, (None, *entries.values()), strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        if entry is not None:
+            yield from _wrapped(f"{entry.summary}; costs: {entry.cost}", "    ")
     yield ""
     yield "Arguments, as key=value or method.key=value, with their defaults:"
     arguments = {name: _arguments(entry) for name, entry in entries.items()}
@@ -56,13 +60,19 @@ def lines_of(trained: Mapping[str, int] | None = None, names: str | None = None)
     for name, given in arguments.items():
         yield name if given else f"{name}: no arguments"
         for assignment, help in given.items():
-            yield f"  {assignment:{width}}  {help}"
+            yield from _wrapped(help, f"  {assignment:{width}}  ")
         if entries[name].attention is not None:
             yield f"  for {entries[name].attention} models alone"
         for reason, others in _conflicts(name).items():
-            yield f"  not with {join_names(others)}: {reason}"
+            yield from _wrapped(f"{join_names(others)}: {reason}", "  not with ")
     yield ""
     yield from PRETRAINING
+
+
+def _wrapped(text: str, before: str) -> list[str]:
+    """The text in lines of at most `WIDTH` characters, all as far to the right as the first, which begins so."""
+    indents = dict(initial_indent=before, subsequent_indent=" " * len(before))
+    return textwrap.wrap(text, WIDTH, break_on_hyphens=False, **indents)
 
 
 def _conflicts(name: str) -> dict[str, list[str]]:
@@ -76,7 +86,7 @@ def _conflicts(name: str) -> dict[str, list[str]]:
 
 def _row(name: str, entry: MethodEntry, trained: Mapping[str, int] | None) -> tuple[str, ...]:
     count = "-" if trained is None else f"{trained[name]:,}"
-    return name, ", ".join(entry.options), count, entry.paper, entry.cost, entry.summary
+    return name, ", ".join(entry.options), count, entry.paper
 
 
 def _arguments(entry: MethodEntry) -> dict[str, str]:

@@ -20,8 +20,6 @@ from advanced import choose, create
 from advanced.adapter import Adapter, Bottleneck
 from advanced.added import trainable_parameters
 from advanced.bitfit import BitFit
-from advanced.experiments.__main__ import HERE
-from advanced.experiments.grid import Table
 from advanced.lora import LoRA
 from advanced.padding_mask import PaddingMask
 from advanced.prefix import Prefix, keys_and_values
@@ -439,19 +437,6 @@ def test_equal_budgets_are_a_matter_of_arguments():
         prepare(model, [Adapter(width=16)])
     assert trainable_parameters(model) == layers * (2 * D * 16 + 16 + D) + head
     assert abs(trainable_parameters(model) / budget - 1) < 0.05
-
-
-@pytest.mark.parametrize("table", ["equal", "equal-full"])
-def test_the_rows_that_are_compared_with_equal_counts_have_them(table: str):
-    """Of the shape of stories260K, within a thirtieth."""
-    shape = dict(vocab_size=512, dim=64, n_layers=5, n_heads=8, n_kv_heads=4, hidden_dim=172, max_seq_len=512)
-    counts = {}
-    for row in Table.read(HERE / "tables" / f"{table}.json").rows:
-        with torch.device("meta"):
-            model = LlamaEmbeddingClassifier(Settings, llama=Llama(LlamaConfig(**shape)))
-            prepare(model, [create(name, dict(settings)) for name, settings in choose(row.method, row.arguments)])
-        counts[row.name] = trainable_parameters(model)
-    assert len(counts) == 5 and max(counts.values()) / min(counts.values()) < 1 + 1 / 30
 
 
 def test_a_tied_matrix_counts_once():

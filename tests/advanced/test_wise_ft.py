@@ -128,6 +128,7 @@ def test_with_an_average_of_the_weights_the_average_is_mixed_and_training_weight
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for average in ema.average.values():
         average += 1.0  # what it would be after some steps
+    ema.steps = 1
     move(model)
     trained = {name: p.detach().clone() for name, p in model.named_parameters()}
     seen: list[torch.Tensor] = []
