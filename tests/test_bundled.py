@@ -140,9 +140,8 @@ MEASURED = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 def test_the_readme_shows_what_is_generated(drive: Callable, tmp_path: Path):
     drive("--pretrained-model-path", CHECKPOINT)
-    for temperature in (0, 1):
-        text = (tmp_path / f"generated-sentence-temp-{temperature}.txt").read_text(encoding="utf-8")
-        assert " ".join(text.split()) in " ".join(README.split())
+    text = (tmp_path / "generated-sentence-temp-0.txt").read_text(encoding="utf-8")
+    assert " ".join(text.split()) in " ".join(README.split())
 
 
 def test_the_readme_has_the_zero_shot_figures(drive: Callable):

@@ -192,7 +192,10 @@ def stop_in_the_second_epoch(laboratory: Laboratory, run: runs.Run) -> None:
         laboratory.train(run, checkpointer)
 
 
-@pytest.mark.parametrize("is_within", [False, True], ids=["after an epoch", "within an epoch"])
+WITHIN = pytest.param(True, id="within an epoch", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("is_within", [pytest.param(False, id="after an epoch"), WITHIN])
 @pytest.mark.parametrize("names", [*TRAINED, *REQUIRED_PAIRS])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: Laboratory, names: str, is_within: bool):
     undisturbed = laboratory.done(names)

@@ -78,6 +78,7 @@ def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Bert
     contract.test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory, name, "bidirectional")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOR_BERTS)
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory: BertLaboratory, name: str):
     contract.test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(laboratory, name, is_within=True)

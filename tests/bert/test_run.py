@@ -81,6 +81,7 @@ def test_a_run_on_columns_is_that_on_lines(call: Callable, flags: Flags, films: 
     assert not re.search("^test acc :: ", printed, re.MULTILINE)  # nothing to compare with
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, entry in METHODS.items() if "bert" in entry.families and not entry.combines])
 def test_a_method_that_is_for_berts_works_and_its_file_is_enough(
     call: Callable, flags: Flags, tmp_path: Path, name: str
