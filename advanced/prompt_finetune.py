@@ -12,6 +12,8 @@ In a bidirectional model, too, the answer slot is the last real token, and paddi
 position of the padded batch, which is the answer slot of the longest text only. There is no dropout before the answer:
 `hidden_dropout_prob` belongs to the linear head.
 
+The authors' code trains for 1,000 steps and chooses among three rates and three batch sizes for each draw of sentences.
+
 Controls (Webson & Pavlick 2022, arXiv:2109.01247, found that models learn as fast with senseless questions, but not
 with other words): `shuffled-words` gives each label the word of another label, always the same for a number of labels;
 `null-template` puts no question between the sentence and the answer.

@@ -8,6 +8,10 @@
 All tokens of a label count (`label_words.py`). Only a causal model has such likelihoods; a bidirectional one sees the
 tokens that it would predict. The outputs are the scores, normalised over the labels.
 
+The authors' code for pmi ends the labels of SST-5 with eos and has " The quote has a tone that is" as its premise; here
+a label ends with its last word, and the premise is the question's last clause. Their code for channel counts the eos
+behind the sentence, too, and averages over four templates; here there is no eos, and one template.
+
 Shapes: b batch   s position   p tokens of a premise, or before a sentence   n texts, or tokens   D model dim
         c classes
 """
