@@ -103,7 +103,7 @@ PARAMETERS = {
         "advanced.lp_ft.LPFT", "solves the head as a linear probe, then fine-tunes everything from there",
         conflicts={
             "linear-probe": "it trains the head alone; with solved=true it solves the head as lp-ft does",
-            "prompt-finetune": "there is no head to solve",
+            **dict.fromkeys(("prompt-finetune", "auto-words"), "there is no head to solve"),
         },
         paper="arXiv:2202.10054", cost="a pass over train and a logistic regression before training", families=EVERY,
     ),

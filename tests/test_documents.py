@@ -25,6 +25,7 @@ GRID, GROUP, SHOWN = "takes hours", "needs several GPUs or machines", "shows no 
 NOT_RUN = {
     ("README.md", "bash setup.sh"): SETS_UP,
     ("README.md", "load model from"): SHOWN,
+    ("README.md", "I have wanted to see"): SHOWN,
     ("README.md", "python run_llama.py --option prompt --batch_size 10 --train data/sst"): COURSE_DATA,
     ("README.md", "python run_llama.py --option finetune --epochs 5 --lr 2e-5 --batch_size 80"): COURSE_DATA,
     ("README.md", "ID/"): SHOWN,
@@ -39,6 +40,7 @@ NOT_RUN = {
     ("docs/formats.md", "interleaved rows"): SHOWN,
     ("docs/grading.md", "python sanity_check.py --parts --code students/alice"): "needs a student's folder",
     ("docs/looking.md", "python -m advanced.experiments few-shot"): COURSE_DATA,
+    ("docs/looking.md", "python -m explore advanced/experiments/results"): COURSE_DATA,
     ("docs/processes.md", "torchrun --standalone --nproc_per_node 4"): GROUP,
     ("docs/processes.md", "torchrun --nnodes 2"): GROUP,
     ("docs/processes.md", "srun"): GROUP,

@@ -55,16 +55,18 @@ def test_the_program_runs_what_is_left_and_nothing_twice(tmp_path: Path, tiny_ch
     for split in ("train", "dev", "test"):
         (tmp_path / f"data/films-{split}.txt").write_bytes(films[split].read_bytes())
     (tmp_path / "data/films-label-mapping.json").write_bytes(films["label_names"].read_bytes())
-    table_of(tmp_path, rows=CONTENT["rows"][:1], shots=[4])
+    table_of(tmp_path, rows=[{"name": "plain", "tune": {"hidden_dropout_prob": [0.1, 0.2]}}], shots=[4])
     command = ["-m", "advanced.experiments", "trial.json", "--pretrained-model-path", tiny_checkpoint]
     command += ["--results", "r.jsonl", "--work", "work"]
-    how = {"env": {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, "cwd": tmp_path, "timeout": 300}
-    for expected in (4, 0):
+    no_git = {"PATH": ""}  # so that a tree that is being worked on is no other commit
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **no_git}
+    how = {"env": env, "cwd": tmp_path, "timeout": 300}
+    for expected in (6, 0):  # two seeds, each with two values and a final run
         done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, **how)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("done:") == expected
     keys = [json.loads(line)["key"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
-    assert len(keys) == len(set(keys)) == 4 and not list((tmp_path / "work").iterdir())
+    assert len(keys) == len(set(keys)) == 6 and not list((tmp_path / "work").iterdir())
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(

@@ -58,6 +58,7 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
     "engine.tasks.Classification.check": "an error for outputs that are no log-probabilities",
     "engine.tasks.Evaluation.finish": "puts the predictions of several processes together",
     "engine.processes.Distributed.spread": "moves a model to a GPU; on a CPU it is where it computes",
+    "engine.methods.Step.rewind": "returns to the masks of a step's first pass; the commands take one pass",
     "engine.methods.prepare": "lets methods prepare a model, of which the commands have none",
     "engine.training.Trainer.__post_init__": "`fit` sets the same; for who evaluates without it",
     "engine.training.Trainer._time_left": "stands in the progress bar",
