@@ -50,7 +50,7 @@ class Splits(NamedTuple):
 
 
 def scores(predictions: list[int], labels: list[int]) -> dict[str, Any]:
-    """A line's entry for one split. Predictions and labels are packed, so that a page needs no data."""
+    """A line's entry for one split. Predictions and labels are packed, so that others need no data to compare."""
     from sklearn.metrics import f1_score
 
     right = sum(map(int.__eq__, predictions, labels))

@@ -86,8 +86,9 @@ def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
         lines.append(f"| {name} | {len(found[name].gains)} | {verdict} | {p_in_words(ps[name])} | {words} | {time} |")
     lines += ["", "Panels, with the accuracy of the majority class:", ""]
     for name, panel in named:
-        is_left_out = (name, panel) not in ranking
-        remark = "; left out: plain training is not above the majority class" if is_left_out else ""
+        remark = "" if panel.baseline else "; no runs of plain training yet"
+        if panel.baseline and (name, panel) not in ranking:
+            remark = "; left out: plain training is not above the majority class"
         lines.append(f"- {panel.title}, {name} ({plain(panel.majority)}){remark}")
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """What is written down of the experiments: lines of figures alone, pages that say what the lines say, and how often
 two halves of the same runs differ.
 
-The pages need no data and no weights: labels are in the lines.
+The pages need no weights, and the data only to know which run a line is of; a page whose data are not here is skipped.
 """
 
 from __future__ import annotations
@@ -30,6 +30,19 @@ PAGES = [path for path in LINES if path.with_suffix(".md").exists()]
 TABLES = sorted((path.stem for path in (program.HERE / "tables").glob("*.json")), key=len, reverse=True)
 
 
+@pytest.fixture
+def at_assets(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data are the course's files."""
+
+    def find(data: str, split: str) -> str:
+        name = f"{data}-label-mapping.json" if split == "label_names" else f"{data}-{split}.txt"
+        if not (path := assets / "data" / name).is_file():
+            pytest.skip(f"{name} is not here")
+        return str(path)
+
+    monkeypatch.setattr("advanced.experiments.rows.path_of", find)
+
+
 def opened(path: Path) -> tuple[Table, Model, dict[str, dict]]:
     """The table, checkpoint and results of a file TABLE-CHECKPOINT.jsonl."""
     name = next(name for name in TABLES if path.stem.startswith(f"{name}-"))
@@ -51,12 +64,12 @@ def test_lines_hold_figures_alone_and_say_what_they_were_computed_with(path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_is_what_the_lines_of_its_runs_say(path: Path):
+def test_a_page_is_what_the_lines_of_its_runs_say(at_assets: None, path: Path):
     assert render(*opened(path)) == path.with_suffix(".md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_summary_is_what_the_lines_say():
+def test_the_summary_is_what_the_lines_say(at_assets: None):
     if not (panels := [*panels_in(RESULTS)]):
         pytest.skip("there are no results yet")
     page = (RESULTS / "summary.md").read_text(encoding="utf-8")
@@ -64,7 +77,7 @@ def test_the_summary_is_what_the_lines_say():
 
 
 @pytest.mark.slow
-def test_two_halves_of_the_runs_of_one_method_seldom_differ():
+def test_two_halves_of_the_runs_of_one_method_seldom_differ(at_assets: None):
     """5 % + 2 at most: every panel with ten seeds of plain training, every way to divide them, paired in order."""
     found = []
     for path in LINES:
