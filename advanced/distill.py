@@ -17,7 +17,7 @@ Shapes: b batch   n sentences   c classes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from engine.batches import Sentences
 from engine.methods import Method, Step
 from engine.processes import Batch, device_of
 from engine.saved import load_classifier, predict
-from engine.tasks import Task
+from engine.tasks import OtherLoss, Task
 from utils import UserError
 
 LEAST = 1e-12  # of a teacher's probabilities, whose logarithms are used
@@ -41,25 +41,17 @@ def divergence(taught: torch.Tensor, outputs: torch.Tensor, temperature: float) 
     return temperature**2 * (p.exp() * (p - q)).sum(dim=-1)
 
 
-class DistilledTask(Task):
+class DistilledTask(OtherLoss):
     """The task with the loss of the labelled sentences. taught: n c, log-probabilities in the order of the data set."""
 
     def __init__(self, task: Task, taught: torch.Tensor, temperature: float, weight: float):
-        self.plain, self.taught, self.temperature, self.weight = task, taught, temperature, weight
+        super().__init__(task)
+        self.taught, self.temperature, self.weight = taught, temperature, weight
 
     def loss(self, outputs: torch.Tensor, batch: Batch, batch_size: int) -> torch.Tensor:
         taught = self.taught[batch["indices"]].to(outputs)  # b c; a process without rows has none
         soft = divergence(taught, outputs[: len(taught)], self.temperature).sum() / batch_size
         return (1 - self.weight) * self.plain.loss(outputs, batch, batch_size) + self.weight * soft
-
-    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
-        return self.plain.forward(network, batch, **changed)
-
-    def check(self, outputs: torch.Tensor) -> None:
-        self.plain.check(outputs)
-
-    def evaluation(self, dataset: Any) -> Any:
-        return self.plain.evaluation(dataset)
 
 
 class Distill(Method):

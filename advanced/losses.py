@@ -13,24 +13,24 @@ Shapes: b batch   c classes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from engine.methods import Method
 from engine.processes import Batch
-from engine.tasks import NO_TARGET, Task
+from engine.tasks import NO_TARGET, OtherLoss, Task
 from utils import warn
 
 Table = torch.Tensor  # T, c c
 
 
-class SoftTargets(Task):
+class SoftTargets(OtherLoss):
     """A classification task with other targets. change: the new table from that of the given task, c c -> c c"""
 
     def __init__(self, task: Task, change: Callable[[Table], Table]):
-        self.plain, self.change = task, change
+        super().__init__(task)
+        self.change = change
 
     def table(self, classes: int) -> Table:
         """A row of targets for each gold label: c c"""
@@ -42,15 +42,6 @@ class SoftTargets(Task):
         table = self.table(outputs.shape[-1]).to(outputs)  # c c
         losses = -(table[labels.clamp(min=0)] * outputs).sum(dim=-1)  # b
         return (losses * (labels != NO_TARGET)).sum() / batch_size  # a process without rows has no target
-
-    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
-        return self.plain.forward(network, batch, **changed)
-
-    def check(self, outputs: torch.Tensor) -> None:
-        self.plain.check(outputs)
-
-    def evaluation(self, dataset: Any) -> Any:
-        return self.plain.evaluation(dataset)
 
 
 class LabelSmoothing(Method):

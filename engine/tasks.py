@@ -122,6 +122,22 @@ class Classification(Task):
         return Evaluation([NO_GOLD_LABEL] * len(dataset.labels), list(dataset.labels))
 
 
+class OtherLoss(Task):
+    """The task `plain` with another loss, which a subclass computes; its outputs and their evaluation stay."""
+
+    def __init__(self, plain: Task):
+        self.plain = plain
+
+    def forward(self, network: Callable[..., Any], batch: Batch, **changed: Any) -> torch.Tensor:
+        return self.plain.forward(network, batch, **changed)
+
+    def check(self, outputs: torch.Tensor) -> None:
+        self.plain.check(outputs)
+
+    def evaluation(self, dataset: Any) -> Any:
+        return self.plain.evaluation(dataset)
+
+
 class NextToken(Task):
     """Prediction of every token from the tokens before it. The model: a causal `Llama`.
 

@@ -32,12 +32,11 @@ from advanced import METHODS, choose
 from advanced.experiments.choice import Done, Tried, chosen, tuning
 from advanced.experiments.models import Model
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, Trial
-from advanced.experiments.schema import check_table
+from advanced.experiments.schema import SOLVED, check_table
 from engine.json_text import read_json
 from utils import UserError, join_names, warn
 
 TUNE_SEEDS = (0, 11)
-SOLVED = ("bag-of-words", "frozen-states")  # options of rows that are solved instead of trained
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ Shapes: n sentences, c classes.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from advanced.experiments.results import JUDGES
 from advanced.experiments.rows import Trial, path_of
 from engine.data import Example, create_data, divide, has_gold_labels, pack, read_label_names, set_aside
 
@@ -78,6 +80,16 @@ def probabilities(
             for index, row in zip(batch["indices"], found, strict=True):
                 rows[index] = row
     return torch.stack(rows).numpy()
+
+
+def answers(ask: Callable[[list[Example]], np.ndarray], splits: Splits) -> dict[str, np.ndarray]:
+    """The probabilities, n c, for the sentences of each split that judges. ask: those for some sentences."""
+    return {name: ask(examples) for name in JUDGES if (examples := getattr(splits, name))}
+
+
+def judge(found: Mapping[str, np.ndarray], splits: Splits) -> dict[str, Any]:
+    """The figures of `answers`: used once, after everything is chosen."""
+    return {name: judged(each, getattr(splits, name)) for name, each in found.items()}
 
 
 def judged(found: np.ndarray, examples: list[Example]) -> dict[str, Any]:

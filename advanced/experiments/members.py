@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from advanced.experiments.judging import Splits, judged, probabilities
+from advanced.experiments.judging import answers, judge, judged, probabilities
 from advanced.experiments.models import Model
-from advanced.experiments.results import JUDGES
 from advanced.experiments.rows import Trial
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def combine(
 
     def asked(weights: dict[str, torch.Tensor], examples: list[Example]) -> np.ndarray:
         model_of_all.load_state_dict(weights)
-        return ask(examples=examples)  # n c
+        return ask(examples)  # n c
 
     def score(weights: dict[str, torch.Tensor]) -> float:
         return judged(asked(weights, splits.held_out), splits.held_out)["accuracy"]
@@ -51,12 +50,9 @@ def combine(
     for kind in ("uniform", "greedy"):
         kept, _ = soup(each, kind, score)
         soups[f"{kind} soup"] = mean_of([each[number] for number in kept])
-    vote = _judge(lambda examples: np.mean([asked(one, examples) for one in each], axis=0), splits)
-    combined = {"vote": vote, **{name: _judge(partial(asked, weights), splits) for name, weights in soups.items()}}
+    ways = {"vote": lambda examples: np.mean([asked(one, examples) for one in each], axis=0)}
+    ways |= {name: partial(asked, weights) for name, weights in soups.items()}
+    combined = {name: judge(answers(way, splits), splits) for name, way in ways.items()}
     seconds = sum(one.figures["seconds"] for one in trained)
     figures = {name: trained[0].figures[name] for name in ("trainable", "train_sentences")}
-    return {**figures, "seconds": round(seconds, 1), "combined": combined, **vote}
-
-
-def _judge(ask: Callable[[list[Example]], Any], splits: Splits) -> dict[str, Any]:
-    return {name: judged(ask(examples), examples) for name in JUDGES if (examples := getattr(splits, name))}
+    return {**figures, "seconds": round(seconds, 1), "combined": combined, **combined["vote"]}

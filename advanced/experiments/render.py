@@ -21,6 +21,7 @@ from advanced.experiments.panel import (
     values_of,
 )
 from advanced.experiments.results import compare
+from advanced.experiments.rows import size_in_words
 from advanced.experiments.statistics import POWER, Difference
 from engine.data import majority_accuracy, unpack
 from engine.figures import entry_of
@@ -112,7 +113,7 @@ def missing_of(table: Table, model: Model, done: Done) -> dict[str, int]:
     """How many runs of each row are not done, by panel and row."""
     left = {}
     for data, shots in table.sizes() if table.seeds else ():
-        title = ", ".join(filter(None, (data.upper(), "" if shots is None else f"{shots} a class")))
+        title = ", ".join(filter(None, (data.upper(), "" if shots is None else size_in_words(shots))))
         left |= {f"{title}: {cell.row.name}": cell.missing for cell in cells_of(table, model, done, data, shots)}
     return {name: count for name, count in left.items() if count}
 
@@ -166,8 +167,7 @@ def render_choices(table: Table, model: Model, done: Done) -> list[str]:
                 kept += [entry_of(result, "selection") for result in found]
         tried = ", ".join(f"{values}: {spread(found)} ({len(found)})" for values, found in scores.items() if found)
         if tried:
-            size = "all" if shots is None else f"{shots} a class"
-            lines.append(f"| {row.name} | {data}, {size} | {tried} |")
+            lines.append(f"| {row.name} | {data}, {size_in_words(shots)} | {tried} |")
     return ["| method | data | tried (seeds) |", "|---|---|---|", *lines] if lines else []
 
 

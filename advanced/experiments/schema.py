@@ -62,7 +62,8 @@ TABLE_CONDITIONS = {
     "seeds": Wanted(lambda value: value == [] or SEEDS.fits(value), SEEDS.words),
     "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": ANY_TEXT, "registered": ANY_TEXT,
 }  # fmt: skip
-OPTIONS = ("finetune", "prompt", "bag-of-words", "frozen-states")
+SOLVED = ("bag-of-words", "frozen-states")  # options of rows that are solved instead of trained
+OPTIONS = ("finetune", "prompt", *SOLVED)
 KEYS_AND_VALUES = _list_of(ANY_TEXT.fits, "texts KEY=VALUE")
 ROW_CONDITIONS = {
     "name": LINE,
@@ -107,7 +108,7 @@ def _check_row(row: Mapping[str, Any], place: str, content: Mapping[str, Any]) -
     _check(row.get("settings", {}), SETTING_CONDITIONS, f"{place}settings: ")
     if row.get("arguments") and not row.get("method"):
         raise UserError(f"{place}it has arguments, and no method that they could be of")
-    if row.get("option") in OPTIONS[2:] and (found := {"tune", "method", "members"} & row.keys()):
+    if row.get("option") in SOLVED and (found := {"tune", "method", "members"} & row.keys()):
         raise UserError(f"{place}what is solved has no {sorted(found)[0]}")
     if row.get("members") and row.get("option", "finetune") != "finetune":
         raise UserError(f"{place}members are trained, with the option finetune")

@@ -8,11 +8,11 @@ Shapes: n sentences, D features, c classes.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from advanced.experiments.judging import Splits, judged
+from advanced.experiments.judging import Splits, judge
 from advanced.experiments.models import Model
 from advanced.experiments.results import JUDGES
 from advanced.experiments.rows import Trial, plan_of
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 COSTS = (0.01, 0.1, 1.0, 10.0, 100.0)  # C of the regression: a larger one fits the training sentences more closely
 WORDS = ((1, 1), (1, 2))  # words alone, or with pairs of them
+READ = ("train", "held_out", *JUDGES)
 
 
 class Solved(NamedTuple):
-    """A regression, the features that it reads, its settings, and its accuracy on what is held out."""
+    """A regression, the features of each split that it reads, its settings, and its accuracy on what is held out."""
 
     regression: Any
-    features: Any
+    features: Mapping[str, Any]
     settings: dict[str, Any]
     score: float
 
@@ -41,11 +42,11 @@ def bag_of_words(trial: Trial, model: Model, work: Path, compute: ComputeSetting
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     splits, found = Splits.of(trial), []
+    texts = {name: [each.sentence.lower() for each in examples] for name, examples in _read(splits).items()}
     for words in WORDS:
-        features = TfidfVectorizer(ngram_range=words, sublinear_tf=True, token_pattern=r"[^\s]+")
-        features.fit(map(_text, splits.train))
-        read = partial(_counted, features)
-        found += [_solved(read, splits, cost, words=list(words)) for cost in COSTS]
+        counts = TfidfVectorizer(ngram_range=words, sublinear_tf=True, token_pattern=r"[^\s]+").fit(texts["train"])
+        features = {name: counts.transform(each) for name, each in texts.items()}
+        found += [_solved(features, splits, cost, words=list(words)) for cost in COSTS]
     return _figures(found, splits)
 
 
@@ -65,39 +66,33 @@ def frozen_regression(trial: Trial, model: Model, work: Path, compute: ComputeSe
         loader = loader_of(dataset, run.config, dict(trial.settings)["batch_size"], compute.device)
         return frozen_states(run.model, loader)[0]  # n D
 
-    known = {id(examples): states(examples) for examples in splits if examples}
-    scale = StandardScaler().fit(known[id(splits.train)])
-
-    def read(examples: list[Example]) -> np.ndarray:
-        return scale.transform(known[id(examples)])
-
-    return _figures([_solved(read, splits, cost) for cost in COSTS], splits)
+    plain = {name: states(examples) for name, examples in _read(splits).items()}
+    scale = StandardScaler().fit(plain["train"])
+    features = {name: scale.transform(each) for name, each in plain.items()}
+    return _figures([_solved(features, splits, cost) for cost in COSTS], splits)
 
 
-def _text(example: Example) -> str:
-    return example.sentence.lower()
-
-
-def _counted(features: Any, examples: list[Example]) -> Any:
-    return features.transform(map(_text, examples))
+def _read(splits: Splits) -> dict[str, list[Example]]:
+    """The sentences that are read: not those that a draw of a few leaves aside."""
+    return {name: examples for name in READ if (examples := getattr(splits, name))}
 
 
 def _labels(examples: list[Example]) -> list[int]:
     return [example.label for example in examples]
 
 
-def _solved(read: Any, splits: Splits, cost: float, **settings: Any) -> Solved:
+def _solved(features: Mapping[str, Any], splits: Splits, cost: float, **settings: Any) -> Solved:
     from sklearn.linear_model import LogisticRegression
 
-    regression = LogisticRegression(C=cost, max_iter=5000).fit(read(splits.train), _labels(splits.train))
-    score = regression.score(read(splits.held_out), _labels(splits.held_out))
-    return Solved(regression, read, {"C": cost, **settings}, float(score))
+    regression = LogisticRegression(C=cost, max_iter=5000).fit(features["train"], _labels(splits.train))
+    score = regression.score(features["held_out"], _labels(splits.held_out))
+    return Solved(regression, features, {"C": cost, **settings}, float(score))
 
 
 def _figures(found: list[Solved], splits: Splits) -> dict[str, Any]:
     best = max(found, key=lambda one: one.score)  # the first of equals: the least cost
     figures = {"selection": best.score, "figures": {"regression": best.settings}, "train_sentences": len(splits.train)}
-    for name in JUDGES:
-        if examples := getattr(splits, name):
-            figures[name] = judged(best.regression.predict_proba(best.features(examples)), examples)
-    return figures
+    probabilities = {
+        name: best.regression.predict_proba(best.features[name]) for name in JUDGES if name in best.features
+    }
+    return {**figures, **judge(probabilities, splits)}

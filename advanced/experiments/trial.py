@@ -18,10 +18,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import choose
-from advanced.experiments.judging import MOST_OF_TRAIN, Splits, judged, loss_of, probabilities
+from advanced.experiments.judging import MOST_OF_TRAIN, Splits, answers, judge, judged, loss_of, probabilities
 from advanced.experiments.members import combine
 from advanced.experiments.models import Model
-from advanced.experiments.results import JUDGES
 from advanced.experiments.rows import Trial, label_names_of, plan_of
 from advanced.experiments.solved import bag_of_words, frozen_regression
 from engine.lineage import checksum
@@ -29,8 +28,6 @@ from engine.programs import peak_memory
 from utils import warn
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from engine.checkpointer import Checkpointer
     from engine.methods import EpochResult
     from engine.plan import ComputeSettings
@@ -196,10 +193,10 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
     compute_fast(saved, compute._replace(precision=dict(trial.settings)["precision"]), trains=False)
     ask = partial(probabilities, saved, trained.tokenizer, trial=trial, compute=compute)
     sample = random.Random(0).sample(trained.splits.train, min(MOST_OF_TRAIN, len(trained.splits.train)))
-    fit = {"fit_loss": loss_of(ask(examples=sample), sample), "classes": len(label_names_of(trial))}
-    found = {name: ask(examples=examples) for name in JUDGES if (examples := getattr(trained.splits, name))}
-    figures = {name: judged(each, getattr(trained.splits, name)) for name, each in found.items()}
-    return {**trained.figures, **fit, **figures, **({} if trial.method else {PROBABILITIES: found})}
+    fit = {"fit_loss": loss_of(ask(sample), sample), "classes": len(label_names_of(trial))}
+    found = answers(ask, trained.splits)
+    kept = {} if trial.method else {PROBABILITIES: found}
+    return {**trained.figures, **fit, **judge(found, trained.splits), **kept}
 
 
 def clear(trial: Trial, model: Model, work: Path, kept: Collection[str] = ()) -> None:
@@ -240,11 +237,5 @@ def _ask(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> di
     ask = partial(probabilities, asked, tokenizer, trial=trial, compute=compute)
     if trial.phase == "tune":
         sample = random.Random(trial.seed).sample(splits.train, min(TUNING_SAMPLE, len(splits.train)))
-        return {"selection": judged(ask(examples=sample), sample)["macro_f1"]}
-    return _judge(ask, splits)
-
-
-def _judge(ask: Callable[..., np.ndarray], splits: Splits) -> dict[str, Any]:
-    """The figures on dev and, if it has gold labels, on test: used once, after everything is chosen."""
-    each = {name: getattr(splits, name) for name in JUDGES}
-    return {name: judged(ask(examples=examples), examples) for name, examples in each.items() if examples}
+        return {"selection": judged(ask(sample), sample)["macro_f1"]}
+    return judge(answers(ask, splits), splits)

@@ -85,3 +85,15 @@ def two_processes_as_one(folder: Path, flags: Sequence[object]) -> subprocess.Co
     assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
     assert outputs(folder) == outputs(folder / "alone") and len(outputs(folder)) == 2
     return done
+
+
+def share_factors(model: nn.Module, other: nn.Module) -> None:
+    """Give PEFT's LoRA in `other.llama` the factors of ours in `model.llama`; B, and dora's magnitudes, drawn first."""
+    with torch.no_grad():
+        for name, mine in model.llama.named_modules():
+            if hasattr(mine, "lora_A"):
+                theirs = other.llama.get_submodule(name)
+                theirs.lora_A["default"].weight.copy_(mine.lora_A)
+                theirs.lora_B["default"].weight.copy_(nn.init.normal_(mine.lora_B))
+                if hasattr(mine, "lora_magnitude"):
+                    theirs.lora_magnitude_vector["default"].weight.copy_(mine.lora_magnitude.mul_(1.5))

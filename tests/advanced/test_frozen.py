@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import asset, random_llama
-from steps import check_kernels
+from steps import check_kernels, share_factors
 from test_contract import Laboratory, laboratory, outputs_of  # noqa: F401 (a fixture)
 from test_methods import TOKENS, Settings, classifier, exported, train
 from torch import nn
@@ -373,12 +373,7 @@ def test_lora_computes_and_learns_as_the_peft_library_does():
     other = classifier()
     config = peft.LoraConfig(r=3, lora_alpha=6.0, lora_dropout=0.0, target_modules=["compute_query", "w2"])
     peft.inject_adapter_in_model(config, other.llama)
-    with torch.no_grad():
-        for name, mine in model.llama.named_modules():
-            if hasattr(mine, "lora_A"):
-                theirs = other.llama.get_submodule(name)
-                theirs.lora_A["default"].weight.copy_(mine.lora_A)
-                theirs.lora_B["default"].weight.copy_(nn.init.normal_(mine.lora_B))
+    share_factors(model, other)
     outputs = model(TOKENS), other(TOKENS)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     for each in outputs:

@@ -8,6 +8,7 @@ import math
 import pytest
 import test_contract
 import torch
+from steps import share_factors
 from test_contract import Laboratory, laboratory, outputs_of  # noqa: F401 (a fixture)
 from test_frozen import ATTENTIONS, HEAD, prepared, trained_names
 from test_methods import TOKENS, classifier, exported, train
@@ -143,14 +144,7 @@ def test_variants_compute_and_learn_as_in_the_peft_library(variant: str):
         use_dora=variant == "dora", use_rslora=variant == "rslora",
     )  # fmt: skip
     peft.inject_adapter_in_model(config, other.llama)
-    with torch.no_grad():
-        for name, mine in model.llama.named_modules():
-            if hasattr(mine, "lora_A"):
-                theirs = other.llama.get_submodule(name)
-                theirs.lora_A["default"].weight.copy_(mine.lora_A)
-                theirs.lora_B["default"].weight.copy_(nn.init.normal_(mine.lora_B))
-                if variant == "dora":
-                    theirs.lora_magnitude_vector["default"].weight.copy_(mine.lora_magnitude.mul_(1.5))
+    share_factors(model, other)
     outputs = model(TOKENS), other(TOKENS)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     for each in outputs:
