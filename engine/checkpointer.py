@@ -42,6 +42,7 @@ class Checkpointer:
     continue after its last finished epoch. record: plain values and tensors to save beside the weights. identity: plain
     values that must be equal in a resume point, for example the seed and the data. epochs: of the run; None: unknown.
     seconds: also save a resume point within an epoch, this long after the last one at `saved_at` (`time.monotonic`).
+    apart: leave out that of an epoch which ends sooner than so many seconds after the last one; never that of the end.
     begun: the epoch that the last resume point, saved or loaded, is in the middle of; None: in none.
     """
 
@@ -53,6 +54,7 @@ class Checkpointer:
     methods: Sequence[Method] = ()
     distributed: Distributed = SINGLE_PROCESS
     seconds: float = math.inf
+    apart: float = 0.0
     begun: BegunEpoch | None = None
     saved_at: float = field(default_factory=time.monotonic)
 
@@ -61,6 +63,12 @@ class Checkpointer:
         if self.seconds == math.inf:
             return False
         return self.distributed.from_first(lambda: time.monotonic() - self.saved_at >= self.seconds)
+
+    def is_too_soon(self, history: list[EpochResult]) -> bool:
+        """Whether the resume point of an epoch that has ended is left out."""
+        if self.apart == 0.0 or len(history) == self.epochs:
+            return False
+        return self.distributed.from_first(lambda: time.monotonic() - self.saved_at < self.apart)
 
     def save_model(self, model: nn.Module, result: EpochResult) -> None:
         """Save the plain model's weights, and the tensors that methods could not merge into them (`Method.export`)."""

@@ -276,8 +276,8 @@ class Trainer:
             self.checkpointer.save_model(self.model, self.history[-1])
 
     def _saved(self) -> EpochResult:
-        """Save the resume point; returns the last result."""
-        if self.checkpointer is not None:
+        """Save the resume point, if it is time for one; returns the last result."""
+        if self.checkpointer is not None and not self.checkpointer.is_too_soon(self.history):
             self.checkpointer.save_resume_point(self.model, self.optimizer, self.history)
         if self.callback is not None:
             self.callback.epoch(self.history[-1])

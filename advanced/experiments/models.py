@@ -27,13 +27,15 @@ class Model:
     """A checkpoint and its tokenizer; or a Hugging Face directory of a BERT or a Llama, and the tokenizer in it.
 
     recorded: the `checksums` that results name, by the checkpoint's name. package: the name by which the checkpoint of
-    an installed package was asked for; "": it is not one.
+    an installed package was asked for; "": it is not one. keys: those of runs that start from it, once computed: its
+    files are read once for all runs of a grid.
     """
 
     checkpoint: str
     tokenizer: str
     recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
     package: str = ""
+    keys: dict[Any, str] = field(default_factory=dict, compare=False, repr=False)
 
     def beside(self, name: str) -> Model:
         """Another checkpoint of the same folder, with the tokenizer beside it, else with the tokenizer of this one.

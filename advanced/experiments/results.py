@@ -44,6 +44,23 @@ def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     return {result["key"]: result for results in each for result in results}
 
 
+class GrowingFile:
+    """A file of results that grows while a grid runs: `read_results` of it, anew only when it has changed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._state: tuple[int, int] | None = None
+        self._results: dict[str, dict[str, Any]] = {}
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        if not self.path.is_file():
+            return {}
+        now = self.path.stat()
+        if (state := (now.st_size, now.st_mtime_ns)) != self._state:
+            self._results, self._state = read_results([self.path]), state
+        return self._results
+
+
 def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
     """Results of a checkpoint's other tables by key, from the files TABLE-NAME.jsonl beside `path`.
 

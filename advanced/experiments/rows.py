@@ -58,8 +58,15 @@ class Trial:
         return model.beside(self.checkpoint)
 
     def key(self, model: Model) -> str:
-        """A hash of everything that decides the run: equal in all tables and folders, different for other runs."""
-        model = self.model(model)
+        """A hash of everything that decides the run: equal in all tables and folders, different for other runs.
+
+        model: that of the whole table, which keeps the key.
+        """
+        if self not in model.keys:
+            model.keys[self] = self._key(self.model(model))
+        return model.keys[self]
+
+    def _key(self, model: Model) -> str:
         files = {split: path_of(self.data, split) for split in ("train", "dev", "test")}
         inputs = {name: checksum(path) for name, path in files.items()}
         inputs |= dict(zip(("checkpoint", "tokenizer"), model.checksums, strict=True))

@@ -1,4 +1,4 @@
-"""Does the runs of a table that are left, several at a time, each in a new process."""
+"""Does the runs of a table that are left, several at a time, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -29,21 +30,19 @@ from utils import UserError, warn
 
 
 class Running(NamedTuple):
-    """A run in a new process, so that the peak memory that it reports is its own."""
+    """A run in a process of its own."""
 
     trial: Trial
     lock: NameLock
     pool: ProcessPoolExecutor
 
-    def end(self) -> None:
-        """End the process and give up the lock; another process may then take the run if its line is not written."""
-        self.pool.shutdown(cancel_futures=True)
-        self.lock.release()
-
 
 class Runner:
     """left: returns the runs that are not done; called anew after each run. path: the file of results. work: a folder
     for weights while a run lasts. workers: runs at a time. kept: returns the keys of models that others will combine.
+
+    On a CPU each run has a new process, so that the peak memory that it reports is its own. CUDA counts the memory
+    of each run, and takes seconds to begin: there a process does one run after another, until one fails.
 
     Raises `UserError` where the code differs from its commit, which every line of figures names.
     """
@@ -66,6 +65,7 @@ class Runner:
             raise UserError("the code or a table differs from its last commit, which results name: commit it first")
         self.context = _context()
         self.running: dict[Future, Running] = {}
+        self.idle: list[ProcessPoolExecutor] = []
         self.failed: dict[str, str] = {}  # by key, why
         self.done = 0
 
@@ -86,7 +86,9 @@ class Runner:
             for each in self.running.values():
                 for process in each.pool._processes.values():
                     process.kill()
-                each.end()
+                self.end(each)
+            for pool in self.idle:
+                pool.shutdown()
         left = sum(trial.key(self.model) not in self.failed for trial in self.left())
         print(f"{self.done} runs done, {len(self.failed)} failed, {left} that can be started now are left")
         if self.failed:
@@ -96,14 +98,29 @@ class Runner:
         take_over(self.left, self.model, self.path, self.work)
         for trial, lock in self.free():
             print(f"{_now()} start: {describe(trial)}", flush=True)
-            pool = ProcessPoolExecutor(1, mp_context=self.context, initializer=end_with_parent)
-            future = pool.submit(compute_trial, trial, self.model, self.work, self.device, self.threads, self.commit)
+            pool = self.idle.pop() if self.idle else self.new_process()
+            model = replace(self.model, keys={})  # so that the key in the line is that of the files as they are then
+            future = pool.submit(compute_trial, trial, model, self.work, self.device, self.threads, self.commit)
             self.running[future] = Running(trial, lock, pool)
+
+    def new_process(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, mp_context=self.context, initializer=end_with_parent)
+
+    def end(self, each: Running, is_kept: bool = False) -> None:
+        """End the process, unless it is kept for another run, and give up the lock; another process may then take the
+        run if its line is not written."""
+        if is_kept:
+            self.idle.append(each.pool)
+        else:
+            each.pool.shutdown(cancel_futures=True)
+        each.lock.release()
 
     def finish(self, future: Future) -> None:
         each = self.running.pop(future)
+        key, error = each.trial.key(self.model), future.exception()
         try:
-            error = future.exception()
+            if error is None and future.result()["key"] != key:
+                error = UserError("its files have changed since the grid began")
             if error is None:
                 result = future.result()
                 if found := result.pop(PROBABILITIES, None):
@@ -111,13 +128,13 @@ class Runner:
                 append_result(self.path, result)
                 clear(each.trial, self.model, self.work, self.kept())
         finally:
-            each.end()
+            self.end(each, is_kept=error is None and self.device == "cuda")
         if error is None:
             self.done += 1
             print(f"{_now()} done: {describe(each.trial)}", flush=True)
             return
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        self.failed[each.trial.key(self.model)] = f"{describe(each.trial)}: {reason.splitlines()[0]}"
+        self.failed[key] = f"{describe(each.trial)}: {reason.splitlines()[0]}"
         warn(f"failed: {describe(each.trial)}: {reason.splitlines()[0]}")
 
     def keep(self, result: dict[str, Any], found: dict[str, Any]) -> None:

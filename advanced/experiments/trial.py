@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -28,6 +29,8 @@ from engine.programs import peak_memory
 from utils import warn
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.checkpointer import Checkpointer
     from engine.methods import EpochResult
     from engine.plan import ComputeSettings
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 KERNELS, DIRTY = "plain", "-dirty"
 PROBABILITIES = "probabilities"  # of plain training: the only entry of figures that is in no line
+RESUME_SECONDS = 60.0  # between resume points: to write one takes as long as an epoch of a few sentences
 TUNING_SAMPLE = 1000  # training sentences for tuning a zero-shot method
 
 
@@ -53,6 +57,8 @@ def compute_trial(
 
     torch.set_num_threads(threads)
     compute = ComputeSettings(choose_device(device), kernels=KERNELS)
+    if compute.device.type == "cuda":  # where one process does several runs
+        torch.cuda.reset_peak_memory_stats(compute.device)
     return {**run_trial(trial, model, work, compute), "threads": threads, "commit": commit}
 
 
@@ -70,8 +76,12 @@ def machine() -> str:
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
 
 
-def processor() -> str:
-    """The name of the processor, which decides how sums are rounded."""
+def processor(device: torch.device) -> str:
+    """The name of the processor or GPU, which decides how sums are rounded."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         named = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -111,7 +121,7 @@ def run_trial(trial: Trial, model: Model, work: Path, compute: ComputeSettings) 
         "members": trial.members,
         "date": str(date.today()),
         "machine": machine(),
-        "processor": processor(),
+        "processor": processor(compute.device),
         "torch": version("torch"),
         "kernels": compute.kernels,
         "wall_seconds": round(time.perf_counter() - start, 1),
@@ -155,12 +165,13 @@ def _train(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> 
     plan, splits, path = plan_of(trial, model), Splits.of(trial), work / f"{trial.key(model)}.pt"
     seed_everything(plan.seed)
     run = assemble(plan, compute, examples=splits.train)
-    checkpointer = checkpointer_for(run, path, path.with_suffix(".resume"))
+    checkpointer = replace(checkpointer_for(run, path, path.with_suffix(".resume")), apart=RESUME_SECONDS)
     history = _epochs_done(checkpointer, run)
     chosen_on = splits.held_out or splits.dev
     datasets = [encode_for(run.model, run.tokenizer, examples) for examples in (splits.train, chosen_on)]
     trainable = trainable_parameters(run.model)
-    rest = encode_for(run.model, run.tokenizer, splits.rest) if splits.rest else None
+    is_used = splits.rest and any(method.uses_unlabelled for method in run.trainer.methods)
+    rest = encode_for(run.model, run.tokenizer, splits.rest) if is_used else None
     history += fine_tune(run, *datasets, checkpointer, unlabelled=rest, history=history, progress=False)
     best = best_of(history)
     figures = {

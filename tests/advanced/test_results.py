@@ -20,7 +20,7 @@ from advanced.experiments.grid import Table
 from advanced.experiments.models import Model, model_of
 from advanced.experiments.panel import panels_of
 from advanced.experiments.render import render
-from advanced.experiments.results import read_results, table_of
+from advanced.experiments.results import GrowingFile, append_result, read_results, table_of
 from advanced.experiments.statistics import two_way
 from advanced.experiments.summary import panels_in, render_summary
 
@@ -100,3 +100,13 @@ def test_the_readme_quotes_the_pages():
         page = (RESULTS / name).read_text(encoding="utf-8").splitlines()
         rows = block.splitlines()
         assert len(rows) > 2 and not {*rows} - {*page}, name
+
+
+def test_a_growing_file_is_read_anew_when_it_has_changed_and_not_before(tmp_path: Path):
+    path = tmp_path / "r.jsonl"
+    file = GrowingFile(path)
+    assert file.read() == {}
+    for number in range(3):
+        append_result(path, {"key": str(number), "model": "a", "checksums": []})
+        assert file.read() == read_results([path]) and len(file.read()) == number + 1
+        assert file.read() is file.read()

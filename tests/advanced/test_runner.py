@@ -16,10 +16,20 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from grids import CONTENT, computing, line_of, main, model, scored, table_of, tuning_runs  # noqa: F401 (fixtures)
+from grids import (  # noqa: F401 (fixtures)
+    CONTENT,
+    Threads,
+    computing,
+    line_of,
+    main,
+    model,
+    scored,
+    table_of,
+    tuning_runs,
+)
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import runner
+from advanced.experiments import rows, runner
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
@@ -285,6 +295,53 @@ def test_a_run_is_free_again_when_its_line_is_written_and_its_weights_go_then(
     running.run()
     assert len(released) == 3
     assert {each["commit"] for each in read_results([tmp_path / "r.jsonl"]).values()} == {"as it was at the start"}
+
+
+@pytest.mark.parametrize(("device", "processes"), [("cpu", 4), ("cuda", 3)])
+def test_a_process_with_a_gpu_does_one_run_after_another_until_one_fails(
+    tmp_path: Path, model: Model, computing: Callable, monkeypatch: pytest.MonkeyPatch, device: str, processes: int
+):
+    """Two workers, four runs, of which the first fails."""
+    made, done = [], []
+
+    class Counted(Threads):
+        def __init__(self, *how, **named):
+            made.append(self)
+            super().__init__(*how, **named)
+
+    def compute(one: Trial, *where) -> dict:
+        if one.seed == 1:
+            raise UserError("the loss is nan")
+        done.append(one.seed)
+        return line_of(one, model)
+
+    computing(compute)
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Counted)
+    table, path = table_of(tmp_path, rows=[{"name": "plain"}], shots=[4], seeds=[1, 2, 3, 4]), tmp_path / "r.jsonl"
+    running = runner.Runner(lambda: table.ready(model, read_results([path])), model, path, tmp_path, device, 2)
+    with pytest.raises(UserError, match="1 runs failed"):
+        running.run()
+    assert sorted(done) == [2, 3, 4] and len(made) <= processes and (device == "cuda" or len(made) == processes)
+    assert all(pool._shutdown for pool in made)
+
+
+def test_a_run_whose_files_have_changed_since_the_grid_began_is_no_result(
+    running: runner.Runner,
+    model: Model,
+    computing: Callable,
+    films: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    def compute(one: Trial, there: Model, *where) -> dict:
+        monkeypatch.setattr(rows, "path_of", lambda _, split: str({**films, "test": films["dev"]}[split]))
+        return {**line_of(one, model), "key": one.key(there)}
+
+    running.left = partial(list, running.left()[:1])
+    computing(compute)
+    with pytest.raises(UserError, match="its files have changed since the grid began"):
+        running.run()
+    assert not (tmp_path / "r.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_last_epoch(
 ):
     table = table_of(tmp_path, rows=[{"name": "plain"}], data={"films": {"epochs": 3, "batch_size": 4}})
     one = first_of(table, model)
+    monkeypatch.setattr(trial, "RESUME_SECONDS", 0.0)
     undisturbed = trial.run_trial(one, model, tmp_path, PLAIN_CPU)
     trial.clear(one, model, tmp_path)
     fine_tune, begun = runs.fine_tune, []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import random_llama
+from torch import nn
 
 from advanced.ema import EMA
 from classifier import LlamaEmbeddingClassifier
@@ -291,6 +292,28 @@ def test_a_run_whose_epochs_are_all_done_is_taken_up_and_one_with_more_is_not(tm
     saved.epochs = 1
     with pytest.raises(UserError, match="damaged"):
         saved.load_resume_point(model, AdamW(model.parameters(), lr=1e-2))
+
+
+@pytest.mark.parametrize(("apart", "points"), [(0.0, [1, 2, 3, 4]), (1e9, [4]), (2.0, [2, 4])])
+def test_resume_points_of_short_epochs_are_apart_and_the_last_is_always_there(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, apart: float, points: list[int]
+):
+    """An epoch takes a second, by this clock."""
+    saved: list[int] = []
+
+    class Counted(Checkpointer):
+        def save_resume_point(
+            self, model: nn.Module, optimizer: AdamW, history: list[EpochResult], *begun: Any
+        ) -> None:
+            saved.append(len(history))
+            super().save_resume_point(model, optimizer, history, *begun)
+
+    dataset, model = small_dataset(tokenizer), new_model()
+    files = Counted(tmp_path / "a.pt", tmp_path / "a.resume", epochs=4, apart=apart, saved_at=0.0)
+    trainer = Trainer(model, AdamW(model.parameters(), lr=1e-2), checkpointer=files, progress=False)
+    monkeypatch.setattr("engine.checkpointer.time.monotonic", lambda: float(len(trainer.history)))
+    assert len([*trainer.fit(dataset.loader(8, shuffle=True), dataset.loader(8), 4)]) == 4
+    assert saved == points
 
 
 def test_a_model_of_another_run_is_not_taken_for_the_best_one(tmp_path: Path, tokenizer: Tokenizer):
