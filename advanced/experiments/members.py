@@ -31,11 +31,13 @@ def combine(
     import numpy as np
 
     from advanced.soup import mean_of, soup
+    from engine.runs import compute_fast
     from engine.saved import load_classifier
 
     trained = [train(member, model, work, compute) for member in trial.each_member()]
     splits = trained[0].splits
     model_of_all, _ = load_classifier(trained[0].path)
+    compute_fast(model_of_all, compute, trains=False)
     each = [load_classifier(one.path)[0].state_dict() for one in trained]
     ask = partial(probabilities, model_of_all, trained[0].tokenizer, trial=trial, compute=compute)
 
