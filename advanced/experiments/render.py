@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -105,21 +105,22 @@ def _judges(panel: Panel) -> str:
 
 
 def _missing(table: Table, model: Model, done: Done) -> list[str]:
-    left = missing_of(table, model, done)
-    return [f"Missing: {sum(left.values())} runs ({in_words(left)}).", ""] if left else []
+    count, words = missing_of(table, model, done)
+    return [f"Missing: {count} runs ({words}).", ""] if count else []
 
 
-def missing_of(table: Table, model: Model, done: Done) -> dict[str, int]:
-    """How many runs of each row are not done, by panel and row."""
-    left = {}
+def missing_of(table: Table, model: Model, done: Done) -> tuple[int, str]:
+    """How many runs are not done, and in words how many of which rows, panel by panel."""
+    total, each = 0, []
     for data, shots in table.sizes() if table.seeds else ():
         title = ", ".join(filter(None, (data.upper(), "" if shots is None else size_in_words(shots))))
-        left |= {f"{title}: {cell.row.name}": cell.missing for cell in cells_of(table, model, done, data, shots)}
-    return {name: count for name, count in left.items() if count}
-
-
-def in_words(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
+        left = {cell.row.name: cell.missing for cell in cells_of(table, model, done, data, shots)}
+        words = ", ".join(f"{name} {count}" for name, count in left.items() if count)
+        if len(left) > 1 and len({*left.values()}) == 1 and words:
+            words = f"{next(iter(left.values()))} of each row"
+        total += sum(left.values())
+        each += [f"{title}: {words}"] if words else []
+    return total, "; ".join(each)
 
 
 def sources_of(table: Table) -> list[str]:

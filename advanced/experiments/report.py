@@ -18,7 +18,6 @@ from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import (
     CHOICES,
     difference_in_words,
-    in_words,
     made_with,
     missing_of,
     p_in_words,
@@ -182,8 +181,8 @@ def _tried(table: Table, model: Model, done: Done) -> list[str]:
 
 
 def _limits(table: Table, model: Model, done: Done, panels: Sequence[Panel]) -> list[str]:
-    missing = missing_of(table, model, done)
-    words = f"{sum(missing.values())} runs of these rows are missing ({in_words(missing)}). " if missing else ""
+    missing, which = missing_of(table, model, done)
+    words = f"{missing} runs of these rows are missing ({which}). " if missing else ""
     runs = {run["key"]: run for panel in panels for cell in panel.cells for run in cell.runs.values()}
     words += "One checkpoint; few seeds see little of what chance does. Seconds depend on what else the machine did."
     return ["## Limits", "", words, "", *made_with(runs)]

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,8 +132,10 @@ def test_a_row_of_members_is_a_line_for_each_way_of_combining(tmp_path: Path, mo
 
 
 def test_what_waits_for_a_choice_is_missing(tmp_path: Path, model: Model):
-    words = "Missing: 5 runs (FILMS: plain 2, FILMS: asked 1, FILMS, 4 a class: lora 2)."
+    words = "Missing: 5 runs (FILMS: plain 2, asked 1; FILMS, 4 a class: lora 2)."
     assert words in render(table_of(tmp_path, shots=[None]), model, {})
+    rows = [{"name": "plain"}, {"name": "ema", "method": "ema"}]
+    assert "Missing: 4 runs (FILMS: 2 of each row)." in render(table_of(tmp_path, rows=rows, shots=[None]), model, {})
 
 
 @pytest.mark.slow
@@ -180,7 +183,8 @@ def test_runs_of_a_model_that_was_made_again_are_not_done_again_and_the_table_sa
         torch.save(state, path)
         record = {"settings": settings, "made_of": {"text": ["1"]}, "weights": sha256_of(path)}
         path.with_suffix(".json").write_text(json.dumps(record), encoding="utf-8")
-        keys.append(table.final(table.rows[0], "films", None, model, done)[0].key(model))
+        fresh = replace(model, keys={})
+        keys.append(table.final(table.rows[0], "films", None, fresh, done)[0].key(fresh))
     assert keys[0] == keys[1] not in done
     lines = [{**result, "model": "base", "weights": str(number % 3)} for number, result in enumerate(done.values())]
     text = render(table, model, done | {str(number): line for number, line in enumerate(lines)})
