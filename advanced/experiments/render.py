@@ -88,14 +88,14 @@ def standing(panel: Panel) -> list[str]:
     """What beats neither the majority class nor the bag of words, in a sentence each."""
     above = panel.above_majority()
     below = [name for name, is_above in above.items() if not is_above]
-    said = f"not above the majority class ({plain(panel.majority)}): {join_names(below) or 'none'}"
+    said = f"not above the majority class ({plain(panel.majority)}): {', '.join(below) or 'none'}"
     lines = [f"On {_judges(panel)}, beyond noise, {said}."]
     if words := panel.bag_of_words():
         verdicts = panel.verdicts(words)
         beating = [name for name, each in verdicts.items() if each.is_beyond_noise and each.gain.mean > 0]
         losing = [name for name, each in verdicts.items() if each.is_beyond_noise and each.gain.mean < 0]
         lines.append(
-            f"Above the bag of words: {join_names(beating) or 'none'}; below it: {join_names(losing) or 'none'}."
+            f"Above the bag of words: {', '.join(beating) or 'none'}; below it: {', '.join(losing) or 'none'}."
         )
     return lines
 
