@@ -14,7 +14,9 @@ seeds; of a few of a class it is made for each seed, with the sentences that thi
 
 A single combination is run in this way only for `--tune`, to compare it with other rows. A key of `tune` is a setting
 of `engine.plan.Plan` or an argument of the row's methods. `second_test`: so many training sentences are taken out and
-judged in the place of a test file without labels. `members`: the row is a vote and soups of so many models of one
+judged in the place of a test file without labels. `judged_on`: dev and test are those of another data set with as many
+classes, so that a page shows what training on one is worth on the other; if its test has no labels, its train takes
+that place. `members`: the row is a vote and soups of so many models of one
 division of the data, see `members.py`. `registered`: the commit in which the rows stood before their
 figures were known. `--render` shows a row's `source`. A table whose `seeds` are an empty list only tunes: it never uses
 dev or test.
@@ -85,6 +87,7 @@ class Table:
                     raise UserError(f"row {row.name}: precision int8 rounds the weights, which cannot be trained then")
                 chooses = [name for name in row.methods if METHODS[name].holds_out] + ["its tune"] * bool(row.tune)
                 chooses += ["its C"] * (row.option in SOLVED)
+                chooses += ["its epoch"] * bool(self.settings_of(row, data)["judged_on"])
                 if row.option != "prompt" and chooses and not settings["hold_out"]:
                     who = join_names(chooses[:1])
                     raise UserError(f"row {row.name}: with hold_out 0 {who} would choose on dev")
@@ -149,6 +152,8 @@ class Table:
         """chosen: values for the keys of the row's `tune`."""
         plan = {key: value for key, value in chosen.items() if key in PLAN_SETTINGS}
         settings = self.settings_of(row, data) | plan
+        if phase == "tune":  # which looks at no sentences of the other data set
+            settings["judged_on"] = ""
         arguments = (*row.arguments, *(f"{key}={value}" for key, value in chosen.items() if key not in plan))
         if row.method:
             choose(row.method, arguments, row.option, attention=settings["attention"])

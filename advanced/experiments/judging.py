@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from advanced.experiments.results import JUDGES
 from advanced.experiments.rows import Trial, path_of
 from engine.data import Example, create_data, divide, has_gold_labels, pack, read_label_names, set_aside
+from utils import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,10 +38,12 @@ class Splits(NamedTuple):
     @classmethod
     def of(cls, trial: Trial) -> Splits:
         settings, names = dict(trial.settings), read_label_names(path_of(trial.data, "label_names"))
-        train, dev = create_data(path_of(trial.data, "train"), len(names)), create_data(path_of(trial.data, "dev"))
-        test = create_data(path_of(trial.data, "test"), is_test=True)
+        train, judged = create_data(path_of(trial.data, "train"), len(names)), settings["judged_on"] or trial.data
+        if len(read_label_names(path_of(judged, "label_names"))) != len(names):
+            raise UserError(f"{judged} has not as many classes as {trial.data}, so it cannot judge what that trains")
+        dev, test = create_data(path_of(judged, "dev")), create_data(path_of(judged, "test"), is_test=True)
         if not has_gold_labels([example.label for example in test]):
-            test = []
+            test = create_data(path_of(judged, "train")) if judged != trial.data else []
         if settings["second_test"]:  # the same sentences in every run
             taken = {*random.Random(0).sample(range(len(train)), settings["second_test"])}
             test = [train[place] for place in sorted(taken)]

@@ -1,12 +1,15 @@
-"""Two more data sets for the tables, made of files that the Natural Language Toolkit's data collection has.
+"""Three more data sets for the tables: two of files that the Natural Language Toolkit's data collection has, and one
+that is SST as two classes.
 
     python -m advanced.experiments.other_data subjectivity.zip pros_cons.zip
+    python -m advanced.experiments.other_data --sst2
 
 https://github.com/nltk/nltk_data has both in packages/corpora, under the licence CC BY 4.0: sentences about films that
 tell the plot or judge it (Pang & Lee 2004, arXiv:cs/0409058), and what people praised and blamed in products
 (Ganapathibhotla & Liu 2008, aclanthology.org/C08-1031). `data/` gets lines `LABEL ||| sentence` of each. Dev, test and
 train are drawn once, with as many of each class; a text that is there twice counts once, and one of both classes not at
-all.
+all. `sst2` is SST without its neutral sentences, the lower two classes against the upper two, so that it and CFIMDB can
+judge each other's models.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.data import format_line
+from engine.data import create_data, format_line
 from engine.programs import ArgumentParser, check_writable, run_main
-from utils import ROOT, UserError, atomic_write
+from utils import ROOT, UserError, atomic_write, find_asset
 
 SPLITS = {"dev": 500, "test": 1000, "train": 3000}  # sentences of each class
 LARGEST = 2**24  # bytes of a file in an archive
 FEWEST_WORDS = 3
+SST_CLASSES, NEUTRAL = 5, 2
 
 
 class Source(NamedTuple):
@@ -84,26 +88,46 @@ def divided(path: Path, source: Source) -> dict[str, list[tuple[int, str]]]:
     return splits
 
 
+def sst_as_two_classes() -> dict[str, list[tuple[int, str]]]:
+    """The labels and texts of each split. Raises `UserError` if a file of SST is not here."""
+    splits = {}
+    for name in SPLITS:
+        if (path := find_asset(f"data/sst-{name}.txt")) is None:
+            raise UserError(f"data/sst-{name}.txt does not exist; setup.sh fetches the course's data")
+        lines = create_data(path, SST_CLASSES)
+        splits[name] = [(int(each.label > NEUTRAL), each.sentence) for each in lines if each.label != NEUTRAL]
+    return splits
+
+
+def write(folder: Path, name: str, splits: dict[str, list[tuple[int, str]]], label_names: tuple[str, str]) -> None:
+    check_writable(folder / f"{name}-train.txt", "--out")
+    for split, lines in splits.items():
+        with atomic_write(folder / f"{name}-{split}.txt") as file:
+            file.writelines(f"{format_line(label, text)}\n" for label, text in lines)
+    with atomic_write(folder / f"{name}-label-mapping.json") as file:
+        file.write(json.dumps(label_names) + "\n")
+    print(f"wrote {folder / name}-{{{','.join(SPLITS)}}}.txt and its label mapping")
+
+
 def get_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="python -m advanced.experiments.other_data", description=__doc__.split("\n\n")[0])
-    parser.add_argument("archives", nargs="+", metavar="ZIP", help=f"{' and '.join(SOURCES)}")
+    parser.add_argument("archives", nargs="*", metavar="ZIP", help=f"{' and '.join(SOURCES)}")
+    parser.add_argument("--sst2", action="store_true", help="also write sst2, of the course's data/sst-*.txt")
     parser.add_argument("--out", default=str(ROOT / "data"), metavar="FOLDER", help="where the lines are written")
     return parser.parse_args(argv)
 
 
 def main() -> None:
     args = get_args()
+    if not (args.archives or args.sst2):
+        raise UserError(f"name {' or '.join(SOURCES)}, or say --sst2")
     for path in map(Path, args.archives):
         if path.name not in SOURCES:
             raise UserError(f"{path}: must be named {' or '.join(SOURCES)}")
-        source, folder = SOURCES[path.name], Path(args.out)
-        check_writable(folder / f"{source.name}-train.txt", "--out")
-        for split, lines in divided(path, source).items():
-            with atomic_write(folder / f"{source.name}-{split}.txt") as file:
-                file.writelines(f"{format_line(label, text)}\n" for label, text in lines)
-        with atomic_write(folder / f"{source.name}-label-mapping.json") as file:
-            file.write(json.dumps(source.label_names) + "\n")
-        print(f"wrote {folder / source.name}-{{{','.join(SPLITS)}}}.txt and its label mapping")
+        source = SOURCES[path.name]
+        write(Path(args.out), source.name, divided(path, source), source.label_names)
+    if args.sst2:
+        write(Path(args.out), "sst2", sst_as_two_classes(), ("bad", "good"))
 
 
 if __name__ == "__main__":

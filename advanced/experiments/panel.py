@@ -129,6 +129,12 @@ def _combined(row: Row, runs: Mapping[int, Any], missing: int, chosen: str) -> l
     return [Cell(f"{name} of {row.members}: {row.name}", row, apart[name], missing, chosen) for name in names]
 
 
+def title_of(table: Table, data: str, size: str) -> str:
+    """Of the panel of a data set and a size, the name."""
+    judged = (table.settings | table.data[data]).get("judged_on")
+    return ", ".join(filter(None, (data.upper(), size, f"judged on {judged.upper()}" if judged else "")))
+
+
 def panels_of(table: Table, model: Model, done: Done) -> list[Panel]:
     """The panels in which some row has runs."""
     panels = []
@@ -137,8 +143,7 @@ def panels_of(table: Table, model: Model, done: Done) -> list[Panel]:
         if cells:
             baseline = next((cell.runs for cell in cells if cell.name == table.baseline), {})
             size = "" if all(cell.row.option == "prompt" for cell in cells) else size_in_words(shots)
-            title = ", ".join(filter(None, (data.upper(), size)))
-            panels.append(Panel(title, data, size, cells, baseline, table.baseline))
+            panels.append(Panel(title_of(table, data, size), data, size, cells, baseline, table.baseline))
     return panels
 
 

@@ -17,6 +17,7 @@ from advanced.experiments.panel import (
     each_seed,
     majority_f1,
     panels_of,
+    title_of,
     uniform_guess,
     values_of,
 )
@@ -113,7 +114,7 @@ def missing_of(table: Table, model: Model, done: Done) -> tuple[int, str]:
     """How many runs are not done, and in words how many of which rows, panel by panel."""
     total, each = 0, []
     for data, shots in table.sizes() if table.seeds else ():
-        title = ", ".join(filter(None, (data.upper(), "" if shots is None else size_in_words(shots))))
+        title = title_of(table, data, "" if shots is None else size_in_words(shots))
         left = {cell.row.name: cell.missing for cell in cells_of(table, model, done, data, shots)}
         words = ", ".join(f"{name} {count}" for name, count in left.items() if count)
         if len(left) > 1 and len({*left.values()}) == 1 and words:

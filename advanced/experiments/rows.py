@@ -21,7 +21,7 @@ PLAN_SETTINGS = {
     "lr": 1e-3, "epochs": 5, "batch_size": 8, "hidden_dropout_prob": 0.3, "hold_out": 0.1, "precision": "fp32",
     "attention": None, "max_sentence_len": None, "dropout": None, "weight_decay": 0.0, "clip": None,
 }  # fmt: skip
-DATA_SETTINGS = {"second_test": 0}
+DATA_SETTINGS = {"second_test": 0, "judged_on": ""}
 MORE_RATES = 3  # on each side of those that a row names
 DRAWS = 1000  # between the seeds of models of one division of the data
 
@@ -74,6 +74,10 @@ class Trial:
         own = {"method": self.method, **{name: getattr(self, name) for name in names}}
         own |= {"draw": self.draw} if self.draw else {}
         own |= {"members": self.members} if self.members > 1 else {}
+        if judged := dict(self.settings)["judged_on"]:
+            inputs["judged_on"] = [checksum(path_of(judged, split)) for split in files]
+        else:  # a key from before there was this setting stays
+            own["settings"] = tuple(each for each in self.settings if each[0] != "judged_on")
         methods = choose(self.method, self.arguments, self.option) if self.method else ()
         label_names = read_label_names(path_of(self.data, "label_names"))
         content = {**own, **inputs, "arguments": methods, "label_names": label_names}

@@ -51,6 +51,7 @@ SETTING_CONDITIONS = {
     "weight_decay": Wanted(_is_share, "a number from 0 to below 1"),
     "clip": Wanted(lambda value: value is None or (_is_number(value) and value > 0), "a number above 0, or null"),
     "second_test": Wanted(lambda value: value == 0 or _is_count(value), "a number of sentences"),
+    "judged_on": Wanted(lambda value: isinstance(value, str), "the name of a data set"),
 }
 ANY_TEXT = Wanted(lambda value: isinstance(value, str), "a text")
 LINE = Wanted(lambda value: isinstance(value, str) and not {*value} & {*"|\r\n"}, "a text of one line, without |")

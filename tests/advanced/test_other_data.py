@@ -79,3 +79,24 @@ def test_what_is_no_such_archive_is_refused_in_one_line(
     with pytest.raises(UserError, match="is larger than 10 bytes"):
         call(tmp_path / "subjectivity.zip")
     assert not [*tmp_path.glob("subj-*")]
+
+
+def test_sst_as_two_classes_leaves_the_neutral_sentences_out(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "dev"):
+        lines = [f"{label} ||| {split} {label}\n" for label in (0, 1, 2, 3, 4, 2)]
+        (tmp_path / f"data/sst-{split}.txt").write_text("".join(lines), encoding="utf-8")
+    monkeypatch.setattr(other_data, "find_asset", lambda name: path if (path := tmp_path / name).exists() else None)
+    with pytest.raises(UserError, match="data/sst-test.txt does not exist"):
+        call("--sst2")
+    assert not [*tmp_path.glob("sst2-*")]
+    (tmp_path / "data/sst-test.txt").write_text("2 ||| so so\n4 ||| splendid\n", encoding="utf-8")
+    call("--sst2")
+    found = {split: create_data(tmp_path / f"sst2-{split}.txt", 2) for split in ("train", "dev", "test")}
+    assert [(each.label, each.sentence) for each in found["dev"]] == [
+        (0, "dev 0"), (0, "dev 1"), (1, "dev 3"), (1, "dev 4"),
+    ]  # fmt: skip
+    assert len(found["train"]) == 4 and [each.sentence for each in found["test"]] == ["splendid"]
+    with pytest.raises(UserError, match="name subjectivity.zip or pros_cons.zip, or say --sst2"):
+        call()

@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import cost, judging, trial
+from advanced.experiments import cost, judging, panel, rows, trial
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import fits
@@ -292,6 +292,47 @@ def test_a_second_test_is_the_same_in_all_runs_and_nothing_is_trained_on_it(tmp_
         assert splits.test == each[0].test and len(splits.test) == 6
         assert sorted(splits.train + splits.held_out + splits.test) == sorted(whole)
     assert each[0].held_out != each[1].held_out
+
+
+@pytest.fixture
+def others(model: Model, films: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The files of a data set `others`, which has no labels in its test; all other names are films."""
+    files = {split: tmp_path / f"others-{split}" for split in films}
+    files["label_names"].write_text('["bad", "good"]', encoding="utf-8")
+    for split in ("train", "dev"):
+        files[split].write_text(f"0 ||| another {split}\n1 ||| one more {split}\n", encoding="utf-8")
+    files["test"].write_text("-1 ||| nobody knows\n", encoding="utf-8")
+    for module in (rows, judging):
+        monkeypatch.setattr(module, "path_of", lambda data, split: str((files if data == "others" else films)[split]))
+    return files
+
+
+def test_what_is_judged_on_another_data_set_learns_nothing_of_it(
+    tmp_path: Path, model: Model, others: dict[str, Path], films: dict[str, Path]
+):
+    plain, judged = (
+        table_of(tmp_path, rows=[{"name": "plain", "tune": {"lr": [0.01]}}], data={"films": settings}, shots=[4])
+        for settings in ({}, {"judged_on": "others"})
+    )
+    one, other = first_of(plain, model, shots=4), first_of(judged, model, shots=4)
+    at_home, away = judging.Splits.of(one), judging.Splits.of(other)
+    assert (away.train, away.held_out) == (at_home.train, at_home.held_out)
+    assert [each.sentence for each in away.dev + away.test] == [
+        f"{words} {split}" for split in ("dev", "train") for words in ("another", "one more")
+    ]
+    assert other.key(model) != one.key(model)
+    assert tuning_runs(plain, model, shots=4)[0].key(model) == tuning_runs(judged, model, shots=4)[0].key(model)
+    others["dev"].write_text("0 ||| changed\n", encoding="utf-8")
+    assert other.key(replace(model, keys={})) != other.key(model)
+    others["label_names"].write_text('["bad", "average", "good"]', encoding="utf-8")
+    with pytest.raises(UserError, match="others has not as many classes as films, so it cannot judge"):
+        judging.Splits.of(other)
+    assert panel.title_of(judged, "films", "4 a class") == "FILMS, 4 a class, judged on OTHERS"
+
+
+def test_nothing_is_chosen_on_the_data_set_that_only_judges(tmp_path: Path):
+    with pytest.raises(UserError, match="with hold_out 0 its epoch would choose on dev"):
+        table_of(tmp_path, rows=[{"name": "plain"}], settings={"hold_out": 0, "judged_on": "others"})
 
 
 def test_a_rate_that_is_too_large_is_not_chosen_and_ends_no_grid(tmp_path: Path, model: Model):
