@@ -28,6 +28,7 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import math
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
@@ -78,11 +79,19 @@ def get_args() -> argparse.Namespace:
     add("--size_limit", metavar="MB", type=megabytes,
         help=f"largest zip, in millions of bytes (default: the edition's, {default.size_limit:g})")  # fmt: skip
     add("--max_unpacked", metavar="MB", type=megabytes,
-        help="largest sum of the unpacked files (default: 20 times the size limit)")  # fmt: skip
+        help="largest sum of the unpacked files (default: 20 times the size limit, at most 500)")  # fmt: skip
     add("--id_pattern", metavar="REGEX", default=default.id_pattern, help="what an ID is (default: %(default)s)")
     add("--out", metavar="FILE.zip", help="the zip to write from DIR (default: ID.zip in the current folder)")
     add("--force", action="store_true", help="write the zip of DIR although it has problems (the status is still 1)")
     return parser.parse_args()
+
+
+def refuse_submissions(folder: str, required: Iterable[str]) -> None:
+    """Raise `GradingError` if a folder holds several zips and no file of the assignment: what a grader has."""
+    zips = list(Path(folder).glob("*.zip"))
+    if len(zips) > 1 and not any(Path(folder, name).exists() for name in required):
+        said = f"{printable(folder)} holds {len(zips)} zips and none of the assignment's files"
+        raise GradingError(f"{said}; to grade them all: python -m grading {printable(folder)} --config FILE --out DIR")
 
 
 def command_line() -> int:
@@ -90,6 +99,7 @@ def command_line() -> int:
     args = get_args()
     rules = {name.name: getattr(args, name.name) for name in fields(Rules)}
     if Path(args.path).is_dir():
+        refuse_submissions(args.path, EDITIONS[args.edition].required)
         report = create_zip(args.path, args.id, args.out, args.force, **rules)
     elif args.out or args.force:
         raise GradingError("--out and --force are for packing a folder; to check a zip leave them out")

@@ -16,6 +16,7 @@ import zipfile
 from collections import defaultdict
 
 from grading.archive import HAS_DESCRIPTOR, IS_ENCRYPTED, MAX_VERSION, MB, WIDE, Archive, Entry
+from grading.findings import Message
 from grading.programs import few, printable
 
 
@@ -86,7 +87,7 @@ def _damage(entry: Entry) -> str | None:
     return None
 
 
-def archive_problems(archive: Archive, most_bytes: float) -> list[str]:
+def archive_problems(archive: Archive, most_bytes: float) -> list[Message]:
     """The reasons not to read an archive, by its headers alone: nothing has been unpacked yet."""
     refused, damaged = defaultdict(list), defaultdict(list)
     for entry in archive.entries:
@@ -94,20 +95,21 @@ def archive_problems(archive: Archive, most_bytes: float) -> list[str]:
             refused[fault].append(entry.name)
         elif fault := _damage(entry):
             damaged[fault].append(entry.name)
-    problems = [f"refused entries ({fault}): {few(names)}" for fault, names in refused.items()]
+    problems = [Message(f"refused entries ({fault}): {few(names)}", "E004-entries") for fault, names in refused.items()]
     problems += [damaged_entries(names, fault) for fault, names in damaged.items()]
     if not problems:
-        problems += _collisions(archive.entries)
+        problems += [Message(said, "E004-entries") for said in _collisions(archive.entries)]
     if not problems:
-        problems += _stray_bytes(archive)
+        problems += [Message(said, "E004-entries") for said in _stray_bytes(archive)]
     unpacked = sum(entry.central.size for entry in archive.entries)
     if unpacked > most_bytes:
-        problems.append(f"{unpacked / MB:.1f} MB when unpacked; the limit is {most_bytes / MB:g} MB")
+        said = f"{unpacked / MB:.1f} MB when unpacked; the limit is {most_bytes / MB:g} MB"
+        problems.append(Message(said, "E003-unpacked", expected=int(most_bytes), got=unpacked))
     return problems
 
 
-def damaged_entries(names: list[str], why: str) -> str:
-    return f"{few(names)} {'is' if len(names) == 1 else 'are'} damaged: {why}"
+def damaged_entries(names: list[str], why: str) -> Message:
+    return Message(f"{few(names)} {'is' if len(names) == 1 else 'are'} damaged: {why}", "E005-damaged", min(names))
 
 
 def _fold(name: str) -> str:

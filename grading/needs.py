@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from grading.archive import MAX_NAME, MB, FormatError
 from grading.editions import ALLOWED, Edition
+from grading.findings import Message
 from grading.package import CODE_FOLDERS, MAPPINGS, OF_THE_COURSE, OPTIONAL_FOLDERS, REQUIREMENTS, Files, Package
 from grading.programs import PARTS_FILE, few, printable
 from grading.rules import Report
@@ -25,6 +26,8 @@ from grading.rules import Report
 # Bytes of Python that are parsed, in a file and in all: a syntax tree takes a thousand times its text.
 MAX_MODULE, MAX_CODE = 100_000, MB
 MAX_FAULTS, MAX_LIBRARIES, MAX_REQUIREMENTS = 20, 10, 20  # names in a message: a submission can make up any number
+REQUIRED_CODES = ("E034-python", "E030-needs", "E032-library")  # of faults, absent files and libraries
+OTHER_CODES = ("E035-python-others", "E031-needs-others", "E033-library-others")
 SETUP, DRIVER, SANITY_CHECK = "setup.sh", "run_llama.py", "sanity_check.py"
 # A requirements file that a script names, and does not write (`> requirements.txt`).
 _REQUIREMENTS = re.compile(rf"(?<![>\w./-])(?<!> )(?:\./)?({REQUIREMENTS}(?:/[\w-]+)?\.txt)")
@@ -137,7 +140,7 @@ class Needs:
     does not install. faults: files that are not Python.
     """
 
-    faults: list[str] = field(default_factory=list)
+    faults: list[Message] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     libraries: dict[str, str] = field(default_factory=dict)
 
@@ -164,7 +167,7 @@ class Follower:
                 imports = self._read(file, is_copy)
             except FormatError as error:
                 imports = []
-                needs.faults.append(f"{printable(file)} {error}")
+                needs.faults.append(Message(f"{printable(file)} {error}", "E034-python", file))
             self.imported[file, is_copy] = imports
             # A file that provides once for a package's absence has found out by then whether it is there.
             guarded = {each.top for each in imports if each.is_optional}
@@ -296,18 +299,20 @@ def _text(files: Files, name: str) -> str:
 def check_needs(files: Files, edition: Edition, package: Package, report: Report) -> None:
     """Report a problem for a need of the required files, a warning for one of other scripts, such as graders."""
     needs = find_needs(files, edition, package)
-    for each, messages, by, end in (
-        (needs.required, report.problems, "", ", which cannot run without"),
-        (needs.others, report.warnings, " by other scripts", ""),
+    for each, messages, by, end, codes in (
+        (needs.required, report.problems, "", ", which cannot run without", REQUIRED_CODES),
+        (needs.others, report.warnings, " by other scripts", "", OTHER_CODES),
     ):
-        messages += each.faults[:MAX_FAULTS]
+        messages += [Message(fault, codes[0], fault.file) for fault in each.faults[:MAX_FAULTS]]
         if each.absent:
-            messages.append(f"imported or read{by} but not in the submission{end}: {_placed(each.absent, None)}")
+            said = f"imported or read{by} but not in the submission{end}: {_placed(each.absent, None)}"
+            messages.append(Message(said, codes[1]))
         if each.libraries:
             what = "but neither in the submission nor among the libraries that the course's set-up installs"
-            messages.append(f"imported{by}, {what}: {_placed(each.libraries, MAX_LIBRARIES)}")
+            messages.append(Message(f"imported{by}, {what}: {_placed(each.libraries, MAX_LIBRARIES)}", codes[2]))
     if needs.unread:
-        report.warnings.append(f"too large to look at what they import: {few(needs.unread)}")
+        said = f"too large to look at what they import: {few(needs.unread)}"
+        report.warnings.append(Message(said, "E036-unread", needs.unread[0]))
 
 
 def _placed(names: dict[str, str], most: int | None) -> str:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from grading.editions import ACCURACY_BANDS, EDITIONS, LABEL_NAMES, OUTPUT_KINDS, REFERENCE_ACCURACIES, TEXT_PROMPT
+from grading.findings import Message
 from grading.lines import LabelledLine, create_data, has_gold_labels, majority_accuracy, parse_line, prompt_suffix
 from grading.programs import find_asset
 from grading.rules import Report, Rules, Score
@@ -20,21 +21,41 @@ OUTPUT = re.compile(rf"({'|'.join(LABEL_NAMES)})-(dev|test)-({'|'.join(OUTPUT_KI
 
 
 def check_text(name: str, raw: bytes, rules: Rules, report: Report) -> None:
-    """A generated text must be UTF-8, not blank, and continue the prompt; an output file is checked line by line."""
-    try:
-        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        report.problems.append(f"{name} line {line}: not UTF-8 text")
+    """A generated text must be text, not blank, and continue the prompt; an output file is checked line by line."""
+    text = _decode(name, raw, report)
+    if text is None:
         return
     if not text.strip():
-        report.problems.append(f"{name} holds nothing but white space")
+        report.problems.append(Message(f"{name} holds nothing but white space", "E019-empty", name))
     elif text.count("\n") > MAX_LINES:
-        report.problems.append(f"{name} has {text.count(chr(10))} lines, too many for an output file")
+        said = f"{name} has {text.count(chr(10))} lines, too many for an output file"
+        report.problems.append(Message(said, "E020-text", name))
     elif match := OUTPUT.fullmatch(name):
         _check_output(name, *match.groups(), text.removesuffix("\n").split("\n"), rules, report)
-    elif not " ".join(text.split()).startswith(TEXT_PROMPT):
-        report.warnings.append(f"{name} does not begin with the assignment's prompt: {TEXT_PROMPT}")
+    else:
+        report.texts[name] = text
+        if not " ".join(text.split()).startswith(TEXT_PROMPT):
+            said = f"{name} does not begin with the assignment's prompt: {TEXT_PROMPT}"
+            report.warnings.append(Message(said, "E050-no-prompt", name, 1, TEXT_PROMPT, text[:100]))
+
+
+def _decode(name: str, raw: bytes, report: Report) -> str | None:
+    """The text of a file; None if it is none, which is a problem.
+
+    The course's driver writes the encoding of the computer, on Windows a code page, so a generated text may have one.
+    Which one is not known: letters beyond ASCII may come out as others, and the few of an English text do not matter.
+    """
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        if OUTPUT.fullmatch(name) or re.search(rb"[\0-\x08\x0e-\x1f\x7f]", raw):
+            report.problems.append(Message(f"{name} line {line}: not UTF-8 text", "E020-text", name, line))
+            return None
+        said = f"{name} line {line}: not UTF-8 text; read as text in a code page of Windows"
+        report.notes.append(Message(said, "E057-code-page", name, line))
+        text = raw.decode("cp1252", "replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _read_line(line: str) -> LabelledLine | None:
@@ -50,31 +71,34 @@ def _check_output(
     """Line format and labels, then lines, sentences and accuracy against the data if it is there."""
     rows = [_read_line(line) for line in lines]
     if _are_of_films(rows, split):
-        report.problems.append(f"{name}: its sentences are those of films-{split}.txt: {NO_SUBMISSION}")
+        said = f"{name}: its sentences are those of films-{split}.txt: {NO_SUBMISSION}"
+        report.problems.append(Message(said, "E018-misnamed", name))
         return
     label_names = rules.label_names(dataset)
     labels = range(len(label_names))
-    _flag(report.problems, name, "not 'LABEL ||| sentence'", [row is None for row in rows])
+    _flag(report.problems, "E015-format", name, "not 'LABEL ||| sentence'", [row is None for row in rows])
     outside = [row is not None and row.label not in labels for row in rows]
-    _flag(report.problems, name, f"label outside 0..{len(labels) - 1}", outside)
+    _flag(report.problems, "E016-label", name, f"label outside 0..{len(labels) - 1}", outside)
     if len(rows) > 1 and len({row and row.label for row in rows}) == 1:
-        report.warnings.append(f"{name}: every line has the same label")
+        report.warnings.append(Message(f"{name}: every line has the same label", "E043-constant", name))
     prompt = f" {prompt_suffix(label_names)}".rstrip()  # its last space goes with the line's end
     is_prompted = all(row and row.sentence.endswith(prompt) for row in rows)
     if is_prompted and kind in ("finetuning", "lora"):
-        report.problems.append(f"{name}: every sentence ends in the course's prompt: a prompting output, misnamed")
+        said = f"{name}: every sentence ends in the course's prompt: a prompting output, misnamed"
+        report.problems.append(Message(said, "E018-misnamed", name))
         kind = "prompting"
     path = rules.find(f"{dataset}-{split}.txt")
     if path is None:
-        note = f"no {dataset}-{split}.txt here: its outputs are not compared with the data (give --data DIR)"
-        report.notes += [note] if note not in report.notes else []
+        said = f"no {dataset}-{split}.txt here: its outputs are not compared with the data (give --data DIR)"
+        report.notes += [Message(said, "E045-no-data")] if said not in report.notes else []
         return
     data = create_data(path, is_test=True)  # any split may have its labels withheld
     if len(rows) != len(data):
-        report.problems.append(f"{name}: {len(rows)} lines, but {path.name} has {len(data)}")
+        said = f"{name}: {len(rows)} lines, but {path.name} has {len(data)}"
+        report.problems.append(Message(said, "E014-lines", name, min(len(rows), len(data)) + 1, len(data), len(rows)))
     _compare(name, kind, rows, data, prompt, report)
     if len(rows) == len(data) and None not in rows:
-        report.scores[name] = _score(rows, data)
+        report.scores[name], report.labels[name] = _score(rows, data), [row.label for row in rows]
         if EDITIONS[rules.edition].norm == "rms":
             report.warnings += _outside_band(name, dataset, split, kind, report.scores[name])
 
@@ -85,7 +109,9 @@ def _outside_band(name: str, dataset: str, split: str, kind: str, score: Score) 
     reference, accuracy, band = dev if split == "dev" else test, score.accuracy, ACCURACY_BANDS[dataset]
     if None in (reference, accuracy) or score.lines < ENOUGH_LINES or round(abs(accuracy - reference), 3) <= band:
         return []
-    return [f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}, and {band:g} around it is asked for"]
+    said = f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}, and {band:g} around it is asked for"
+    code = "E040-accuracy" if accuracy < reference else "E041-high"
+    return [Message(said, code, name, 0, f"{reference:.3f}", f"{accuracy:.3f}")]
 
 
 def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
@@ -95,11 +121,11 @@ def _are_of_films(rows: list[LabelledLine | None], split: str) -> bool:
     return 2 * sum(row is not None and row.sentence.startswith(film.sentence) for row, film in pairs) > len(pairs)
 
 
-def _flag(messages: list[str], name: str, what: str, bad: list[bool]) -> None:
+def _flag(messages: list[str], code: str, name: str, what: str, bad: list[bool]) -> None:
     """Add one message for all bad lines: the first one's number, and how many there are."""
     if any(bad):
-        more = f" (and {sum(bad) - 1} more lines)" if sum(bad) > 1 else ""
-        messages.append(f"{name} line {bad.index(True) + 1}: {what}{more}")
+        line, more = bad.index(True) + 1, f" (and {sum(bad) - 1} more lines)" if sum(bad) > 1 else ""
+        messages.append(Message(f"{name} line {line}: {what}{more}", code, name, line))
 
 
 def _compare(
@@ -109,13 +135,14 @@ def _compare(
     same = {"advanced": str.__contains__, "prompting": str.startswith}.get(kind, str.__eq__)
     pairs = list(zip(rows, data, strict=False))
     strange = [row is not None and not same(row.sentence, gold.sentence) for row, gold in pairs]
-    _flag(report.problems, name, "not the sentence of the data file's same line", strange)
+    _flag(report.problems, "E017-sentence", name, "not the sentence of the data file's same line", strange)
     if kind == "prompting" and not any(strange):
         if all(row and row.sentence == gold.sentence for row, gold in pairs):
-            report.problems.append(f"{name}: no sentence has a prompt after it: a finetuning output, misnamed")
+            said = f"{name}: no sentence has a prompt after it: a finetuning output, misnamed"
+            report.problems.append(Message(said, "E018-misnamed", name))
             return
         other = [row is not None and row.sentence != gold.sentence + prompt for row, gold in pairs]
-        _flag(report.warnings, name, "another prompt than the course's after the sentence", other)
+        _flag(report.warnings, "E044-prompt", name, "another prompt than the course's after the sentence", other)
 
 
 def _score(rows: list[LabelledLine], data: list[LabelledLine]) -> Score:

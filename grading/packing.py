@@ -17,6 +17,7 @@ from pathlib import Path
 from grading.archive import MAX_ENTRIES, MB
 from grading.editions import Edition
 from grading.entries import name_fault
+from grading.findings import Message
 from grading.needs import DRIVER, find_needs, outermost
 from grading.package import MAPPINGS, Package, files_of, is_carried
 from grading.programs import GradingError, atomic_write, check_writable, few, printable
@@ -48,12 +49,14 @@ def create_zip(
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if len(files) > MAX_ENTRIES or sum(sizes.values()) > checked.max_unpacked_bytes:
         what = f"{printable(folder)} holds {len(files)} files of {sum(sizes.values()) / MB:.1f} MB"
-        return Report(student_id, [f"{what}, too much for a submission; the largest: {_largest(sizes)}"])
+        said = f"{what}, too much for a submission; the largest: {_largest(sizes)}"
+        return Report(student_id, [Message(said, "E003-unpacked")])
     payload = _pack(files, student_id)
     report = check_bytes(payload, student_id, checked)
     report.notes += notes
     if len(payload) > checked.max_bytes:
-        report.problems.append(f"{checked.too_large(len(payload))}; the largest files: {_largest(sizes)}")
+        said = f"{checked.too_large(len(payload))}; the largest files: {_largest(sizes)}"
+        report.problems.append(Message(said, "E002-size"))
     if force or not report.problems:
         with atomic_write(out) as file:
             file.write(payload)

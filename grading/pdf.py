@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 
 from grading.archive import MB
+from grading.findings import Message
 from grading.programs import few
 
 MAX_PAGES = 3
@@ -36,23 +37,26 @@ def reports_among(names: Iterable[str], student_id: str) -> list[str]:
     return [name for name in names if _LIKE_A_REPORT.fullmatch(name.rsplit("/", 1)[-1])][:MAX_REPORTS]
 
 
-def name_warnings(names: Iterable[str], student_id: str) -> list[str]:
+def name_warnings(names: Iterable[str], student_id: str) -> list[Message]:
     """A warning if files may be meant as the report and none of them has its name."""
     found, right = reports_among(names, student_id), right_name(student_id)
     if not found or found == [right]:
         return []
-    return [f"{few(found)}: the report, if one is handed in, is called {right} and lies in the top folder"]
+    said = f"{few(found)}: the report, if one is handed in, is called {right} and lies in the top folder"
+    return [Message(said, "E060-report-name", found[0], expected=right)]
 
 
-def content_warnings(name: str, raw: bytes) -> list[str]:
+def content_warnings(name: str, raw: bytes) -> list[Message]:
     """A warning if the file is no PDF, or has too many pages. None if the pages cannot be counted."""
     if HEADER not in raw[:HEADER_WITHIN]:
-        return [f"{name} is not a PDF file: it does not begin with {HEADER.decode()}"]
+        said = f"{name} is not a PDF file: it does not begin with {HEADER.decode()}"
+        return [Message(said, "E061-report-pdf", name)]
     try:
         pages = count_pages(raw)
     except Uncountable:
         return []
-    return [f"{name} has {pages} pages; a report has at most {MAX_PAGES}"] if pages > MAX_PAGES else []
+    said = f"{name} has {pages} pages; a report has at most {MAX_PAGES}"
+    return [Message(said, "E062-report-pages", name, 0, MAX_PAGES, pages)] if pages > MAX_PAGES else []
 
 
 def count_pages(raw: bytes) -> int:

@@ -13,11 +13,13 @@ from grading.archive import MB, FormatError
 from grading.editions import DEFAULT_EDITION, LABEL_NAMES
 from grading.editions import EDITIONS as ALL_EDITIONS
 from grading.entries import name_fault
+from grading.findings import Message
 from grading.lines import read_label_names
 from grading.programs import GradingError, find_asset, printable
 
 EDITIONS = {name: edition for name, edition in ALL_EDITIONS.items() if edition.required}  # whose files are known
 MAX_ID = 100  # letters
+MAX_UNPACKED = 500 * MB
 
 
 class Score(NamedTuple):
@@ -30,7 +32,11 @@ class Score(NamedTuple):
 
 @dataclass
 class Report:
-    """The findings of a check. `files` are relative to the top folder."""
+    """The findings of a check, each a `Message` of grading.findings, but for notes on how a zip was made.
+
+    files: names relative to the top folder. texts: the generated texts, decoded. labels: of each output file whose
+    lines all have the form, in order.
+    """
 
     student_id: str
     problems: list[str] = field(default_factory=list)
@@ -38,6 +44,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     scores: dict[str, Score] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -67,7 +75,7 @@ class Report:
 class Rules:
     """The limits of a check; sizes in MB (1,000,000 bytes). data_dir: None searches the usual folders.
 
-    size_limit: None takes the edition's. max_unpacked: None takes 20 times the size limit.
+    size_limit: None takes the edition's. max_unpacked: None takes 20 times the size limit, at most `MAX_UNPACKED`.
     """
 
     edition: str = DEFAULT_EDITION
@@ -90,10 +98,11 @@ class Rules:
 
     @property
     def max_unpacked_bytes(self) -> float:
-        return self.max_unpacked * MB if self.max_unpacked else 20 * self.max_bytes
+        return self.max_unpacked * MB if self.max_unpacked else min(20 * self.max_bytes, MAX_UNPACKED)
 
-    def too_large(self, size: int) -> str:
-        return f"the zip is {size / MB:.2f} MB; the limit is {self.size_limit:g} MB"
+    def too_large(self, size: int) -> Message:
+        said = f"the zip is {size / MB:.2f} MB; the limit is {self.size_limit:g} MB"
+        return Message(said, "E002-size", expected=int(self.max_bytes), got=size)
 
     def clean_id(self, student_id: str) -> str:
         """The ID without spaces around it. Raises `GradingError` unless it fits the pattern and is a folder name."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from grading.archive import MB, Archive, Entry, FormatError, read_archive, read_entry
 from grading.editions import ADVANCED, OUTPUT_KINDS, TEXTS, Edition
 from grading.entries import archive_problems, damaged_entries
+from grading.findings import Message
 from grading.needs import check_needs
 from grading.outputs import NO_SUBMISSION, OUTPUT, check_text
 from grading.package import Files, Package
@@ -22,6 +23,7 @@ from grading.pdf import content_warnings, name_warnings, reports_among, right_na
 from grading.programs import GradingError, few, printable
 from grading.rules import EDITIONS, Report, Rules
 
+MAX_OUTPUT = 10 * MB
 _KIND_WORDS = {kind[:6] for kind in OUTPUT_KINDS}  # see _words
 
 
@@ -47,18 +49,21 @@ def enter_top_folder(entries: list[Entry], report: Report, edition: Edition) -> 
     loose = {entry.name for entry in entries if "/" not in entry.name}
     tops = {entry.name.split("/", 1)[0] for entry in entries} - loose
     if loose:
-        report.problems.append(f"outside the top folder {report.student_id}/: {few(loose)}")
+        said = f"outside the top folder {report.student_id}/: {few(loose)}"
+        report.problems.append(Message(said, "E010-folder", min(loose)))
     if len(tops) > 1:
-        report.problems.append(f"there must be one top folder, named by the ID; found {len(tops)}: {few(tops)}")
+        said = f"there must be one top folder, named by the ID; found {len(tops)}: {few(tops)}"
+        report.problems.append(Message(said, "E010-folder", "", 0, 1, len(tops)))
     elif tops and tops != {report.student_id}:
         is_spelling = {name.casefold() for name in tops} == {report.student_id.casefold()}
         said = f"{edition.id_name} mismatch: the top folder is {few(tops)}, the ID is {report.student_id}"
         if is_spelling:
-            report.warnings.append(f"{said} (upper and lower case differ)")
+            said = f"{said} (upper and lower case differ)"
+            report.warnings.append(Message(said, "E011-id-case", "", 0, report.student_id, min(tops)))
         else:
-            report.problems.append(said)
+            report.problems.append(Message(said, "E010-folder", "", 0, report.student_id, min(tops)))
     elif not entries:
-        report.problems.append("the archive is empty")
+        report.problems.append(Message("the archive is empty", "E001-zip"))
     # Names are judged below the ID's folder; without any folder as they lie, or every file would be called missing.
     top = f"{report.student_id if report.student_id in tops else min(tops)}/" if tops else ""
     inside = [entry for entry in entries if entry.name.startswith(top) and not entry.is_folder]
@@ -74,35 +79,42 @@ def _enter_deeper_folder(files: dict[str, Entry], report: Report, edition: Editi
     inside = {name.removeprefix(folder): entry for name, entry in files.items() if name.startswith(folder)}
     example = next(name for name in edition.required if name in inside)
     found = f"files must lie directly in the top folder: there is {printable(folder + example)}"
-    report.problems.append(f"{found}; move all that is in {printable(folder)} up into {report.student_id}/")
+    said = f"{found}; move all that is in {printable(folder)} up into {report.student_id}/"
+    report.problems.append(Message(said, "E010-folder", folder + example, 0, example))
     return inside
 
 
 def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> None:
     """Report required and optional files that are absent, empty ones, and files that do not belong there."""
     if missing := [name for name in edition.required if name not in files]:
-        report.problems.append(f"required files are missing: {_with_hints(missing, files)}")
+        said = f"required files are missing: {with_hints(missing, files)}"
+        report.problems.append(Message(said, "E012-missing"))
     present = [name for name in ADVANCED if name in files]
     if 0 < len(present) < len(ADVANCED):
         absent = set(ADVANCED) - set(present)
-        report.problems.append(f"advanced outputs must be all four or none; missing: {_with_hints(absent, files)}")
+        said = f"advanced outputs must be all four or none; missing: {with_hints(absent, files)}"
+        report.problems.append(Message(said, "E021-advanced", "", 0, len(ADVANCED), len(present)))
     if empty := [name for name in (*edition.required, *present) if name in files and files[name].central.size == 0]:
-        report.problems.append(f"empty files: {few(empty)}")
+        report.problems.append(Message(f"empty files: {few(empty)}", "E019-empty", min(empty)))
     if foreign := [name for name in files if any(map(FOREIGN.match, name.split("/")))]:
-        report.problems.append(f"checkpoints, environments and .git do not belong in a submission: {few(foreign)}")
+        said = f"checkpoints, environments and .git do not belong in a submission: {few(foreign)}"
+        report.problems.append(Message(said, "E022-foreign", min(foreign)))
     if clutter := [name for name in files if any(map(CLUTTER.match, name.split("/")))]:
-        report.warnings.append(f"caches and archives do not belong in a submission: {few(clutter)}")
+        said = f"caches and archives do not belong in a submission: {few(clutter)}"
+        report.warnings.append(Message(said, "E023-clutter", min(clutter)))
     if unlisted := [name for name in edition.listed if name not in files]:
-        report.warnings.append(f"in the course's list of files but absent: {few(unlisted, len(unlisted))}")
+        said = f"in the course's list of files but absent: {few(unlisted, len(unlisted))}"
+        report.warnings.append(Message(said, "E024-unlisted"))
     if misnamed := name_warnings(files, report.student_id):
         report.warnings += misnamed
     elif present and right_name(report.student_id) not in files:
-        report.warnings.append(f"advanced outputs without {right_name(report.student_id)}: describe the method there")
+        said = f"advanced outputs without {right_name(report.student_id)}: describe the method there"
+        report.warnings.append(Message(said, "E063-no-report", right_name(report.student_id)))
     if absent := [name for name in edition.optional if name not in files]:
-        report.notes.append(f"optional and absent: {few(absent)}")
+        report.notes.append(Message(f"optional and absent: {few(absent)}", "E025-optional"))
 
 
-def _with_hints(missing: Iterable[str], files: Iterable[str]) -> str:
+def with_hints(missing: Iterable[str], files: Iterable[str]) -> str:
     """Missing names, each with a file whose name is nearly that; and that outputs on the bundled data do not count."""
     near = {_words(name): name for name in sorted(files, reverse=True)}
     hinted = []
@@ -126,23 +138,29 @@ def _words(name: str) -> frozenset[str]:
 
 def check_bytes(payload: bytes, student_id: str, rules: Rules) -> Report:
     """Check a zip in memory, of any size. Raises `GradingError` for the caller's broken data files."""
+    return look_into(payload, student_id, rules)[0]
+
+
+def look_into(payload: bytes, student_id: str, rules: Rules) -> tuple[Report, Files | None]:
+    """`check_bytes`, with the files of the submission, to be read; None if they must not be read."""
     report, edition = Report(student_id), EDITIONS[rules.edition]
     try:
         archive = read_archive(payload)
     except FormatError as error:
-        report.problems.append(str(error))
-        return report
+        report.problems.append(Message(str(error), "E001-zip"))
+        return report, None
     refused = archive_problems(archive, rules.max_unpacked_bytes)
     report.problems += refused
     entries = enter_top_folder(archive.entries, report, edition)
     report.files = sorted(entries)
     check_names(entries, edition, report)
-    if not refused:
-        _check_contents(archive, entries, rules, report)
-        sizes = {name: entry.central.size for name, entry in entries.items()}
-        files = Files(sizes, lambda name: read_entry(archive, entries[name], keep=True))
-        check_needs(files, edition, Package(), report)
-    return report
+    if refused:
+        return report, None
+    _check_contents(archive, entries, rules, report)
+    sizes = {name: entry.central.size for name, entry in entries.items()}
+    files = Files(sizes, lambda name: read_entry(archive, entries[name], keep=True))
+    check_needs(files, edition, Package(), report)
+    return report, files
 
 
 def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, report: Report) -> None:
@@ -153,8 +171,9 @@ def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, rep
     for name, entry in [*sorted(files.items()), *others]:
         is_text = entry.name in judged and (bool(OUTPUT.fullmatch(name)) or name in TEXTS)
         is_report = entry.name in judged and name in reports and entry.central.size <= rules.max_bytes
-        if is_text and entry.central.size > rules.max_bytes:
-            report.problems.append(f"{name}: {entry.central.size / MB:.1f} MB is too large for an output file")
+        if is_text and entry.central.size > min(rules.max_bytes, MAX_OUTPUT):
+            said = f"{name}: {entry.central.size / MB:.1f} MB is too large for an output file"
+            report.problems.append(Message(said, "E020-text", name, got=entry.central.size))
             continue
         try:
             raw = read_entry(archive, entry, keep=is_text or is_report)

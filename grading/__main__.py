@@ -1,0 +1,86 @@
+"""`python -m grading SUBMISSIONS --config grading.toml --out DIR`: a folder of zips to grades.
+
+Exit status: 0 every submission was judged; 1 some need a person: refused, unmatched, claimed twice; 2 a wrong flag,
+config, roster or override; 130 interrupted (what is finished stays, and the same command goes on).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from grading.batch import judge_all, rows_of
+from grading.intake import find_submissions
+from grading.programs import GradingError, GradingParser, printable, run_main, whole_number
+from grading.rubric import REFUSED, read_overrides, summary
+from grading.settings import need, read_settings, write_first
+from grading.sheets import write_sheets
+
+
+def positive(text: str) -> int:
+    try:
+        if (number := whole_number(text)) > 0:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{printable(repr(text))} is not a positive whole number")
+
+
+def get_args() -> argparse.Namespace:
+    parser = GradingParser(
+        prog="python -m grading",
+        description="Grade a folder of submissions: zips, Canvas's downloads, folders. No student's code is run.",
+        epilog="Exit status: 0 all judged; 1 some need a person (refused, unmatched, claimed twice); 2 wrong usage.",
+    )
+    parser.add_argument("submissions", metavar="SUBMISSIONS", nargs="?", help="the folder")
+    parser.add_argument("--config", metavar="FILE.toml", help="the config; --init writes one to begin with")
+    parser.add_argument("--out", metavar="DIR", help="the folder that is written to; the same again goes on")
+    parser.add_argument("--init", metavar="FILE.toml", help="write a config with all defaults and comments, and end")
+    parser.add_argument("--jobs", metavar="N", type=positive, default=os.cpu_count() or 1, help="processes")
+    args = parser.parse_args()
+    if not args.init:
+        for name in ("submissions", "config", "out"):
+            if getattr(args, name) is None:
+                parser.error(f"{'--' * (name != 'submissions')}{name} is needed")
+    return args
+
+
+def main() -> int:
+    args = get_args()
+    if args.init:
+        write_first(Path(args.init))
+        print(f"wrote {args.init}")
+        return 0
+    folder, out = Path(args.submissions), Path(args.out)
+    settings = read_settings(Path(args.config))
+    if not folder.exists():
+        raise GradingError(f"SUBMISSIONS {printable(folder)} does not exist")
+    if folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise GradingError(f"--out {printable(out)} must not lie among the submissions")
+    if settings.judge.checkpoint:
+        raise GradingError(f"{args.config}: judge.checkpoint: this version has no model that judges texts")
+    need("jinja2")
+    submissions, others = find_submissions(folder, settings)
+    overrides = read_overrides(settings, submissions)
+    out.mkdir(parents=True, exist_ok=True)
+    judged = []
+    for pair in judge_all(submissions, settings, out, args.jobs):
+        judged.append(pair)
+        print(f"\r{len(judged)}/{len(submissions)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    rows = rows_of(judged, settings, overrides)
+    write_sheets(rows, others, settings, out)
+    print(summary(row.grade for row in rows))
+    for row in rows:
+        if row.grade.status == REFUSED:
+            print(f"{row.student_id or row.file}: {'; '.join(row.grade.reasons)}")
+    if others:
+        print(f"passed over: {len(others)} files that are neither archives nor folders")
+    print(f"wrote grades.csv, canvas.csv, overview.html and reports/ in {printable(out)}")
+    return 1 if any(row.grade.status == REFUSED for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
