@@ -116,7 +116,7 @@ def judge_all(
     submissions: Sequence[Submission], settings: Settings, out: Path, jobs: int,
     make: MakeJudge | None = None, run_code: RunCode | None = None,
 ) -> Iterator[tuple[Submission, Judgement | None]]:  # fmt: skip
-    """The submissions with their judgements, as they are finished; None without a file or a student. Writes `out`/state.jsonl.
+    """The submissions with their judgements, as they are finished; None without a file or student. Writes state.jsonl.
 
     Raises `GradingError` if the grader's own files are broken; what is finished stays.
     """

@@ -151,8 +151,10 @@ def _faults(settings: Settings):
             yield f"{what}: the codes are those of grading/checks.md, the severities {', '.join(SEVERITIES)}"
     if strange := settings.points.keys() - {*SCALE}:
         yield f"points: no grades {few(strange)}; there are {', '.join(SCALE)}"
-    for name in ("roster", "overrides"):
-        if (path := getattr(settings, name)) and not Path(path).is_file():
+    files = {"roster": settings.roster, "overrides": settings.overrides}
+    files |= {f"judge.{name}": path for name, path in asdict(settings.judge).items()}
+    for name, path in files.items():
+        if path and not Path(path).is_file():
             yield f"{name}: {printable(path)} does not exist"
     try:
         settings.rules()

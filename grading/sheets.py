@@ -64,7 +64,7 @@ def write_sheets(rows: Sequence[Row], others: Sequence[str], settings: Settings,
 def safe_cell(value: object) -> str:
     """A cell that no spreadsheet takes for a formula."""
     text = str(value)
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) or text[:1] in "\t\r\n" and text else text
+    return f"'{text}" if re.match(r"\s*[=+\-@]|[\t\r\n]", text) else text
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

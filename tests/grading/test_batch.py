@@ -1,0 +1,49 @@
+"""python -m grading: submissions to grades. Seventy-odd submissions, each wrong in one way, and right ones."""
+
+from pathlib import Path
+
+import pytest
+from wrong_submissions import RIGHT, WRONG, accept_these_files, judge_by_a_word, write_data, write_wrong_and_right
+
+from grading.batch import judge_all, rows_of
+from grading.intake import find_submissions
+from grading.settings import Judge, Limits, Settings
+
+
+def graded(folder: Path, out: Path, settings: Settings, overrides: dict | None = None, **functions) -> dict:
+    """The rows by ID, in this process."""
+    submissions, _ = find_submissions(folder, settings)
+    out.mkdir(exist_ok=True)
+    rows = rows_of(list(judge_all(submissions, settings, out, 1, **functions)), settings, overrides or {})
+    return {row.student_id: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("batch")
+    write_data(folder / "data")
+    write_wrong_and_right(folder / "zips")
+    settings = Settings(gold=str(folder / "data"), limits=Limits(1.0, 20.0), judge=Judge(__file__, __file__))
+    with pytest.MonkeyPatch.context() as patch:
+        accept_these_files(patch)
+        return graded(folder / "zips", folder / "out", settings, make=lambda *paths: judge_by_a_word)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_wrong_submission_has_its_finding_and_grade(rows, name):
+    case, row = WRONG[name], rows[name]
+    codes = {one.code: one.severity for one in row.findings}
+    assert codes.keys() == {case.code, *case.also}, [one.text for one in row.findings]
+    assert (codes[case.code], row.grade.letter) == (case.severity, case.grade), row.grade
+    assert row.grade.status == ("refused" if case.severity == "refuse" else "provisional")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_submissions_have_none(rows, name):
+    row = rows[f"right-{name}"]
+    assert (row.findings, row.grade.letter, row.grade.reasons) == ([], "A", [])
+    assert row.grade.open == ["the student's code was not run"]
+
+
+def test_there_are_enough_of_them():
+    assert len(WRONG) >= 60

@@ -1,0 +1,397 @@
+"""The command python -m grading: config, overrides, what it writes of hostile names, going on after a kill."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from test_batch import graded
+from wrong_submissions import (
+    STORY,
+    WRONG,
+    accept_these_files,
+    dying_judge,
+    judge_by_a_word,
+    make_zip,
+    put,
+    right_files,
+    write_data,
+)
+
+from grading import batch, findings, settings, sheets
+from grading.findings import CHECKS
+from grading.intake import Student, Submission, find_submissions
+from grading.judge import PartCheck
+from grading.programs import GradingError
+from grading.rubric import read_overrides
+from grading.settings import Judge, Settings, first_config, read_settings
+
+OTHER = "generated-sentence-temp-0.txt"
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Data, a config, and a folder of four right zips and a broken one."""
+    write_data(tmp_path / "data")
+    (tmp_path / "in").mkdir()
+    for seed, name in enumerate("alice bob carol dave".split()):
+        (tmp_path / "in" / f"{name}.zip").write_bytes(make_zip(name, seed))
+    (tmp_path / "in" / "eve.zip").write_bytes(b"no zip")
+    (tmp_path / "grading.toml").write_text("")
+    return tmp_path
+
+
+def command(place: Path, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "grading", f"{place}/in", "--config", f"{place}/grading.toml", "--out",
+            f"{place}/out", *flags]  # fmt: skip
+
+
+def run(place: Path, *flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command(place, *flags), cwd=ROOT, capture_output=True, text=True)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def table(path: Path) -> dict[str, dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["id"]: row for row in rows}
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+
+def test_a_batch_from_the_command_line(place):
+    done = run(place, "--jobs", "2")
+    assert done.returncode == 1, done.stderr
+    assert "5 submissions: A 4; 4 provisional, 1 refused" in done.stdout and "eve: not a zip archive" in done.stdout
+    found = table(place / "out" / "grades.csv")
+    assert [(row["grade"], row["status"]) for row in found.values()] == [("A", "provisional")] * 4 + [("", "refused")]
+    assert found["alice"]["sst-dev-finetuning"] == "0.4100" and found["eve"]["findings"] == "E001-zip"
+    with open(place / "out" / "canvas.csv", newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["Student", "ID", "SIS Login ID", "Section", "min-llama"],
+            *(["", "", name, "", "A"] for name in ("alice", "bob", "carol", "dave")),
+        ]
+    assert {*files_of(place / "out")} == {
+        "grades.csv", "canvas.csv", "overview.html", "state.jsonl",
+        *(f"reports/{name}.md" for name in ("alice", "bob", "carol", "dave", "eve")),
+    }  # fmt: skip
+    first = files_of(place / "out")
+    assert run(place, "--jobs", "1").returncode == 1 and files_of(place / "out") == first
+    report = first["reports/alice.md"].decode()
+    assert "| sst-dev-finetuning-output.txt | 200 | 0.410 | 0.414 | 0.200 |" in report
+
+
+def test_a_killed_run_goes_on_to_equal_bytes(place):
+    for seed in range(20):
+        (place / "in" / f"s{seed}.zip").write_bytes(make_zip(f"s{seed}", 10 + seed))
+    state = place / "out" / "state.jsonl"
+    process = subprocess.Popen(command(place, "--jobs", "1"), cwd=ROOT, stderr=subprocess.DEVNULL)
+    while not (state.is_file() and state.read_bytes().count(b"\n") > 3):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    left = state.read_bytes()
+    assert not (place / "out" / "grades.csv").exists() and left.count(b"\n") < 25
+    state.write_bytes(left + b'{"key": "cut sh')
+    run(place, "--jobs", "2")
+    resumed = files_of(place / "out")
+    (place / "out").rename(place / "first")
+    run(place, "--jobs", "2")
+    assert resumed == files_of(place / "out") and resumed["state.jsonl"].count(b"\n") == 25
+
+
+def test_what_is_known_is_not_judged_again(place, monkeypatch):
+    asked = []
+    examine = batch.examine
+    monkeypatch.setattr(batch, "examine", lambda path, *rest: asked.append(path.stem) or examine(path, *rest))
+    given = Settings(gold=str(place / "data"))
+    graded(place / "in", place / "out", given)
+    assert len(asked) == 5
+    graded(place / "in", place / "out", given)
+    assert len(asked) == 5
+    (place / "in" / "bob.zip").write_bytes(make_zip("bob", 1, change=put("notes.txt", b"x")))
+    graded(place / "in", place / "out", given)
+    assert asked[5:] == ["bob"]
+    graded(place / "in", place / "out", Settings(gold=str(place / "data"), severity={"E001-zip": "note"}))
+    assert len(asked) == 11
+    path = place / "data" / "sst-dev.txt"
+    path.write_bytes(path.read_bytes().replace(b"0 |||", b"1 |||", 1))
+    graded(place / "in", place / "out", given)
+    assert len(asked) == 16
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_an_interrupt_keeps_what_is_finished(place):
+    for seed in range(30):
+        (place / "in" / f"s{seed}.zip").write_bytes(make_zip(f"s{seed}", 10 + seed))
+    process = subprocess.Popen(
+        command(place, "--jobs", "2"), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    state = place / "out" / "state.jsonl"
+    while not (state.is_file() and state.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors.rsplit("\r", 1)[-1].split("\n")[-2] == "error: interrupted"
+    assert "Traceback" not in errors and state.stat().st_size
+
+
+def test_a_process_that_dies_costs_its_own_submission_alone(place):
+    (place / "in" / "frank.zip").write_bytes(make_zip("frank", 7, change=put(OTHER, f"{STORY} blork".encode())))
+    given = Settings(gold=str(place / "data"), judge=Judge(__file__, __file__))
+    (place / "out").mkdir()
+    submissions, _ = find_submissions(place / "in", given)
+    judged = batch.judge_all(submissions, given, place / "out", 2, make=dying_judge)
+    rows = {row.student_id: row for row in batch.rows_of(list(judged), given, {})}
+    assert [one.code for one in rows["frank"].findings] == ["E079-failed"] and rows["frank"].grade.letter == ""
+    assert [rows[name].grade.letter for name in ("alice", "bob", "carol", "dave", "eve")] == ["A"] * 4 + [""]
+
+
+def test_a_defect_of_the_checker_stops_nothing(place, monkeypatch):
+    def fail(path, *rest):
+        raise RuntimeError("a defect of <b>ours</b>") if path.stem == "bob" else OSError(5, "Input/output error")
+
+    monkeypatch.setattr(batch, "examine", fail)
+    rows = graded(place / "in", place / "out", Settings(gold=str(place / "data")))
+    assert {one.code for row in rows.values() for one in row.findings} == {"E079-failed"}
+    assert "RuntimeError: a defect" in rows["bob"].findings[0].text
+
+
+def test_broken_data_of_the_grader_end_the_run_in_one_line(place):
+    (place / "data" / "sst-dev.txt").write_text("1 || x\n")
+    done = run(place, "--jobs", "2")
+    assert done.returncode == 2 and re.search(r"error: .*sst-dev.txt line 1: no ' \|\|\| '", done.stderr)
+    assert "Traceback" not in done.stderr and not (place / "out" / "grades.csv").exists()
+
+
+# --------------------------------------------------------------------------------------------- between the students
+
+
+def test_students_with_the_same_labels(place, monkeypatch):
+    accept_these_files(monkeypatch)
+    name = "cfimdb-dev-finetuning-output.txt"
+    (place / "in" / "frank.zip").write_bytes(make_zip("frank", 1))  # bob's seed
+    carols = right_files(2)[name]
+    (place / "in" / "grace.zip").write_bytes(make_zip("grace", 40, change=put(name, carols)))
+    rows = graded(place / "in", place / "out", Settings(gold=str(place / "data")))
+    for one, other in (("bob", "frank"), ("frank", "bob")):
+        found = [each for each in rows[one].findings if each.code == "E048-same-labels"]
+        assert len(found) == 2 and all(each.got == other and each.severity == "flag" for each in found)
+    assert [each.code for each in rows["carol"].findings] == ["E049-same-cfimdb"]
+    assert rows["alice"].findings == [] and rows["bob"].grade.letter == rows["carol"].grade.letter == "A"
+
+
+# ------------------------------------------------------------------------------------------- the executed checks
+
+
+def results(*failed: str):
+    parts = ("import of llama.py", "RMSNorm", "AdamW")
+    return lambda folder, edition: [
+        PartCheck(part, part not in failed, "wrong" if part in failed else "", "its <b>last</b> line") for part in parts
+    ]
+
+
+@pytest.mark.parametrize("failed, case, letter, codes", [
+    ((), None, "A", []), (("RMSNorm",), None, "B", ["E080-part"]), ((), "low-sst", "A-", ["E040-accuracy"]),
+    (("import of llama.py",), None, "B", ["E081-import"]), ((), "no-output", "B+", ["E013-no-output"]),
+    (("AdamW", "RMSNorm"), "loose", "B-", ["E010-folder", "E080-part", "E080-part"]),
+])  # fmt: skip
+def test_with_executed_checks_a_grade_is_final(place, monkeypatch, failed, case, letter, codes):
+    accept_these_files(monkeypatch)
+    (place / "in" / "alice.zip").write_bytes(make_zip("alice", 0, WRONG[case] if case else None))
+    given = Settings(gold=str(place / "data"), judge=Judge(__file__, __file__))
+    seen = []
+
+    def run_code(folder, edition):
+        seen.append((edition, (folder / "llama.py").read_bytes()))
+        return results(*failed)(folder, edition)
+
+    row = graded(place / "in", place / "out", given, make=lambda *paths: judge_by_a_word, run_code=run_code)["alice"]
+    assert sorted(one.code for one in row.findings) == codes and row.grade.letter == letter
+    assert row.grade.status == ("provisional" if "B" in letter[:1] and "+" not in letter else "final"), row.grade
+    assert ("ucsc", b"# llama.py\nimport torch\n") in seen
+    text = sheets.report_of(row, given)
+    assert text.count("FAILED") == len(failed) and "&lt;b&gt;last" in text
+
+
+# -------------------------------------------------------------------------------------------------- hostile names
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes, self.links = set(), set(), []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+        self.links += [value for name, value in attributes if name in ("href", "src")]
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def test_hostile_names_stay_text(place, monkeypatch):
+    change = lambda files: files.update({f"{EVIL}.zip": b"x", "[a](javascript:x)|`b`.pyc": b"x"})  # noqa: E731
+    (place / "in" / "alice.zip").write_bytes(make_zip("alice", 0, change=change))
+    (place / "in" / f"{EVIL}.zip").write_bytes(b"x")
+    (place / "in" / "=cmd|' -C calc'!A1.zip").write_bytes(b"x")
+    (place / "in" / "{{ 7*7 }}.txt").write_bytes(b"x")
+    names = f'alice,"=HYPERLINK(""http://x"")"\nbob,{EVIL}\ncarol,@SUM(A1)\ndave,"\t=1"\n'
+    (place / "roster.csv").write_text(f"id,name\n{names}")
+    (place / "grading.toml").write_text('roster = "roster.csv"\nassignment = "+min-llama"\n')
+    done = run(place, "--jobs", "1")
+    assert done.returncode == 1, done.stderr
+    page = (place / "out" / "overview.html").read_text(encoding="utf-8")
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.tags & {"img", "script", "svg"} and tags.attributes <= {
+        "lang", "charset", "http-equiv", "content", "name", "href", "class",
+    }  # fmt: skip
+    assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 3 and "{{ 7*7 }}" in page and "49" not in page
+    assert tags.links == [f"reports/{name}.md" for name in ("alice", "bob", "carol", "dave")]
+    for name in ("grades.csv", "canvas.csv"):
+        with open(place / "out" / name, encoding="utf-8", newline="") as file:
+            cells = [cell for row in csv.reader(file) for cell in row]
+        assert not [cell for cell in cells if cell.strip()[:1] in ("=", "+", "-", "@") and cell.strip()]
+        assert any(cell.startswith("'=HYPERLINK") for cell in cells)
+    report = (place / "out" / "reports" / "alice.md").read_text(encoding="utf-8")
+    assert "<" not in report and r"\[a\]\(javascript:x\)\|\`b\`" in report
+
+
+@pytest.mark.parametrize("text, cell", [
+    ("=1", "'=1"), ("+1", "'+1"), ("-1", "'-1"), ("@x", "'@x"), (" =1", "' =1"), ("\t1", "'\t1"), ("A-", "A-"),
+    ("", ""), ("a=1", "a=1"), ("\r=1", "'\r=1"),
+])  # fmt: skip
+def test_cells(text, cell):
+    assert sheets.safe_cell(text) == cell
+
+
+# --------------------------------------------------------------------------------------------- config and overrides
+
+
+def test_the_first_config_is_the_defaults_and_names_every_check(place):
+    path = place / "new.toml"
+    done = subprocess.run([sys.executable, "-m", "grading", "--init", path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and path.read_text() == first_config()
+    assert read_settings(path) == Settings(gold=str(place / "data"))
+    assert [line.split()[1] for line in path.read_text().splitlines() if line.startswith("# E0")] == [*CHECKS]
+    again = subprocess.run([sys.executable, "-m", "grading", "--init", path], cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 2 and "is there already" in again.stderr
+
+
+@pytest.mark.parametrize("text, said", [
+    ("editoin = 'ucsc'", "editoin: Unexpected keyword argument"), ("edition = 'x'", "no edition 'x'"),
+    ("edition = 3", "edition: Input should be a valid string"), ("gold = 'nowhere'", "nowhere does not exist"),
+    ("[thresholds]\nsst = '0.05'", "thresholds.sst: Input should be a valid number"),
+    ("[thresholds]\nsst = 5.0", "thresholds.sst: 5.0 is not between 0 and 1"),
+    ("[thresholds]\nsst = nan", "thresholds.sst"), ("[thresholds]\nlines = -1", "lines: -1 is not between"),
+    ("[limits]\nsiz = 1", "limits.siz: Unexpected keyword"),
+    ("[severity]\nE014-lines = 'low'", "E014-lines = low: the codes"),
+    ("[severity]\nE999-x = 'flag'", "E999-x = flag: the codes are those of"), ("[points]\nS = 1", "no grades S"),
+    ("[references]\nsst = 0.4", "references.sst: not a name"), ("roster = 'no.csv'", "no.csv does not exist"),
+    ("id_pattern = '('", "missing ), unterminated"), ("a = ", "is not TOML"), ("[a", "is not TOML"),
+    ("[judge]\ncheckpoint = 'x.pt'", "judge.checkpoint: "), ("edition = 1979-05-27", "no edition '1979-05-27'"),
+    ("thresholds = 1", "thresholds: "), ("x = 1\n[thresholds]\nsst = 9.0\ny = 1", "x: Unexpected"),
+    ("a = " + "[" * 5000, ""),
+])  # fmt: skip
+def test_a_wrong_config_is_one_line(place, text, said):
+    (place / "grading.toml").write_text(text)
+    with pytest.raises(GradingError, match=re.escape(said)) as error:
+        read_settings(place / "grading.toml")
+    assert str(place / "grading.toml") in str(error.value) and "\n" not in str(error.value)[:-1]
+
+
+def test_without_the_extra_there_is_one_sentence(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    with pytest.raises(GradingError, match="needs the package pydantic; install it with: pip install"):
+        read_settings(place / "grading.toml")
+
+
+def test_severities_and_thresholds_of_the_config_count(place):
+    (place / "in" / "alice.zip").write_bytes(make_zip("alice", 0, WRONG["loose"]))
+    severity = {"E010-folder": "note", "E038-checker": "off", "E046-zero-shot": "off"}
+    given = Settings(gold=str(place / "data"), severity=severity, references={"sst-dev-finetuning": 0.9})
+    rows = graded(place / "in", place / "out", given)
+    found = {one.code: one.severity for one in rows["alice"].findings}
+    assert found == {"E010-folder": "note", "E040-accuracy": "deduct"}
+    assert rows["alice"].grade.letter == "A-"
+    unreadable = Settings(gold=str(place / "data"), severity={"E001-zip": "off"})
+    assert graded(place / "in", place / "out", unreadable)["eve"].grade.status == "refused"
+
+
+def test_steps_down_are_taken_once_and_late_ones_apart(place):
+    name = "x_LATE_1_2_alice.zip"
+    (place / "in" / "alice.zip").unlink()
+    change = lambda files: files.update({"a.pt": b"x", ".git/HEAD": b"x"})  # noqa: E731
+    (place / "in" / name).write_bytes(make_zip("alice", 0, WRONG["loose"], change))
+    given = Settings(gold=str(place / "data"))
+    assert graded(place / "in", place / "out", given)["alice"].grade.letter == "A-"
+    late = Settings(gold=str(place / "data"), penalties=settings.Penalties(2, 1))
+    row = graded(place / "in", place / "out", late)["alice"]
+    assert row.grade.letter == "B" and len(row.grade.reasons) == 2 and row.grade.reasons[1] == "1 step(s) down: late"
+
+
+def test_overrides_win_and_are_seen(place):
+    (place / "grades.csv").write_text("id,grade,reason\nalice,A+,the report shows <b>a gain</b>\neve,F,no answer\n")
+    (place / "grading.toml").write_text('overrides = "grades.csv"\n[points]\n"A+" = 100.0\nA = 95.0\n')
+    done = run(place, "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    found = table(place / "out" / "grades.csv")
+    assert [found["alice"][key] for key in ("grade", "status", "computed")] == ["A+", "override", "A"]
+    assert [found["eve"][key] for key in ("grade", "status", "computed")] == ["F", "override", "refused"]
+    report = (place / "out" / "reports" / "alice.md").read_text()
+    assert "in place of A: the report shows &lt;b&gt;a gain&lt;/b&gt;" in report
+    with open(place / "out" / "canvas.csv", newline="") as file:
+        assert [row[-1] for row in csv.reader(file)] == ["min-llama", "100.0", "95.0", "95.0", "95.0", "F"]
+
+
+@pytest.mark.parametrize("row, said", [
+    ("mallory,A,x", "line 2: there is no student 'mallory'"), ("alice,A", "line 2: alice has no reason"),
+    ("alice,1,x", "line 2: '1' is no grade; there are A+, A"), ("alice,A,x\nalice,B,x", "line 3: alice has a grade"),
+])  # fmt: skip
+def test_a_wrong_override_is_named(place, row, said):
+    (place / "o.csv").write_text(f"id,grade,reason\n{row}\n")
+    with pytest.raises(GradingError, match=re.escape(said)):
+        read_overrides(Settings(overrides=str(place / "o.csv")), [Submission(Student("alice"))])
+
+
+# ------------------------------------------------------------------------------------------------- the table of checks
+
+
+def test_the_page_of_checks_is_complete():
+    page = (ROOT / "grading" / "checks.md").read_text(encoding="utf-8")
+    rows = [f"| `{code}` | {one.severity} | {one.what} | {one.advice} | {one.most} |" for code, one in CHECKS.items()]
+    assert [line for line in page.splitlines() if line.startswith("| `E")] == rows
+    assert all(f"| {severity} |" in page for severity in findings.SEVERITIES)
+
+
+def test_every_code_is_used_and_every_used_one_is_in_the_table():
+    code = re.compile(r"\bE0\d\d-[a-z0-9-]+")
+    used = {
+        one
+        for path in (ROOT / "grading").glob("*.py")
+        if path.name != "findings.py"
+        for one in code.findall(path.read_text(encoding="utf-8"))
+    }
+    assert used == CHECKS.keys()
+
+
+def test_the_lines_of_the_state_are_json(place):
+    graded(place / "in", place / "out", Settings(gold=str(place / "data")))
+    lines = [json.loads(line) for line in (place / "out" / "state.jsonl").read_text().splitlines()]
+    assert len(lines) == 5 and all(len(line["key"]) == 64 for line in lines)
