@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from grading.batch import judge_all, rows_of
@@ -47,6 +48,17 @@ def get_args() -> argparse.Namespace:
     return args
 
 
+def with_progress(judged: Iterator[tuple], count: int) -> Iterator[tuple]:
+    """The same, counted on a terminal."""
+    is_terminal = sys.stderr.isatty()
+    try:
+        for number, pair in enumerate(judged, 1):
+            yield pair
+            print(f"\r{number}/{count}" if is_terminal else "", end="", file=sys.stderr, flush=True)
+    finally:
+        print("\n" if is_terminal else "", end="", file=sys.stderr)
+
+
 def main() -> int:
     args = get_args()
     if args.init:
@@ -65,17 +77,13 @@ def main() -> int:
     submissions, others = find_submissions(folder, settings)
     overrides = read_overrides(settings, submissions)
     out.mkdir(parents=True, exist_ok=True)
-    judged = []
-    for pair in judge_all(submissions, settings, out, args.jobs):
-        judged.append(pair)
-        print(f"\r{len(judged)}/{len(submissions)}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+    judged = with_progress(judge_all(submissions, settings, out, args.jobs), len(submissions))
     rows = rows_of(judged, settings, overrides)
     write_sheets(rows, others, settings, out)
     print(summary(row.grade for row in rows))
     for row in rows:
         if row.grade.status == REFUSED:
-            print(f"{row.student_id or row.file}: {'; '.join(row.grade.reasons)}")
+            print(f"{row.student_id}: {'; '.join(row.grade.reasons)}".removeprefix(": "))
     if others:
         print(f"passed over: {len(others)} files that are neither archives nor folders")
     print(f"wrote grades.csv, canvas.csv, overview.html and reports/ in {printable(out)}")

@@ -146,8 +146,8 @@ def test_an_interrupt_keeps_what_is_finished(place):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and errors.rsplit("\r", 1)[-1].split("\n")[-2] == "error: interrupted"
-    assert "Traceback" not in errors and state.stat().st_size
+    assert process.returncode == 130 and errors == "error: interrupted\n"
+    assert state.stat().st_size
 
 
 def test_a_process_that_dies_costs_its_own_submission_alone(place):
@@ -307,7 +307,7 @@ def test_the_first_config_is_the_defaults_and_names_every_check(place):
     ("id_pattern = '('", "missing ), unterminated"), ("a = ", "is not TOML"), ("[a", "is not TOML"),
     ("[judge]\ncheckpoint = 'x.pt'", "judge.checkpoint: "), ("edition = 1979-05-27", "no edition '1979-05-27'"),
     ("thresholds = 1", "thresholds: "), ("x = 1\n[thresholds]\nsst = 9.0\ny = 1", "x: Unexpected"),
-    ("a = " + "[" * 5000, ""),
+    ("a = " + "[" * 5000, "grading.toml"),
 ])  # fmt: skip
 def test_a_wrong_config_is_one_line(place, text, said):
     (place / "grading.toml").write_text(text)

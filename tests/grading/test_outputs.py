@@ -132,6 +132,20 @@ def test_a_text_that_continues_another_prompt_is_a_warning(create, folder):
     assert create().warnings == [f"{path.name} does not begin with the assignment's prompt: {TEXT_PROMPT}"]
 
 
+def test_a_text_in_a_code_page_is_decoded_and_noted(create, folder):
+    """As the course's driver writes it on Windows; bytes that are no text stay a problem."""
+    path = folder / "generated-sentence-temp-1.txt"
+    for encoding in ("cp1252", "cp1251", "latin-1"):
+        said = "\u043d\u0435\u0442" if encoding == "cp1251" else "caf\u00e9"
+        path.write_bytes(f"{TEXT_PROMPT} bad .\n {said}".encode(encoding))
+        report = create()
+        assert report.problems == [] and report.warnings == []
+        assert f"{path.name} line 2: not UTF-8 text; read as text in a code page of Windows" in report.notes
+        assert report.texts[path.name].startswith(TEXT_PROMPT)
+    path.write_bytes(b"PK\x03\x04\xff\x00")
+    assert create().problems == [f"{path.name} line 1: not UTF-8 text"]
+
+
 def test_the_mapping_decides_the_label_range(folder, data_dir, tmp_path):
     shutil.copytree(data_dir, tmp_path / "data")
     (tmp_path / "data" / "sst-label-mapping.json").write_text('["a", "b"]')

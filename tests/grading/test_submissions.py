@@ -247,6 +247,20 @@ def test_a_large_new_zip_names_its_largest_files(create, folder, monkeypatch):
     only_problem(create(size_limit=0.1), "too much for a submission", "zeros (3.00 MB)")
 
 
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_the_limit_is_that_of_the_edition_that_names_one(tmp_path, data_dir, edition):
+    """Fall 2025 asks for less than 10 MB; the editions before it name no limit."""
+    (tmp_path / "in").mkdir()
+    fill(tmp_path / "in", edition)
+    (tmp_path / "in" / "photo.jpg").write_bytes(random.Random(0).randbytes(11_000_000))
+    report = create_zip(tmp_path / "in", "alice", tmp_path / "alice.zip", data_dir=data_dir, edition=edition)
+    limit = EDITIONS[edition].size_limit
+    if limit < 11:
+        only_problem(report, "the zip is 11.0", f"the limit is {limit:g} MB")
+    assert bool(report.problems) == (limit < 11) and EDITIONS["cmu2025"].size_limit == 10
+    assert EDITIONS["ucsc"].size_limit == EDITIONS["cmu2024"].size_limit == 100
+
+
 @pytest.mark.parametrize("fails", ["replace", "fsync"])
 def test_a_failing_disk_leaves_the_old_zip(create, monkeypatch, fails):
     create()
@@ -336,3 +350,14 @@ def test_command_line_status_2(folder, arguments):
     assert done.returncode == 2 and done.stdout == ""
     assert len([line for line in done.stderr.splitlines() if "error: " in line]) == 1
     assert os.listdir() == []
+
+
+def test_a_folder_of_zips_is_what_a_grader_has(tmp_path, folder):
+    (folder / "a.zip").write_bytes(b"x")
+    (folder / "b.zip").write_bytes(b"x")
+    assert run(folder, "alice").returncode == 0  # a student's, with two old zips
+    (tmp_path / "in").mkdir()
+    for name in ("a.zip", "b.zip"):
+        (tmp_path / "in" / name).write_bytes(b"x")
+    done = run(tmp_path / "in", "alice")
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "python -m grading" in done.stderr
