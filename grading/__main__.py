@@ -34,17 +34,20 @@ def get_args() -> argparse.Namespace:
         prog="python -m grading",
         description="Grade a folder of submissions: zips, Canvas's downloads, folders. No student's code is run.",
         epilog="Exit status: 0 all judged; 1 some need a person (refused, unmatched, claimed twice); 2 wrong usage.",
+        formatter_class=argparse.HelpFormatter,
     )
-    parser.add_argument("submissions", metavar="SUBMISSIONS", nargs="?", help="the folder")
+    parser.add_argument("submissions", metavar="SUBMISSIONS", nargs="?", help="the folder of zips and folders")
     parser.add_argument("--config", metavar="FILE.toml", help="the config; --init writes one to begin with")
     parser.add_argument("--out", metavar="DIR", help="the folder that is written to; the same again goes on")
     parser.add_argument("--init", metavar="FILE.toml", help="write a config with all defaults and comments, and end")
-    parser.add_argument("--jobs", metavar="N", type=positive, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--jobs", metavar="N", type=positive, default=os.cpu_count() or 1, help="processes (default: %(default)s)"
+    )
     args = parser.parse_args()
     if not args.init:
-        for name in ("submissions", "config", "out"):
-            if getattr(args, name) is None:
-                parser.error(f"{'--' * (name != 'submissions')}{name} is needed")
+        for name, value in (("SUBMISSIONS", args.submissions), ("--config", args.config), ("--out", args.out)):
+            if value is None:
+                parser.error(f"{name} is needed")
     return args
 
 
@@ -71,6 +74,9 @@ def main() -> int:
         raise GradingError(f"SUBMISSIONS {printable(folder)} does not exist")
     if folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise GradingError(f"--out {printable(out)} must not lie among the submissions")
+    for own in filter(None, (args.config, settings.roster, settings.overrides)):
+        if out.resolve() in Path(own).resolve().parents:
+            raise GradingError(f"{printable(own)} lies in --out, where files are replaced; move it")
     if settings.judge.checkpoint:
         raise GradingError(f"{args.config}: judge.checkpoint: this version has no model that judges texts")
     need("jinja2")

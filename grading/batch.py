@@ -22,7 +22,7 @@ from pathlib import Path
 
 from grading.archive import FormatError
 from grading.editions import LABEL_NAMES
-from grading.findings import Finding, Message, findings_of
+from grading.findings import Finding, Message, findings_of, rank
 from grading.intake import Submission, read_payload
 from grading.judge import Judgement, PartCheck, RunCode, examine
 from grading.package import Package
@@ -184,7 +184,7 @@ def rows_of(
     for one, judgement in judged:
         student = one.student
         extra = findings_of([*one.messages, *between.get(student.student_id, [])], settings.severity)
-        findings = [*extra, *(judgement.findings if judgement else [])]
+        findings = sorted([*extra, *(judgement.findings if judgement else [])], key=rank)
         grade = override(grade_of(findings, judgement, settings), student.student_id, overrides)
         file = printable(one.path.name) if one.path else ""
         rows.append(Row(*student, file, judgement, findings, grade))

@@ -146,8 +146,9 @@ def findings_of(messages: Iterable[Message], severities: Mapping[str, str]) -> l
                 one.expected, one.got)
         for one in messages
     ]  # fmt: skip
-    return sorted((each for each in found if each.severity != "off"), key=_rank)
+    return sorted((each for each in found if each.severity != "off"), key=rank)
 
 
-def _rank(finding: Finding) -> tuple:
+def rank(finding: Finding) -> tuple:
+    """What findings are sorted by."""
     return SEVERITIES.index(finding.severity), finding.code, finding.file, finding.line, finding.text

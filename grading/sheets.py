@@ -51,8 +51,6 @@ def write_sheets(rows: Sequence[Row], others: Sequence[str], settings: Settings,
     }
     files |= {f"reports/{row.student_id}.md": report_of(row, settings) for row in rows if row.student_id}
     (out / "reports").mkdir(parents=True, exist_ok=True)
-    for stale in {*(out / "reports").glob("*.md")} - {out / name for name in files}:
-        stale.unlink()
     for name, text in files.items():
         with atomic_write(out / name) as file:
             file.write(text.encode("utf-8", "backslashreplace"))

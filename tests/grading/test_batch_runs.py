@@ -127,10 +127,24 @@ def test_what_is_known_is_not_judged_again(place, monkeypatch):
     assert asked[5:] == ["bob"]
     graded(place / "in", place / "out", Settings(gold=str(place / "data"), severity={"E001-zip": "note"}))
     assert len(asked) == 11
+    graded(place / "in", place / "out", given)
+    assert len(asked) == 16  # the file holds one run
     path = place / "data" / "sst-dev.txt"
     path.write_bytes(path.read_bytes().replace(b"0 |||", b"1 |||", 1))
     graded(place / "in", place / "out", given)
-    assert len(asked) == 16
+    assert len(asked) == 21
+
+
+def test_a_line_that_is_cut_short_spoils_no_other_one(place):
+    given = Settings(gold=str(place / "data"))
+    submissions, _ = find_submissions(place / "in", given)
+    (place / "out").mkdir()
+    state = place / "out" / "state.jsonl"
+    state.write_text('{"key": "cut sh')
+    judged = batch.judge_all(submissions, given, place / "out", 1)
+    assert [next(judged)[1].was_read, next(judged)[1].was_read] == [True, True]
+    judged.close()
+    assert len(batch.read_state(state)) == 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -151,13 +165,13 @@ def test_an_interrupt_keeps_what_is_finished(place):
 
 
 def test_a_process_that_dies_costs_its_own_submission_alone(place):
-    (place / "in" / "frank.zip").write_bytes(make_zip("frank", 7, change=put(OTHER, f"{STORY} blork".encode())))
+    (place / "in" / "aaron.zip").write_bytes(make_zip("aaron", 7, change=put(OTHER, f"{STORY} blork".encode())))
     given = Settings(gold=str(place / "data"), judge=Judge(__file__, __file__))
     (place / "out").mkdir()
     submissions, _ = find_submissions(place / "in", given)
     judged = batch.judge_all(submissions, given, place / "out", 2, make=dying_judge)
     rows = {row.student_id: row for row in batch.rows_of(list(judged), given, {})}
-    assert [one.code for one in rows["frank"].findings] == ["E079-failed"] and rows["frank"].grade.letter == ""
+    assert [one.code for one in rows["aaron"].findings] == ["E079-failed"] and rows["aaron"].grade.letter == ""
     assert [rows[name].grade.letter for name in ("alice", "bob", "carol", "dave", "eve")] == ["A"] * 4 + [""]
 
 
@@ -358,6 +372,20 @@ def test_overrides_win_and_are_seen(place):
     assert "in place of A: the report shows &lt;b&gt;a gain&lt;/b&gt;" in report
     with open(place / "out" / "canvas.csv", newline="") as file:
         assert [row[-1] for row in csv.reader(file)] == ["min-llama", "100.0", "95.0", "95.0", "95.0", "F"]
+
+
+def test_files_of_the_grader_are_not_replaced(place):
+    (place / "out").mkdir()
+    (place / "out" / "grades.csv").write_text("id,grade,reason\n")
+    (place / "grading.toml").write_text('overrides = "out/grades.csv"\n')
+    done = run(place)
+    assert done.returncode == 2 and "lies in --out, where files are replaced" in done.stderr
+    assert (place / "out" / "grades.csv").read_text() == "id,grade,reason\n"
+    for flags, said in (([], "SUBMISSIONS is needed"), ([place / "in"], "--config is needed")):
+        done = subprocess.run([sys.executable, "-m", "grading", *flags], cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (2, f"error: {said} (see --help)\n")
+    done = subprocess.run([*command(place)[:-1], place / "in" / "out"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("row, said", [
