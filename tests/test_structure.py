@@ -283,7 +283,10 @@ def test_importing_everything_prints_nothing_and_writes_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-PROGRAMS = ("advanced.experiments", "advanced.pretrain", "bert.pretrain", "bert.run", "convert", "grading")
+PROGRAMS = (
+    "advanced.experiments", "advanced.pretrain", "bert.pretrain", "bert.run", "convert", "grading", "grading.coherence",
+    "grading.similar",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
