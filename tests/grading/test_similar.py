@@ -1,0 +1,229 @@
+"""Copies among submissions are found under every disguise, and people who wrote alone are not."""
+
+import ast
+import itertools
+import random
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from error_helpers import check_one_error
+
+from grading import disguise, similar
+from grading.disguise import DISGUISES, disguised
+from grading.programs import run_main
+from grading.similar import THRESHOLDS, plain
+
+HOLES = {"_norm", "compute_query_key_value_scores", "forward", "generate", "apply_rotary_emb", "step", "_update",
+         "_rotate_pairs"}  # fmt: skip
+# The same two holes, as two others might write them.
+VARIANTS = {
+    "optimizer.py": (
+        """
+class AdamW(Optimizer):
+    def step(self, closure=None):
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise RuntimeError("Adam does not support sparse gradients")
+                s = self.state[p]
+                if "t" not in s:
+                    s["t"], s["m"], s["v"] = 0, torch.zeros_like(p), torch.zeros_like(p)
+                s["t"] += 1
+                s["m"].mul_(b1).add_(p.grad, alpha=1 - b1)
+                s["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+                size = group["lr"] * math.sqrt(1 - b2 ** s["t"]) / (1 - b1 ** s["t"])
+                p.data.addcdiv_(s["m"], s["v"].sqrt().add_(group["eps"]), value=-size)
+                p.data.add_(p.data, alpha=-group["lr"] * group["weight_decay"])
+        return loss
+""",
+        """
+class AdamW(Optimizer):
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure:
+            with torch.enable_grad():
+                loss = closure()
+        live = [(g, p) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        for group, param in live:
+            memory = self.state[param]
+            count = memory["count"] = memory.get("count", 0) + 1
+            beta1, beta2 = group["betas"]
+            first = memory["first"] = torch.lerp(param.grad, memory.get("first", 0 * param), beta1)
+            second = memory["second"] = torch.lerp(param.grad ** 2, memory.get("second", 0 * param), beta2)
+            if group["correct_bias"]:
+                first, second = first / (1 - beta1**count), second / (1 - beta2**count)
+            param -= group["lr"] * (first / (second**0.5 + group["eps"]) + group["weight_decay"] * param)
+        return loss
+""",
+    ),
+    "rope.py": (
+        """
+def apply_rotary_emb(query, key, head_dim, max_seq_len, theta=10000.0):
+    _, seqlen, _, _ = query.shape
+    device = query.device
+    freqs = 1.0 / (theta ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim))
+    angles = torch.outer(torch.arange(seqlen, device=device).float(), freqs)
+    cos, sin = angles.cos()[None, :, None, :], angles.sin()[None, :, None, :]
+    outs = []
+    for x in (query, key):
+        real, imag = x.float().reshape(x.shape[:-1] + (-1, 2)).unbind(-1)
+        outs.append(torch.stack((real * cos - imag * sin, real * sin + imag * cos), dim=-1).flatten(3).type_as(x))
+    return tuple(outs)
+""",
+        """
+def apply_rotary_emb(query, key, head_dim, max_seq_len, theta=10000.0):
+    inv = torch.pow(theta, -torch.arange(head_dim // 2, device=query.device) * 2.0 / head_dim)
+    position = torch.arange(query.size(1), device=query.device).unsqueeze(1)
+    turn = torch.polar(torch.ones_like(position * inv), position * inv).unsqueeze(1)
+    def spin(t):
+        pairs = torch.view_as_complex(t.float().view(*t.shape[:-1], head_dim // 2, 2).contiguous())
+        return torch.view_as_real(pairs * turn).flatten(-2).to(t.dtype)
+    return spin(query), spin(key)
+""",
+    ),
+}
+
+
+def hand_out(code: str) -> str:
+    """A file of this package with nothing in its holes."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in HOLES:
+            node.body = ast.parse("raise NotImplementedError").body
+    return ast.unparse(tree)
+
+
+@pytest.fixture(scope="module")
+def own() -> dict[str, str]:
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in THRESHOLDS}
+
+
+@pytest.fixture
+def course(tmp_path: Path, own: dict[str, str]) -> Path:
+    """A folder with a hand-out, and submissions of two people who worked alone."""
+    pytest.importorskip("copydetect")
+    write(tmp_path / "handouts" / "ours", {name: hand_out(code) for name, code in own.items()})
+    for number, who in enumerate(("ada", "bo")):
+        sources = {name: variants[number] for name, variants in VARIANTS.items()}
+        sources["llama.py"] = hand_out(own["llama.py"]) + sources["optimizer.py"]  # which nearly all is handed out
+        write(tmp_path / "in" / who, sources)
+    return tmp_path
+
+
+def write(folder: Path, sources: dict[str, str]) -> None:
+    folder.mkdir(parents=True)
+    for name, code in sources.items():
+        (folder / name).write_text(code, encoding="utf-8")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, course: Path, *words: object) -> int:
+    given = (course / "in", "--handouts", course / "handouts", "--out", course, *words)
+    monkeypatch.setattr(sys, "argv", ["similar", *map(str, given)])
+    return run_main(similar.main)
+
+
+# ------------------------------------------------------------------------------------------------------- findings
+
+
+def test_people_who_worked_alone_are_not_found(course, monkeypatch, capsys):
+    """Of one another, and of this package, which is a public solution."""
+    assert run(monkeypatch, course) == 0
+    assert capsys.readouterr().out.startswith("0 pairs to look at, of 2 submissions and 1 public solutions")
+
+
+@pytest.mark.parametrize("kind", DISGUISES)
+def test_disguised_copies_are_found(course, own, monkeypatch, capsys, kind):
+    """Of this package in a zip, of a public solution, and of another submission."""
+    draw = random.Random(0)
+    with zipfile.ZipFile(course / "in" / "eve.zip", "w") as archive:
+        for name, code in own.items():
+            archive.writestr(f"eve/{name}", disguised(code, kind, draw))
+    public = {name: variants[0] for name, variants in VARIANTS.items()}
+    write(course / "public" / "someone", {name: disguised(code, kind, draw) for name, code in public.items()})
+    write(course / "in" / "bo2", {"rope.py": disguised(VARIANTS["rope.py"][1], kind, draw)})
+    assert run(monkeypatch, course, "--public", course / "public") == 0
+    *lines, _ = capsys.readouterr().out.splitlines()
+    expected = {(name, "eve.zip, public: this package") for name in THRESHOLDS if name != "classifier.py"}
+    expected |= {(name, "ada, public: someone") for name in VARIANTS} | {("rope.py", "bo, bo2")}
+    assert {tuple(line.split(maxsplit=2)[1:]) for line in lines} == expected
+    assert all(line.startswith("1.00") for line in lines)
+
+
+def test_calibration_counts_copies_and_independent_pairs(course, own, monkeypatch, capsys):
+    write(course / "in" / "us", own)
+    assert run(monkeypatch, course, "--calibrate") == 0
+    assert "copies found: 9 of 9; independent pairs found: 0 of 3" in capsys.readouterr().out
+    write(course / "in" / "copy", own)
+    assert run(monkeypatch, course, "--calibrate") == 1
+    assert "independent pairs found: 1 of 6" in capsys.readouterr().out
+    loose = [f"{name}=none" for name in THRESHOLDS]
+    flags = itertools.chain(*(("--threshold", each) for each in loose))
+    assert run(monkeypatch, course, "--calibrate", *flags) == 1
+    assert "copies found: 0 of 12; independent pairs found: 0 of 6" in capsys.readouterr().out
+
+
+def test_hostile_names_and_code_are_escaped(course, own, monkeypatch):
+    hostile = own["optimizer.py"] + '\nCODE = "</pre><script>alert(1)</script>"\n'
+    for name in ("<script>alert(2)<", "&other"):
+        write(course / "in" / name, {"optimizer.py": hostile})
+    assert run(monkeypatch, course) == 0
+    page = (course / "similar.html").read_text(encoding="utf-8")
+    assert "alert(1)" in page and "alert(2)" in page and "<script" not in page
+    assert "<mark>" in page and similar.WALL not in page
+
+
+# -------------------------------------------------------------------------------------------------- what is compared
+
+
+@pytest.mark.parametrize("kind", DISGUISES)
+def test_disguises_change_the_file_and_not_what_it_does(own, kind):
+    """Reformatting is undone entirely; the other two keep every statement."""
+    for code in own.values():
+        copy = disguised(code, kind, random.Random(3))
+        assert copy != code and "\n" in copy
+        if kind == "reformatted":
+            assert plain(copy) == plain(code) and copy.count("\n") > code.count("\n")
+        counts = [
+            sorted(type(node).__name__ for node in ast.walk(ast.parse(text))) for text in (plain(copy), plain(code))
+        ]
+        assert counts[0] == counts[1]
+
+
+def test_docstrings_are_left_out():
+    assert "doc" not in plain('"""A doc."""\nclass A:\n    """Its doc."""\n\n    def f():\n        """A doc."""')
+
+
+@pytest.mark.parametrize("code", ["def f(:", "x = 1\0", "(" * 5000, "", '"""Only this."""'])
+def test_any_text_is_compared(code: str):
+    """What is no Python stays as it is, and a copy of it is the file itself."""
+    assert plain(code) in (code, "", "pass")
+    for kind in DISGUISES:
+        assert isinstance(disguise.disguised(code, kind, random.Random(0)), str)
+
+
+def test_errors_are_one_line(course, monkeypatch, capsys):
+    (course / "in" / "broken.zip").write_bytes(b"no zip")
+    assert run(monkeypatch, course) == 0
+    assert "broken.zip is left out: " in capsys.readouterr().err
+    for flags, said in (
+        (("--threshold", "llama.py=2"), "--threshold llama.py=2"),
+        (("--threshold", "x.py=0.5"), "--threshold x.py=0.5"),
+        (("--public", course / "absent"), "absent does not exist"),
+        (("--handouts", course / "empty"), "holds no folder or zip"),
+    ):
+        (course / "empty").mkdir(exist_ok=True)
+        check_one_error(run(monkeypatch, course, *flags), capsys.readouterr().err, said)
+
+
+def test_an_absent_library_is_one_sentence(monkeypatch, capsys, tmp_path):
+    write(tmp_path / "handouts" / "one", {"rope.py": "x = 1"})
+    monkeypatch.setitem(sys.modules, "copydetect", None)
+    check_one_error(run(monkeypatch, tmp_path), capsys.readouterr().err, "copydetect is not installed; pip install")
