@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grading.batch import judge_all, rows_of
+from grading.coherence import make_judge
 from grading.intake import find_submissions
 from grading.programs import GradingError, GradingParser, printable, run_main, whole_number
 from grading.rubric import REFUSED, read_overrides, summary
@@ -77,13 +78,14 @@ def main() -> int:
     for own in filter(None, (args.config, settings.roster, settings.overrides)):
         if out.resolve() in Path(own).resolve().parents:
             raise GradingError(f"{printable(own)} lies in --out, where files are replaced; move it")
-    if settings.judge.checkpoint:
-        raise GradingError(f"{args.config}: judge.checkpoint: this version has no model that judges texts")
+    make = make_judge if settings.judge.checkpoint else None
+    if make:
+        make(settings.judge.checkpoint, settings.judge.tokenizer)  # an error comes before anything is judged
     need("jinja2")
     submissions, others = find_submissions(folder, settings)
     overrides = read_overrides(settings, submissions)
     out.mkdir(parents=True, exist_ok=True)
-    judged = with_progress(judge_all(submissions, settings, out, args.jobs), len(submissions))
+    judged = with_progress(judge_all(submissions, settings, out, args.jobs, make), len(submissions))
     rows = rows_of(judged, settings, overrides)
     write_sheets(rows, others, settings, out)
     print(summary(row.grade for row in rows))

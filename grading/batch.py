@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from grading.archive import FormatError
+from grading.coherence import limits_path
 from grading.editions import LABEL_NAMES
 from grading.findings import Finding, Message, findings_of, rank
 from grading.intake import Submission, read_payload
@@ -75,7 +76,9 @@ def surroundings(settings: Settings, make: MakeJudge | None, run_code: RunCode |
     files = {f"{package.root / name}": path for name, path in package.paths.items()}
     gold = [path for dataset in LABEL_NAMES for path in Path(settings.gold).glob(f"{dataset}-*")]
     files |= {str(path): path for path in gold if path.is_file()}
-    files |= {path: Path(path) for path in asdict(settings.judge).values() if path and make}
+    if make:
+        judging = [*asdict(settings.judge).values(), limits_path(settings.judge.checkpoint)]
+        files |= {str(path): Path(path) for path in judging if Path(path).is_file()}
     contents = [part for name in sorted(files) for part in (name.encode(), files[name].read_bytes())]
     flags = f"{settings!r} {make is not None} {run_code is not None} {sys.version_info[:2]}"
     return _digest(flags.encode(), *contents).encode()

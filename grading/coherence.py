@@ -32,12 +32,13 @@ from grading.programs import (
     run_main,
     whole_number,
 )
+from grading.texts import BROKEN, COHERENT, NOT_JUDGED, UNCLEAR, TextJudge, Verdict
 
 if TYPE_CHECKING:
     from grading.calibration_texts import Sample
     from grading.language_model import LanguageModel
 
-COHERENT, BROKEN, UNCLEAR, NOT_JUDGED = VERDICTS = ("coherent", "broken", "look at it", "not judged")
+VERDICTS = (COHERENT, BROKEN, UNCLEAR, NOT_JUDGED)
 LEAST_WORDS = 5  # after the prompt
 # Below the first, a text is broken; below the second, a person looks at it. Good texts of a small model repeat
 # sentences (0.22 at temperature 0), and have names and words that no list has.
@@ -158,14 +159,31 @@ def judge_text(text: str, prompt: str, judge: CoherenceJudge | None = None, *, i
     return Coherence(verdict, bits, distinct, known, "; ".join(reasons))
 
 
+def make_judge(checkpoint: str, tokenizer: str) -> TextJudge:
+    """What `python -m grading` asks of each text at temperature 0. Raises as `CoherenceJudge.load` does."""
+    import torch
+
+    if not tokenizer:
+        raise GradingError("judge.tokenizer is needed beside judge.checkpoint")
+    torch.set_num_threads(1)  # the processes share the processors
+    judge = CoherenceJudge.load(checkpoint, tokenizer)
+
+    def verdict(text: str, prompt: str) -> Verdict:
+        found = judge_text(text, prompt, judge)
+        figures = {"bits a character": found.bits, "distinct trigrams": found.trigrams, "known words": found.known}
+        return Verdict(found.verdict, {name: value for name, value in figures.items() if value is not None})
+
+    return verdict
+
+
 # ------------------------------------------------------------------------------------------------- calibration
 
 
 def calibrate(model: LanguageModel, sha256: str, seed: int) -> tuple[CoherenceJudge, list[Sample]]:
     """A judge with limits from one half of the samples, and the other half. Raises `GradingError` if none separate.
 
-    Good is up to the largest value of a good sample, and broken from the twentieth part of the broken ones on, loops
-    aside. A quarter of the way between the two, as a ratio, is left to each side.
+    Broken is what has more bits than the lowest twentieth of the broken samples, loops aside. Coherent is up to a
+    quarter of the way, as a ratio, from the largest value of a good sample to that.
     """
     from grading.calibration_texts import WRITTEN, Sample, TextWriter
 
@@ -182,8 +200,7 @@ def calibrate(model: LanguageModel, sha256: str, seed: int) -> tuple[CoherenceJu
             f"this checkpoint cannot judge texts: a good one has {highest:.2f} bits a character, a broken one "
             f"{lowest:.2f}; take a TinyStories checkpoint, such as stories42M.pt"
         )
-    ratio = (lowest / highest) ** 0.25
-    limits = Limits(sha256, round(highest * ratio, 3), round(lowest / ratio, 3), seed)
+    limits = Limits(sha256, round(highest**0.75 * lowest**0.25, 3), round(lowest, 3), seed)
     return CoherenceJudge(words.words, model, limits), held_good + held_broken
 
 

@@ -12,12 +12,13 @@ import torch
 from conftest import ROOT, asset
 from error_helpers import check_one_error
 
-from grading import calibration_texts, coherence
+from grading import batch, calibration_texts, coherence
 from grading.calibration_texts import EDITS, WRITTEN
 from grading.coherence import BROKEN, COHERENT, NOT_JUDGED, UNCLEAR, CoherenceJudge, Limits, judge_text, known_words
 from grading.editions import TEXT_PROMPT
 from grading.language_model import LanguageModel
 from grading.programs import GradingError, run_main
+from grading.settings import Judge, Settings
 from llama import load_pretrained
 from tokenizer import Tokenizer
 
@@ -122,6 +123,21 @@ def test_the_courses_data_are_known_words(tmp_path: Path):
     (tmp_path / "sst-train.txt").write_text("1 ||| A Quixotic, naïve film’s end\n", encoding="utf-8")
     assert {"quixotic", "naïve", "film's"} <= known_words(tmp_path) - known_words()
     assert len(known_words()) > 2000
+
+
+def test_python_m_grading_gets_words_and_figures(tmp_path: Path, monkeypatch):
+    """A verdict for each text; and what was judged with other limits is judged anew."""
+    monkeypatch.setattr(CoherenceJudge, "load", lambda checkpoint, tokenizer: judge_with(1.5))
+    found = coherence.make_judge("x.pt", "x.model")(GOOD, TEXT_PROMPT)
+    assert found.word == UNCLEAR and found.figures["bits a character"] == 1.5 and len(found.figures) == 3
+    with pytest.raises(GradingError, match="judge.tokenizer is needed"):
+        coherence.make_judge("x.pt", "")
+    keys, settings = [], Settings(gold=str(tmp_path), judge=Judge(str(tmp_path / "x.pt"), ""))
+    for limits in (None, "1", "2"):
+        if limits:
+            (tmp_path / "x.pt.coherence.json").write_text(limits)
+        keys.append(batch.surroundings(settings, coherence.make_judge, None))
+    assert len({*keys}) == 3
 
 
 # ----------------------------------------------------------------------------------------------------- calibration
