@@ -10,7 +10,8 @@ import torch
 
 from grading import questions
 from grading.asking import ChildAnswer, ChildQuestion, Student
-from grading.compare import LARGEST_ERROR, alike, report_error, report_verdict
+from grading.compare import LARGEST_ERROR, Say, alike, report_error, report_verdict
+from grading.small_model import SALT
 
 # The weights of the assignment's 1,000-step run, as its optimizer_test.npy publishes them
 # (github.com/neubig/minllama-assignment, commit 2951cdd).
@@ -31,11 +32,11 @@ def toy_problem() -> dict[str, torch.Tensor]:
     return {"weight": layer.weight.detach(), "inputs": torch.tensor(inputs, dtype=torch.float32)}
 
 
-def report_run(what: str, answer: ChildAnswer, expected: torch.Tensor) -> bool:
+def report_run(what: str, answer: ChildAnswer, expected: torch.Tensor, say: Say = print) -> bool:
     """Print the largest error and whether it is within the tolerance."""
     if not answer.trouble and len(answer.tensors) == 1 and answer.tensors[0].shape == expected.shape:
-        return report_error(what, answer.tensors[0], expected)
-    print(f"{what}: {answer.line or f'it is not {list(expected.shape)} numbers'}: WRONG")
+        return report_error(what, answer.tensors[0], expected, say)
+    say(f"{what}: {answer.line or f'it is not {list(expected.shape)} numbers'}: WRONG")
     return False
 
 
@@ -53,9 +54,9 @@ FEW_CASES = {
 
 
 def gradients() -> torch.Tensor:
-    """Of every step and both parameters: steps 2 2."""
+    """Of every step and both parameters: steps 2 2; a `SALT` moves the angles."""
     one = torch.arange(1, 5, dtype=torch.float64).square()
-    return torch.stack([torch.sin(one + step).view(2, 2) for step in range(FEW_STEPS)])
+    return torch.stack([torch.sin(one + step + SALT.get()).view(2, 2) for step in range(FEW_STEPS)])
 
 
 def adamw(
@@ -148,7 +149,7 @@ ADAMW_MISTAKES: dict[str, dict] = {
 # ------------------------------------------------------------------------------------------------- the check
 
 
-def check_few_steps(student: Student) -> tuple[bool, str]:
+def check_few_steps(student: Student, say: Say = print) -> tuple[bool, str]:
     """Whether a few steps are right, where eps matters. If not, prints the errors and returns the mistake that fits."""
     tensors = {"weights": FIRST_WEIGHTS, "gradients": gradients()}
     asked = [ChildQuestion("few_steps", "optimizer", settings, tensors) for settings in FEW_CASES.values()]
@@ -160,7 +161,7 @@ def check_few_steps(student: Student) -> tuple[bool, str]:
     if are(expected):
         return True, ""
     for answer, (what, step) in zip(answers, expected.items(), strict=True):
-        report_run(f"{FEW_STEPS} steps against the formulas, {what}", answer, step)
+        report_run(f"{FEW_STEPS} steps against the formulas, {what}", answer, step, say)
     return False, next((said for said, wrong in ADAMW_MISTAKES.items() if are(few_steps_by_hand(**wrong))), "")
 
 
@@ -209,7 +210,7 @@ def adamw_mistake(pytorch_is_right: bool, few_are_right: bool, trouble: str, mis
     return f"no usual mistake fits. {hint}"
 
 
-def check_adamw(student: Student) -> bool:
+def check_adamw(student: Student, say: Say = print) -> bool:
     """Make the three checks, print their lines and the verdict. Returns whether all is right."""
     problem, with_decay = toy_problem(), {"lr": 1e-3, "weight_decay": 1e-4, "correct_bias": True}
     # eps is added before the bias correction here and after it in PyTorch: it must be tiny for the two to agree
@@ -220,16 +221,17 @@ def check_adamw(student: Student) -> bool:
         ours, ours_without = student.ask_all(asked)
         theirs = training.result()
     expected = torch.tensor(PUBLISHED_WEIGHTS)
-    published = report_run(f"{TOY_STEPS} steps against the published weights", ours, expected)
-    pytorch = report_run(f"{TOY_STEPS} steps against torch.optim.AdamW without weight decay", ours_without, theirs)
+    published = report_run(f"{TOY_STEPS} steps against the published weights", ours, expected, say)
+    pytorch = report_run(f"{TOY_STEPS} steps against torch.optim.AdamW without weight decay", ours_without, theirs, say)
     trouble = ours_without.line
-    few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student)
+    few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student, say)
     if published and pytorch and few:
-        return report_verdict("Optimizer", student, closure_fault(student) or late_or_grouped_fault(student) or None)
+        fault = closure_fault(student) or late_or_grouped_fault(student) or None
+        return report_verdict("Optimizer", student, fault, say)
     if len(ours.tensors) == 1 and ours.tensors[0].shape == expected.shape:
         if torch.allclose(expected, ours.tensors[0].float(), COURSE_RTOL, COURSE_ATOL):
-            print(
+            say(
                 f"The course's own optimizer_test.py would accept this: it compares the first run alone, with atol "
                 f"{COURSE_ATOL:g} and rtol {COURSE_RTOL:g}; the limit here is {LARGEST_ERROR:g}."
             )
-    return report_verdict("Optimizer", student, adamw_mistake(pytorch, few, ours_without.trouble, mistake))
+    return report_verdict("Optimizer", student, adamw_mistake(pytorch, few, ours_without.trouble, mistake), say)

@@ -80,7 +80,7 @@ class Student:
     def __enter__(self) -> Student:
         """Start the process; it imports PyTorch while the script does the same."""
         self.scratch = tempfile.TemporaryDirectory(prefix="minllama-", ignore_cleanup_errors=True)
-        self.process = Process(self.folder, self.scratch.name)
+        self.process = self.new_process()
         # PyTorch imports NumPy from C code that would swallow an interrupt, and go on
         importlib.import_module("numpy")
         return self
@@ -88,6 +88,9 @@ class Student:
     def __exit__(self, *_: object) -> None:
         self._drop()
         self.scratch.cleanup()
+
+    def new_process(self) -> Process:
+        return Process(self.folder, self.scratch.name)
 
     def _drop(self) -> None:
         if self.process is not None:
@@ -130,7 +133,7 @@ class Student:
     def _make_ready(self) -> ChildAnswer | None:
         """Start a process if none is running, and wait until it can be asked. Returns the trouble, or None."""
         if self.process is None:
-            self.process = Process(self.folder, self.scratch.name)
+            self.process = self.new_process()
         elif self.is_ready and self.process.process.poll() is not None:
             ended = f"{self.last_module}.py {self.process.how_it_ended()} after it was called"
             self._drop()

@@ -229,7 +229,9 @@ def stored_numbers() -> dict[str, Tensors] | None:
         raise GradingError(f"{path} is damaged ({error}); get it again") from None
 
 
-def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensors]) -> list[Finding]:
+def judge(
+    student: Student, parts: list[CheckedPart], expected: dict[str, Tensors], tolerance: float = 1e-5
+) -> list[Finding]:
     """The verdict on every part. A part that fails is not judged where a part that it needs is wrong or missing."""
     findings: list[Finding] = []
     to_mend: dict[str, list[str]] = {}  # why a part is not right: itself, or parts that it needs
@@ -244,7 +246,7 @@ def judge(student: Student, parts: list[CheckedPart], expected: dict[str, Tensor
         if answer.is_lost:
             lost.add(part.name)
         right = expected.get(part.name, ())[: part.judged]
-        if not answer.trouble and alike(answer.tensors, right):
+        if not answer.trouble and alike(answer.tensors, right, tolerance):
             answer = training_trouble(student, part.question)
             if not answer.trouble:
                 findings.append(Finding(part, "ok"))

@@ -18,7 +18,7 @@ from grading.programs import ROOT
 LOOK = 0.1  # seconds between two looks whether the process still lives
 LAST_WORDS = 1.0  # seconds for an answer on its way, once the process has ended
 SPOILT = "closed the pipe of its answers, or wrote to it"
-LONGEST_OUTPUT = 2000  # bytes that are kept of what the process prints
+LONGEST_OUTPUT = 8000  # bytes that are kept of what the process prints
 START = """import sys; sys.path = [*filter(None, sys.path), sys.argv[1], *sys.argv[3:]]
 from grading.child import main; main()"""
 
@@ -33,17 +33,23 @@ class Process:
     """A running process of the student's code, and what it sends."""
 
     def __init__(self, folder: Path, scratch: str):
-        flags, pipe = ["-B"] * sys.dont_write_bytecode, subprocess.PIPE
+        flags = ["-B"] * sys.dont_write_bytecode
         inherited = {name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-        self.process = subprocess.Popen(
+        self.start(
             [sys.executable, *flags, "-c", START, str(ROOT), str(folder), *libraries(folder)],
-            cwd=folder,
-            env={**inherited, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
-            stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0,
+            {**inherited, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
+            folder,
+        )
+
+    def start(self, command: list[str], environment: dict[str, str], folder: Path) -> None:
+        """Run a command in a folder, and read what it sends and prints from now on."""
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
             start_new_session=True,  # no terminal, and a process group that can be ended as a whole
         )  # fmt: skip
         self.messages: queue.Queue = queue.Queue(maxsize=4)
-        self.output = b""
+        self.output, self.printed = b"", 0
         self.drain = threading.Thread(target=self._drop_output, daemon=True)
         for thread in (threading.Thread(target=self._read_messages, daemon=True), self.drain):
             thread.start()
@@ -63,6 +69,7 @@ class Process:
         with contextlib.suppress(OSError, ValueError):
             while printed := os.read(self.process.stderr.fileno(), 1 << 16):
                 self.output = (self.output + printed)[-LONGEST_OUTPUT:]
+                self.printed += len(printed)
 
     def last_line(self) -> str:
         """The last line that an ended process printed, unchanged, or ""."""

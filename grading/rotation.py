@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from grading.asking import ChildAnswer, ChildQuestion, Student
-from grading.compare import Tensors, alike, report_error, report_verdict
+from grading.compare import Say, Tensors, alike, report_error, report_verdict
 
 # ---------------------------------------------------------------------------------------- the rotation by hand
 
@@ -162,8 +162,8 @@ def published_case() -> RotationCase:
     return RotationCase("published values, {name}", query, key, 20, DEFAULT_THETA, tuple(expected))
 
 
-def closed_form_cases() -> list[RotationCase]:
-    generator = torch.Generator().manual_seed(0)
+def closed_form_cases(seed: int = 0) -> list[RotationCase]:
+    generator = torch.Generator().manual_seed(seed)
     cases = []
     for batch, length, heads, kv_heads, head_dim, theta in ((2, 7, 4, 2, 8, 10000.0), (1, 33, 3, 3, 6, 500.0)):
         query = torch.randn(batch, length, heads, head_dim, generator=generator)
@@ -173,19 +173,19 @@ def closed_form_cases() -> list[RotationCase]:
     return cases
 
 
-def report_case(case: RotationCase, answer: ChildAnswer) -> bool:
+def report_case(case: RotationCase, answer: ChildAnswer, say: Say = print) -> bool:
     """Print the largest error of query and key, and whether it is within the tolerance."""
     if answer.trouble or len(answer.tensors) != 2:
         what = case.what.format(name="query and key", shape=list(case.query.shape))
-        print(f"{what}: {answer.line or f'it returns {len(answer.tensors)} tensors, not two'}: WRONG")
+        say(f"{what}: {answer.line or f'it returns {len(answer.tensors)} tensors, not two'}: WRONG")
         return False
     verdicts = []
     for name, actual, expected in zip(("query", "key"), answer.tensors, case.expected, strict=True):
         what = case.what.format(name=name, shape=list(expected.shape))
         if actual.shape == expected.shape:
-            verdicts.append(report_error(what, actual, expected))
+            verdicts.append(report_error(what, actual, expected, say))
         else:
-            print(f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}: WRONG")
+            say(f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}: WRONG")
             verdicts.append(False)
     return all(verdicts)
 
@@ -202,9 +202,10 @@ def rotation_mistake(cases: list[RotationCase], answers: list[ChildAnswer]) -> s
     return "are neighbouring numbers paired, and does pair i turn by theta^(-2i/d)?"
 
 
-def check_rotation(student: Student) -> bool:
-    """Ask every case, print its lines and the verdict. Returns whether all is right."""
-    cases = [published_case(), *closed_form_cases()]
+def check_rotation(student: Student, seed: int = 0, say: Say = print) -> bool:
+    """Ask every case, say its lines and the verdict. Returns whether all is right. seed: of the drawn inputs."""
+    cases = [published_case(), *closed_form_cases(seed)]
     answers = student.ask_all(case.question for case in cases)
-    are_right = [report_case(case, answer) for case, answer in zip(cases, answers, strict=True)]
-    return report_verdict("Rotary embedding", student, None if all(are_right) else rotation_mistake(cases, answers))
+    are_right = [report_case(case, answer, say) for case, answer in zip(cases, answers, strict=True)]
+    mistake = None if all(are_right) else rotation_mistake(cases, answers)
+    return report_verdict("Rotary embedding", student, mistake, say)

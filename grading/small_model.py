@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache, partial
 
 import torch
@@ -36,17 +37,28 @@ PROMPTS = torch.tensor(
 )
 NEW_TOKENS = 8
 NEARLY_ALL = 0.999999  # of a hidden state dropped: the logits are then the bias
+SALT = ContextVar("salt", default=0)  # 0: the numbers of parts.json; another one draws other weights and inputs
 
 
 def closed_form(name: str, *shape: int, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
-    """Numbers without a random generator: scale * sin(n^2 + a number made of the name) + shift for n = 1, 2, ..."""
-    n = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
-    return (scale * torch.sin(n.square() + zlib.crc32(name.encode()) % 1000) + shift).float().reshape(shape)
+    """Numbers without a random generator: scale * sin(n^2 + a number made of the name) + shift for n = 1, 2, ...
+
+    With a `SALT` the angles are drawn, which gives numbers of the same distribution.
+    """
+    n, seed, salt = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64), zlib.crc32(name.encode()), SALT.get()
+    angles = n.square() + seed % 1000
+    if salt:
+        angles = torch.rand(len(n), dtype=n.dtype, generator=torch.Generator().manual_seed(seed + salt)) * 2 * math.pi
+    return (scale * torch.sin(angles) + shift).float().reshape(shape)
+
+
+def small_weights() -> dict[str, torch.Tensor]:
+    """The state dict of a model of `SMALL_SHAPE`, under the checkpoint's names."""
+    return _salted_weights(SALT.get())
 
 
 @lru_cache
-def small_weights() -> dict[str, torch.Tensor]:
-    """The state dict of a model of `SMALL_SHAPE`, under the checkpoint's names."""
+def _salted_weights(salt: int) -> dict[str, torch.Tensor]:
     key_dim = KV_HEADS * HEAD_DIM
     shapes = {
         "attention.compute_query": (DIM, DIM), "attention.compute_output": (DIM, DIM),
@@ -214,7 +226,7 @@ def last_tokens(idx: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache
-def likeliest_text(causal: bool, window: Callable, new: int) -> torch.Tensor:
+def likeliest_text(causal: bool, window: Callable, new: int, salt: int) -> torch.Tensor:
     idx = PROMPTS
     for _ in range(new):
         idx = torch.cat((idx, llama(window(idx), causal)[0].argmax(-1)), dim=1)
@@ -230,7 +242,7 @@ def generate(
     is_drawn: bool = True,
 ) -> Tensors:
     """The likeliest continuation of each row of `PROMPTS`; the first once more; and 1 where the last text is drawn."""
-    texts = finish(likeliest_text(causal, window, new)).double()
+    texts = finish(likeliest_text(causal, window, new, SALT.get())).double()
     return *texts[:, None], texts[:1], torch.tensor(float(is_drawn))
 
 

@@ -1,0 +1,237 @@
+"""Running the checks on a stranger's code: `python -m grading.box FOLDER|ZIP`. Exit status 0 right, 1 wrong, 2 not run.
+
+The code runs in the box of `grading.sandbox`, answers questions with plain numbers, and every number is judged here:
+rotary embedding, AdamW, each part of the model, and texts that a tiny model generates. Inputs and weights are drawn
+anew for each run. Nothing of the student's is imported, unpickled or believed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from grading.archive import FormatError, read_archive, read_entry
+from grading.asking import ChildAnswer, ChildQuestion, Student, has_context, takes_attention
+from grading.editions import BUNDLED_NORM, DEFAULT_EDITION, EDITIONS
+from grading.entries import archive_problems
+from grading.programs import GradingError, GradingParser, printable, run_main
+from grading.rules import Report
+from grading.sandbox import LIMITS, MB, OPTIONAL, Box, BoxedProcess, Limits, open_box
+from grading.submission import CLUTTER, FOREIGN, enter_top_folder
+
+MOST_CODE = 100 * MB  # bytes of a submission that is run
+ROPE, ADAMW, START, END = "rope_test.py", "optimizer_test.py", "start", "end of the process"
+
+
+class Executed(NamedTuple):
+    """The verdict on one executed check. message: "" or one line. tail: the last 40 lines that the code printed."""
+
+    part: str
+    passed: bool
+    message: str = ""
+    tail: str = ""
+
+
+@dataclass
+class BoxedStudent(Student):
+    """The student's code in a copy of `folder`, in the box. All questions together have `limits.total` seconds."""
+
+    box: Box = field(default_factory=open_box)
+    tails: dict[str, str] = field(default_factory=dict)  # what had been printed when a question met trouble
+    last_tail: str = ""  # of a process that was lost
+
+    def __enter__(self) -> BoxedStudent:
+        self.deadline = time.monotonic() + self.box.limits.total
+        return super().__enter__()
+
+    def new_process(self) -> BoxedProcess:
+        home = Path(self.scratch.name)
+        if not (home / "code").exists():
+            self.box.prepare(home)
+            copy_code(self.folder, home / "code")
+        return BoxedProcess(self.box, home)
+
+    def _drop(self) -> None:
+        if self.process is not None:
+            self.last_tail = self.process.tail()
+        super()._drop()
+
+    def ask(self, question: ChildQuestion) -> ChildAnswer:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return ChildAnswer(
+                trouble=f"not asked: the {self.box.limits.total:g} s of all checks are over", is_lost=True
+            )
+        self.time_limit = min(self.box.limits.seconds, left)
+        answer = super().ask(question)
+        if answer.trouble:
+            self.tails[key(question)] = self.tail()
+        return answer
+
+    def tail(self) -> str:
+        """The last lines that the process, or one that was lost, has printed."""
+        return self.process.tail() if self.process else self.last_tail
+
+    def end(self) -> str:
+        """Nothing: one process answers the questions of all scripts; `finish` ends it."""
+        return ""
+
+    def finish(self) -> str:
+        """The trouble with the end of the process, or ""."""
+        self.time_limit = max(1.0, min(self.box.limits.seconds, self.deadline - time.monotonic()))
+        return super().end()
+
+
+def key(question: ChildQuestion) -> str:
+    return f"{question.name} {question.settings}"
+
+
+def run_checks(folder: Path, edition: str, box: Box) -> list[Executed]:
+    """The verdicts on a student's code, in the order in which one writes it.
+
+    folder: the submission's files, of which plain files alone are copied into the box. edition: a key of `EDITIONS`; of
+    one with another norm than `parts.json` has, the rotary embedding and AdamW alone are judged. Call it from a thread
+    that lives as long as the checks do: the box ends with it.
+    """
+    return contextvars.copy_context().run(_run_checks, folder, edition, box)  # its salt is its own
+
+
+def _run_checks(folder: Path, edition: str, box: Box) -> list[Executed]:
+    executed: list[Executed] = []
+    try:
+        with BoxedStudent(Path(folder), box=box) as student:
+            executed += check_scripts(student)
+            if EDITIONS[edition].norm == BUNDLED_NORM:
+                executed += check_parts(student)
+            trouble = student.finish()
+            if trouble or all(one.passed for one in executed):
+                executed.append(Executed(END, not trouble, trouble, student.tail() if trouble else ""))
+    except GradingError as error:  # the box has been tried before: what keeps it from starting is in the folder
+        executed.append(Executed(START, False, str(error)))
+    return executed
+
+
+def check_scripts(student: BoxedStudent) -> list[Executed]:
+    """What `rope_test.py` and `optimizer_test.py` say, with drawn inputs beside the published ones."""
+    from grading.adamw import check_adamw
+    from grading.drawn import draw_salt
+    from grading.rotation import check_rotation
+
+    salt, executed = draw_salt(()), []
+    for part, check in ((ROPE, partial(check_rotation, seed=salt)), (ADAMW, check_adamw)):
+        lines: list[str] = []
+        passed = check(student, say=lines.append)
+        said = lines[-1].partition(": ")[2]
+        executed.append(Executed(part, True) if passed else Executed(part, False, said, student.tail()))
+    return executed
+
+
+def check_parts(student: BoxedStudent) -> list[Executed]:
+    """The verdict on every part, as `sanity_check.py --parts` gives it, on a model that is drawn for this run."""
+    from grading import drawn, parts
+
+    kinds, in_context = parts.kinds_to_check(student, None), has_context(student)
+    drawn.draw_salt(kinds)
+    asked = parts.all_parts(kinds, "causal" not in kinds or takes_attention(student), in_context)
+    executed = []
+    for one in parts.judge(student, asked, drawn.right_numbers(kinds, in_context), drawn.TOLERANCE):
+        said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
+        executed.append(
+            Executed(one.part.name, True) if one.verdict == "ok" else Executed(one.part.name, False, said, tail)
+        )
+    return executed
+
+
+# ------------------------------------------------------------------------------------------------ submissions
+
+
+def copy_code(folder: Path, target: Path) -> None:
+    """Copy the plain files of a submission but checkpoints and clutter. Raises `GradingError` if they are too large."""
+    total = 0
+    for path, folders, files in os.walk(folder):
+        place = target / os.path.relpath(path, folder)
+        place.mkdir(exist_ok=True)
+        folders[:] = [name for name in folders if not (FOREIGN.match(name) or CLUTTER.match(name))]
+        for name in files:
+            found = os.lstat(os.path.join(path, name))
+            if not stat.S_ISREG(found.st_mode) or FOREIGN.match(name) or CLUTTER.match(name):
+                continue
+            total += found.st_size
+            if total > MOST_CODE:
+                raise GradingError(f"the files of the submission have more than {MOST_CODE // MB} MiB")
+            shutil.copyfile(os.path.join(path, name), place / name)
+
+
+@contextlib.contextmanager
+def code_of(source: Path) -> Iterator[Path]:
+    """The folder of a submission's code; a zip is unpacked into a temporary one. Raises `GradingError`."""
+    if source.is_dir():
+        yield source
+        return
+    try:
+        archive = read_archive(source.read_bytes())
+        if problems := archive_problems(archive, MOST_CODE):
+            raise GradingError(f"{printable(source)}: {problems[0]}")
+        files = enter_top_folder(archive.entries, Report(source.stem), EDITIONS[DEFAULT_EDITION])
+        with tempfile.TemporaryDirectory(prefix="minllama-", ignore_cleanup_errors=True) as folder:
+            for name, entry in files.items():
+                place = Path(folder, name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(read_entry(archive, entry, keep=True))
+            yield Path(folder)
+    except FormatError as error:
+        raise GradingError(f"{printable(source)}: {error}") from None
+
+
+def add_box_flags(parser: GradingParser) -> None:
+    """The flags of every program that runs strangers' code."""
+    add = parser.add_argument
+    add("--python", metavar="PATH", help="the Python in the box; its user must be able to read it (default: this one)")
+    add("--allow-without", metavar="LIMITS", default="", help=f"run although these are missing: {','.join(OPTIONAL)}")
+    add("--time_limit", metavar="SECONDS", type=float, default=Limits.seconds, help="how long a part may take")
+
+
+def box_of(args: Namespace) -> Box:
+    """The box that the flags ask for; a line on standard error names the limits that are missing in it."""
+    if not 0 < args.time_limit < float("inf"):
+        raise GradingError(f"--time_limit {args.time_limit:g}: give a number of seconds above 0")
+    without = tuple(filter(None, args.allow_without.split(",")))
+    box = open_box(args.python, Limits(seconds=args.time_limit), without)
+    for name in box.missing:
+        print(f"warning: the box is without {LIMITS[name]} ({name})", file=sys.stderr)
+    return box
+
+
+def main() -> int:
+    parser = GradingParser(description="Run the checks on the code of a submission in a box, and judge them outside.")
+    parser.add_argument("source", type=Path, metavar="FOLDER|ZIP", help="the submission")
+    parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="of the course")
+    add_box_flags(parser)
+    args = parser.parse_args()
+    if not args.source.exists():
+        raise GradingError(f"{printable(args.source)} does not exist")
+    box = box_of(args)
+    with code_of(args.source) as folder:
+        executed = run_checks(folder, args.edition, box)
+    for one in executed:
+        print(f"{one.part + ':':36s} {'ok' if one.passed else one.message}")
+    if tail := next((one.tail for one in executed if one.tail), ""):
+        print("What the code printed at the first of them:")
+        print("\n".join(f"  | {printable(line, 200)}" for line in tail.splitlines()))
+    return 0 if all(one.passed for one in executed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,79 @@
+"""The parts on a model that is drawn anew for every run: its right numbers, computed here by hand.
+
+`checkpoints/parts.json` holds the numbers of one model, which everybody can read. With a `SALT` of its own a run has
+other weights and inputs, so that no answer can be written in advance.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from grading import small_model as small
+from grading.compare import Tensors
+from grading.parts import IMPORT
+from grading.rotation import rotate_both
+from grading.small_model import SALT, below, in_double, small_weights
+
+# Of a continuation's likeliest token before the next one: a logit in float32 is far nearer to the right one than this,
+# and at the temperature that `questions.generate` calls nearly 0 the other token is never drawn.
+SMALLEST_LEAD = 0.05
+MOST_SALTS = 1 << 30
+# The model of parts.json is chosen; one that is drawn may enlarge what float32 rounds away. Of TRIES such models the
+# largest error of right code was MAX.
+TOLERANCE = 3e-4
+
+
+def draw_salt(kinds: tuple[str, ...]) -> int:
+    """Set `SALT` to a random number whose model has a clear next token wherever `generate` is asked. Returns it."""
+    salt = 0
+    while not salt or any(smallest_lead(kind == "causal") < SMALLEST_LEAD for kind in kinds):
+        salt = 1 + secrets.randbelow(MOST_SALTS)
+        SALT.set(salt)
+    return salt
+
+
+def smallest_lead(causal: bool) -> float:
+    """By how much the logit of the likeliest token exceeds the next one, at least, when `PROMPTS` are continued."""
+    texts = small.likeliest_text(causal, small.last_tokens, small.NEW_TOKENS, SALT.get())
+    leads = []
+    for length in range(small.PROMPTS.shape[1], texts.shape[1]):
+        first, second = small.llama(small.last_tokens(texts[:, :length]), causal)[0].topk(2).values.unbind(-1)
+        leads.append((first - second).min().item())
+    return min(leads)
+
+
+def right_numbers(kinds: tuple[str, ...], in_context: bool) -> dict[str, Tensors]:
+    """The right numbers of every part that has some, by its name, for the model of the current `SALT`.
+
+    in_context: as for `parts.all_parts`.
+    """
+    weights, x = in_double(small_weights()), small.states().double()
+    query, key = small.rotary_inputs()
+    starts = (small.KEY_START, *small.QUERY_STARTS.tolist())
+    numbers = {
+        IMPORT: (),
+        "RMSNorm": (small.norm(x, below(weights, "norm.")["weight"], small.NORM_EPS),),
+        "rotary embedding":
+            small.turned_later(query, key, starts) if in_context else rotate_both(query, key, small.THETA),
+        "feed-forward": (small.feed_forward(x, below(weights, "layers.0.feed_forward.")),),
+    }  # fmt: skip
+    return numbers | {name: tensors for kind in kinds for name, tensors in _of_kind(kind, in_context).items()}
+
+
+def _of_kind(kind: str, in_context: bool) -> dict[str, Tensors]:
+    """The right numbers of the parts whose attention is of one kind."""
+    causal, weights, x = kind == "causal", in_double(small_weights()), small.states().double()
+    heads = tuple(one.double() for one in small.score_inputs())
+    layer = small.layer(x, below(weights, "layers.0."), causal)
+    numbers = {
+        "scores and softmax":
+            small.masked(*heads, causal) if causal and in_context else (small.attend(*heads, causal),),
+        "grouped queries": (small.attention(x, below(weights, "layers.0.attention."), causal),),
+        "layer": (layer, small.queried(layer)) if in_context else (layer,),
+        "embedding and head": small.llama(small.TOKENS, causal),
+        "generate": small.generate(causal),
+        "loading": (),
+        "zero-shot classifier": (small.zero_shot(causal),),
+        "embedding classifier": small.embedding(causal),
+    }  # fmt: skip
+    return {f"{name}, {kind}": tensors for name, tensors in numbers.items()}

@@ -1,0 +1,285 @@
+"""The box in which a stranger's code runs: bubblewrap, limits of the kernel, and a watch over what they do not count.
+
+In the box there is no network, no other process and no file but Python, the code and a small folder in memory. The box
+ends with the program that started it. `open_box` tries each limit before anything of a student's runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from grading.process import LOOK, START, Process
+from grading.programs import GradingError, printable
+
+MB = 1 << 20
+NOBODY = 65534  # the user of the box where root grades: no limit on the number of processes holds for root
+TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}  # programs and their packages
+WORKER = ("__init__", "child", "wire", "editions", "questions", "returned", "probe")  # all that the box has of grading/
+KEPT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # which kernels are right
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+PROBE_LIMIT = 120.0  # seconds
+LIMITS = {
+    "net": "no network",
+    "pids": "a limit on the number of processes",
+    "memory": "a limit on memory",
+    "disk": "a limit on files",
+    "outside": "no file of this machine but Python",
+    "others": "no other process and no environment of one",
+    "users": "no new user namespace",
+}
+OPTIONAL = ("net", "pids", "memory", "users")  # --allow-without takes these; without the others there is no box
+ASK_PYTHON = """import importlib.util, json, os, sys
+found = [importlib.util.find_spec(name) for name in ("torch", "numpy")]
+print(json.dumps({"version": sys.version_info[:2], "prefixes": [sys.prefix, sys.base_prefix],
+                  "libraries": [os.path.dirname(os.path.dirname(one.origin)) for one in found if one]}))"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one submission. seconds: for a part. total: seconds for all. memory, disk, printed: MiB. files: their number.
+
+    processes: threads count, too.
+    """
+
+    seconds: float = 120.0
+    total: float = 900.0
+    memory: int = 2048
+    processes: int = 64
+    disk: int = 64
+    files: int = 5000
+    printed: int = 64
+
+
+@dataclass(frozen=True)
+class Box:
+    """How a command is started in the box. Made by `open_box`.
+
+    user: the real user ID inside where root grades, else None. mounts: folders of Python. libraries: the folders of
+    PyTorch and NumPy. missing: the names in `LIMITS` that this machine does not keep.
+    """
+
+    python: str
+    limits: Limits = Limits()
+    user: int | None = None
+    mounts: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    code, grader, scratch = "/code", "/grader", "/tmp"
+
+    @property
+    def become(self) -> list[str]:
+        """The beginning of a command that runs as the box's user."""
+        user = (
+            [] if self.user is None else ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
+        )
+        return [*user, "--"] if user else []
+
+    @property
+    def limited(self) -> list[str]:
+        """The beginning of a command whose use of the machine is limited. Each process has the limit on memory."""
+        memory, sizes = self.limits.memory * MB, {"core": 0, "nofile": 256, "fsize": self.limits.disk * MB}
+        sizes |= {"nproc": self.limits.processes, "data": memory, "as": 4 * memory}
+        return ["prlimit", *(f"--{name}={size}:{size}" for name, size in sizes.items()), "--"]
+
+    def enter(self, home: Path) -> list[str]:
+        """The beginning of a command in the box. home: the folder that `prepare` has filled."""
+        words = ["bwrap", "--unshare-all", *["--share-net"] * ("net" in self.missing), "--unshare-user"]
+        words += ["--disable-userns"] * ("users" not in self.missing)
+        words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+        for name, value in self.environment.items():
+            words += ["--setenv", name, value]
+        for path in ("/usr", "/bin", "/lib", "/lib64", "/sbin"):
+            if os.path.islink(path):
+                words += ["--symlink", os.readlink(path), path]
+            elif os.path.isdir(path):
+                words += ["--ro-bind", path, path]
+        for path in ("/etc/ld.so.cache", "/etc/alternatives", "/sys/devices/system/cpu"):
+            words += ["--ro-bind-try", path, path]
+        for path in self.mounts:
+            words += ["--ro-bind", path, path]
+        size = str(self.limits.disk * MB)
+        words += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/tmp", "--size", size]
+        words += ["--tmpfs", "/dev/shm", "--ro-bind", str(home / "code"), self.code]
+        words += ["--ro-bind", str(home / "grader"), self.grader, "--remount-ro", "/dev", "--remount-ro", "/"]
+        return [*self.become, *words, "--chdir", self.code, "--", *self.limited]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """All variables that the code sees."""
+        own = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **dict.fromkeys(("HOME", "TMPDIR"), self.scratch)}
+        return {**{name: os.environ[name] for name in KEPT if name in os.environ}, **ONE_THREAD, **own}
+
+    def prepare(self, home: Path) -> None:
+        """Make the folders that `enter` needs in an empty folder that the box's user may read, and others may not."""
+        for name in ("code", "grader/grading"):
+            (home / name).mkdir(parents=True)
+        for name in WORKER:
+            shutil.copy(Path(__file__).with_name(f"{name}.py"), home / "grader/grading")
+        if self.user is not None:
+            os.chown(home, self.user, -1)
+
+    def members(self, process: int) -> list[int]:
+        """The numbers of all processes in the box whose outermost process is this one; it is the first."""
+        children: dict[int, list[int]] = {}
+        for number, stat in every_process("stat"):
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(number)
+        found = [process]
+        for number in found:  # which grows
+            found += children.get(number, ())
+        return found
+
+    def excess(self, process: int) -> str:
+        """What the processes of a box use beyond the limits that the kernel does not add up, or ""."""
+        members, pages = self.members(process), dict(every_process("statm"))
+        used = sum(int(pages[one].split()[1]) for one in members if one in pages) * os.sysconf("SC_PAGE_SIZE")
+        if used > self.limits.memory * MB:
+            return f"used more than {self.limits.memory:,} MiB of memory"
+        with contextlib.suppress(OSError):  # it has ended
+            for folder in (self.scratch, "/dev/shm"):
+                there = os.statvfs(f"/proc/{members[-1]}/root{folder}")
+                if len(members) > 2 and there.f_files - there.f_ffree > self.limits.files:
+                    return f"wrote more than {self.limits.files:,} files"
+        return ""
+
+    def end(self, process: int) -> None:
+        """End what outlives the outermost process: nothing, as the kernel ends the box with it."""
+
+
+def every_process(file: str) -> Iterator[tuple[int, str]]:
+    """The number of every process, and the text of one of its files in /proc."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            yield int(name), Path("/proc", name, file).read_text(errors="replace")
+
+
+class BoxedProcess(Process):
+    """A process of a student's code in a box."""
+
+    def __init__(self, box: Box, home: Path):
+        self.box, self.reason = box, ""
+        words = [box.python, "-B", "-c", START, box.grader, box.code, *box.libraries]
+        self.start([*box.enter(home), *words], {"PATH": os.environ.get("PATH", os.defpath)}, Path("/"))
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """End the box when it uses more than its limits."""
+        most = self.box.limits.printed
+        while self.process.poll() is None:
+            printed = f"printed more than {most:,} MiB" if self.printed > most * MB else ""
+            if reason := printed or self.box.excess(self.process.pid):
+                self.reason = reason
+                return self.kill()
+            time.sleep(LOOK)
+
+    def tail(self, lines: int = 40) -> str:
+        """The last lines that the process has printed."""
+        return "\n".join(self.output.decode(errors="replace").splitlines()[-lines:])
+
+    def how_it_ended(self) -> str:
+        return self.reason or super().how_it_ended()
+
+    def kill(self) -> None:
+        super().kill()
+        self.box.end(self.process.pid)
+
+
+# ------------------------------------------------------------------------------------------------ opening a box
+
+
+def open_box(python: str | None = None, limits: Limits | None = None, allow_without: tuple[str, ...] = ()) -> Box:
+    """A box that keeps what it promises. python: None takes the one that runs this program.
+
+    allow_without: names in `OPTIONAL` that may be missing. Raises `GradingError` where the box cannot be made, where
+    another limit is missing, and where the box's user cannot read Python.
+    """
+    if unknown := set(allow_without) - set(OPTIONAL):
+        raise GradingError(f"--allow-without {printable(','.join(unknown))}: there are {','.join(OPTIONAL)}")
+    absent = {package for tool, package in TOOLS.items() if shutil.which(tool) is None}
+    if absent or not sys.platform.startswith("linux"):
+        hint = (
+            f" (apt install {' '.join(sorted(absent))})" if sys.platform.startswith("linux") else ", which is Linux's"
+        )
+        raise GradingError(f"strangers' code runs only inside of bubblewrap{hint}; without it, leave out --run-code")
+    python = shutil.which(python or sys.executable)
+    if python is None:
+        raise GradingError("--python: there is no such program")
+    box = Box(python, limits or Limits(), NOBODY if os.geteuid() == 0 else None)
+    box = add_python(box)
+    held, said = probe(box)
+    if not held and "net" in allow_without:  # some containers cannot give the box a network of its own
+        box = with_missing(box, ("net",))
+        held, said = probe(box)
+    if not held:
+        raise GradingError(f"the box does not start: {said}")
+    missing = tuple(name for name in LIMITS if name not in held)
+    if refused := [f"{LIMITS[name]} ({name})" for name in missing if name not in allow_without]:
+        raise GradingError(f"this machine does not keep the box's limits: {', '.join(refused)}; see --allow-without")
+    return with_missing(box, missing)
+
+
+def with_missing(box: Box, missing: tuple[str, ...]) -> Box:
+    return Box(box.python, box.limits, box.user, box.mounts, box.libraries, missing)
+
+
+def add_python(box: Box) -> Box:
+    """The box with the folders of its Python. Raises `GradingError` if the box's user cannot read them all."""
+    done = subprocess.run([box.python, "-c", ASK_PYTHON], capture_output=True, text=True, cwd="/")
+    try:
+        told = json.loads(done.stdout)
+    except ValueError:
+        raise GradingError(f"--python {printable(box.python)} is not Python, or does not run") from None
+    libraries = tuple(sorted({*(told["libraries"] or own_libraries())}))  # it may have them from PYTHONPATH
+    if not told["libraries"] and told["version"] != [*sys.version_info[:2]]:
+        raise GradingError(
+            f"--python {printable(box.python)} has no PyTorch, and is of another version than this Python"
+        )
+    real = os.path.realpath(box.python)
+    folders = {*told["prefixes"], *libraries, os.path.dirname(real)}
+    for path in (tempfile.gettempdir(), box.python, real, *sorted(folders)):
+        if subprocess.run([*box.become, "test", "-x", path], capture_output=True).returncode:
+            advice = "give --python PATH of one that all users can read, /usr/bin/python3 for example"
+            raise GradingError(f"the box's user cannot read {printable(path)}, which Python needs; {advice}")
+    mounts = tuple(path for path in sorted(folders) if not path.startswith("/usr"))
+    return Box(box.python, box.limits, box.user, mounts, libraries)
+
+
+def own_libraries() -> list[str]:
+    """The folders in which this Python finds PyTorch and NumPy."""
+    from importlib.util import find_spec
+
+    return [os.path.dirname(os.path.dirname(find_spec(name).origin)) for name in ("torch", "numpy")]
+
+
+def probe(box: Box) -> tuple[list[str], str]:
+    """The names of the limits that hold in the box, each tried; and the last line that was printed there."""
+    with tempfile.TemporaryDirectory(prefix="minllama-") as home, socket.create_server(("127.0.0.1", 0)) as server:
+        canary = Path(home, "canary")
+        box.prepare(Path(home))
+        canary.write_text("gold")
+        told = {
+            "port": server.getsockname()[1],
+            "canary": str(canary),
+            "variables": [*box.environment, "PWD", "LC_CTYPE"],
+        }
+        told |= {"processes": box.limits.processes, "memory": box.limits.memory * MB, "disk": box.limits.disk * MB}
+        words = [box.python, "-B", f"{box.grader}/grading/probe.py", json.dumps(told)]
+        command, environment = [*box.enter(Path(home)), *words], {"PATH": os.environ.get("PATH", os.defpath)}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_LIMIT)
+            return json.loads(done.stdout), ""
+        except subprocess.TimeoutExpired:
+            return [], f"it does not end within {PROBE_LIMIT:g} s"
+        except ValueError:
+            return [], (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
