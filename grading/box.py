@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import random
 import shutil
 import stat
 import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,11 +29,11 @@ from grading.editions import BUNDLED_NORM, DEFAULT_EDITION, EDITIONS
 from grading.entries import archive_problems
 from grading.programs import GradingError, GradingParser, printable, run_main
 from grading.rules import Report
-from grading.sandbox import LIMITS, MB, OPTIONAL, Box, BoxedProcess, Limits, open_box
+from grading.sandbox import LIMITS, MB, OPTIONAL, Box, BoxedProcess, Limits, open_box, open_to_all
 from grading.submission import CLUTTER, FOREIGN, enter_top_folder
 
 MOST_CODE = 100 * MB  # bytes of a submission that is run
-ROPE, ADAMW, START, END = "rope_test.py", "optimizer_test.py", "start", "end of the process"
+ROPE, ADAMW, START, END = "rope_test.py", "optimizer_test.py", "import of PyTorch", "end of the process"
 
 
 class Executed(NamedTuple):
@@ -61,6 +62,7 @@ class BoxedStudent(Student):
         if not (home / "code").exists():
             self.box.prepare(home)
             copy_code(self.folder, home / "code")
+            open_to_all(home)
         return BoxedProcess(self.box, home)
 
     def _drop(self) -> None:
@@ -98,60 +100,67 @@ def key(question: ChildQuestion) -> str:
     return f"{question.name} {question.settings}"
 
 
-def run_checks(folder: Path, edition: str, box: Box) -> list[Executed]:
+def run_checks(
+    folder: Path, edition: str, box: Box, seed: str | None = None, tell: Callable[[Executed], None] = lambda one: None
+) -> list[Executed]:
     """The verdicts on a student's code, in the order in which one writes it.
 
     folder: the submission's files, of which plain files alone are copied into the box. edition: a key of `EDITIONS`; of
-    one with another norm than `parts.json` has, the rotary embedding and AdamW alone are judged. Call it from a thread
-    that lives as long as the checks do: the box ends with it.
+    one with another norm than `parts.json` has, the rotary embedding and AdamW alone are judged. seed: a secret that
+    decides all inputs, for messages that are the same in each run; None draws them. tell: is given each verdict at
+    once. Call it from a thread that lives as long as the checks do: the box ends with it.
     """
-    return contextvars.copy_context().run(_run_checks, folder, edition, box)  # its salt is its own
-
-
-def _run_checks(folder: Path, edition: str, box: Box) -> list[Executed]:
     executed: list[Executed] = []
-    try:
-        with BoxedStudent(Path(folder), box=box) as student:
-            executed += check_scripts(student)
-            if EDITIONS[edition].norm == BUNDLED_NORM:
-                executed += check_parts(student)
-            trouble = student.finish()
-            if trouble or all(one.passed for one in executed):
-                executed.append(Executed(END, not trouble, trouble, student.tail() if trouble else ""))
-    except GradingError as error:  # the box has been tried before: what keeps it from starting is in the folder
-        executed.append(Executed(START, False, str(error)))
+
+    def judge_all() -> None:
+        for one in each_check(folder, edition, box, random.SystemRandom() if seed is None else random.Random(seed)):
+            executed.append(one)
+            tell(one)
+
+    contextvars.copy_context().run(judge_all)  # the salt is this run's own
     return executed
 
 
-def check_scripts(student: BoxedStudent) -> list[Executed]:
+def each_check(folder: Path, edition: str, box: Box, drawer: random.Random) -> Iterator[Executed]:
+    passed = True
+    try:
+        with BoxedStudent(Path(folder), box=box) as student:
+            checks = (check_scripts, check_parts) if EDITIONS[edition].norm == BUNDLED_NORM else (check_scripts,)
+            for check in checks:
+                for one in check(student, drawer):
+                    passed = passed and one.passed
+                    yield one
+            trouble = student.finish()
+            if trouble or passed:
+                yield Executed(END, not trouble, trouble, student.tail() if trouble else "")
+    except GradingError as error:  # the box has been tried before: what keeps it from starting is in the folder
+        yield Executed(START, False, str(error))
+
+
+def check_scripts(student: BoxedStudent, drawer: random.Random) -> Iterator[Executed]:
     """What `rope_test.py` and `optimizer_test.py` say, with drawn inputs beside the published ones."""
     from grading.adamw import check_adamw
     from grading.drawn import draw_salt
     from grading.rotation import check_rotation
 
-    salt, executed = draw_salt(()), []
-    for part, check in ((ROPE, partial(check_rotation, seed=salt)), (ADAMW, check_adamw)):
+    for part, check in ((ROPE, partial(check_rotation, seed=draw_salt((), drawer))), (ADAMW, check_adamw)):
         lines: list[str] = []
         passed = check(student, say=lines.append)
         said = lines[-1].partition(": ")[2]
-        executed.append(Executed(part, True) if passed else Executed(part, False, said, student.tail()))
-    return executed
+        yield Executed(part, True) if passed else Executed(part, False, said, student.tail())
 
 
-def check_parts(student: BoxedStudent) -> list[Executed]:
+def check_parts(student: BoxedStudent, drawer: random.Random) -> Iterator[Executed]:
     """The verdict on every part, as `sanity_check.py --parts` gives it, on a model that is drawn for this run."""
     from grading import drawn, parts
 
     kinds, in_context = parts.kinds_to_check(student, None), has_context(student)
-    drawn.draw_salt(kinds)
+    drawn.draw_salt(kinds, drawer)
     asked = parts.all_parts(kinds, "causal" not in kinds or takes_attention(student), in_context)
-    executed = []
     for one in parts.judge(student, asked, drawn.right_numbers(kinds, in_context), drawn.TOLERANCE):
         said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
-        executed.append(
-            Executed(one.part.name, True) if one.verdict == "ok" else Executed(one.part.name, False, said, tail)
-        )
-    return executed
+        is_right = one.verdict == "ok"
+        yield Executed(one.part.name, is_right, "" if is_right else said, "" if is_right else tail)
 
 
 # ------------------------------------------------------------------------------------------------ submissions

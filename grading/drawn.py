@@ -6,7 +6,7 @@ other weights and inputs, so that no answer can be written in advance.
 
 from __future__ import annotations
 
-import secrets
+import random
 
 from grading import small_model as small
 from grading.compare import Tensors
@@ -23,11 +23,11 @@ MOST_SALTS = 1 << 30
 TOLERANCE = 3e-4
 
 
-def draw_salt(kinds: tuple[str, ...]) -> int:
-    """Set `SALT` to a random number whose model has a clear next token wherever `generate` is asked. Returns it."""
+def draw_salt(kinds: tuple[str, ...], drawer: random.Random) -> int:
+    """Set `SALT` to a drawn number whose model has a clear next token wherever `generate` is asked. Returns it."""
     salt = 0
     while not salt or any(smallest_lead(kind == "causal") < SMALLEST_LEAD for kind in kinds):
-        salt = 1 + secrets.randbelow(MOST_SALTS)
+        salt = drawer.randint(1, MOST_SALTS)
         SALT.set(salt)
     return salt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -231,9 +231,8 @@ def stored_numbers() -> dict[str, Tensors] | None:
 
 def judge(
     student: Student, parts: list[CheckedPart], expected: dict[str, Tensors], tolerance: float = 1e-5
-) -> list[Finding]:
-    """The verdict on every part. A part that fails is not judged where a part that it needs is wrong or missing."""
-    findings: list[Finding] = []
+) -> Iterator[Finding]:
+    """The verdicts on the parts, one by one. A part is not judged where one that it needs is wrong or missing."""
     to_mend: dict[str, list[str]] = {}  # why a part is not right: itself, or parts that it needs
     blanks: set[str] = set()  # where parts are not written
     lost: set[str] = set()  # parts that ended the process, and those that need them: not asked, as each costs its time
@@ -249,20 +248,18 @@ def judge(
         if not answer.trouble and alike(answer.tensors, right, tolerance):
             answer = training_trouble(student, part.question)
             if not answer.trouble:
-                findings.append(Finding(part, "ok"))
+                yield Finding(part, "ok")
                 continue
         if not answer.is_written and answer.trouble not in blanks:
             blanks.add(answer.trouble)
             needed = []  # the part itself is missing
         to_mend[part.name] = needed or [part.name]
         if needed:
-            findings.append(Finding(part, "not judged", f"it needs {'; '.join(needed)}"))
+            yield Finding(part, "not judged", f"it needs {'; '.join(needed)}")
         elif answer.trouble:
-            findings.append(Finding(part, "WRONG" if answer.is_written else "not written yet", answer.trouble))
+            yield Finding(part, "WRONG" if answer.is_written else "not written yet", answer.trouble)
         else:
-            sentence = explanation(student, part, answer.tensors, right)
-            findings.append(Finding(part, "WRONG", sentence))
-    return findings
+            yield Finding(part, "WRONG", explanation(student, part, answer.tensors, right))
 
 
 def training_trouble(student: Student, question: ChildQuestion) -> ChildAnswer:
@@ -304,7 +301,7 @@ def check_parts(student: Student, expected: dict[str, Tensors] | None, args: Nam
     kinds = kinds_to_check(student, args.attention)
     has_classifiers = "causal" not in kinds or takes_attention(student)
     parts = all_parts(kinds, has_classifiers, has_context(student))
-    findings = judge(student, parts, expected)
+    findings = [*judge(student, parts, expected)]
     if whole_is_right and not args.parts and all(one.verdict == "ok" for one in findings):
         return True
     print(f"Part by part, on a small model ({PARTS_FILE} holds what others computed):")

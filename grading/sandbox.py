@@ -17,13 +17,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from grading.process import LOOK, START, Process
 from grading.programs import GradingError, printable
 
 MB = 1 << 20
+CODE, GRADER = "/code", "/grader"  # in the box
 NOBODY = 65534  # the user of the box where root grades: no limit on the number of processes holds for root
 TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}  # programs and their packages
 WORKER = ("__init__", "child", "wire", "editions", "questions", "returned", "probe")  # all that the box has of grading/
@@ -62,6 +64,16 @@ class Limits:
     printed: int = 64
 
 
+class Entry(NamedTuple):
+    """How a command is run in a box: its first words, its variables, the current folder; and the folders inside."""
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: Path
+    code: str
+    grader: str
+
+
 @dataclass(frozen=True)
 class Box:
     """How a command is started in the box. Made by `open_box`.
@@ -76,7 +88,6 @@ class Box:
     mounts: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    code, grader, scratch = "/code", "/grader", "/tmp"
 
     @property
     def become(self) -> list[str]:
@@ -93,12 +104,12 @@ class Box:
         sizes |= {"nproc": self.limits.processes, "data": memory, "as": 4 * memory}
         return ["prlimit", *(f"--{name}={size}:{size}" for name, size in sizes.items()), "--"]
 
-    def enter(self, home: Path) -> list[str]:
-        """The beginning of a command in the box. home: the folder that `prepare` has filled."""
+    def enter(self, home: Path) -> Entry:
+        """How to run a command in the box. home: the folder that `prepare` has filled."""
         words = ["bwrap", "--unshare-all", *["--share-net"] * ("net" in self.missing), "--unshare-user"]
         words += ["--disable-userns"] * ("users" not in self.missing)
         words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-        for name, value in self.environment.items():
+        for name, value in self.environment("/tmp").items():
             words += ["--setenv", name, value]
         for path in ("/usr", "/bin", "/lib", "/lib64", "/sbin"):
             if os.path.islink(path):
@@ -107,18 +118,18 @@ class Box:
                 words += ["--ro-bind", path, path]
         for path in ("/etc/ld.so.cache", "/etc/alternatives", "/sys/devices/system/cpu"):
             words += ["--ro-bind-try", path, path]
-        for path in self.mounts:
-            words += ["--ro-bind", path, path]
         size = str(self.limits.disk * MB)
         words += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/tmp", "--size", size]
-        words += ["--tmpfs", "/dev/shm", "--ro-bind", str(home / "code"), self.code]
-        words += ["--ro-bind", str(home / "grader"), self.grader, "--remount-ro", "/dev", "--remount-ro", "/"]
-        return [*self.become, *words, "--chdir", self.code, "--", *self.limited]
+        words += ["--tmpfs", "/dev/shm", "--ro-bind", str(home / "code"), CODE]
+        for path in self.mounts:
+            words += ["--ro-bind", path, path]
+        words += ["--ro-bind", str(home / "grader"), GRADER, "--remount-ro", "/dev", "--remount-ro", "/"]
+        words = [*self.become, *words, "--chdir", CODE, "--", *self.limited]
+        return Entry(words, {"PATH": os.environ.get("PATH", os.defpath)}, Path("/"), CODE, GRADER)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """All variables that the code sees."""
-        own = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **dict.fromkeys(("HOME", "TMPDIR"), self.scratch)}
+    def environment(self, scratch: str) -> dict[str, str]:
+        """All variables that the code sees. scratch: the folder that it may write to."""
+        own = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **dict.fromkeys(("HOME", "TMPDIR"), scratch)}
         return {**{name: os.environ[name] for name in KEPT if name in os.environ}, **ONE_THREAD, **own}
 
     def prepare(self, home: Path) -> None:
@@ -127,6 +138,7 @@ class Box:
             (home / name).mkdir(parents=True)
         for name in WORKER:
             shutil.copy(Path(__file__).with_name(f"{name}.py"), home / "grader/grading")
+        open_to_all(home)
         if self.user is not None:
             os.chown(home, self.user, -1)
 
@@ -146,15 +158,26 @@ class Box:
         used = sum(int(pages[one].split()[1]) for one in members if one in pages) * os.sysconf("SC_PAGE_SIZE")
         if used > self.limits.memory * MB:
             return f"used more than {self.limits.memory:,} MiB of memory"
+        most = self.limits.files
+        return f"wrote more than {most:,} files" if self.files(members) > most else ""
+
+    def files(self, members: list[int]) -> int:
+        """How many files lie in the folders that the code can write to."""
+        count = 0
         with contextlib.suppress(OSError):  # it has ended
-            for folder in (self.scratch, "/dev/shm"):
+            for folder in ("/tmp", "/dev/shm") if len(members) > 2 else ():  # the third is the first inside
                 there = os.statvfs(f"/proc/{members[-1]}/root{folder}")
-                if len(members) > 2 and there.f_files - there.f_ffree > self.limits.files:
-                    return f"wrote more than {self.limits.files:,} files"
-        return ""
+                count += there.f_files - there.f_ffree
+        return count
 
     def end(self, process: int) -> None:
         """End what outlives the outermost process: nothing, as the kernel ends the box with it."""
+
+
+def open_to_all(folder: Path) -> None:
+    """Let every user read what lies in a folder, whatever the umask is."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def every_process(file: str) -> Iterator[tuple[int, str]]:
@@ -168,9 +191,9 @@ class BoxedProcess(Process):
     """A process of a student's code in a box."""
 
     def __init__(self, box: Box, home: Path):
-        self.box, self.reason = box, ""
-        words = [box.python, "-B", "-c", START, box.grader, box.code, *box.libraries]
-        self.start([*box.enter(home), *words], {"PATH": os.environ.get("PATH", os.defpath)}, Path("/"))
+        self.box, self.reason, entry = box, "", box.enter(home)
+        words = [box.python, "-B", "-c", START, entry.grader, entry.code, *box.libraries]
+        self.start([*entry.words, *words], entry.environment, entry.folder)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -215,22 +238,17 @@ def open_box(python: str | None = None, limits: Limits | None = None, allow_with
     python = shutil.which(python or sys.executable)
     if python is None:
         raise GradingError("--python: there is no such program")
-    box = Box(python, limits or Limits(), NOBODY if os.geteuid() == 0 else None)
-    box = add_python(box)
+    box = add_python(Box(python, limits or Limits(), NOBODY if os.geteuid() == 0 else None))
     held, said = probe(box)
     if not held and "net" in allow_without:  # some containers cannot give the box a network of its own
-        box = with_missing(box, ("net",))
+        box = replace(box, missing=("net",))
         held, said = probe(box)
     if not held:
         raise GradingError(f"the box does not start: {said}")
     missing = tuple(name for name in LIMITS if name not in held)
     if refused := [f"{LIMITS[name]} ({name})" for name in missing if name not in allow_without]:
         raise GradingError(f"this machine does not keep the box's limits: {', '.join(refused)}; see --allow-without")
-    return with_missing(box, missing)
-
-
-def with_missing(box: Box, missing: tuple[str, ...]) -> Box:
-    return Box(box.python, box.limits, box.user, box.mounts, box.libraries, missing)
+    return replace(box, missing=missing)
 
 
 def add_python(box: Box) -> Box:
@@ -252,7 +270,7 @@ def add_python(box: Box) -> Box:
             advice = "give --python PATH of one that all users can read, /usr/bin/python3 for example"
             raise GradingError(f"the box's user cannot read {printable(path)}, which Python needs; {advice}")
     mounts = tuple(path for path in sorted(folders) if not path.startswith("/usr"))
-    return Box(box.python, box.limits, box.user, mounts, libraries)
+    return replace(box, mounts=mounts, libraries=libraries)
 
 
 def own_libraries() -> list[str]:
@@ -271,13 +289,13 @@ def probe(box: Box) -> tuple[list[str], str]:
         told = {
             "port": server.getsockname()[1],
             "canary": str(canary),
-            "variables": [*box.environment, "PWD", "LC_CTYPE"],
+            "variables": [*box.environment("/tmp"), "PWD", "LC_CTYPE"],
         }
         told |= {"processes": box.limits.processes, "memory": box.limits.memory * MB, "disk": box.limits.disk * MB}
-        words = [box.python, "-B", f"{box.grader}/grading/probe.py", json.dumps(told)]
-        command, environment = [*box.enter(Path(home)), *words], {"PATH": os.environ.get("PATH", os.defpath)}
+        entry = box.enter(Path(home))
+        command = [*entry.words, box.python, "-B", f"{entry.grader}/grading/probe.py", json.dumps(told)]
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_LIMIT)
+            done = subprocess.run(command, env=entry.environment, capture_output=True, text=True, timeout=PROBE_LIMIT)
             return json.loads(done.stdout), ""
         except subprocess.TimeoutExpired:
             return [], f"it does not end within {PROBE_LIMIT:g} s"

@@ -1,0 +1,267 @@
+"""An autograder for Gradescope: `python -m grading.gradescope --build autograder.zip`; there it runs with `--run`.
+
+It checks the submitted files as `prepare_submit.py` does, and runs the code as another user (`grading.confined`), who
+can reach neither the grader nor the results. `results.json` is there from the first second, and is replaced as a whole
+after each test: a run that is ended has the points that it had earned, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from grading.box import ADAMW, ROPE, Executed, run_checks
+from grading.confined import STUDENT, UserBox
+from grading.editions import ACCURACY_BANDS, BUNDLED_NORM, DEFAULT_EDITION, LABEL_NAMES, REFERENCE_ACCURACIES
+from grading.lines import NO_GOLD_LABEL, SEPARATOR, create_data
+from grading.programs import ROOT, GradingError, GradingParser, atomic_write, check_writable, run_main, whole_number
+from grading.rules import EDITIONS, Report, Rules
+from grading.sandbox import Limits, add_python
+from grading.submission import check_bytes
+
+CONFIG, DATA, GOLD = "gradescope.json", "data", "gold"  # in the zip; the test sets of DATA have no labels
+# Gradescope gives half a processor, 768 MB and ten minutes, if nobody asks for more. The grader itself needs 320 MB.
+LIMITS = Limits(seconds=60.0, total=210.0, memory=380, processes=32, printed=16)
+MOST_SUBMITTED = 50.0  # million bytes
+POINTS = {"files": 20.0, "accuracy": 10.0, ROPE: 10.0, ADAMW: 15.0, "parts": 35.0}
+MOST_PARTS = 21  # which share their points
+UNFINISHED = "The autograder did not finish. Submit again; if that does not help, write to the staff of the course."
+SETUP = """#!/usr/bin/env bash
+# Gradescope runs this once, as root, when it makes the container.
+set -euo pipefail
+export DEBIAN_FRONTEND=noninteractive
+apt-get update
+apt-get install -y --no-install-recommends python3 python3-venv util-linux
+python3 -m venv /opt/autograder
+pip() {{ /opt/autograder/bin/pip install --no-cache-dir "$@"; }}
+pip --index-url https://download.pytorch.org/whl/cpu {torch}
+pip {others} requests importlib-metadata filelock
+chmod -R go-rwx /autograder/source
+"""
+RUN = """#!/usr/bin/env bash
+# Gradescope runs this for each submission, as root.
+cd /autograder/source
+exec /opt/autograder/bin/python -m grading.gradescope --run /autograder
+"""
+
+
+class Results:
+    """The tests so far, and the file `results.json` that Gradescope reads."""
+
+    def __init__(self, folder: Path):
+        self.path, self.tests, self.leaderboard = folder / "results.json", [], []
+        self.write(UNFINISHED)
+
+    def add(self, name: str, passed: bool, points: float, said: Iterable[str], visibility: str = "visible") -> None:
+        """Add a test. said: lines that tell what to do."""
+        test = {"name": name, "output": "\n".join(said) or "ok", "status": "passed" if passed else "failed"}
+        self.tests.append({**test, "visibility": visibility})
+        self.share_out(len(self.tests) - 1, points)
+        self.write(UNFINISHED)
+
+    def share_out(self, first: int, points: float) -> None:
+        """Let the tests from number `first` on have so many points together."""
+        for test in self.tests[first:]:
+            test["max_score"] = round(points / len(self.tests[first:]), 4)
+            test["score"] = test["max_score"] * (test["status"] == "passed")
+
+    def write(self, output: str, score: float | None = None) -> None:
+        """Replace the file. score: None takes the sum of the tests."""
+        total = round(sum(test["score"] for test in self.tests), 2) if score is None else score
+        found = {"score": total, "output": output, "visibility": "visible", "stdout_visibility": "hidden"}
+        with atomic_write(self.path) as file:
+            file.write(json.dumps({**found, "tests": self.tests, "leaderboard": self.leaderboard}, indent=1).encode())
+
+
+# --------------------------------------------------------------------------------------------- what is submitted
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Gradescope's `submission_metadata.json`; an empty dictionary where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def scores_of_the_day(metadata: dict[str, Any]) -> list[float]:
+    """The scores of the submissions in the 24 hours before this one; none where the metadata do not tell."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        begin = datetime.fromisoformat(metadata["created_at"]) - timedelta(days=1)
+        earlier = metadata["previous_submissions"]
+        today = [one for one in earlier if datetime.fromisoformat(one["submission_time"]) > begin]
+        return [float(one.get("score") or 0) for one in today]
+    return []
+
+
+def submitted(folder: Path, metadata: dict[str, Any]) -> tuple[Path, str]:
+    """The folder of the submitted files, and the student's ID: the top folder's name, else the e-mail's first part."""
+    inside = [path for path in folder.iterdir() if not path.name.startswith((".", "_"))] if folder.is_dir() else []
+    if len(inside) == 1 and inside[0].is_dir() and not inside[0].is_symlink():
+        return inside[0], inside[0].name
+    name = ""
+    with contextlib.suppress(KeyError, TypeError, IndexError, AttributeError):
+        name = metadata["users"][0]["email"].partition("@")[0]
+    return folder, re.sub("[^A-Za-z0-9.-]", "-", name).strip(".-") or "student"
+
+
+def payload_of(folder: Path, student_id: str) -> bytes:
+    """A zip of the plain files of a folder, below a top folder. Raises `GradingError` if they are too large."""
+    buffer, total = io.BytesIO(), 0
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                total += path.stat().st_size
+                if total > MOST_SUBMITTED * 1e6:
+                    raise GradingError(
+                        f"More than {MOST_SUBMITTED:g} MB were submitted. Leave out checkpoints and data."
+                    )
+                name = path.relative_to(folder).as_posix().encode("utf-8", "replace").decode()
+                archive.writestr(f"{student_id}/{name}", path.read_bytes())
+    return buffer.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------ the tests
+
+
+def report_on(payload: bytes, student_id: str, edition: str, data: str) -> Report:
+    return check_bytes(payload, student_id, Rules(edition=edition, data_dir=ROOT / data, size_limit=MOST_SUBMITTED))
+
+
+def check_files(results: Results, report: Report) -> None:
+    """The files and outputs, compared with data whose test sets have no labels; dev accuracies to the leaderboard."""
+    said = [f"{kind}: {one}" for kind in ("problem", "warning") for one in getattr(report, f"{kind}s")]
+    for data in LABEL_NAMES:
+        found = [accuracy for name, accuracy in report.accuracies.items() if name.startswith(f"{data}-dev-")]
+        results.leaderboard.append({"name": f"{data} dev accuracy", "value": round(max(found, default=0.0), 3)})
+    results.add("Files and outputs", not report.problems, POINTS["files"], said)
+
+
+def check_accuracies(results: Results, report: Report) -> None:
+    """Hidden tests: an accuracy on a test set is at most the band of an A below the reference's."""
+    for (data, kind), (_, reference) in REFERENCE_ACCURACIES.items():
+        if reference is not None:
+            name = f"{data}-test-{kind}-output.txt"
+            accuracy = report.accuracies.get(name, 0.0)
+            is_enough = round(reference - accuracy, 3) <= ACCURACY_BANDS[data]
+            said = f"{name}: {accuracy:.3f}; the reference's is {reference:.3f}"
+            results.add(f"Accuracy: {data} test, {kind}", is_enough, POINTS["accuracy"], [said], "hidden")
+
+
+def check_code(results: Results, folder: Path, edition: str, seconds: float) -> None:
+    """Every executed check is a test; one that does not end has no points, and the checks after it still run."""
+    parts: list[str] = []
+
+    def tell(one: Executed) -> None:
+        said = [one.message, *(["What the code printed last:", one.tail] if one.tail else [])]
+        parts.extend([one.part] * (one.part not in POINTS))
+        points = POINTS.get(one.part, POINTS["parts"] / MOST_PARTS)
+        results.add(one.part, one.passed, points, filter(None, said))
+
+    limits = replace(LIMITS, seconds=seconds)
+    run_checks(folder, edition, add_python(UserBox(sys.executable, limits, STUDENT)), tell=tell)
+    if parts:
+        results.share_out(len(results.tests) - len(parts), POINTS["parts"])
+
+
+def grade(base: Path) -> None:
+    """Write the results of the submission in Gradescope's folder. No other user can enter the grader's folders."""
+    for path in (ROOT, base / "results"):
+        path.chmod(0o700)
+    results, metadata = Results(base / "results"), read_metadata(base / "submission_metadata.json")
+    config = json.loads((ROOT / CONFIG).read_text(encoding="utf-8"))
+    edition, most, earlier = config["edition"], config["max_per_day"], scores_of_the_day(metadata)
+    if most and len(earlier) >= most:
+        results.write(f"Not graded: {most} submissions in 24 hours are graded. Your best score stays.", max(earlier))
+        return
+    folder, student_id = submitted(base / "submission", metadata)
+    try:
+        payload = payload_of(folder, student_id)
+        check_files(results, report_on(payload, student_id, edition, DATA))
+        if EDITIONS[edition].norm == BUNDLED_NORM:
+            check_accuracies(results, report_on(payload, student_id, edition, GOLD))
+        del payload
+        check_code(results, folder, edition, config["seconds"])
+    except GradingError as error:
+        results.write(str(error))
+        return
+    shown = [test for test in results.tests if test["visibility"] == "visible"]
+    failed = [test["name"] for test in shown if test["status"] == "failed"]
+    results.write(f"Begin with: {failed[0]}." if failed else f"All {len(shown)} visible tests passed.")
+
+
+# ------------------------------------------------------------------------------------------------------- building
+
+
+def data_files(rules: Rules) -> dict[str, bytes]:
+    """The data sets, with the labels of the test sets and without. Raises `GradingError` if one is absent."""
+    files = {}
+    for data in LABEL_NAMES:
+        for split in ("dev", "test"):
+            path = rules.find(f"{data}-{split}.txt")
+            if path is None:
+                raise GradingError(f"{data}-{split}.txt is not here: give --data DIR, the folder of the course's data")
+            sentences = [one.sentence for one in create_data(path, is_test=split == "test")]
+            unlabelled = "".join(f"{NO_GOLD_LABEL}{SEPARATOR}{one}\n" for one in sentences).encode()
+            files[f"{GOLD}/{path.name}"] = path.read_bytes()
+            files[f"{DATA}/{path.name}"] = unlabelled if split == "test" else path.read_bytes()
+        for folder in (DATA, GOLD):
+            files[f"{folder}/{data}-label-mapping.json"] = json.dumps([*rules.label_names(data)]).encode()
+    return files
+
+
+def build(out: Path, edition: str, data_dir: str | None, max_per_day: int = 0, seconds: float = LIMITS.seconds) -> None:
+    """Write the zip for Gradescope; the same input gives the same bytes."""
+    pins = re.findall(r"(?m)^[a-z-]+==\S+", (ROOT / "requirements.txt").read_text(encoding="utf-8"))
+    torch = next(pin for pin in pins if pin.startswith("torch=="))
+    setup = SETUP.format(torch=torch, others=" ".join(pin for pin in pins if pin != torch))
+    scripts = {"setup.sh": setup.encode(), "run_autograder": RUN.encode()}
+    files = {
+        **scripts,
+        CONFIG: json.dumps({"edition": edition, "max_per_day": max_per_day, "seconds": seconds}).encode(),
+    }
+    files |= {f"grading/{path.name}": path.read_bytes() for path in (ROOT / "grading").glob("*.py")}
+    files |= data_files(Rules(edition=edition, data_dir=data_dir))
+    with atomic_write(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(files.items()):
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.create_system, info.external_attr = 3, (0o100755 if name in scripts else 0o100644) << 16
+            archive.writestr(info, content, zipfile.ZIP_DEFLATED)
+
+
+def main() -> int:
+    parser = GradingParser(prog="python -m grading.gradescope", description="An autograder for Gradescope.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--build", metavar="FILE.zip", help="write the autograder")
+    what.add_argument(
+        "--run", metavar="DIR", help="grade the submission in Gradescope's folder; run_autograder does it"
+    )
+    parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="of the course")
+    parser.add_argument("--data", metavar="DIR", help="data sets with gold labels (default: the usual folders)")
+    parser.add_argument("--max_per_day", metavar="N", type=whole_number, default=0, help="graded; 0: all")
+    parser.add_argument("--time_limit", metavar="SECONDS", type=float, default=LIMITS.seconds, help="for each test")
+    args = parser.parse_args()
+    if args.run:
+        grade(Path(args.run))
+        return 0
+    if not args.build.endswith(".zip"):
+        raise GradingError(f"--build {args.build}: the name must end in .zip")
+    check_writable(args.build, "--build")
+    if not 0 < args.time_limit <= LIMITS.total:
+        raise GradingError(f"--time_limit {args.time_limit:g}: give seconds above 0 and up to {LIMITS.total:g}")
+    build(Path(args.build), args.edition, args.data, args.max_per_day, args.time_limit)
+    print(f"wrote {args.build}: upload it to Gradescope as the autograder, for {args.edition}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

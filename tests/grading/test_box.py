@@ -1,0 +1,326 @@
+"""Strangers' code in the box: what it tries, what is said of it, and that nothing of it is left.
+
+Every hostile module is bounded by the box's limits, which `open_box` tries first; without a box all is skipped.
+"""
+
+import getpass
+import os
+import random
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conftest import ROOT, slow_among
+from judging import add, student  # noqa: F401
+from submissions import forge, pack
+from test_hostile import HOSTILE, RIGHT, wait_for
+
+from grading import drawn, parts, sandbox
+from grading.box import ROPE, BoxedStudent, Executed, check_scripts, code_of, copy_code, run_checks
+from grading.programs import GradingError
+from grading.sandbox import Box, Limits, open_box
+from grading.small_model import SALT
+
+SMALL = Limits(seconds=20, total=90, memory=1024, processes=32, disk=16, files=1000, printed=8)
+PYTHON = "/usr/bin/python3" if os.geteuid() == 0 and not os.stat("/root").st_mode & stat.S_IXOTH else sys.executable
+
+
+@pytest.fixture(scope="session")
+def box() -> Box:
+    try:
+        return open_box(PYTHON, SMALL)
+    except GradingError as error:
+        pytest.skip(f"no box on this machine: {error}")
+
+
+@pytest.fixture
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, which all users can enter; at the end it is empty, and no box is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        wait_for(lambda: not boxes(), 20)
+        left = set(os.listdir(folder)) - {f"torchinductor_{getpass.getuser()}", "host"}  # PyTorch's, and a test's own
+        assert not left
+
+
+def boxes() -> list[int]:
+    """The processes in other process namespaces than this one."""
+    mine, found = os.readlink("/proc/self/ns/pid"), []
+    for number, _ in sandbox.every_process("comm"):
+        try:
+            if os.readlink(f"/proc/{number}/ns/pid") != mine:
+                found.append(number)
+        except OSError:
+            pass
+    return found
+
+
+def rope_and_adamw(folder: Path, box: Box) -> list[Executed]:
+    with BoxedStudent(folder, box=box) as asked:
+        return [*check_scripts(asked, random.Random(0))]
+
+
+class Tried(NamedTuple):
+    """Code for the end of rope.py, and a pattern for what is said of it; "": it is right."""
+
+    code: str
+    said: str
+
+
+def told(line: str) -> str:
+    """Code that tries a line, and says whether it worked in an exception."""
+    body = f"    {line}\nexcept OSError as error:\n    raise RuntimeError('refused') from None\n"
+    return f"import glob, os, socket\ntry:\n{body}raise RuntimeError('worked')\n"
+
+
+REFUSED = "RuntimeError in rope.py line [0-9]+: refused"
+TRIED = {
+    "a fork bomb": Tried(
+        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n",
+        "did not end within 20 s|used more than 1,024 MiB of memory"),
+    "a daemon": Tried(
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.closerange(0, 256)\n"
+        "        time.sleep(1000)\n    os._exit(0)\n", ""),
+    "an endless loop": Tried("while True:\n    pass\n", "did not end within 20 s"),
+    "gigabytes of output": Tried(
+        "import os\nwhile True:\n    os.write(2, b'x' * 65536)\n", "printed more than 8 MiB"),
+    "gigabytes in one file": Tried(
+        "with open('/tmp/file', 'wb') as file:\n    while True:\n        file.write(bytes(1 << 20))\n",
+        "was ended by a signal|exit status 153|OSError in rope.py"),
+    "gigabytes in many files": Tried(
+        "for number in range(9999):\n    open(f'/tmp/{number}', 'wb').write(bytes(1 << 20))\n", "OSError in rope.py"),
+    "gigabytes in shared memory": Tried(
+        "for number in range(9999):\n    open(f'/dev/shm/{number}', 'wb').write(bytes(1 << 20))\n",
+        "OSError in rope.py"),
+    "many files": Tried(
+        "import itertools\nfor number in itertools.count():\n    open(f'/tmp/{number}', 'wb').close()\n",
+        "wrote more than 1,000 files"),
+    "memory": Tried("memory = [bytearray(1 << 26) for _ in range(1 << 20)]\n", "MemoryError in rope.py"),
+    "shared memory": Tried(
+        "import mmap, time\nshared = mmap.mmap(-1, 2 << 30)\nfor at in range(0, 2 << 30, 4096):\n    shared[at] = 1\n"
+        "time.sleep(60)\n", "used more than 1,024 MiB of memory"),
+    "a file outside": Tried(told("open('{host}/file', 'w')"), REFUSED),
+    "a file beside the code": Tried(told("open(os.path.join(os.path.dirname(__file__), 'llama.py'), 'a')"), REFUSED),
+    "a file in Python": Tried(told("open(os.path.join(os.path.dirname(os.__file__), 'evil.py'), 'w')"), REFUSED),
+    "the gold labels": Tried(told("open('{host}/sst-test.txt').read()"), REFUSED),
+    "the expected numbers": Tried(told("open('{root}/checkpoints/parts.json').read()"), REFUSED),
+    "all environments": Tried(
+        "import glob\nfound = b''.join(open(name, 'rb').read() for name in glob.glob('/proc/[0-9]*/environ'))\n"
+        "raise RuntimeError('worked' if b'SECRET' in found else 'refused')\n", REFUSED),
+    "the network": Tried(told("socket.create_connection(('127.0.0.1', {port}), 2)"), REFUSED),
+    "the network beyond": Tried(told("socket.create_connection(('192.0.2.1', 80), 2)"), REFUSED),
+    **{name: Tried(HOSTILE[name].code, re.escape(HOSTILE[name].said)) for name in (
+        "PyTorch patched", "os._exit in a call", "an answer written in advance", "verdicts on every descriptor",
+        "all descriptors closed", "the expected values' code")},
+}  # fmt: skip
+FILL = {"gigabytes in one file", "gigabytes in many files"}  # then PyTorch's optimizers cannot be imported, either
+QUICK = {"a fork bomb", "the gold labels", "the network", "an answer written in advance", "many files"}
+
+
+@pytest.mark.parametrize("name", slow_among(TRIED, set(TRIED) - QUICK))
+def test_hostile_code_does_no_harm(name: str, student: Path, box: Box, nothing_left: Path, monkeypatch, tmp_path: Path):
+    """It fails with a sentence, or is right; AdamW, which does not need it, is right in any case."""
+    host = nothing_left / "host"
+    host.mkdir()
+    (host / "sst-test.txt").write_text("3 ||| gold")
+    host.chmod(0o777)
+    monkeypatch.setenv("SECRET", "SECRET")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        code = TRIED[name].code
+        for word, value in {"host": host, "root": ROOT, "port": server.getsockname()[1]}.items():
+            code = code.replace(f"{{{word}}}", str(value))
+        add(student / "rope.py", code)
+        started = time.monotonic()
+        rope, optimizer = rope_and_adamw(student, box)
+        assert time.monotonic() - started < SMALL.total
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert rope.passed is (not TRIED[name].said) and re.search(TRIED[name].said, rope.message), rope
+    assert optimizer.passed or name in FILL, optimizer
+    assert [path.name for path in host.iterdir()] == ["sst-test.txt"]
+
+
+@pytest.mark.slow
+def test_right_code_is_right_and_wrong_code_wrong(student: Path, box: Box, nothing_left: Path):
+    for name in ("sitecustomize.py", "usercustomize.py"):
+        (student / name).write_text("import os\nos._exit(0)\n")
+    executed = run_checks(student, "ucsc", box)
+    assert [one for one in executed if not one.passed] == [] and len(executed) == 23, executed
+    add(student / "llama.py", "print('\\n'.join(map(str, range(99))))\nRMSNorm.forward = lambda self, x: x\n")
+    wrong = {one.part: one for one in run_checks(student, "ucsc", box) if not one.passed}
+    assert wrong["RMSNorm"].message.startswith("WRONG: ") and "rope_test.py" not in wrong, wrong
+    assert wrong["generate, causal"].message == "not judged: it needs RMSNorm"
+    add(student / "optimizer.py", f"print('\\n'.join(map(str, range(99))))\nRIGHT = 1\n{RIGHT_STEP}")
+    broken = run_checks(student, "cmu2025", box)
+    assert [(one.part, one.passed) for one in broken] == [(ROPE, True), ("optimizer_test.py", False)]
+    assert broken[1].tail.splitlines() == [str(number) for number in range(59, 99)]
+
+
+RIGHT_STEP = "AdamW.step = lambda self: None\n"
+
+
+def test_a_thread_that_never_ends_fails_at_the_end(student: Path, box: Box, nothing_left: Path):
+    add(student / "rope.py", HOSTILE["a thread that never ends"].code)
+    last = run_checks(student, "cmu2025", box)[-1]
+    assert not last.passed and "a thread still runs" in last.message, last
+
+
+@pytest.mark.slow
+def test_all_checks_together_have_a_limit(student: Path, box: Box, nothing_left: Path):
+    slow = "def apply_rotary_emb(*given, **named):\n    time.sleep(3)\n    return right(*given, **named)\n"
+    add(student / "rope.py", f"import time\n{RIGHT}{slow}")
+    hurried = replace(box, limits=Limits(seconds=6, total=9))
+    started = time.monotonic()
+    executed = run_checks(student, "ucsc", hurried)
+    assert time.monotonic() - started < 30
+    assert any("the 9 s of all checks are over" in one.message for one in executed), executed
+
+
+def test_links_and_pipes_are_not_copied(student: Path, tmp_path: Path):
+    (tmp_path / "gold").write_text("gold")
+    (student / "linked.py").symlink_to(tmp_path / "gold")
+    (student / "above").symlink_to("/")
+    os.mkfifo(student / "pipe")
+    (student / "inner").mkdir()
+    (student / "inner/table.json").write_text("[]")
+    (student / "stories42M.pt").write_bytes(b"weights")
+    copy_code(student, tmp_path / "copy")
+    found = {path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*")}
+    assert found - {f"{path.stem}.py" for path in student.glob("*.py")} == {"inner", "inner/table.json"}
+    with open(student / "huge.txt", "wb") as file:
+        file.truncate(200 << 20)
+    with pytest.raises(GradingError, match="more than 100 MiB"):
+        copy_code(student, tmp_path / "again")
+
+
+def test_a_zip_is_unpacked_only_if_all_tools_read_it_alike(tmp_path: Path, nothing_left: Path):
+    zips = {
+        "right": pack([("alice/rope.py", "x"), ("alice/data/a.json", "[]")]),
+        "bomb": pack([("alice/rope.py", bytes(200_000_000))]),
+        "link": forge(("alice/rope.py", b"/etc/passwd", {"attributes": (stat.S_IFLNK | 0o777) << 16})),
+        "above": forge(("../rope.py", b"x")),
+        "broken": b"no zip",
+    }
+    said = {"bomb": "unpacked", "link": "link or special", "above": r"'\.\.'", "broken": "not a zip archive"}
+    for name, payload in zips.items():
+        (tmp_path / f"{name}.zip").write_bytes(payload)
+        if name in said:
+            with pytest.raises(GradingError, match=said[name]), code_of(tmp_path / f"{name}.zip"):
+                pass
+        else:
+            with code_of(tmp_path / "right.zip") as folder:
+                assert sorted(path.name for path in folder.rglob("*")) == ["a.json", "data", "rope.py"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_end_of_the_grader_is_the_end_of_the_box(number: int, student: Path, box: Box, nothing_left: Path):
+    add(student / "rope.py", "while True:\n    pass\n")
+    environment = {**os.environ, "TMPDIR": str(nothing_left)}
+    command = [sys.executable, "-m", "grading.box", student, "--python", PYTHON]
+    grader = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: any(stat_of(one) for one in boxes()))
+    grader.send_signal(number)
+    out, err = grader.communicate(timeout=30)
+    if number == signal.SIGINT:
+        assert (grader.returncode, out, err) == (130, b"", b"error: interrupted\n")
+    else:  # nobody is left to remove the copy of the code
+        wait_for(lambda: not boxes(), 20)
+        subprocess.run(["rm", "-r", *nothing_left.iterdir()], check=True)
+
+
+def stat_of(process: int) -> bool:
+    """Whether a process has computed for half a second."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(fields[11]) > 0.5 * os.sysconf("SC_CLK_TCK")
+
+
+# ------------------------------------------------------------------------------------------------ opening a box
+
+
+def test_a_limit_that_is_missing_is_a_refusal(box: Box, monkeypatch: pytest.MonkeyPatch):
+    held = [name for name in sandbox.LIMITS if name not in ("net", "pids")]
+    monkeypatch.setattr(sandbox, "probe", lambda box: (held, ""))
+    with pytest.raises(GradingError, match=r"no network \(net\), a limit on the number of processes \(pids\)"):
+        open_box(PYTHON)
+    assert open_box(PYTHON, allow_without=("net", "pids")).missing == ("net", "pids")
+    with pytest.raises(GradingError, match="--allow-without outside: there are net,pids"):
+        open_box(PYTHON, allow_without=("outside",))
+
+
+@pytest.mark.parametrize("lost", ["pids", "net", "memory", "disk", "users", "outside"])
+def test_the_probe_finds_what_is_missing(box: Box, lost: str, monkeypatch: pytest.MonkeyPatch):
+    """Each limit is taken from the command, and the probe misses that one alone."""
+    enter = Box.enter
+
+    def weaker(self: Box, home: Path) -> sandbox.Entry:
+        entry = enter(self, home)
+        gone = {"pids": "--nproc=", "memory": "--data=", "users": "--disable-userns"}.get(lost, "none")
+        more = {"net": ["--share-net"], "outside": ["--ro-bind", "/etc", "/etc"]}.get(lost, [])
+        size = str(SMALL.disk << 20)
+        sizes = {size: str(SMALL.disk << 21)} if lost == "disk" else {}
+        words = [sizes.get(word, word) for word in entry.words if not word.startswith(gone)]
+        at = words.index("--unshare-user")
+        return entry._replace(words=[*words[:at], *more, *words[at:]])
+
+    monkeypatch.setattr(Box, "enter", weaker)
+    held, said = sandbox.probe(box)
+    assert set(sandbox.LIMITS) - set(held) == {lost}, (held, said)
+
+
+def test_where_there_is_no_box_the_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(GradingError, match=r"only inside of bubblewrap \(apt install bubblewrap util-linux\)"):
+        open_box()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's files can be such that the box's user cannot read them")
+def test_a_python_that_the_box_cannot_read_is_named(box: Box, tmp_path: Path):
+    hidden = tmp_path / "home"
+    hidden.mkdir(mode=0o700)
+    (hidden / "python3").symlink_to(PYTHON)
+    with pytest.raises(GradingError, match="the box's user cannot read .*python3.*--python PATH"):
+        open_box(str(hidden / "python3"))
+
+
+# ------------------------------------------------------------------------------------------------ drawn models
+
+
+def test_the_right_numbers_are_those_that_others_computed():
+    """Without a salt the drawn model is that of parts.json: its numbers are transformers' or published ones."""
+    numbers = drawn.right_numbers(("bidirectional", "causal"), in_context=True)
+    for name, stored in parts.stored_numbers().items():
+        assert parts.alike(numbers[name], stored), name
+    assert {name for name in numbers if name not in parts.stored_numbers() and numbers[name]} == set()
+
+
+def test_another_salt_gives_other_numbers_to_every_part():
+    token = SALT.set(1)
+    try:
+        first = drawn.right_numbers(("causal",), in_context=True)
+        asked = parts.all_parts(("causal",))
+        SALT.set(2)
+        second = drawn.right_numbers(("causal",), in_context=True)
+        again = parts.all_parts(("causal",))
+    finally:
+        SALT.reset(token)
+    for name, numbers in first.items():
+        assert not numbers or not parts.alike(numbers[:1], second[name][:1]), name
+    assert all(
+        one.question.tensors.keys() == other.question.tensors.keys() for one, other in zip(asked, again, strict=True)
+    )
