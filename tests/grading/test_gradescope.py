@@ -185,9 +185,8 @@ def test_odd_metadata_stop_nothing(metadata: object, quick: Callable, base: Path
 
 
 def test_a_submission_in_a_folder_is_found_there(quick: Callable, base: Path):
-    fill(
-        (base / "submission/alice"),
-    ) if (base / "submission/alice").mkdir() else fill(base / "submission/alice")
+    (base / "submission/alice").mkdir()
+    fill(base / "submission/alice")
     (base / "submission/__MACOSX").mkdir()
     assert quick()["score"] == 65
 
@@ -240,8 +239,8 @@ def test_right_code_has_all_points(autograder: Autograder, student: Path):
 ATTACK = """
 import os
 seen, base = [], {base!r}
-for path in ("results/results.json", "results/new", "run_autograder", "source/run_autograder", "source/gold/sst-test.txt",
-             "submission/llama.py", "source/grading/box.py"):
+for path in ("results/results.json", "results/new", "run_autograder", "source/run_autograder",
+             "source/gold/sst-test.txt", "submission/llama.py", "source/grading/box.py"):
     for mode in "wa":
         try:
             open(os.path.join(base, path), mode)
