@@ -192,7 +192,7 @@ class BoxedProcess(Process):
 
     def __init__(self, box: Box, home: Path):
         self.box, self.reason, entry = box, "", box.enter(home)
-        words = [box.python, "-B", "-c", START, entry.grader, entry.code, *box.libraries]
+        words = [box.python, "-uB", "-c", START, entry.grader, entry.code, *box.libraries]
         self.start([*entry.words, *words], entry.environment, entry.folder)
         threading.Thread(target=self._watch, daemon=True).start()
 

@@ -172,6 +172,7 @@ def test_right_code_is_right_and_wrong_code_wrong(student: Path, box: Box, nothi
 RIGHT_STEP = "AdamW.step = lambda self: None\n"
 
 
+@pytest.mark.slow
 def test_a_thread_that_never_ends_fails_at_the_end(student: Path, box: Box, nothing_left: Path):
     add(student / "rope.py", HOSTILE["a thread that never ends"].code)
     last = run_checks(student, "cmu2025", box)[-1]
