@@ -22,10 +22,6 @@ END_LIMIT = 10.0  # seconds
 class UserBox(Box):
     """A box whose `user` is a real user ID. Only root can use it."""
 
-    @property
-    def become(self) -> list[str]:
-        return [*super().become[:-1], "--no-new-privs", "--"]
-
     def enter(self, home: Path) -> Entry:
         code, scratch = home / "code", home / "scratch"
         environment = self.environment(str(scratch))

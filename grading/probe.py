@@ -1,4 +1,4 @@
-"""Run in the box before any student's code: tries each limit, and prints a JSON list of those that hold.
+"""Run in the box before any student's code: tries each limit and PyTorch; prints a JSON list of the limits that hold.
 
 `sys.argv[1]`: JSON with what to try, from `sandbox.probe`. Imports nothing of this project.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import mmap
 import os
@@ -77,7 +78,7 @@ def disk(told: dict) -> bool:
 
 
 def outside(told: dict) -> bool:
-    return not os.path.exists(told["canary"]) and not any(map(os.path.exists, ("/etc/passwd", "/root", "/home")))
+    return not any(map(os.path.exists, told["hidden"]))
 
 
 def others(told: dict) -> bool:
@@ -101,7 +102,10 @@ def users(told: dict) -> bool:
 def main() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     told = json.loads(sys.argv[1])
-    print(json.dumps([one.__name__ for one in (net, pids, memory, disk, outside, others, users) if one(told)]))
+    held = [one.__name__ for one in (net, pids, memory, disk, outside, others, users) if one(told)]
+    sys.path += told["libraries"]
+    importlib.import_module("torch")  # under the same limits as a student's code: no box without it
+    print(json.dumps(held))
 
 
 if __name__ == "__main__":

@@ -92,16 +92,15 @@ class Box:
     @property
     def become(self) -> list[str]:
         """The beginning of a command that runs as the box's user."""
-        user = (
-            [] if self.user is None else ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
-        )
-        return [*user, "--"] if user else []
+        if self.user is None:
+            return []
+        return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", "--no-new-privs", "--"]
 
     @property
     def limited(self) -> list[str]:
         """The beginning of a command whose use of the machine is limited. Each process has the limit on memory."""
         memory, sizes = self.limits.memory * MB, {"core": 0, "nofile": 256, "fsize": self.limits.disk * MB}
-        sizes |= {"nproc": self.limits.processes, "data": memory, "as": 4 * memory}
+        sizes |= {"nproc": self.limits.processes, "data": memory, "as": 8 * memory}  # libraries are mapped, too
         return ["prlimit", *(f"--{name}={size}:{size}" for name, size in sizes.items()), "--"]
 
     def enter(self, home: Path) -> Entry:
@@ -231,17 +230,16 @@ def open_box(python: str | None = None, limits: Limits | None = None, allow_with
         raise GradingError(f"--allow-without {printable(','.join(unknown))}: there are {','.join(OPTIONAL)}")
     absent = {package for tool, package in TOOLS.items() if shutil.which(tool) is None}
     if absent or not sys.platform.startswith("linux"):
-        hint = (
-            f" (apt install {' '.join(sorted(absent))})" if sys.platform.startswith("linux") else ", which is Linux's"
-        )
+        is_linux = sys.platform.startswith("linux")
+        hint = f" (apt install {' '.join(sorted(absent))})" if is_linux else ", which is Linux's"
         raise GradingError(f"strangers' code runs only inside of bubblewrap{hint}; without it, leave out --run-code")
     python = shutil.which(python or sys.executable)
     if python is None:
         raise GradingError("--python: there is no such program")
     box = add_python(Box(python, limits or Limits(), NOBODY if os.geteuid() == 0 else None))
     held, said = probe(box)
-    if not held and "net" in allow_without:  # some containers cannot give the box a network of its own
-        box = replace(box, missing=("net",))
+    if not held and {"net", "users"} & {*allow_without}:  # options that some containers and an old bwrap do not have
+        box = replace(box, missing=tuple(name for name in ("net", "users") if name in allow_without))
         held, said = probe(box)
     if not held:
         raise GradingError(f"the box does not start: {said}")
@@ -260,16 +258,14 @@ def add_python(box: Box) -> Box:
         raise GradingError(f"--python {printable(box.python)} is not Python, or does not run") from None
     libraries = tuple(sorted({*(told["libraries"] or own_libraries())}))  # it may have them from PYTHONPATH
     if not told["libraries"] and told["version"] != [*sys.version_info[:2]]:
-        raise GradingError(
-            f"--python {printable(box.python)} has no PyTorch, and is of another version than this Python"
-        )
+        raise GradingError(f"--python {printable(box.python)} has no PyTorch, and another version than this Python")
     real = os.path.realpath(box.python)
     folders = {*told["prefixes"], *libraries, os.path.dirname(real)}
     for path in (tempfile.gettempdir(), box.python, real, *sorted(folders)):
         if subprocess.run([*box.become, "test", "-x", path], capture_output=True).returncode:
             advice = "give --python PATH of one that all users can read, /usr/bin/python3 for example"
             raise GradingError(f"the box's user cannot read {printable(path)}, which Python needs; {advice}")
-    mounts = tuple(path for path in sorted(folders) if not path.startswith("/usr"))
+    mounts = tuple(path for path in sorted(folders) if not path.startswith("/usr/"))
     return replace(box, mounts=mounts, libraries=libraries)
 
 
@@ -283,15 +279,14 @@ def own_libraries() -> list[str]:
 def probe(box: Box) -> tuple[list[str], str]:
     """The names of the limits that hold in the box, each tried; and the last line that was printed there."""
     with tempfile.TemporaryDirectory(prefix="minllama-") as home, socket.create_server(("127.0.0.1", 0)) as server:
-        canary = Path(home, "canary")
         box.prepare(Path(home))
-        canary.write_text("gold")
-        told = {
-            "port": server.getsockname()[1],
-            "canary": str(canary),
+        told = {"port": server.getsockname()[1], "libraries": box.libraries, "hidden": [home, __file__, "/etc/passwd"]}
+        told |= {
             "variables": [*box.environment("/tmp"), "PWD", "LC_CTYPE"],
+            "processes": box.limits.processes,
+            "memory": box.limits.memory * MB,
+            "disk": box.limits.disk * MB,
         }
-        told |= {"processes": box.limits.processes, "memory": box.limits.memory * MB, "disk": box.limits.disk * MB}
         entry = box.enter(Path(home))
         command = [*entry.words, box.python, "-B", f"{entry.grader}/grading/probe.py", json.dumps(told)]
         try:

@@ -3,6 +3,7 @@
 Every hostile module is bounded by the box's limits, which `open_box` tries first; without a box all is skipped.
 """
 
+import contextvars
 import getpass
 import os
 import random
@@ -69,7 +70,7 @@ def boxes() -> list[int]:
 
 def rope_and_adamw(folder: Path, box: Box) -> list[Executed]:
     with BoxedStudent(folder, box=box) as asked:
-        return [*check_scripts(asked, random.Random(0))]
+        return contextvars.copy_context().run(lambda: [*check_scripts(asked, random.Random(0))])  # as `run_checks` does
 
 
 class Tried(NamedTuple):
@@ -126,7 +127,7 @@ TRIED = {
         "all descriptors closed", "the expected values' code")},
 }  # fmt: skip
 FILL = {"gigabytes in one file", "gigabytes in many files"}  # then PyTorch's optimizers cannot be imported, either
-QUICK = {"a fork bomb", "the gold labels", "the network", "an answer written in advance", "many files"}
+QUICK = {"a fork bomb", "the gold labels", "an answer written in advance"}
 
 
 @pytest.mark.parametrize("name", slow_among(TRIED, set(TRIED) - QUICK))

@@ -290,7 +290,7 @@ def test_code_that_crashes_or_never_ends_has_no_points_for_it(name: str, autogra
     submit(autograder, student)
     found, tests = autograder.run()
     assert tests[ROPE]["score"] == 0 and tests[ADAMW]["score"] == 15 and tests["RMSNorm"]["score"] >= 0
-    assert found["score"] < 100 and found["output"] == f"Begin with: {ROPE}."
+    assert found["score"] < 100 and found["output"].startswith("Begin with: ")
 
 
 @needs_root
