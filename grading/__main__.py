@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grading.batch import judge_all, rows_of
+from grading.box import InBox, add_box_flags, box_of
 from grading.coherence import make_judge
 from grading.intake import find_submissions
 from grading.programs import GradingError, GradingParser, printable, run_main, whole_number
@@ -33,7 +34,7 @@ def positive(text: str) -> int:
 def get_args() -> argparse.Namespace:
     parser = GradingParser(
         prog="python -m grading",
-        description="Grade a folder of submissions: zips, Canvas's downloads, folders. No student's code is run.",
+        description="Grade a folder of submissions: zips, Canvas's downloads, folders.",
         epilog="Exit status: 0 all judged; 1 some need a person (refused, unmatched, claimed twice); 2 wrong usage.",
         formatter_class=argparse.HelpFormatter,
     )
@@ -44,6 +45,8 @@ def get_args() -> argparse.Namespace:
     parser.add_argument(
         "--jobs", metavar="N", type=positive, default=os.cpu_count() or 1, help="processes (default: %(default)s)"
     )
+    parser.add_argument("--run-code", action="store_true", help="run students' code in a box; without it, none is run")
+    add_box_flags(parser)
     args = parser.parse_args()
     if not args.init:
         for name, value in (("SUBMISSIONS", args.submissions), ("--config", args.config), ("--out", args.out)):
@@ -82,10 +85,11 @@ def main() -> int:
     if make:
         make(settings.judge.checkpoint, settings.judge.tokenizer)  # an error comes before anything is judged
     need("jinja2")
+    run_code = InBox(box_of(args)) if args.run_code else None
     submissions, others = find_submissions(folder, settings)
     overrides = read_overrides(settings, submissions)
     out.mkdir(parents=True, exist_ok=True)
-    judged = with_progress(judge_all(submissions, settings, out, args.jobs, make), len(submissions))
+    judged = with_progress(judge_all(submissions, settings, out, args.jobs, make, run_code), len(submissions))
     rows = rows_of(judged, settings, overrides)
     write_sheets(rows, others, settings, out)
     print(summary(row.grade for row in rows))

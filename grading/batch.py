@@ -80,7 +80,7 @@ def surroundings(settings: Settings, make: MakeJudge | None, run_code: RunCode |
         judging = [*asdict(settings.judge).values(), limits_path(settings.judge.checkpoint)]
         files |= {str(path): Path(path) for path in judging if Path(path).is_file()}
     contents = [part for name in sorted(files) for part in (name.encode(), files[name].read_bytes())]
-    flags = f"{settings!r} {make is not None} {run_code is not None} {sys.version_info[:2]}"
+    flags = f"{settings!r} {make is not None} {run_code!r} {sys.version_info[:2]}"
     return _digest(flags.encode(), *contents).encode()
 
 

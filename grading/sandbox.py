@@ -33,13 +33,13 @@ KEPT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 PROBE_LIMIT = 120.0  # seconds
 LIMITS = {
-    "net": "no network",
+    "net": "isolation from the network",
     "pids": "a limit on the number of processes",
     "memory": "a limit on memory",
     "disk": "a limit on files",
-    "outside": "no file of this machine but Python",
-    "others": "no other process and no environment of one",
-    "users": "no new user namespace",
+    "outside": "isolation from the files of this machine",
+    "others": "isolation from other processes",
+    "users": "a ban on new user namespaces",
 }
 OPTIONAL = ("net", "pids", "memory", "users")  # --allow-without takes these; without the others there is no box
 ASK_PYTHON = """import importlib.util, json, os, sys

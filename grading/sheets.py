@@ -144,7 +144,8 @@ def _parts(row: Row) -> list[str]:
         return []
     lines = ["## Executed checks", ""]
     for part in row.judgement.parts:
-        lines.append(f"- {markdown(part.part)}: {'ok' if part.passed else f'FAILED: {markdown(part.message)}'}")
+        said = markdown(part.message)
+        lines.append(f"- {markdown(part.part)}: {said or 'ok' if part.passed else f'FAILED: {said}'}")
         lines += [f"  - `>` {markdown(line)}" for line in part.tail.splitlines()[-40:]]
     return [*lines, ""]
 

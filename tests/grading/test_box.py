@@ -6,6 +6,7 @@ Every hostile module is bounded by the box's limits, which `open_box` tries firs
 import contextvars
 import getpass
 import os
+import pickle
 import random
 import re
 import signal
@@ -26,8 +27,9 @@ from judging import add, student  # noqa: F401
 from submissions import forge, pack
 from test_hostile import HOSTILE, RIGHT, wait_for
 
+import grading.box
 from grading import drawn, parts, sandbox
-from grading.box import ROPE, BoxedStudent, Executed, check_scripts, code_of, copy_code, run_checks
+from grading.box import ROPE, BoxedStudent, Executed, InBox, check_scripts, code_of, copy_code, run_checks
 from grading.programs import GradingError
 from grading.sandbox import Box, Limits, open_box
 from grading.small_model import SALT
@@ -258,7 +260,7 @@ def stat_of(process: int) -> bool:
 def test_a_limit_that_is_missing_is_a_refusal(box: Box, monkeypatch: pytest.MonkeyPatch):
     held = [name for name in sandbox.LIMITS if name not in ("net", "pids")]
     monkeypatch.setattr(sandbox, "probe", lambda box: (held, ""))
-    with pytest.raises(GradingError, match=r"no network \(net\), a limit on the number of processes \(pids\)"):
+    with pytest.raises(GradingError, match=r"isolation from the network \(net\), a limit on the number of processes \(pids\)"):
         open_box(PYTHON)
     assert open_box(PYTHON, allow_without=("net", "pids")).missing == ("net", "pids")
     with pytest.raises(GradingError, match="--allow-without outside: there are net,pids"):
@@ -298,6 +300,48 @@ def test_a_python_that_the_box_cannot_read_is_named(box: Box, tmp_path: Path):
     (hidden / "python3").symlink_to(PYTHON)
     with pytest.raises(GradingError, match="the box's user cannot read .*python3.*--python PATH"):
         open_box(str(hidden / "python3"))
+
+
+# ------------------------------------------------------------------------------------------------ in a batch
+
+
+def test_in_a_batch_the_same_files_have_the_same_inputs(student: Path, monkeypatch: pytest.MonkeyPatch):
+    """And what the box lacks stands in every report."""
+    seeds = []
+    monkeypatch.setattr(grading.box, "run_checks", lambda folder, edition, box, seed: seeds.append(seed) or [])
+    runner = pickle.loads(pickle.dumps(InBox(Box(PYTHON, missing=("net",)))))
+    assert runner(student, "ucsc") == runner(student, "ucsc") == [Executed("the box", True, "without isolation from the network (net)")]
+    add(student / "rope.py", "# answers\n")
+    runner(student, "ucsc")
+    assert len(seeds) == 3 and seeds[0] == seeds[1] != seeds[2]
+
+
+@pytest.mark.slow
+def test_the_batch_runs_code_only_if_asked_to(student: Path, box: Box, tmp_path: Path, nothing_left: Path):
+    pytest.importorskip("pydantic")
+    for name in ("in/alice", "gold"):
+        (tmp_path / name).mkdir(parents=True)
+    add(student / "rope.py", "open('/tmp/ran', 'w')\napply_rotary_emb = lambda query, key, *others: (query, key)\n")
+    for path in student.iterdir():
+        path.rename(tmp_path / "in/alice" / path.name)
+    command = [
+        sys.executable,
+        "-m",
+        "grading",
+        tmp_path / "in",
+        "--config",
+        tmp_path / "g.toml",
+        "--out",
+        tmp_path / "out",
+    ]
+    subprocess.run([*command, "--init", tmp_path / "g.toml"], cwd=ROOT, check=True)
+    config = (tmp_path / "g.toml").read_text()
+    (tmp_path / "g.toml").write_text(re.sub("(?m)^gold = .*", f'gold = "{tmp_path}/gold"', config))
+    for flags, said in (([], 0), (["--run-code", "--python", PYTHON], 1)):
+        subprocess.run([*command, *flags], cwd=ROOT, env={**os.environ, "TMPDIR": str(nothing_left)})
+        report = (tmp_path / "out/reports/alice.md").read_text()
+        assert report.count("## Executed checks") == report.count("FAILED: nothing is rotated") == said, report
+    assert not Path("/tmp/ran").exists()
 
 
 # ------------------------------------------------------------------------------------------------ drawn models
