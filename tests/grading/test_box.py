@@ -53,21 +53,14 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         os.chmod(folder, 0o755)
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
-        wait_for(lambda: not boxes(), 20)
+        wait_for(lambda: not boxes(Path(folder)), 20)
         left = set(os.listdir(folder)) - {f"torchinductor_{getpass.getuser()}", "host"}  # PyTorch's, and a test's own
         assert not left
 
 
-def boxes() -> list[int]:
-    """The processes in other process namespaces than this one."""
-    mine, found = os.readlink("/proc/self/ns/pid"), []
-    for number, _ in sandbox.every_process("comm"):
-        try:
-            if os.readlink(f"/proc/{number}/ns/pid") != mine:
-                found.append(number)
-        except OSError:
-            pass
-    return found
+def boxes(folder: Path) -> list[int]:
+    """The processes for which a folder below this one is mounted: those of boxes, whose code lies in one."""
+    return [number for number, mounts in sandbox.every_process("mountinfo") if f"{folder.name}/minllama-" in mounts]
 
 
 def rope_and_adamw(folder: Path, box: Box) -> list[Executed]:
@@ -235,13 +228,13 @@ def test_an_end_of_the_grader_is_the_end_of_the_box(number: int, student: Path, 
     environment = {**os.environ, "TMPDIR": str(nothing_left)}
     command = [sys.executable, "-m", "grading.box", student, "--python", PYTHON]
     grader = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(lambda: any(stat_of(one) for one in boxes()))
+    wait_for(lambda: any(stat_of(one) for one in boxes(nothing_left)))
     grader.send_signal(number)
     out, err = grader.communicate(timeout=30)
     if number == signal.SIGINT:
         assert (grader.returncode, out, err) == (130, b"", b"error: interrupted\n")
     else:  # nobody is left to remove the copy of the code
-        wait_for(lambda: not boxes(), 20)
+        wait_for(lambda: not boxes(nothing_left), 20)
         subprocess.run(["rm", "-r", *nothing_left.iterdir()], check=True)
 
 
@@ -260,7 +253,9 @@ def stat_of(process: int) -> bool:
 def test_a_limit_that_is_missing_is_a_refusal(box: Box, monkeypatch: pytest.MonkeyPatch):
     held = [name for name in sandbox.LIMITS if name not in ("net", "pids")]
     monkeypatch.setattr(sandbox, "probe", lambda box: (held, ""))
-    with pytest.raises(GradingError, match=r"isolation from the network \(net\), a limit on the number of processes \(pids\)"):
+    with pytest.raises(
+        GradingError, match=r"isolation from the network \(net\), a limit on the number of processes \(pids\)"
+    ):
         open_box(PYTHON)
     assert open_box(PYTHON, allow_without=("net", "pids")).missing == ("net", "pids")
     with pytest.raises(GradingError, match="--allow-without outside: there are net,pids"):
@@ -310,7 +305,11 @@ def test_in_a_batch_the_same_files_have_the_same_inputs(student: Path, monkeypat
     seeds = []
     monkeypatch.setattr(grading.box, "run_checks", lambda folder, edition, box, seed: seeds.append(seed) or [])
     runner = pickle.loads(pickle.dumps(InBox(Box(PYTHON, missing=("net",)))))
-    assert runner(student, "ucsc") == runner(student, "ucsc") == [Executed("the box", True, "without isolation from the network (net)")]
+    assert (
+        runner(student, "ucsc")
+        == runner(student, "ucsc")
+        == [Executed("the box", True, "without isolation from the network (net)")]
+    )
     add(student / "rope.py", "# answers\n")
     runner(student, "ucsc")
     assert len(seeds) == 3 and seeds[0] == seeds[1] != seeds[2]
