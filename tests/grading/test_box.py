@@ -29,7 +29,7 @@ from test_hostile import HOSTILE, RIGHT, wait_for
 
 import grading.box
 from grading import drawn, parts, sandbox, small_model
-from grading.box import ROPE, BoxedStudent, Executed, InBox, check_scripts, code_of, copy_code, run_checks
+from grading.box import ADAMW, ROPE, BoxedStudent, Executed, InBox, check_scripts, code_of, copy_code, run_checks
 from grading.mistakes import GENERATE_MISTAKES
 from grading.programs import GradingError
 from grading.sandbox import Box, Limits, open_box
@@ -161,9 +161,9 @@ def test_right_code_is_right_and_wrong_code_wrong(student: Path, box: Box, nothi
     assert wrong["RMSNorm"].message.startswith("WRONG: ") and "rope_test.py" not in wrong, wrong
     assert wrong["generate, causal"].message == "not judged: it needs RMSNorm"
     add(student / "optimizer.py", f"print('\\n'.join(map(str, range(99))))\nRIGHT = 1\n{RIGHT_STEP}")
-    broken = run_checks(student, "cmu2025", box)
-    assert [(one.part, one.passed) for one in broken] == [(ROPE, True), ("optimizer_test.py", False)]
-    assert broken[1].tail.splitlines() == [str(number) for number in range(59, 99)]
+    broken = {one.part: one for one in run_checks(student, "ucsc", box)}
+    assert broken[ROPE].passed and not broken[ADAMW].passed
+    assert broken[ADAMW].tail.splitlines() == [str(number) for number in range(59, 99)]
 
 
 RIGHT_STEP = "AdamW.step = lambda self: None\n"
@@ -172,7 +172,7 @@ RIGHT_STEP = "AdamW.step = lambda self: None\n"
 @pytest.mark.slow
 def test_a_thread_that_never_ends_fails_at_the_end(student: Path, box: Box, nothing_left: Path):
     add(student / "rope.py", HOSTILE["a thread that never ends"].code)
-    last = run_checks(student, "cmu2025", box)[-1]
+    last = run_checks(student, "ucsc", box)[-1]
     assert not last.passed and "a thread still runs" in last.message, last
 
 
