@@ -61,7 +61,8 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def boxes(folder: Path) -> list[int]:
     """The processes for which a folder below this one is mounted: those of boxes, whose code lies in one."""
-    return [number for number, mounts in sandbox.every_process("mountinfo") if f"{folder.name}/minllama-" in mounts]
+    found = sandbox.every_process("mountinfo") if sys.platform == "linux" else ()
+    return [number for number, mounts in found if f"{folder.name}/minllama-" in mounts]
 
 
 def rope_and_adamw(folder: Path, box: Box) -> list[Executed]:
@@ -274,6 +275,7 @@ def test_the_probe_finds_what_is_missing(box: Box, lost: str, monkeypatch: pytes
     assert set(sandbox.LIMITS) - set(held) == {lost}, (held, said)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the sentence names no package")
 def test_where_there_is_no_box_the_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GradingError, match=r"only inside of bubblewrap \(apt install bubblewrap util-linux\)"):

@@ -89,7 +89,7 @@ def base() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
-        assert UserBox(PYTHON, user=STUDENT).members(0) == []
+        assert sys.platform != "linux" or UserBox(PYTHON, user=STUDENT).members(0) == []
         left = {name for name in os.listdir(folder) if not name.startswith("torchinductor")}
         assert left <= {"source", "submission", "results", "submission_metadata.json", "seen"}
 
