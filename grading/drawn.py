@@ -19,8 +19,8 @@ from grading.small_model import SALT, below, in_double, small_weights
 # and at the temperature that `questions.generate` calls nearly 0 the other token is never drawn.
 SMALLEST_LEAD = 0.05
 MOST_SALTS = 1 << 30
-# The model of parts.json is chosen; one that is drawn may enlarge what float32 rounds away. The largest error of right
-# code on 300 such models was 4.4e-5.
+# The model of parts.json is chosen; one that is drawn may enlarge what float32 rounds away. Of some hundreds of
+# such models the largest error of right code was 4.4e-5.
 TOLERANCE = 3e-4
 
 

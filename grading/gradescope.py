@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import sys
 import zipfile
 from collections.abc import Iterable
@@ -23,7 +24,16 @@ from grading.box import ADAMW, ROPE, Executed, run_checks
 from grading.confined import STUDENT, UserBox
 from grading.editions import ACCURACY_BANDS, BUNDLED_NORM, DEFAULT_EDITION, LABEL_NAMES, REFERENCE_ACCURACIES
 from grading.lines import NO_GOLD_LABEL, SEPARATOR, create_data
-from grading.programs import ROOT, GradingError, GradingParser, atomic_write, check_writable, run_main, whole_number
+from grading.programs import (
+    ROOT,
+    GradingError,
+    GradingParser,
+    atomic_write,
+    check_writable,
+    printable,
+    run_main,
+    whole_number,
+)
 from grading.rules import EDITIONS, Report, Rules
 from grading.sandbox import Limits, add_python
 from grading.submission import check_bytes
@@ -43,7 +53,7 @@ apt-get update
 apt-get install -y --no-install-recommends python3 python3-venv util-linux
 python3 -m venv /opt/autograder
 pip() {{ /opt/autograder/bin/pip install --no-cache-dir "$@"; }}
-pip --index-url https://download.pytorch.org/whl/cpu {torch}
+pip {index}{torch}
 pip {others} requests importlib-metadata filelock
 chmod -R go-rwx /autograder/source
 """
@@ -219,11 +229,19 @@ def data_files(rules: Rules) -> dict[str, bytes]:
     return files
 
 
-def build(out: Path, edition: str, data_dir: str | None, max_per_day: int = 0, seconds: float = LIMITS.seconds) -> None:
+def build(
+    out: Path,
+    edition: str,
+    data_dir: str | None,
+    max_per_day: int = 0,
+    seconds: float = LIMITS.seconds,
+    torch_index: str = "",
+) -> None:
     """Write the zip for Gradescope; the same input gives the same bytes."""
     pins = re.findall(r"(?m)^[a-z-]+==\S+", (ROOT / "requirements.txt").read_text(encoding="utf-8"))
     torch = next(pin for pin in pins if pin.startswith("torch=="))
-    setup = SETUP.format(torch=torch, others=" ".join(pin for pin in pins if pin != torch))
+    index = f"--index-url {shlex.quote(torch_index)} " if torch_index else ""
+    setup = SETUP.format(index=index, torch=torch, others=" ".join(pin for pin in pins if pin != torch))
     scripts = {"setup.sh": setup.encode(), "run_autograder": RUN.encode()}
     files = {
         **scripts,
@@ -249,6 +267,8 @@ def main() -> int:
     parser.add_argument("--data", metavar="DIR", help="data sets with gold labels (default: the usual folders)")
     parser.add_argument("--max_per_day", metavar="N", type=whole_number, default=0, help="graded; 0: all")
     parser.add_argument("--time_limit", metavar="SECONDS", type=float, default=LIMITS.seconds, help="for each test")
+    parser.add_argument("--torch_index", metavar="URL", default="", help="where pip finds PyTorch for processors alone, "
+                        "as PyTorch's page on installing it says; without it pip may bring gigabytes for GPUs")  # fmt: skip
     args = parser.parse_args()
     if args.run:
         grade(Path(args.run))
@@ -258,7 +278,9 @@ def main() -> int:
     check_writable(args.build, "--build")
     if not 0 < args.time_limit <= LIMITS.total:
         raise GradingError(f"--time_limit {args.time_limit:g}: give seconds above 0 and up to {LIMITS.total:g}")
-    build(Path(args.build), args.edition, args.data, args.max_per_day, args.time_limit)
+    if args.torch_index and not args.torch_index.startswith("https://"):
+        raise GradingError(f"--torch_index {printable(args.torch_index)}: must begin with https://")
+    build(Path(args.build), args.edition, args.data, args.max_per_day, args.time_limit, args.torch_index)
     print(f"wrote {args.build}: upload it to Gradescope as the autograder, for {args.edition}")
     return 0
 

@@ -118,13 +118,19 @@ def test_the_zip_is_what_gradescope_unpacks(tmp_path: Path, data_dir: Path):
         text = {name: archive.read(name).decode() for name in modes}
     assert [name for name, mode in modes.items() if mode == 0o755] == ["run_autograder", "setup.sh"]
     assert not any("\r" in text[name] for name in modes) and text["run_autograder"].startswith("#!/usr/bin/env bash\n")
-    assert "whl/cpu torch==" in text["setup.sh"] and "grading/child.py" in text and "engine/flags.py" not in text
+    assert "\npip torch==" in text["setup.sh"] and "grading/child.py" in text and "engine/flags.py" not in text
     for data in ("sst", "cfimdb"):
         labels = {line.split(" ||| ")[0] for line in text[f"data/{data}-test.txt"].splitlines()}
         assert labels == {"-1"} and text[f"data/{data}-dev.txt"] == text[f"gold/{data}-dev.txt"]
     assert json.loads(text["gradescope.json"]) == {"edition": "ucsc", "max_per_day": 3, "seconds": 60.0}
     check = subprocess.run(["bash", "-n"], input=text["setup.sh"] + text["run_autograder"], text=True)
     assert check.returncode == 0
+
+
+def test_the_index_of_pytorch_is_the_instructors(tmp_path: Path, data_dir: Path):
+    build(tmp_path / "a.zip", "ucsc", str(data_dir), torch_index="https://example.org/a b")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert "\npip --index-url 'https://example.org/a b' torch==" in archive.read("setup.sh").decode()
 
 
 def test_the_zip_needs_the_data(tmp_path: Path):
