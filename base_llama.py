@@ -1,7 +1,7 @@
-"""Code that Llama-like models share: config, initial weights, positions of a forward pass, key/value cache, masks.
+"""What Llama-like models share: config, weights, positions of a pass, cache, masks; norm, sampling of later editions.
 
 Shapes:
-    b batch      s query position   t key position   D model dim
+    b batch      s query position   t key position   D model dim   v vocabulary
     L layers     g key/value heads  d head dim
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from config import LlamaConfig
+from config import SAMPLINGS, LlamaConfig
 
 INIT_STD = 0.02
 
@@ -56,6 +56,14 @@ class LlamaPreTrainedModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
+
+    def kept(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+        """Logits with -inf for the tokens that the config's `sampling` never draws. b v -> b v"""
+        limits = SAMPLINGS[self.config.sampling]
+        if not limits or temperature == 0.0:
+            return logits
+        probs = ((logits - logits.amax(-1, keepdim=True)).float() / temperature).softmax(dim=-1)  # b v
+        return logits.masked_fill(truncate(probs, **limits) == 0.0, -math.inf)
 
 
 # ------------------------------------------------------------------------- positions of one forward pass, and the cache
@@ -188,3 +196,54 @@ def sequence_lengths(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
     """
     positions = torch.arange(1, token_ids.shape[1] + 1, device=token_ids.device)
     return ((token_ids != pad_id) * positions).amax(dim=1).clamp(min=1)  # b
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization (Ba et al. 2016, arXiv:1607.06450, equation 4): mean 0, variance 1, then scale and bias."""
+
+    def __init__(self, dim: int, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def _norm(self, x: torch.Tensor) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: ... D -> ... D. Mean and variance are taken in float32 for every dtype of x."""
+        return self._norm(x.float()).type_as(x) * self.weight + self.bias
+
+
+def with_norm_biases(state: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
+    """The state dict; if its norms have no biases and the config has LayerNorm, with biases of 0, as in the course."""
+    weights = [name for name in state if config.norm == "layer" and name.endswith("norm.weight")]
+    return {f"{name.removesuffix('weight')}bias": torch.zeros_like(state[name]) for name in weights} | state
+
+
+def truncate(
+    probs: torch.Tensor,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    epsilon: float | None = None,
+    min_p: float | None = None,
+) -> torch.Tensor:
+    """Set the probabilities of dropped tokens to 0; the sum is not scaled to 1. b v -> b v. See `engine.sampling`."""
+    dropped = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k is not None or top_p is not None:
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
+        if top_k is not None:
+            dropped |= rank >= min(top_k, probs.shape[-1])
+            sorted_probs = sorted_probs.masked_fill(dropped.gather(-1, order), 0.0)
+        if top_p is not None:
+            sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
+            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: the sum over the more likely tokens
+            dropped |= (mass_before >= top_p).gather(-1, rank)
+    if min_p is not None:
+        dropped |= probs < min_p * probs.amax(-1, keepdim=True)
+    if epsilon is not None:
+        kept = probs.masked_fill(dropped, 0.0)
+        dropped |= kept < epsilon * kept.sum(-1, keepdim=True)
+    return probs.masked_fill(dropped.scatter(-1, probs.argmax(-1, keepdim=True), False), 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import ClassVar, TypeVar
 
 from utils import join_names, short_repr
@@ -11,6 +11,8 @@ from utils import join_names, short_repr
 Config = TypeVar("Config", bound="Checks")
 
 ATTENTION_KINDS = ("bidirectional", "causal")
+NORM_KINDS = ("rms", "layer")
+SAMPLINGS = {"plain": {}, "epsilon": {"epsilon": 0.05}, "top-p": {"top_p": 0.95}}  # of the course's editions
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each; a damaged config must not ask for terabytes
 ROPE_SCALINGS = {  # the numbers of each kind, under their Hugging Face names
@@ -80,6 +82,9 @@ class LlamaConfig(Checks):
     "causal" lets a position attend to itself and to earlier positions (as Llama was pretrained).
     tied: whether token embeddings and output projection are one matrix. rope_scaling: slower RoPE angles, for longer
     texts: a name of `ROPE_SCALINGS` and its numbers, for example `("linear", 4.0)`; see rope.py.
+    norm and sampling: of later editions of the course, a LayerNorm, and a limit to the tokens that `generate` draws.
+    position_embedding_type and use_cache: the course's addition_run.py passes them. The first can only be "rotary", and
+    the second changes nothing: `generate` says whether there is a cache.
     """
 
     presets = PRESETS
@@ -98,8 +103,14 @@ class LlamaConfig(Checks):
     rope_theta: float = 10000.0
     tied: bool = True
     rope_scaling: tuple | None = None
+    norm: str = "rms"
+    sampling: str = "plain"
+    position_embedding_type: InitVar[str] = "rotary"
+    use_cache: InitVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, position_embedding_type: str, use_cache: bool) -> None:
+        if position_embedding_type != "rotary":
+            raise ValueError(f"position_embedding_type={short_repr(position_embedding_type)} must be rotary")
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         for name in ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of"):
@@ -116,7 +127,8 @@ class LlamaConfig(Checks):
             raise ValueError(f"n_heads={self.n_heads} must divide dim={self.dim} into heads of an even size")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
-        self._require_choice("attention", ATTENTION_KINDS)
+        for name, choices in (("attention", ATTENTION_KINDS), ("norm", NORM_KINDS), ("sampling", tuple(SAMPLINGS))):
+            self._require_choice(name, choices)
         if not isinstance(self.tied, bool):
             raise ValueError(f"tied={short_repr(self.tied)} must be True or False")
         self._require_scaling()

@@ -2,8 +2,7 @@
 
 What is particular here:
 - the token embedding and the output projection are one matrix (weight tying), unless the config says otherwise;
-- RoPE turns *interleaved* pairs, see rope.py;
-- keys and values may have fewer heads than queries (grouped-query attention, arXiv:2305.13245);
+- RoPE turns *interleaved* pairs; keys and values may have fewer heads than queries (arXiv:2305.13245);
 - `attention="bidirectional"` has no causal mask: every position sees every other, padding as well. That is the
   assignment's reference. The weights were pretrained with `attention="causal"`.
 
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from base_llama import AttentionContext, KVCache, LlamaPreTrainedModel, causal_mask
+from base_llama import AttentionContext, KVCache, LayerNorm, LlamaPreTrainedModel, causal_mask, with_norm_biases
 from config import LlamaConfig, swiglu_hidden_dim
 from rope import apply_rotary_emb
 from utils import UserError
@@ -97,8 +96,7 @@ class Attention(nn.Module):
             key, value = (x.repeat_interleave(self.n_rep, dim=1) for x in (key, value))  # b h t d
         seen = () if context.mask is None else (context.mask,)  # no mask: the call has the assignment's three arguments
         output = self.compute_query_key_value_scores(query, key, value, *seen)  # b h s d
-        output = output.transpose(1, 2).flatten(-2)  # b s D
-        return self.resid_dropout(self.compute_output(output))
+        return self.resid_dropout(self.compute_output(output.transpose(1, 2).flatten(-2)))  # b s D
 
 
 class FeedForward(nn.Module):
@@ -126,8 +124,9 @@ class LlamaLayer(nn.Module):
         self.layer_id = layer_id
         self.attention = Attention(config, layer_id)
         self.feed_forward = FeedForward(config.dim, config.hidden_dim, config.multiple_of, config.dropout)
-        self.attention_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
-        self.ffn_norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
+        norm = RMSNorm if config.norm == "rms" else LayerNorm
+        self.attention_norm = norm(config.dim, eps=config.layer_norm_eps)
+        self.ffn_norm = norm(config.dim, eps=config.layer_norm_eps)
 
     def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
         """x: b s D -> b s D, or b 1 D if the context has one query in each row. No context: x is a whole text."""
@@ -145,7 +144,8 @@ class Llama(LlamaPreTrainedModel):
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(LlamaLayer(layer_id, config) for layer_id in range(config.n_layers))
-        self.norm = RMSNorm(config.dim, eps=config.layer_norm_eps)
+        norm = RMSNorm if config.norm == "rms" else LayerNorm
+        self.norm = norm(config.dim, eps=config.layer_norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:  # Press & Wolf 2017, arXiv:1608.05859
             self.tok_embeddings.weight = self.output.weight
@@ -240,6 +240,7 @@ class Llama(LlamaPreTrainedModel):
         stopped = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # b 1
         for _ in range(max_new_tokens):
             logits = (next_logits or self.next_logits)(idx, cache)  # b v
+            logits = logits if choose or self.config.sampling == "plain" else self.kept(logits, temperature)  # b v
             idx_next = choose(logits, idx) if choose else sample_next(logits, temperature, generator)  # b 1
             if isinstance(idx_next, tuple):
                 idx_next, rows = idx_next  # r 1, r
@@ -276,16 +277,16 @@ def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return best, largest
 
 
-def load_pretrained(path: str | os.PathLike, *, attention: str | None = None) -> Llama:
+def load_pretrained(path: str | os.PathLike, *, attention: str | None = None, norm: str | None = None) -> Llama:
     """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
 
-    Names may be the assignment's or Meta's, with or without the prefix `_orig_mod.` of `torch.compile`. attention:
-    replaces the checkpoint's own setting. `engine.weights.load_pretrained` also explains what is wrong with a file.
+    Names may be the assignment's or Meta's, also with the prefix `_orig_mod.` of `torch.compile`. attention, norm:
+    replace the checkpoint's own settings. `engine.weights.load_pretrained` also explains what is wrong with a file.
     """
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    changes = {} if attention is None else {"attention": attention}
+    changes = {name: value for name, value in (("attention", attention), ("norm", norm)) if value is not None}
     model = Llama(LlamaConfig.from_checkpoint(checkpoint["model_args"], **changes))
-    state = {own_name(name): tensor for name, tensor in checkpoint["model"].items()}
+    state = with_norm_biases({own_name(name): tensor for name, tensor in checkpoint["model"].items()}, model.config)
     for name, twin in (("output.weight", "tok_embeddings.weight"), ("tok_embeddings.weight", "output.weight")):
         if model.config.tied and twin in state:  # the shared matrix may be stored under one of its two names
             state.setdefault(name, state[twin])

@@ -30,7 +30,8 @@ class AdamW(Optimizer):
     its optimizer_test.npy end 1.7e-5 from the published weights; with the lines above, 2e-7 from them.
 
     correct_bias=False uses alpha_t = lr. State per parameter: `step` (int), `m` and `v` (of the parameter's dtype, so
-    in float16 an `eps` below 1e-7 would vanish).
+    in float16 an `eps` below 1e-7 would vanish). max_grad_norm: if the gradients of a group are longer together, each
+    step first makes them this long (`torch.nn.utils.clip_grad_norm_`, which changes the gradients).
     Raises `ValueError` for hyper-parameters out of range.
     """
 
@@ -42,9 +43,10 @@ class AdamW(Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         correct_bias: bool = True,
+        max_grad_norm: float | None = None,
     ):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, correct_bias=correct_bias)
-        super().__init__(params, defaults)
+        super().__init__(params, defaults | {"max_grad_norm": max_grad_norm})
 
     def add_param_group(self, param_group: dict) -> None:
         """Add parameters with settings of their own. Raises `ValueError` for hyper-parameters out of range."""
@@ -55,6 +57,9 @@ class AdamW(Optimizer):
         for index, beta in enumerate(settings["betas"]):
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"betas[{index}]={beta} must be from 0 to below 1")
+        limit = settings["max_grad_norm"]
+        if limit is not None and not 0.0 < limit < math.inf:
+            raise ValueError(f"max_grad_norm={limit} must be None, or above 0 and finite")
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -71,6 +76,8 @@ class AdamW(Optimizer):
         if any(p.grad is not None and p.grad.is_sparse for group in self.param_groups for p in group["params"]):
             raise RuntimeError("AdamW needs dense gradients; for sparse ones there is torch.optim.SparseAdam")
         for group in self.param_groups:
+            if group.get("max_grad_norm") is not None:  # resume points of before have none
+                torch.nn.utils.clip_grad_norm_(group["params"], group["max_grad_norm"])
             for t, parameters in self._by_step(group["params"]).items():
                 alpha = group["lr"]
                 if group["correct_bias"]:

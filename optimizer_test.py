@@ -16,14 +16,20 @@ if __name__ == "__main__":
         sys.exit(2)
     sys.exit(run_script("optimizer_test"))  # which imports this file once more
 
+from grading.as_json import add_json, run_told
 from grading.asking import add_flags, student_of
+from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.programs import GradingParser
 
 
 def main() -> int:
     parser = GradingParser(description="Check AdamW in optimizer.py against published weights, PyTorch and formulas.")
+    parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="whose AdamW: two clip gradients")
     add_flags(parser)
-    with student_of(parser.parse_args()) as student:  # its process imports PyTorch while this one does
+    add_json(parser)
+    args = parser.parse_args()
+    with student_of(args) as student:  # its process imports PyTorch while this one does
         from grading.adamw import check_adamw
 
-        return 0 if check_adamw(student) else 1
+        clips = EDITIONS[args.edition].clips
+        return run_told("optimizer_test.py", args, lambda _: 0 if check_adamw(student, clips) else 1)

@@ -31,8 +31,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from grading.archive import FormatError
+from grading.as_json import add_json, run_told
 from grading.editions import ADVANCED
 from grading.packing import create_zip
 from grading.programs import GradingError, GradingParser, decimal_number, printable
@@ -83,6 +85,7 @@ def get_args() -> argparse.Namespace:
     add("--id_pattern", metavar="REGEX", default=default.id_pattern, help="what an ID is (default: %(default)s)")
     add("--out", metavar="FILE.zip", help="the zip to write from DIR (default: ID.zip in the current folder)")
     add("--force", action="store_true", help="write the zip of DIR although it has problems (the status is still 1)")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -97,6 +100,11 @@ def refuse_submissions(folder: str, required: Iterable[str]) -> None:
 def command_line() -> int:
     """Run the command; the status is 0 or 1. Raises `GradingError` and `OSError` for `run_main`."""
     args = get_args()
+    return run_told("prepare_submit.py", args, lambda told: run(args, told))
+
+
+def run(args: argparse.Namespace, told: dict[str, Any]) -> int:
+    """Create or check the zip and print the report; told: gets it as plain values."""
     rules = {name.name: getattr(args, name.name) for name in fields(Rules)}
     if Path(args.path).is_dir():
         refuse_submissions(args.path, EDITIONS[args.edition].required)
@@ -106,4 +114,7 @@ def command_line() -> int:
     else:
         report = check_zip(args.path, args.id, **rules)
     print(report)
+    scores = {name: score._asdict() for name, score in report.scores.items()}
+    told |= {"id": report.student_id, "files": report.files, "scores": scores}
+    told |= {"problems": report.problems, "warnings": report.warnings, "notes": report.notes}
     return 1 if report.problems else 0

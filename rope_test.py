@@ -16,14 +16,19 @@ if __name__ == "__main__":
         sys.exit(2)
     sys.exit(run_script("rope_test"))  # which imports this file once more
 
+from grading.as_json import add_json, run_told
 from grading.asking import add_flags, student_of
+from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.programs import GradingParser
 
 
 def main() -> int:
     parser = GradingParser(description="Check apply_rotary_emb in rope.py against closed forms and published values.")
+    parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="all have the same rotation")
     add_flags(parser)
-    with student_of(parser.parse_args()) as student:  # its process imports PyTorch while this one does
+    add_json(parser)
+    args = parser.parse_args()
+    with student_of(args) as student:  # its process imports PyTorch while this one does
         from grading.rotation import check_rotation
 
-        return 0 if check_rotation(student) else 1
+        return run_told("rope_test.py", args, lambda _: 0 if check_rotation(student) else 1)

@@ -22,7 +22,10 @@ if __name__ == "__main__":
     sys.exit(run_script("sanity_check"))  # which imports this file once more
 
 from argparse import Namespace
+from contextvars import copy_context
+from typing import Any
 
+from grading.as_json import add_json, run_told
 from grading.asking import Student, add_flags, student_of
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, DEFAULT_EDITION, EDITIONS, NORMS
 from grading.programs import DefaultText, GradingError, GradingParser
@@ -43,27 +46,32 @@ def get_args() -> Namespace:
     add("--data_dir", default="data", help="where --published finds sst-*.txt and cfimdb-*.txt")
     add("--tokenizer", help="SentencePiece model for --published (default: as run_llama.py chooses)")
     add_flags(parser)
+    add_json(parser)
     return parser.parse_args()
 
 
-def check(student: Student, args: Namespace) -> bool:
+def check(student: Student, args: Namespace, told: dict[str, Any]) -> bool:
     """Make the checks that the flags ask for and print their lines. Returns whether all is right.
+
+    told: gets the verdicts on the parts, as "parts", if they were judged.
 
     The expected numbers are read before the student's code first runs: it may write to the files that hold them.
     """
-    from grading import parts, reference  # here, as they import PyTorch
+    from grading import parts, reference, small_model  # here, as they import PyTorch
 
-    if EDITIONS[args.edition].norm != BUNDLED_NORM:
-        return reference.check_another_norm(student, args)
-    expected, given = parts.stored_numbers(), reference.find_given(args, student.folder)
+    norm = EDITIONS[args.edition].norm
+    small_model.NORM.set(norm)
+    expected, given = parts.stored_numbers(norm), reference.find_given(args, student.folder)
+    if norm != BUNDLED_NORM and reference.has_other_norm(student, args.edition):
+        return False
     passed = reference.check_sanity(student, args, given)
-    return parts.check_parts(student, expected, args, passed) and passed
+    return parts.check_parts(student, expected, args, passed, told) and passed
 
 
-def check_to_the_end(student: Student, args: Namespace) -> bool:
+def check_to_the_end(student: Student, args: Namespace, told: dict[str, Any]) -> bool:
     """As `check`, and whether the student's process then ends as it should."""
     with student:  # its process imports PyTorch while this one does
-        passed = check(student, args)
+        passed = copy_context().run(check, student, args, told)  # which sets the norm of the small model
         if passed and (trouble := student.end()):
             print(trouble)
             return False
@@ -72,16 +80,21 @@ def check_to_the_end(student: Student, args: Namespace) -> bool:
 
 def main() -> int:
     args = get_args()
+    return run_told("sanity_check.py", args, lambda told: run(args, told))
+
+
+def run(args: Namespace, told: dict[str, Any]) -> int:
+    """Run the check that the flags choose; the status is 0 or 1."""
     norm = EDITIONS[args.edition].norm
-    if norm != BUNDLED_NORM and (args.parts or args.published):
+    if norm != BUNDLED_NORM and args.published:
         known, has = NORMS[BUNDLED_NORM], NORMS[norm]
-        raise GradingError(f"--parts and --published know {known} alone, and {args.edition} has {has}")
+        raise GradingError(f"--published knows {known} alone, and {args.edition} has {has}")
     student = student_of(args)
     if args.published:  # runs the student's driver, and asks the student's modules nothing
         from grading import published
 
         passed = published.check_published(student.folder, args)
     else:
-        passed = check_to_the_end(student, args)
+        passed = check_to_the_end(student, args, told)
     print("Your Llama implementation is correct!" if passed else "Sanity check FAILED: see the lines above.")
     return 0 if passed else 1

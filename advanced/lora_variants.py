@@ -1,8 +1,9 @@
-"""Three variants of `lora.py`, which differ in one formula each.
+"""Variants of `lora.py`, which differ in one formula each.
 
     rslora    h = W0 x + (alpha / sqrt(r)) B A x                      (Kalajdzievski 2023, arXiv:2312.03732, thm 3.2)
     dora      h = m (W0 + s B A) x / |W0 + s B A|                     (Liu et al. 2024, arXiv:2402.09353, equation 5)
     pissa     h = (W0 - s B0 A0) x + s B A x, from B = B0, A = A0     (Meng et al. 2024, arXiv:2404.02948, section 3)
+    normal    A is drawn from N(0, 0.02^2)                            (the course's fall 2025 edition)
 
 rslora: with alpha / r the updates of high ranks are too small to learn.
 
@@ -84,12 +85,21 @@ class PiSSA(LoRA):
                 layer.weight -= self.scale * (layer.lora_B @ layer.lora_A)
 
 
+class NormalLoRA(LoRA):
+    """The first A is drawn as in the course's edition that asks for LoRA."""
+
+    def prepare(self, model: nn.Module) -> None:
+        super().prepare(model)
+        for layer in self.layers(model):
+            nn.init.normal_(layer.lora_A, std=0.02)
+
+
 def row_norms(weight: torch.Tensor) -> torch.Tensor:
     """o i -> o"""
     return torch.linalg.vector_norm(weight, dim=1)
 
 
-VARIANTS = {"plain": LoRA, "dora": DoRA, "rslora": RsLoRA, "pissa": PiSSA}
+VARIANTS = {"plain": LoRA, "dora": DoRA, "rslora": RsLoRA, "pissa": PiSSA, "normal": NormalLoRA}
 
 
 def lora(variant: str = "plain", **settings: Any) -> LoRA:

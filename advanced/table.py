@@ -117,7 +117,7 @@ PARAMETERS = {
             "alpha": positive(16.0, "updates are scaled by alpha / r"),
             "dropout": share(0.0, "of what the update reads"),
             "targets": some_of(MATRICES, "compute_query+compute_value", "matrices that are updated", "matrices"),
-            "variant": one_of(("plain", "dora", "rslora", "pissa"), "plain", "of the formula"),
+            "variant": one_of(("plain", "dora", "rslora", "pissa", "normal"), "plain", "of the formula"),
             "plus": positive(1.0, "LoRA+: B's learning rate divided by A's; 16 is the paper's"),
         },
         paper="arXiv:2106.09685", cost=LITTLE_KEPT, families=EVERY,

@@ -25,12 +25,13 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from config import LlamaConfig  # noqa: E402
 from grading import small_model as small  # noqa: E402
-from grading.editions import ATTENTION_KINDS  # noqa: E402
-from grading.parts import PARTS_FILE  # noqa: E402
+from grading.editions import ATTENTION_KINDS, NORMS  # noqa: E402
+from grading.parts import LATER_NORM, PARTS_FILE  # noqa: E402
 from utils import atomic_write  # noqa: E402
 
 DIGITS = 7
 LENGTH = 5
+WITHOUT_NORM = ("rotary embedding", "feed-forward", "scores and softmax", "grouped queries")
 
 
 def to_halves(x: torch.Tensor) -> torch.Tensor:
@@ -52,10 +53,11 @@ def plain_numbers(model: LlamaForCausalLM) -> dict[str, tuple]:
     x, (query, key) = small.states().double(), map(torch.Tensor.double, small.rotary_inputs())
     angles = model.model.rotary_emb(query, torch.arange(LENGTH)[None])
     rotated = apply_rotary_pos_emb(to_halves(query), to_halves(key), *angles, unsqueeze_dim=2)
-    norm = LlamaRMSNorm(small.DIM, small.NORM_EPS)
-    norm.load_state_dict({"weight": small.small_weights()["norm.weight"]})
+    is_layer = small.NORM.get() == "layer"
+    norm = torch.nn.LayerNorm(small.DIM, small.NORM_EPS) if is_layer else LlamaRMSNorm(small.DIM, small.NORM_EPS)
+    norm.load_state_dict(small.below(small.small_weights(), "norm."))
     return {
-        "RMSNorm": (norm.double()(x),),
+        NORMS[small.NORM.get()]: (norm.double()(x),),
         "rotary embedding": tuple(map(to_neighbours, (*rotated, *rotated_later(model, query, key)))),
         "feed-forward": (model.model.layers[0].mlp(x),),
     }
@@ -126,13 +128,39 @@ def classifier_numbers(model: LlamaForCausalLM, kind: str) -> dict[str, tuple]:
     }
 
 
+def numbers_with(norm: str) -> dict[str, tuple]:
+    """Every part's tensors, of a model with this norm."""
+    small.NORM.set("rms")
+    model = to_hf(small.small_weights(), LlamaConfig(**small.SMALL_SHAPE))
+    small.NORM.set(norm)
+    if norm == "layer":
+        put_layer_norms(model)
+    model, numbers = model.double(), {}
+    for kind in ATTENTION_KINDS:
+        numbers |= attention_numbers(model, kind) | classifier_numbers(model, kind)
+    numbers = plain_numbers(model) | numbers
+    small.NORM.set("rms")
+    return numbers
+
+
+def put_layer_norms(model: LlamaForCausalLM) -> None:
+    """Replace the norms of transformers' model by PyTorch's LayerNorm, with the small model's weights and biases."""
+    names = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
+    places = [(layer, theirs, f"layers.{index}.{ours}.") for index, layer in enumerate(model.model.layers)
+              for theirs, ours in names.items()]  # fmt: skip
+    for module, name, prefix in (*places, (model.model, "norm", "norm.")):
+        norm = torch.nn.LayerNorm(small.DIM, small.EPS)
+        norm.load_state_dict(small.below(small.small_weights(), prefix))
+        setattr(module, name, norm)
+
+
 @torch.no_grad()
 def compute_parts() -> dict[str, list]:
     """Every part's tensors as nested lists."""
-    model = to_hf(small.small_weights(), LlamaConfig(**small.SMALL_SHAPE)).double()
-    numbers = plain_numbers(model)
-    for kind in ATTENTION_KINDS:
-        numbers |= attention_numbers(model, kind) | classifier_numbers(model, kind)
+    numbers = numbers_with("rms")
+    for name, tensors in numbers_with("layer").items():
+        if name.partition(",")[0] not in WITHOUT_NORM:
+            numbers[name if name in NORMS.values() else f"{name}{LATER_NORM}"] = tensors
     return {name: [rounded(tensor.tolist()) for tensor in tensors] for name, tensors in numbers.items()}
 
 

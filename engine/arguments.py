@@ -20,7 +20,7 @@ from engine.flags import (
     inputs_of,
     needed_of,
 )
-from engine.programs import Default, NeedsCausal, require_folder
+from engine.programs import Default, NeedsCausal, import_part, require_folder
 from utils import QUESTION_OF_TEXTS, UserError, join_names, warn
 
 
@@ -33,6 +33,7 @@ def check_args(args: Namespace, find: Callable[[Namespace], bool] | None = None)
     """
     check_numbers(args)
     _check_option(args)
+    _take_edition(args)
     args.columns = _columns_of(args)
     _check_precision(args)
     _check_processes(args)
@@ -78,6 +79,19 @@ def _check_option(args: Namespace) -> None:
     for name in needed_of(args.option):
         if getattr(args, name) is None:
             raise UserError(f"--option {args.option} needs --{name} FILE")
+
+
+def _take_edition(args: Namespace) -> None:
+    """Set `norm`; and of an edition the attention and the limits of sampling, where no flag of their own says them."""
+    args.norm = None
+    if getattr(args, "edition", None) is None:
+        return
+    editions = import_part("grading.editions", "--edition")
+    edition = editions.EDITIONS[args.edition]
+    args.norm, args.attention = edition.norm, args.attention or edition.attention
+    if args.option == "generate" and args.top_p is None and args.epsilon is None:
+        args.top_p = editions.TOP_P if edition.sampling == "top-p" else None
+        args.epsilon = editions.EPSILON if edition.sampling == "epsilon" else None
 
 
 def _check_texts(args: Namespace) -> None:
@@ -147,6 +161,7 @@ def _choose_methods(args: Namespace) -> tuple:
         names = "lora"
         rank, alpha = (LORA_RANK if args.lora_rank is None else args.lora_rank), args.lora_alpha
         assignments = [f"rank={rank}", f"alpha={LORA_ALPHA if alpha is None else alpha}", f"targets={LORA_TARGETS}"]
+        assignments += ["variant=normal"] if args.edition == "cmu2025" else []
     if names is None:
         if assignments:
             raise UserError("--method-args are for the methods that --method names")

@@ -96,7 +96,8 @@ class LlamaFamily(ModelFamily):
     name = "llama"
 
     def load(self, plan: Plan) -> tuple[Llama, Tokenizer]:
-        return load_llama(plan.checkpoint.path, plan.tokenizer.path, plan.attention, plan.max_sentence_len)
+        files = plan.checkpoint.path, plan.tokenizer.path
+        return load_llama(*files, plan.attention, plan.max_sentence_len, plan.norm)
 
     def reopen(self, saved: dict[str, Any], path: str) -> tuple[Llama, Tokenizer]:
         config = LlamaConfig.from_checkpoint(saved["model_config"]["model_args"])
@@ -138,17 +139,18 @@ def load_llama(
     tokenizer: str | os.PathLike | None = None,
     attention: str | None = None,
     max_sentence_len: int | None = None,
+    norm: str | None = None,
 ) -> tuple[Llama, Tokenizer]:
     """Load a pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
 
     path: a checkpoint file, or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
-    `finding.tokenizer_name`. attention: replaces the checkpoint's own setting. max_sentence_len: the most tokens that
-    the tokenizer keeps of a sentence.
+    `finding.tokenizer_name`. attention, norm: replace the checkpoint's own settings. max_sentence_len: the most tokens
+    that the tokenizer keeps of a sentence.
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
     """
     read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
-    llama = load_pretrained(path, attention=attention)
+    llama = load_pretrained(path, attention=attention, norm=norm)
     require_vocabulary(read, llama, path)
     return llama, read
 

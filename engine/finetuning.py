@@ -98,7 +98,7 @@ def plan_of(args: Namespace, label_names: list[str], precision: str) -> Plan:
     from engine.plan import InputFile, Plan
 
     names = ("seed", "epochs", "lr", "batch_size", "hidden_dropout_prob", "dropout", "weight_decay", "clip")
-    names += ("max_sentence_len", "methods", "attention", "shots", "hold_out")
+    names += ("max_sentence_len", "methods", "attention", "norm", "shots", "hold_out")
     return Plan(
         checkpoint=InputFile.of(args.pretrained_model_path, getattr(args, "model_files", ())),
         tokenizer=InputFile.of(args.tokenizer),

@@ -34,6 +34,7 @@ PREFIX = (
     "Keanu Reeves, playing the hero John Wick, is"
 )
 OPTIONS = ("generate", "prompt", "finetune", "lora", "predict", "perplexity")
+EDITIONS = ("ucsc", "cmu2024", "cmu2025", "cmu2026")  # grading.editions says what each has
 OUTPUT_WORDS = {"prompt": "prompting", "finetune": "finetuning", "lora": "lora"}
 TRAINING = ("finetune", "lora")
 CLASSIFYING = ("prompt", *TRAINING)
@@ -87,6 +88,8 @@ FLAGS = (
          options=WITH_LLAMA, reads=WITH_LLAMA),
     Flag("--attention", "override what the checkpoint declares (nothing: bidirectional)", choices=ATTENTION_KINDS,
          options=WITH_LLAMA),
+    Flag("--edition", "compute what this edition of the course does: norm, attention, sampling, LoRA; else what the "
+         "checkpoint declares", choices=EDITIONS, options=WITH_LLAMA),
     Flag("--max_sentence_len", "cut sentences to this many tokens", int, within=AT_LEAST_1,
          options=("generate", *CLASSIFYING)),
     Flag("--seed", "seed of everything random", int, 1337, Range("must be from 0 to 2^32 - 1", 0, 2**32 - 1)),

@@ -50,14 +50,14 @@ class ChosenMethod(NamedTuple):
     settings: tuple[tuple[str, Any], ...]
 
 
-ADDED = ("family", "dropout", "weight_decay", "clip", "method_files")  # settings that plans have not always had
+ADDED = ("family", "dropout", "weight_decay", "clip", "method_files", "norm")  # settings that plans have not always had
 
 
 @dataclass(frozen=True)
 class Plan:
     """All values that decide what a fine-tuning computes, except `ComputeSettings`.
 
-    attention: None: the checkpoint's own setting, which `assemble` fills in.
+    attention: None: the checkpoint's own setting, which `assemble` fills in. norm: None: the checkpoint's own.
     """
 
     checkpoint: InputFile
@@ -82,6 +82,7 @@ class Plan:
     methods: tuple[ChosenMethod, ...] = ()
     method_files: tuple[InputFile, ...] = ()  # of the methods' settings that name files, each with the setting as path
     shots: int | None = None  # the number of training sentences of each class; None: all
+    norm: str | None = None
     hold_out: float = 0.0  # the share of the training data on which epochs are chosen; 0: they are chosen on dev
 
     def identity(self) -> dict[str, Any]:

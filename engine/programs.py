@@ -106,6 +106,10 @@ def run_main(main: Callable[[], int | None]) -> int:
         return result
     except UserError as error:
         message = str(error)
+    except NotImplementedError as error:  # a hole of the hand-out that is still empty
+        if not str(error).startswith("not written yet"):
+            raise
+        message = str(error)
     except KeyboardInterrupt as error:
         message = str(error) or "interrupted: files that were finished are kept, the others were not written"
         status = INTERRUPTED

@@ -46,7 +46,8 @@ def load_llama(args: Namespace) -> tuple[Llama, Tokenizer]:
     from engine.families import load_llama
 
     with naming_the_flag():
-        llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, args.attention, args.max_sentence_len)
+        changes = args.attention, args.max_sentence_len, args.norm
+        llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, *changes)
     if not prints_data(args):
         print_model(args, llama)
     return llama, tokenizer

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from base_llama import truncate
 from llama import likeliest, sample_next
 
 
@@ -106,32 +107,3 @@ def drop(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     _, largest = likeliest(logits)
     probs = ((logits.float() - largest.float()) / sampling.temperature).softmax(dim=-1)  # b v
     return logits.masked_fill(truncate(probs, *sampling.limits) == 0.0, -math.inf)
-
-
-def truncate(
-    probs: torch.Tensor,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    epsilon: float | None = None,
-    min_p: float | None = None,
-) -> torch.Tensor:
-    """Set the probabilities of dropped tokens to 0, see `Sampling`; the sum is not scaled to 1. b v -> b v"""
-    dropped = torch.zeros_like(probs, dtype=torch.bool)
-    if top_k is not None or top_p is not None:
-        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        rank = order.argsort(dim=-1)  # b v: 0 for the most likely token
-        if top_k is not None:
-            top_k = min(top_k, probs.shape[-1])
-            dropped |= rank >= top_k
-            sorted_probs = sorted_probs.clone()
-            sorted_probs[:, top_k:] = 0.0
-        if top_p is not None:
-            sorted_probs = sorted_probs / sorted_probs.sum(-1, keepdim=True)
-            mass_before = sorted_probs.cumsum(-1) - sorted_probs  # b v: the sum over the more likely tokens
-            dropped |= (mass_before >= top_p).gather(-1, rank)
-    if min_p is not None:
-        dropped |= probs < min_p * probs.amax(-1, keepdim=True)
-    if epsilon is not None:
-        kept = probs.masked_fill(dropped, 0.0)
-        dropped |= kept < epsilon * kept.sum(-1, keepdim=True)
-    return probs.masked_fill(dropped.scatter(-1, probs.argmax(-1, keepdim=True), False), 0.0)

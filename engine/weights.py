@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from base_llama import with_norm_biases
 from config import Checks, LlamaConfig
 from engine.finding import is_gguf
 from engine.programs import import_part
@@ -21,17 +22,20 @@ Model = TypeVar("Model", bound=nn.Module)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit numbers need scales
 
 
-def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
+def load_pretrained(path: str | os.PathLike, attention: str | None = None, norm: str | None = None) -> Llama:
     """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
 
     Names may be the assignment's or the original TinyLlamas', with or without the prefix `_orig_mod.` that
     `torch.compile` adds. attention: replaces the checkpoint's own setting; without both, the model is bidirectional.
+    norm: replaces the checkpoint's own; a LayerNorm whose biases the file does not hold has biases of 0.
     Raises `UserError` if the file is missing, is not a checkpoint, or has tensors of other shapes; it names every
     missing, unexpected or misshapen key.
 
     From a Hugging Face directory or a GGUF file the model is causal, unless `attention` is given: see
     `convert/hugging_face.py` and `convert/gguf_model.py`.
     """
+    if norm == "layer" and (os.path.isdir(path) or is_gguf(path)):
+        raise UserError(f"{path} is a model with RMSNorm; the editions with LayerNorm are for checkpoints (.pt)")
     if os.path.isdir(path):
         return import_part("convert.hugging_face", "a Hugging Face directory").load_pretrained(path, attention)
     if is_gguf(path):
@@ -45,10 +49,9 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
         what = f"a fine-tuned classifier{_methods_of(checkpoint)}, not a pretrained model"
         raise UserError(f"{path} is {what}; use it with --option predict --model {path}, or engine.load_classifier")
     try:
-        config = LlamaConfig.from_checkpoint(
-            checkpoint.get("model_args"), **({} if attention is None else {"attention": attention})
-        )
-        state = canonical_state(checkpoint["model"], config.tied)
+        changes = {name: value for name, value in (("attention", attention), ("norm", norm)) if value is not None}
+        config = LlamaConfig.from_checkpoint(checkpoint.get("model_args"), **changes)
+        state = with_norm_biases(canonical_state(checkpoint["model"], config.tied), config)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if found := shape_errors(state, config):

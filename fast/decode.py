@@ -162,7 +162,8 @@ class LoopDecoder(Decoder):
         is_plain = is_plain or self._kinds != _kinds_of(llama) or _why_plain(llama) is not None
         if is_plain or not _agrees(llama, self._precision):
             return super()._generate(idx, max_new_tokens, temperature, settings)
-        only_largest = _needs_only_largest(temperature, settings) and LARGEST_CHECK.holds()
+        only_largest = llama.config.sampling == "plain" and _needs_only_largest(temperature, settings)
+        only_largest = only_largest and LARGEST_CHECK.holds()
         threads = copy.deepcopy(self._threads)  # another thread of Python may be generating as well
         settings["next_logits"] = partial(self._next_logits, threads, only_largest)
         text = llama.generate(idx, max_new_tokens, temperature, **settings)
@@ -289,5 +290,8 @@ def _sides_of_largest() -> Comparison:
 
 # Everything that `generate` does with logits, but not how they are computed.
 LARGEST_CHECK = EquivalenceCheck(
-    "the likeliest token", ((Llama, "generate"),), _sides_of_largest, but=((Llama, "next_logits"), KVCache)
+    "the likeliest token",
+    ((Llama, "generate"),),
+    _sides_of_largest,
+    but=((Llama, "next_logits"), (Llama, "kept"), KVCache),
 )

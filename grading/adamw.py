@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +19,12 @@ from grading.small_model import SALT
 PUBLISHED_WEIGHTS = (
     (0.554827868938446, 0.8666566610336304, 0.0729198157787323),
     (-0.4472450613975525, -0.29512280225753784, -0.27172720432281494),
+)
+# Of the editions that clip, at max_grad_norm=0.9 (github.com/cmu-l3/anlp-fall2025-hw1, commit 36578d4). They come from
+# a decay by the factor 1 - alpha_t * weight_decay, 1.5e-5 from those of lr * weight_decay: the course takes both.
+CLIPPED_WEIGHTS = (
+    (0.6819069981575012, 0.9682068228721619, 0.19228892028331757),
+    (-0.3998804986476898, -0.2748161256313324, -0.37405914068222046),
 )
 TOY_STEPS, TOY_SEED = 1000, 0
 COURSE_ATOL, COURSE_RTOL = 1e-5, 1e-3  # of the course's own optimizer_test.py, which looks at the first run alone
@@ -51,6 +58,9 @@ FEW_CASES = {
     "eps 0.1, weight decay 0.4": {**FEW_SETTINGS, "weight_decay": 0.4},
     "eps 0.1, correct_bias=False": {**FEW_SETTINGS, "correct_bias": False},
 }
+CLIPPED_CASES = FEW_CASES | {
+    f"eps 0.1, max_grad_norm {most}": {**FEW_SETTINGS, "max_grad_norm": most} for most in (1.2, 0.7)
+}
 
 
 def gradients() -> torch.Tensor:
@@ -66,9 +76,11 @@ def adamw(
     eps: float,
     weight_decay: float,
     correct_bias: bool,
+    max_grad_norm: float = math.inf,
     first_step: int = 0,
     steps: int = FEW_STEPS,
     gradient: Callable = lambda g, p, decay: g,
+    clip: Callable = lambda g, most: g * (most / (g.norm() + 1e-6)).clamp(max=1.0),
     first: Callable = lambda m, g, beta: beta * m + (1 - beta) * g,
     second: Callable = lambda v, g, beta: beta * v + (1 - beta) * g**2,
     count: Callable = lambda step: step,
@@ -82,7 +94,7 @@ def adamw(
     """
     weights, m, v = FIRST_WEIGHTS, torch.zeros_like(FIRST_WEIGHTS), torch.zeros_like(FIRST_WEIGHTS)
     for step, g in enumerate(gradients()[first_step:steps], 1):
-        g = gradient(g, weights, weight_decay)
+        g = gradient(clip(g, max_grad_norm), weights, weight_decay)
         m, v = first(m, g, betas[0]), second(v, g, betas[1])
         c1, c2 = (1 - torch.tensor(beta if correct_bias else 0.0, dtype=torch.float64) ** count(step) for beta in betas)
         alpha = lr * correction(c1, c2) if correct_bias else lr
@@ -90,16 +102,18 @@ def adamw(
     return weights
 
 
-def few_steps_by_hand(**wrong) -> dict[str, torch.Tensor]:
-    """What AdamW makes of `FIRST_WEIGHTS` in every case of `FEW_CASES`. wrong: keywords of `adamw` that differ."""
-    return {what: adamw(**{**settings, **wrong}) for what, settings in FEW_CASES.items()}
+def few_steps_by_hand(cases: dict[str, dict] = FEW_CASES, **wrong) -> dict[str, torch.Tensor]:
+    """What AdamW makes of `FIRST_WEIGHTS` in every case. wrong: keywords of `adamw` that differ."""
+    return {what: adamw(**{**settings, **wrong}) for what, settings in cases.items()}
+
+
+BY_ALPHA = dict(decay=lambda new, old, lr, alpha, decay: new - alpha * decay * new)
 
 
 ADAMW_MISTAKES: dict[str, dict] = {
     "the weight decay comes before the update; subtract lr * weight_decay * p after it, of the new p":
         dict(decay=lambda new, old, lr, alpha, decay: new - lr * decay * old),
-    "the weight decay is scaled by alpha_t, the corrected step size; it is lr * weight_decay * p":
-        dict(decay=lambda new, old, lr, alpha, decay: new - alpha * decay * new),
+    "the weight decay is scaled by alpha_t, the corrected step size; it is lr * weight_decay * p": BY_ALPHA,
     "the weight decay comes before the update and is scaled by alpha_t; it is lr * weight_decay * p, after it":
         dict(decay=lambda new, old, lr, alpha, decay: new - alpha * decay * old),
     "the weight decay lacks lr; it is lr * weight_decay * p":
@@ -144,36 +158,54 @@ ADAMW_MISTAKES: dict[str, dict] = {
     "weights move up the gradient; subtract the update":
         dict(lr=-FEW_SETTINGS["lr"], decay=lambda new, old, lr, alpha, decay: new + lr * decay * new),
 }  # fmt: skip
+CLIP_MISTAKES: dict[str, dict] = {
+    "max_grad_norm is ignored": dict(clip=lambda g, most: g),
+    "every parameter is clipped by itself; the norm is of all gradients of a group together":
+        dict(clip=lambda g, most: g * (most / g.norm(dim=-1, keepdim=True)).clamp(max=1.0)),
+    "numbers are clipped, not the norm of all gradients together": dict(clip=lambda g, most: g.clamp(-most, most)),
+    "gradients are made max_grad_norm long; shorter ones stay as they are":
+        dict(clip=lambda g, most: g * most / g.norm() if most < math.inf else g),
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- the check
 
 
-def check_few_steps(student: Student, say: Say = print) -> tuple[bool, str]:
-    """Whether a few steps are right, where eps matters. If not, prints the errors and returns the mistake that fits."""
-    tensors = {"weights": FIRST_WEIGHTS, "gradients": gradients()}
-    asked = [ChildQuestion("few_steps", "optimizer", settings, tensors) for settings in FEW_CASES.values()]
-    answers, expected = student.ask_all(asked), few_steps_by_hand()
+def check_few_steps(student: Student, clips: bool, say: Say = print) -> tuple[bool, str, dict]:
+    """Whether a few steps are right, where eps matters. If not, prints the errors and returns the mistake that fits.
+
+    The third value: keywords of `adamw` for the weight decay that the student has; an edition that clips takes two.
+    """
+    tensors, cases = {"weights": FIRST_WEIGHTS, "gradients": gradients()}, CLIPPED_CASES if clips else FEW_CASES
+    asked = [ChildQuestion("few_steps", "optimizer", settings, tensors) for settings in cases.values()]
+    answers, expected = student.ask_all(asked), few_steps_by_hand(cases)
+    table = ADAMW_MISTAKES | (CLIP_MISTAKES if clips else {})
 
     def are(steps: dict[str, torch.Tensor]) -> bool:
         return all(alike(answer.tensors, (step,)) for answer, step in zip(answers, steps.values(), strict=True))
 
-    if are(expected):
-        return True, ""
+    decays = ({}, BY_ALPHA) if clips else ({},)
+    for decay in decays:
+        if are(few_steps_by_hand(cases, **decay)):
+            return True, "", decay
     for answer, (what, step) in zip(answers, expected.items(), strict=True):
         report_run(f"{FEW_STEPS} steps against the formulas, {what}", answer, step, say)
-    return False, next((said for said, wrong in ADAMW_MISTAKES.items() if are(few_steps_by_hand(**wrong))), "")
+    tried = ((said, {**decay, **wrong}) for decay in decays for said, wrong in table.items())
+    return False, next((said for said, wrong in tried if are(few_steps_by_hand(cases, **wrong))), ""), {}
 
 
-def late_or_grouped_fault(student: Student) -> str:
-    """What is wrong where a gradient is absent at first, or groups have settings of their own; "" if nothing is."""
+def late_or_grouped_fault(student: Student, decay: dict) -> str:
+    """What is wrong where a gradient is absent at first, or groups have settings of their own; "" if nothing is.
+
+    decay: the third value of `check_few_steps`.
+    """
     tensors, decayed = {"weights": FIRST_WEIGHTS, "gradients": gradients()}, FEW_CASES["eps 0.1, weight decay 0.4"]
     own = [decayed, {**FEW_SETTINGS, "lr": 0.02, "betas": (0.3, 0.5), "eps": 0.3, "correct_bias": False}]
     cases = {
         "a parameter without gradient (None) is to be skipped, and its steps count from its first gradient":
-            ({**decayed, "late": 1}, [adamw(first_step=1, **decayed)[0], adamw(**decayed)[1]]),
+            ({**decayed, "late": 1}, [adamw(first_step=1, **decayed, **decay)[0], adamw(**decayed, **decay)[1]]),
         "each group of self.param_groups has settings of its own: group['lr'], group['betas'], ...":
-            ({"own": own}, [adamw(**each)[row] for row, each in enumerate(own)]),
+            ({"own": own}, [adamw(**each, **decay)[row] for row, each in enumerate(own)]),
     }  # fmt: skip
     for sentence, (settings, expected) in cases.items():
         answer = student.ask(ChildQuestion("few_steps", "optimizer", settings, tensors))
@@ -210,9 +242,25 @@ def adamw_mistake(pytorch_is_right: bool, few_are_right: bool, trouble: str, mis
     return f"no usual mistake fits. {hint}"
 
 
-def check_adamw(student: Student, say: Say = print) -> bool:
-    """Make the three checks, print their lines and the verdict. Returns whether all is right."""
+def report_published(answer: ChildAnswer, clips: bool, say: Say = print) -> bool:
+    """Print whether the course's run gives its weights: within its own tolerance where a decay of its own made them."""
+    what, expected = f"{TOY_STEPS} steps against the published weights", torch.tensor(PUBLISHED_WEIGHTS)
+    if not clips or answer.trouble or len(answer.tensors) != 1 or answer.tensors[0].shape != expected.shape:
+        return report_run(what, answer, expected, say)
+    expected = torch.tensor(CLIPPED_WEIGHTS)
+    passed = torch.allclose(expected, answer.tensors[0].float(), COURSE_RTOL, COURSE_ATOL)
+    error, limit = (answer.tensors[0] - expected).abs().max().item(), f"{COURSE_ATOL:g} + {COURSE_RTOL:g} of a weight"
+    say(f"{what}: largest error {error:.1e}, the course's tolerance {limit}: {'ok' if passed else 'WRONG'}")
+    return passed
+
+
+def check_adamw(student: Student, clips: bool = False, say: Say = print) -> bool:
+    """Make the three checks, print their lines and the verdict. Returns whether all is right.
+
+    clips: the edition's AdamW has an argument `max_grad_norm`.
+    """
     problem, with_decay = toy_problem(), {"lr": 1e-3, "weight_decay": 1e-4, "correct_bias": True}
+    with_decay |= {"max_grad_norm": 0.9} if clips else {}
     # eps is added before the bias correction here and after it in PyTorch: it must be tiny for the two to agree
     without_decay = {"lr": 1e-3, "weight_decay": 0.0, "eps": 1e-12}
     asked = [ChildQuestion("train", "optimizer", settings, problem) for settings in (with_decay, without_decay)]
@@ -220,14 +268,14 @@ def check_adamw(student: Student, say: Say = print) -> bool:
         training = pool.submit(questions.train, **problem, optimizer=torch.optim.AdamW, **without_decay)
         ours, ours_without = student.ask_all(asked)
         theirs = training.result()
-    expected = torch.tensor(PUBLISHED_WEIGHTS)
-    published = report_run(f"{TOY_STEPS} steps against the published weights", ours, expected, say)
+    published = report_published(ours, clips, say)
     pytorch = report_run(f"{TOY_STEPS} steps against torch.optim.AdamW without weight decay", ours_without, theirs, say)
     trouble = ours_without.line
-    few, mistake = (False, f"AdamW: {trouble}") if trouble else check_few_steps(student, say)
+    few, mistake, decay = (False, f"AdamW: {trouble}", {}) if trouble else check_few_steps(student, clips, say)
     if published and pytorch and few:
-        fault = closure_fault(student) or late_or_grouped_fault(student) or None
-        return report_verdict("Optimizer", student, fault, say)
+        fault = closure_fault(student) or late_or_grouped_fault(student, decay)
+        return report_verdict("Optimizer", student, fault or None, say)
+    expected = torch.tensor(CLIPPED_WEIGHTS if clips else PUBLISHED_WEIGHTS)
     if len(ours.tensors) == 1 and ours.tensors[0].shape == expected.shape:
         if torch.allclose(expected, ours.tensors[0].float(), COURSE_RTOL, COURSE_ATOL):
             say(

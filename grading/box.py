@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from grading.archive import FormatError, read_archive, read_entry
 from grading.asking import ChildAnswer, ChildQuestion, Student, has_context, takes_attention
-from grading.editions import BUNDLED_NORM, DEFAULT_EDITION, EDITIONS
+from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.entries import archive_problems
 from grading.programs import GradingError, GradingParser, printable, run_main
 from grading.rules import Report
@@ -106,10 +106,9 @@ def run_checks(
 ) -> list[Executed]:
     """The verdicts on a student's code, in the order in which one writes it.
 
-    folder: the submission's files, of which plain files alone are copied into the box. edition: a key of `EDITIONS`; of
-    one with another norm than `parts.json` has, the rotary embedding and AdamW alone are judged. seed: a secret that
-    decides all inputs, for messages that are the same in each run; None draws them. tell: is given each verdict at
-    once. Call it from a thread that lives as long as the checks do: the box ends with it.
+    folder: the submission's files, of which plain files alone are copied into the box. edition: a key of `EDITIONS`.
+    seed: a secret that decides all inputs, for messages that are the same in each run; None draws them. tell: is given
+    each verdict at once. Call it from a thread that lives as long as the checks do: the box ends with it.
     """
     executed: list[Executed] = []
 
@@ -145,9 +144,8 @@ def each_check(folder: Path, edition: str, box: Box, drawer: random.Random) -> I
     passed = True
     try:
         with BoxedStudent(Path(folder), box=box) as student:
-            checks = (check_scripts, check_parts) if EDITIONS[edition].norm == BUNDLED_NORM else (check_scripts,)
-            for check in checks:
-                for one in check(student, drawer):
+            for check in (check_scripts, check_parts):
+                for one in check(student, drawer, edition):
                     passed = passed and one.passed
                     yield one
             trouble = student.finish()
@@ -157,26 +155,33 @@ def each_check(folder: Path, edition: str, box: Box, drawer: random.Random) -> I
         yield Executed(START, False, str(error))
 
 
-def check_scripts(student: BoxedStudent, drawer: random.Random) -> Iterator[Executed]:
+def check_scripts(student: BoxedStudent, drawer: random.Random, edition: str) -> Iterator[Executed]:
     """What `rope_test.py` and `optimizer_test.py` say, with drawn inputs beside the published ones."""
     from grading.adamw import check_adamw
     from grading.drawn import draw_salt
     from grading.rotation import check_rotation
 
-    for part, check in ((ROPE, partial(check_rotation, seed=draw_salt((), drawer))), (ADAMW, check_adamw)):
+    for part, check in (
+        (ROPE, partial(check_rotation, seed=draw_salt((), drawer))),
+        (ADAMW, partial(check_adamw, clips=EDITIONS[edition].clips)),
+    ):
         lines: list[str] = []
         passed = check(student, say=lines.append)
         said = lines[-1].partition(": ")[2]
         yield Executed(part, True) if passed else Executed(part, False, said, student.tail())
 
 
-def check_parts(student: BoxedStudent, drawer: random.Random) -> Iterator[Executed]:
+def check_parts(student: BoxedStudent, drawer: random.Random, edition: str) -> Iterator[Executed]:
     """The verdict on every part, as `sanity_check.py --parts` gives it, on a model that is drawn for this run."""
-    from grading import drawn, parts
+    from grading import drawn, parts, small_model
 
-    kinds, in_context = parts.kinds_to_check(student, None), has_context(student)
+    small_model.NORM.set(EDITIONS[edition].norm)
+    kinds = parts.kinds_to_check(student, Namespace(edition=edition, attention=None))
+    in_context = has_context(student)
     drawn.draw_salt(kinds, drawer)
-    asked = parts.all_parts(kinds, "causal" not in kinds or takes_attention(student), in_context)
+    asked = parts.all_parts(
+        kinds, "causal" not in kinds or takes_attention(student), in_context, EDITIONS[edition].sampling
+    )
     for one in parts.judge(student, asked, drawn.right_numbers(kinds, in_context), drawn.TOLERANCE):
         said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
         is_right = one.verdict == "ok"

@@ -10,6 +10,7 @@ import random
 
 from grading import small_model as small
 from grading.compare import Tensors, alike
+from grading.editions import NORMS
 from grading.mistakes import GENERATE_MISTAKES
 from grading.parts import IMPORT
 from grading.rotation import rotate_both
@@ -42,7 +43,7 @@ def tells_texts_apart(causal: bool) -> bool:
 
 def smallest_lead(causal: bool) -> float:
     """By how much the logit of the likeliest token exceeds the next one, at least, when `PROMPTS` are continued."""
-    texts = small.likeliest_text(causal, small.last_tokens, small.NEW_TOKENS, SALT.get())
+    texts = small.likeliest_text(causal, small.last_tokens, small.NEW_TOKENS, small.NORM.get(), SALT.get())
     leads = []
     for length in range(small.PROMPTS.shape[1], texts.shape[1]):
         first, second = small.llama(small.last_tokens(texts[:, :length]), causal)[0].topk(2).values.unbind(-1)
@@ -60,7 +61,7 @@ def right_numbers(kinds: tuple[str, ...], in_context: bool) -> dict[str, Tensors
     starts = (small.KEY_START, *small.QUERY_STARTS.tolist())
     numbers = {
         IMPORT: (),
-        "RMSNorm": (small.norm(x, below(weights, "norm.")["weight"], small.NORM_EPS),),
+        NORMS[small.NORM.get()]: (small.normed(x, small.final_norm(), small.NORM_EPS),),
         "rotary embedding":
             small.turned_later(query, key, starts) if in_context else rotate_both(query, key, small.THETA),
         "feed-forward": (small.feed_forward(x, below(weights, "layers.0.feed_forward.")),),
@@ -80,6 +81,7 @@ def _of_kind(kind: str, in_context: bool) -> dict[str, Tensors]:
         "layer": (layer, small.queried(layer)) if in_context else (layer,),
         "embedding and head": small.llama(small.TOKENS, causal),
         "generate": small.generate(causal),
+        "sampling": (),
         "loading": (),
         "zero-shot classifier": (small.zero_shot(causal),),
         "embedding classifier": small.embedding(causal),

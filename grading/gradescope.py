@@ -267,8 +267,8 @@ def main() -> int:
     parser.add_argument("--data", metavar="DIR", help="data sets with gold labels (default: the usual folders)")
     parser.add_argument("--max_per_day", metavar="N", type=whole_number, default=0, help="graded; 0: all")
     parser.add_argument("--time_limit", metavar="SECONDS", type=float, default=LIMITS.seconds, help="for each test")
-    parser.add_argument("--torch_index", metavar="URL", default="", help="where pip finds PyTorch for processors alone, "
-                        "as PyTorch's page on installing it says; without it pip may bring gigabytes for GPUs")  # fmt: skip
+    index = "where pip finds PyTorch for processors alone; without it pip may bring gigabytes for GPUs"
+    parser.add_argument("--torch_index", metavar="URL", default="", help=index)
     args = parser.parse_args()
     if args.run:
         grade(Path(args.run))

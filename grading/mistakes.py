@@ -33,6 +33,29 @@ NORM_MISTAKES = {
     "the mean runs over everything, not over dim=-1": lambda x, w, eps: x / (x.square().mean() + eps).sqrt() * w,
 }  # fmt: skip
 
+LAYER_NORM_MISTAKES = {
+    "the mean is not subtracted, as in RMSNorm": lambda x, w, b, eps: norm(x, w, eps) + b,
+    "the mean is subtracted, and what is left is divided by the root mean square of x":
+        lambda x, w, b, eps: (x - x.mean(-1, keepdim=True)) / (mean_square(x) + eps).sqrt() * w + b,
+    "the mean is not subtracted, but it divides by the standard deviation":
+        lambda x, w, b, eps: x / (x.var(-1, correction=0, keepdim=True) + eps).sqrt() * w + b,
+    "the variance divides by n - 1, as torch.var does; it is the mean of the squares (unbiased=False)":
+        lambda x, w, b, eps: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w + b,
+    "eps stands outside the root, not inside":
+        lambda x, w, b, eps: (y := x - x.mean(-1, keepdim=True)) / (mean_square(y).sqrt() + eps) * w + b,
+    "eps stands outside the root, and the deviation divides by n - 1":
+        lambda x, w, b, eps: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) * w + b,
+    "the root is missing":
+        lambda x, w, b, eps: (y := x - x.mean(-1, keepdim=True)) / (mean_square(y) + eps) * w + b,
+    "eps is missing, or not the one that LayerNorm was given": lambda x, w, b, eps: small.layer_norm(x, w, b, 1e-6),
+    "the weight is missing": lambda x, w, b, eps: small.layer_norm(x, 1.0, b, eps),
+    "the bias is missing": lambda x, w, b, eps: small.layer_norm(x, w, 0.0, eps),
+    "it multiplies by the weight and adds the bias twice; forward does that, _norm does not":
+        lambda x, w, b, eps: small.layer_norm(x, w, b, eps) * w + b,
+    "mean and variance run over positions, not over dim=-1":
+        lambda x, w, b, eps: (y := x - x.mean(1, keepdim=True)) / (mean_square(y, 1) + eps).sqrt() * w + b,
+}  # fmt: skip
+
 MASK_MISTAKES = {
     "there is a causal mask, which this reference has not (an edition that has it: --attention causal)":
         dict(visible=torch.tril),
@@ -211,7 +234,7 @@ POOLS = {
         lambda hidden, causal: at(hidden, small.LAST_TOKENS),
     "the hidden state is normalised once more; the model has done that":
         lambda hidden, causal:
-            norm(small.last_state(hidden, causal), small.small_weights()["norm.weight"].double(), small.EPS),
+            small.normed(small.last_state(hidden, causal), small.final_norm(), small.EPS),
 }  # fmt: skip
 POOL_MISTAKES = {sentence: dict(pool=pool) for sentence, pool in POOLS.items()}
 

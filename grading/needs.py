@@ -298,7 +298,7 @@ def _text(files: Files, name: str) -> str:
 
 def check_needs(files: Files, edition: Edition, package: Package, report: Report) -> None:
     """Report a problem for a need of the required files, a warning for one of other scripts, such as graders."""
-    needs = find_needs(files, edition, package)
+    needs, packs = find_needs(files, edition, package), edition.packs_listed
     for each, messages, by, end, codes in (
         (needs.required, report.problems, "", ", which cannot run without", REQUIRED_CODES),
         (needs.others, report.warnings, " by other scripts", "", OTHER_CODES),
@@ -306,10 +306,10 @@ def check_needs(files: Files, edition: Edition, package: Package, report: Report
         messages += [Message(fault, codes[0], fault.file) for fault in each.faults[:MAX_FAULTS]]
         if each.absent:
             said = f"imported or read{by} but not in the submission{end}: {_placed(each.absent, None)}"
-            messages.append(Message(said, codes[1]))
-        if each.libraries:
+            (messages if packs else report.notes).append(Message(said, codes[1] if packs else OTHER_CODES[1]))
+        if libraries := {name: place for name, place in each.libraries.items() if name not in edition.libraries}:
             what = "but neither in the submission nor among the libraries that the course's set-up installs"
-            messages.append(Message(f"imported{by}, {what}: {_placed(each.libraries, MAX_LIBRARIES)}", codes[2]))
+            messages.append(Message(f"imported{by}, {what}: {_placed(libraries, MAX_LIBRARIES)}", codes[2]))
     if needs.unread:
         said = f"too large to look at what they import: {few(needs.unread)}"
         report.warnings.append(Message(said, "E036-unread", needs.unread[0]))

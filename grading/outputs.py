@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from grading.editions import ACCURACY_BANDS, EDITIONS, LABEL_NAMES, OUTPUT_KINDS, REFERENCE_ACCURACIES, TEXT_PROMPT
+from grading.editions import ACCURACY_BANDS, LABEL_NAMES, OUTPUT_KINDS, TEXT_PROMPT, reference_accuracies
 from grading.findings import Message
 from grading.lines import LabelledLine, create_data, has_gold_labels, majority_accuracy, parse_line, prompt_suffix
 from grading.programs import find_asset
@@ -99,14 +99,13 @@ def _check_output(
     _compare(name, kind, rows, data, prompt, report)
     if len(rows) == len(data) and None not in rows:
         report.scores[name], report.labels[name] = _score(rows, data), [row.label for row in rows]
-        if EDITIONS[rules.edition].norm == "rms":
-            report.warnings += _outside_band(name, dataset, split, kind, report.scores[name])
+        means = reference_accuracies(rules.edition).get((dataset, kind), (None, None))
+        report.warnings += _outside_band(name, dataset, means[split == "test"], report.scores[name])
 
 
-def _outside_band(name: str, dataset: str, split: str, kind: str, score: Score) -> list[str]:
+def _outside_band(name: str, dataset: str, reference: float | None, score: Score) -> list[str]:
     """A warning for an accuracy further from the reference's than the grade A allows."""
-    dev, test = REFERENCE_ACCURACIES.get((dataset, kind), (None, None))
-    reference, accuracy, band = dev if split == "dev" else test, score.accuracy, ACCURACY_BANDS[dataset]
+    accuracy, band = score.accuracy, ACCURACY_BANDS[dataset]
     if None in (reference, accuracy) or score.lines < ENOUGH_LINES or round(abs(accuracy - reference), 3) <= band:
         return []
     said = f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}, and {band:g} around it is asked for"

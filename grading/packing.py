@@ -22,7 +22,7 @@ from grading.needs import DRIVER, find_needs, outermost
 from grading.package import MAPPINGS, Package, files_of, is_carried
 from grading.programs import GradingError, atomic_write, check_writable, few, printable
 from grading.rules import EDITIONS, Report, Rules
-from grading.submission import CLUTTER, FOREIGN, any_of, check_bytes
+from grading.submission import CLUTTER, any_of, check_bytes, is_foreign
 
 MAX_TOLD = 100  # names in a note
 OWN_PARTS = "this package's tests, pages, builders, results and data sets, and what editors leave behind,"
@@ -70,7 +70,7 @@ def create_zip(
 def _choose(folder: Path, edition: Edition, package: Package) -> tuple[dict[str, Path], list[str]]:
     """The files to pack, by their names in the submission, and notes on files that are left out or added."""
     left_out: list[str] = []
-    files, notes = dict(_walk(folder, left_out)), []
+    files, notes = dict(_walk(folder, left_out, edition)), []
     if folder.resolve() == package.root:
         own = [name for name in files if not is_carried(name) or any(map(SCRATCH.match, name.split("/")))]
         for name in own:
@@ -101,7 +101,7 @@ def _absent_mappings(files: dict[str, Path]) -> set[str]:
     return {name for name in MAPPINGS if name not in files} if is_named else set()
 
 
-def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:
+def _walk(root: Path, left_out: list[str], edition: Edition) -> Iterator[tuple[str, Path]]:
     """The files to pack, with their names below `root`. Others are named in `left_out`; links are never followed."""
     folders = [root]
     while folders:
@@ -109,7 +109,7 @@ def _walk(root: Path, left_out: list[str]) -> Iterator[tuple[str, Path]]:
             name = path.relative_to(root).as_posix()
             if path.is_symlink():
                 left_out.append(f"{name} (a link)")
-            elif any(pattern.match(path.name) for pattern in (FOREIGN, CLUTTER)) or (path / "pyvenv.cfg").exists():
+            elif is_foreign(name, edition) or CLUTTER.match(path.name) or (path / "pyvenv.cfg").exists():
                 left_out.append(name)
             elif (path / "conda-meta").exists():
                 left_out.append(name)

@@ -5,67 +5,35 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from grading import mistakes, rotation
 from grading import small_model as small
 from grading.asking import ChildAnswer, ChildQuestion, Student, has_context, takes_attention
+from grading.checked import DROPOUT, IMPORT, CheckedPart, Finding, small_config, with_mistakes
 from grading.compare import Tensors, alike
-from grading.editions import ATTENTION_KINDS
+from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
+from grading.generating import generate_part, sampling_part
 from grading.programs import PARTS_FILE, GradingError, find_own, read_text
 from grading.small_model import SMALL_SHAPE, below, in_double, small_weights
 
-IMPORT = "import of llama.py"
+LATER_NORM = ", LayerNorm"
 TRAINED = ("norm_or_feed_forward", "rotate", "scores", "attention", "layer")  # asked for gradients, too
-DROPOUT = 0.5  # acts in training only
 
 
-class CheckedPart(NamedTuple):
-    """One thing that a student writes: the question about it, and what each usual mistake would answer.
-
-    where: the class or function in the student's files. needs: the names of the parts that this one calls; it cannot
-    be right while they are wrong. read: makes of the answer the numbers that are judged. judged: how many of the
-    stored tensors; None: all. drawn: the explanation if the numbers differ from call to call.
-    """
-
-    name: str
-    where: str
-    question: ChildQuestion
-    mistakes: dict[str, Callable[[], torch.Tensor | Tensors]]
-    needs: tuple[str, ...] = ()
-    read: Callable[[ChildAnswer], ChildAnswer] = lambda answer: answer
-    judged: int | None = None
-    drawn: str = "it gives other numbers each time; is there dropout in evaluation?"
-
-
-class Finding(NamedTuple):
-    """The verdict on a part: "ok", "WRONG", "not written yet" or "not judged"; and a sentence that explains it."""
-
-    part: CheckedPart
-    verdict: str
-    sentence: str = ""
-
-
-def kinds_to_check(student: Student, wanted: str | None) -> tuple[str, ...]:
+def kinds_to_check(student: Student, args: Namespace) -> tuple[str, ...]:
     """The kinds of attention that the student's model should know."""
-    if wanted:
-        return (wanted,)
+    edition = EDITIONS[args.edition]
+    if args.attention or edition.norm != BUNDLED_NORM:
+        return (args.attention or edition.attention,)
     return ATTENTION_KINDS if takes_attention(student) else ("bidirectional",)
 
 
 # -------------------------------------------------------------------------------------------------- the parts
-
-
-def small_config(kind: str) -> dict[str, Any]:
-    return {**SMALL_SHAPE, "attention": kind, "dropout": DROPOUT}
-
-
-def with_mistakes(by_hand: Callable, table: dict[str, dict], *arguments) -> dict[str, Callable]:
-    return {sentence: partial(by_hand, *arguments, **wrong) for sentence, wrong in table.items()}
 
 
 def ask_module(name: str, weights: dict, *arguments: float) -> ChildQuestion:
@@ -80,10 +48,11 @@ def import_part() -> CheckedPart:
 
 def norm_part() -> CheckedPart:
     weights = below(small_weights(), "norm.")
-    inputs = (small.states().double(), weights["weight"].double(), small.NORM_EPS)
-    wrong = {said: partial(norm, *inputs) for said, norm in mistakes.NORM_MISTAKES.items()}
-    question = ask_module("RMSNorm", weights, small.DIM, small.NORM_EPS)
-    return CheckedPart("RMSNorm", "class RMSNorm in llama.py", question, wrong, (IMPORT,))
+    inputs, name = (small.states().double(), *in_double(weights).values(), small.NORM_EPS), NORMS[small.NORM.get()]
+    table = mistakes.LAYER_NORM_MISTAKES if "bias" in weights else mistakes.NORM_MISTAKES
+    wrong = {said: partial(norm, *inputs) for said, norm in table.items()}
+    where = "class LayerNorm in llama.py or base_llama.py" if "bias" in weights else "class RMSNorm in llama.py"
+    return CheckedPart(name, where, ask_module(name, weights, small.DIM, small.NORM_EPS), wrong, (IMPORT,))
 
 
 def rotary_part(in_context: bool) -> CheckedPart:
@@ -133,7 +102,13 @@ def layer_part(in_context: bool, kind: str) -> CheckedPart:
     if in_context:
         question.tensors["at"] = small.AT
         wrong |= with_mistakes(small.layer_in_context, mistakes.CONTEXT_MISTAKES, *inputs)
-    needs = ("RMSNorm", "feed-forward", "rotary embedding", f"scores and softmax, {kind}", f"grouped queries, {kind}")
+    needs = (
+        NORMS[small.NORM.get()],
+        "feed-forward",
+        "rotary embedding",
+        f"scores and softmax, {kind}",
+        f"grouped queries, {kind}",
+    )
     judged = None if in_context else 1
     return CheckedPart(f"layer, {kind}", "LlamaLayer.forward in llama.py", question, wrong, needs, judged=judged)
 
@@ -142,24 +117,8 @@ def model_part(kind: str) -> CheckedPart:
     tensors = {"weights": small_weights(), "tokens": small.TOKENS}
     question = ChildQuestion("llama", "llama", {"config": small_config(kind)}, tensors)
     wrong = with_mistakes(small.llama, mistakes.LLAMA_MISTAKES, small.TOKENS, kind == "causal")
-    needs = ("RMSNorm", f"layer, {kind}")
+    needs = (NORMS[small.NORM.get()], f"layer, {kind}")
     return CheckedPart(f"embedding and head, {kind}", "Llama.forward in llama.py", question, wrong, needs)
-
-
-def generate_part(kind: str) -> CheckedPart:
-    settings, tensors = {"config": small_config(kind)}, {"weights": small_weights(), "tokens": small.PROMPTS}
-    question = ChildQuestion("generate", "llama", {**settings, "new": small.NEW_TOKENS}, tensors)
-    wrong = with_mistakes(small.generate, mistakes.GENERATE_MISTAKES, kind == "causal")
-    needs, where = (f"layer, {kind}", f"embedding and head, {kind}"), "Llama.generate in llama.py"
-    return CheckedPart(f"generate, {kind}", where, question, wrong, needs, has_drawn, drawn=mistakes.ALWAYS_DRAWN)
-
-
-def has_drawn(answer: ChildAnswer) -> ChildAnswer:
-    """In the place of the last text, which is drawn: 1 if it differs from the likeliest one, the first, else 0."""
-    if answer.trouble:
-        return answer
-    *texts, hot = answer.tensors
-    return ChildAnswer((*texts, torch.tensor(float(not torch.equal(hot, texts[0])))))
 
 
 def loading_part(kind: str) -> CheckedPart:
@@ -195,22 +154,27 @@ def embedding_part(kind: str) -> CheckedPart:
     tensors = {"weights": small_weights(), "tokens": small.PADDED, "head": small.head_weights()}
     question = ChildQuestion("embedding", "classifier", classifier_settings(kind), tensors)
     wrong = with_mistakes(small.embedding, mistakes.EMBEDDING_MISTAKES, kind == "causal")
-    needs = ("RMSNorm", f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
+    needs = (NORMS[small.NORM.get()], f"layer, {kind}", f"embedding and head, {kind}", f"loading, {kind}")
     where = "class LlamaEmbeddingClassifier in classifier.py"
     return CheckedPart(f"embedding classifier, {kind}", where, question, wrong, needs)
 
 
-def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True, in_context: bool = True) -> list[CheckedPart]:
+def all_parts(
+    kinds: tuple[str, ...], has_classifiers: bool = True, in_context: bool = True, sampling: str = "plain"
+) -> list[CheckedPart]:
     """Every part, in the order in which one writes them.
 
     has_classifiers: False leaves out the classifiers of a causal model. How an edition with one causal kind reads a
     text is not known. in_context: False asks parts for what the hand-out's model gives them, without context and mask.
+    sampling: a key of `editions.SAMPLINGS`.
     """
     classifying = [kind for kind in kinds if has_classifiers or kind == "bidirectional"]
     ask_scores, ask_layer = partial(scores_part, in_context), partial(layer_part, in_context)
+    ask_texts = partial(generate_part, sampling=sampling)
+    drawing = [] if sampling == "plain" else [sampling_part(kind, sampling) for kind in kinds]
     return [
         import_part(), norm_part(), rotary_part(in_context), *map(ask_scores, kinds), *map(attention_part, kinds),
-        feed_forward_part(), *map(ask_layer, kinds), *map(model_part, kinds), *map(generate_part, kinds),
+        feed_forward_part(), *map(ask_layer, kinds), *map(model_part, kinds), *map(ask_texts, kinds), *drawing,
         *map(loading_part, kinds), *map(zero_shot_part, classifying), *map(embedding_part, classifying),
     ]  # fmt: skip
 
@@ -218,15 +182,20 @@ def all_parts(kinds: tuple[str, ...], has_classifiers: bool = True, in_context: 
 # ----------------------------------------------------------------------------------------------- the verdicts
 
 
-def stored_numbers() -> dict[str, Tensors] | None:
-    """The right numbers of every part by its name; None where the file is not here."""
+def stored_numbers(norm: str = BUNDLED_NORM) -> dict[str, Tensors] | None:
+    """The right numbers of every part by its name, for a model with this norm; None where the file is not here.
+
+    In the file the names of parts with a LayerNorm end in its name, where there is a part with an RMSNorm as well.
+    """
     path = find_own(PARTS_FILE)
     if path is None:
         return None
     try:
-        return {name: tuple(map(torch.tensor, numbers)) for name, numbers in json.loads(read_text(path)).items()}
+        numbers = {name: tuple(map(torch.tensor, each)) for name, each in json.loads(read_text(path)).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise GradingError(f"{path} is damaged ({error}); get it again") from None
+    others = {name.removesuffix(LATER_NORM): numbers.pop(name) for name in [*numbers] if name.endswith(LATER_NORM)}
+    return numbers | others if norm == "layer" else numbers
 
 
 def judge(
@@ -288,20 +257,31 @@ def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: 
     return f"off by up to {error:.1e}, and no usual mistake gives these numbers"
 
 
-def check_parts(student: Student, expected: dict[str, Tensors] | None, args: Namespace, whole_is_right: bool) -> bool:
+def check_parts(
+    student: Student,
+    expected: dict[str, Tensors] | None,
+    args: Namespace,
+    whole_is_right: bool,
+    told: dict[str, Any] | None = None,
+) -> bool:
     """Whether every part is right. Prints a line for each, unless the whole is right and `--parts` was not given.
 
     expected: `stored_numbers()`, read before the student's code first ran, as that code can write to any file.
+    told: gets the verdicts as plain values, under "parts".
     """
     if expected is None:
         if args.parts:
             raise GradingError(f"--parts needs {PARTS_FILE}, which is not here")
         print(f"note: {PARTS_FILE} is not here, so neither the parts nor classifier.py were checked", file=sys.stderr)
         return True
-    kinds = kinds_to_check(student, args.attention)
+    kinds = kinds_to_check(student, args)
     has_classifiers = "causal" not in kinds or takes_attention(student)
-    parts = all_parts(kinds, has_classifiers, has_context(student))
+    parts = all_parts(kinds, has_classifiers, has_context(student), EDITIONS[args.edition].sampling)
     findings = [*judge(student, parts, expected)]
+    if told is not None:
+        keys = ("name", "where", "verdict", "sentence")
+        rows = [(one.part.name, one.part.where, one.verdict, one.sentence) for one in findings]
+        told["parts"] = [dict(zip(keys, row, strict=True)) for row in rows]
     if whole_is_right and not args.parts and all(one.verdict == "ok" for one in findings):
         return True
     print(f"Part by part, on a small model ({PARTS_FILE} holds what others computed):")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from grading import wire
+from grading import adapted, wire
 from grading.returned import StateDict, Wrong, check_gradients, check_takes, is_float, numbers_of
 
 Weights = dict[str, torch.Tensor]
@@ -37,7 +37,7 @@ def answer(header: dict, data: bytes) -> Weights:
             arguments.setdefault(argument, {})[inner] = tensor
         else:
             arguments[argument] = tensor
-    returned = QUESTIONS[header["question"]](**arguments)
+    returned = adapted.call(header["question"], QUESTIONS[header["question"]], arguments)
     for name, tensor in given.items():
         if not torch.equal(tensor, sent[name]):
             raise Wrong(f"it changes its input {name} in place; make a new tensor")
@@ -206,13 +206,13 @@ def llama(config: dict, weights: Weights, tokens: torch.Tensor) -> Any:
     return logits, hidden, model(tokens, tokens)[0]
 
 
-def generate(config: dict, weights: Weights, tokens: torch.Tensor, new: int) -> Any:
-    """Each row's continuation at temperature 0; the first row's near 0, and where nearly all tokens are as likely."""
+def generate(config: dict, weights: Weights, tokens: torch.Tensor, new: int, hot: tuple = (NEARLY_0, HOT)) -> Any:
+    """Each row's continuation at temperature 0; the first row's at others: near 0, and where all are as likely."""
     model = make("Llama", weights, make_config(config))
     texts = [model.generate(row[None], new, temperature=0.0) for row in tokens]  # one at a time, as run_llama.py does
     if any(map(is_float, texts)):
         raise Wrong(f"it returns {texts[0].dtype}, not whole numbers".replace("torch.", ""))
-    return *texts, *(model.generate(tokens[:1], new, temperature=each) for each in (NEARLY_0, HOT))
+    return *texts, *(model.generate(tokens[:1], new, temperature=each) for each in hot)
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints
@@ -231,18 +231,18 @@ def names_attention() -> tuple:
     return ()
 
 
-def load(path: str, attention: str) -> torch.nn.Module:
+def load(path: str, attention: str, norm: str | None = None) -> torch.nn.Module:
     """The student's model of a checkpoint. A load_pretrained with one kind of attention gets no argument for it."""
     load_pretrained = student("llama", "load_pretrained")
-    if "attention" in inspect.signature(load_pretrained).parameters:
-        return load_pretrained(path, attention=attention).eval()
-    return load_pretrained(path).eval()
+    known = inspect.signature(load_pretrained).parameters
+    given = {name: value for name, value in (("attention", attention), ("norm", norm)) if name in known and value}
+    return load_pretrained(path, **given).eval()
 
 
 @torch.no_grad()  # not inference_mode: tables that the code keeps from here could then not be used in training
-def model(path: str, attention: str, device: str, tokens: torch.Tensor) -> Any:
-    """Hidden states and logits of a checkpoint's model."""
-    logits, hidden_states = load(path, attention).to(device)(tokens.to(device))
+def model(path: str, attention: str, device: str, tokens: torch.Tensor, norm: str | None = None) -> Any:
+    """Hidden states and logits of a checkpoint's model. norm: None: the checkpoint's own."""
+    logits, hidden_states = load(path, attention, norm).to(device)(tokens.to(device))
     return hidden_states, logits
 
 

@@ -13,9 +13,10 @@ import torch
 
 from grading import small_model
 from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
+from grading.checked import small_config
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
-from grading.parts import kinds_to_check, small_config
+from grading.parts import kinds_to_check
 from grading.programs import DefaultText, GradingError, find_course_file, find_own
 
 ATOL, RTOL = 1e-5, 1e-3
@@ -109,6 +110,8 @@ def check_shapes(checkpoint: Path, references: list[Reference]) -> None:
 def compute(student: Student, checkpoint: Path, reference: Reference, attention: str, device: str) -> ChildAnswer:
     """The student's hidden states and logits."""
     settings = {"path": str(checkpoint.resolve()), "attention": attention, "device": device}
+    if (norm := small_model.NORM.get()) != BUNDLED_NORM:
+        settings["norm"] = norm
     answer = student.ask(ChildQuestion("model", "llama", settings, {"tokens": reference.tokens}))
     if not answer.trouble and len(answer.tensors) != 2:
         return ChildAnswer(trouble=f"it returns {len(answer.tensors)} tensors, not logits and hidden states")
@@ -179,9 +182,10 @@ def find_given(args: Namespace, judged: Path) -> Given | None:
     absent = f"{missing} does not exist; "
     if not all(isinstance(name, DefaultText) for name in named):
         raise GradingError(f"{absent}a checkpoint that you name is checked against the course's tensors")
-    if edition.norm != BUNDLED_NORM:
+    if edition.norm != BUNDLED_NORM and not args.parts:
         raise GradingError(f"{absent}{args.edition} needs it, as no bundled tensors are of that edition")
-    checkpoint, reference = find_own(BUNDLED_CHECKPOINT), find_own(BUNDLED_REFERENCE)
+    bundled = (BUNDLED_CHECKPOINT, BUNDLED_REFERENCE) if edition.norm == BUNDLED_NORM else ()
+    checkpoint, reference = map(find_own, bundled) if bundled else (None, None)
     if args.parts and not (checkpoint and reference):
         print(f"note: no checkpoint is here ({missing}), so the whole model was not checked", file=sys.stderr)
         return None
@@ -197,7 +201,7 @@ def check_sanity(student: Student, args: Namespace, given: Given | None) -> bool
     if given is None:
         return True
     print(given.said)
-    kinds = kinds_to_check(student, args.attention) if given.is_bundled else ATTENTION_KINDS
+    kinds = kinds_to_check(student, args) if given.is_bundled else ATTENTION_KINDS
     references = [reference for reference in given.references if reference.attention in kinds]
     return check_model(student, given.checkpoint, references, args.device)
 
@@ -211,13 +215,10 @@ def norm_kind(student: Student) -> str | None:
     return "layer" if alike(answer.tensors[:1], answer.tensors[1:]) else "rms"
 
 
-def check_another_norm(student: Student, args: Namespace) -> bool:
-    """`check_sanity` for an edition with another norm than the bundled model's: against the course's tensors alone."""
-    given = find_given(args, student.folder)
-    norm, found = EDITIONS[args.edition].norm, norm_kind(student)
-    name = NORMS[norm]
-    if found not in (None, norm):
-        print(f"{args.edition} has {name}, and llama.py computes {NORMS[found]}: its numbers cannot be the same.")
+def has_other_norm(student: Student, edition: str) -> bool:
+    """Whether the student's layers have another norm than an edition; says so."""
+    norm, found = EDITIONS[edition].norm, norm_kind(student)
+    if found in (None, norm):
         return False
-    print(f"note: neither the parts nor classifier.py are checked for {name}", file=sys.stderr)
-    return check_sanity(student, args, given)
+    print(f"{edition} has {NORMS[norm]}, and llama.py computes {NORMS[found]}: its numbers cannot be the same.")
+    return True

@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from grading.editions import ADVANCED, EDITIONS, REFERENCE_ACCURACIES
+from grading.editions import ADVANCED, EDITIONS, reference_accuracies
 from grading.findings import Message
 from grading.outputs import OUTPUT
 from grading.programs import few
@@ -18,9 +18,9 @@ from grading.settings import Settings
 def reference_of(dataset: str, split: str, kind: str, settings: Settings) -> float | None:
     """The reference's accuracy, by the config or else by the course; None where it names none."""
     named = settings.references.get(f"{dataset}-{split}-{kind}")
-    if named is not None or EDITIONS[settings.edition].norm != "rms":
+    if named is not None:
         return named
-    dev, test = REFERENCE_ACCURACIES.get((dataset, kind), (None, None))
+    dev, test = reference_accuracies(settings.edition).get((dataset, kind), (None, None))
     return dev if split == "dev" else test
 
 

@@ -36,6 +36,7 @@ PROMPTS = torch.tensor(
     ((1, 34, 3, 15, 33, 20, 13, 12, 17, 28, 8, 31, 23, 21), (1, 19, 5, 38, 7, 23, 12, 11, 20, 39, 31, 33, 8, 30))
 )
 NEW_TOKENS = 8
+NORM = ContextVar("norm", default="rms")  # of the model: a key of `editions.NORMS`
 NEARLY_ALL = 0.999999  # of a hidden state dropped: the logits are then the bias
 SALT = ContextVar("salt", default=0)  # 0: the numbers of parts.json; another one draws other weights and inputs
 
@@ -53,12 +54,12 @@ def closed_form(name: str, *shape: int, scale: float = 1.0, shift: float = 0.0) 
 
 
 def small_weights() -> dict[str, torch.Tensor]:
-    """The state dict of a model of `SMALL_SHAPE`, under the checkpoint's names."""
-    return _salted_weights(SALT.get())
+    """The state dict of a model of `SMALL_SHAPE` with this `NORM` and `SALT`, under the checkpoint's names."""
+    return _weights(NORM.get(), SALT.get())
 
 
 @lru_cache
-def _salted_weights(salt: int) -> dict[str, torch.Tensor]:
+def _weights(norm: str, salt: int) -> dict[str, torch.Tensor]:
     key_dim = KV_HEADS * HEAD_DIM
     shapes = {
         "attention.compute_query": (DIM, DIM), "attention.compute_output": (DIM, DIM),
@@ -72,9 +73,15 @@ def _salted_weights(salt: int) -> dict[str, torch.Tensor]:
     for name, shape in {**shapes, "norm": (DIM,)}.items():
         if len(shape) == 1:
             weights[f"{name}.weight"] = closed_form(name, *shape, scale=0.5, shift=1.0)
+            if norm == "layer":
+                weights[f"{name}.bias"] = closed_form(f"{name}.bias", *shape, scale=0.5)
         else:
             weights[f"{name}.weight"] = closed_form(name, *shape, scale=2 / math.sqrt(shape[1]))
     return weights
+
+
+def final_norm() -> dict[str, torch.Tensor]:
+    return in_double(below(small_weights(), "norm."))
 
 
 def states() -> torch.Tensor:
@@ -108,6 +115,15 @@ def mean_square(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 def norm(x: torch.Tensor, weight: torch.Tensor | float, eps: float) -> torch.Tensor:
     return x / (mean_square(x) + eps).sqrt() * weight
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | float, bias: torch.Tensor | float, eps: float) -> torch.Tensor:
+    return norm(x - x.mean(-1, keepdim=True), weight, eps) + bias
+
+
+def normed(x: torch.Tensor, weights: dict[str, torch.Tensor], eps: float) -> torch.Tensor:
+    """The norm with these weights: a LayerNorm if there is a bias among them."""
+    return layer_norm(x, **weights, eps=eps) if "bias" in weights else norm(x, **weights, eps=eps)
 
 
 def attend(
@@ -185,7 +201,7 @@ def layer(
     """block: the output for x, attention a, feed-forward f, attention_norm m and ffn_norm n."""
     a = partial(attention, weights=below(weights, "attention."), causal=causal)
     f = partial(feed_forward, weights=below(weights, "feed_forward."))
-    m, n = (partial(norm, weight=weights[f"{name}.weight"], eps=eps) for name in ("attention_norm", "ffn_norm"))
+    m, n = (partial(normed, weights=below(weights, f"{name}."), eps=eps) for name in ("attention_norm", "ffn_norm"))
     return block(x, a, f, m, n)
 
 
@@ -216,7 +232,7 @@ def llama(
     h = embed(weights["tok_embeddings.weight"][tokens])
     for index in layers:
         h = layer(h, below(weights, f"layers.{index}."), causal)
-    after = norm(h, weights["norm.weight"], eps)
+    after = normed(h, below(weights, "norm."), eps)
     logits = finish(read(h, after) @ weights["output.weight"].T)
     return pick(logits), shown(h, after), logits
 
@@ -226,7 +242,7 @@ def last_tokens(idx: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache
-def likeliest_text(causal: bool, window: Callable, new: int, salt: int) -> torch.Tensor:
+def likeliest_text(causal: bool, window: Callable, new: int, norm: str, salt: int) -> torch.Tensor:
     idx = PROMPTS
     for _ in range(new):
         idx = torch.cat((idx, llama(window(idx), causal)[0].argmax(-1)), dim=1)
@@ -242,7 +258,7 @@ def generate(
     is_drawn: bool = True,
 ) -> Tensors:
     """The likeliest continuation of each row of `PROMPTS`; the first once more; and 1 where the last text is drawn."""
-    texts = finish(likeliest_text(causal, window, new, SALT.get())).double()
+    texts = finish(likeliest_text(causal, window, new, NORM.get(), SALT.get())).double()
     return *texts[:, None], texts[:1], torch.tensor(float(is_drawn))
 
 

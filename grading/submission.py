@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from grading.addition import folder_problems
 from grading.archive import MB, Archive, Entry, FormatError, read_archive, read_entry
 from grading.editions import ADVANCED, OUTPUT_KINDS, TEXTS, Edition
 from grading.entries import archive_problems, damaged_entries
@@ -35,6 +36,12 @@ def any_of(patterns: str) -> re.Pattern:
 # Never packed. A zip that holds the first is wrong (large, private or not the student's work); the second is clutter.
 FOREIGN = any_of(".git .venv venv env pyvenv.cfg conda-meta node_modules *.pt *.pth")
 CLUTTER = any_of("__pycache__ .*_cache .hypothesis .ipynb_checkpoints .DS_Store *.pyc *.zip *.resume* *.lock .*.tmp")
+
+
+def is_foreign(name: str, edition: Edition) -> bool:
+    """Whether a submission must not hold a file; the models in an edition's own folders belong there."""
+    is_model = name.split("/")[0] in edition.folders and name.endswith(".pth")
+    return not is_model and any(map(FOREIGN.match, name.split("/")))
 
 
 def _ignored(name: str) -> bool:
@@ -96,7 +103,8 @@ def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> No
         report.problems.append(Message(said, "E021-advanced", "", 0, len(ADVANCED), len(present)))
     if empty := [name for name in (*edition.required, *present) if name in files and files[name].central.size == 0]:
         report.problems.append(Message(f"empty files: {few(empty)}", "E019-empty", min(empty)))
-    if foreign := [name for name in files if any(map(FOREIGN.match, name.split("/")))]:
+    report.problems += [Message(said, "E026-models") for said in folder_problems(files, edition)]
+    if foreign := [name for name in files if is_foreign(name, edition)]:
         said = f"checkpoints, environments and .git do not belong in a submission: {few(foreign)}"
         report.problems.append(Message(said, "E022-foreign", min(foreign)))
     if clutter := [name for name in files if any(map(CLUTTER.match, name.split("/")))]:
@@ -104,7 +112,8 @@ def check_names(files: dict[str, Entry], edition: Edition, report: Report) -> No
         report.warnings.append(Message(said, "E023-clutter", min(clutter)))
     if unlisted := [name for name in edition.listed if name not in files]:
         said = f"in the course's list of files but absent: {few(unlisted, len(unlisted))}"
-        report.warnings.append(Message(said, "E024-unlisted"))
+        told = report.warnings if edition.packs_listed else report.notes
+        told.append(Message(said, "E024-unlisted"))
     if misnamed := name_warnings(files, report.student_id):
         report.warnings += misnamed
     elif present and right_name(report.student_id) not in files:

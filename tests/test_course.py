@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from config import LlamaConfig
+from config import NORM_KINDS, SAMPLINGS, LlamaConfig
 from engine import data as engine_data
+from engine import flags
 from engine.columns import SKIP
 from engine.data import NO_GOLD_LABEL, Example, has_gold_labels, majority_accuracy
 from grading import editions, outputs, programs, published, rules
@@ -105,10 +106,19 @@ def test_the_question_joins_the_names_as_the_course_does_and_equal_labels_are_no
 def test_the_editions_are_what_is_known_of_them():
     facts = [(name, one.norm, one.attention, one.id_name, one.size_limit) for name, one in EDITIONS.items()]
     assert facts == [
-        ("ucsc", "rms", "bidirectional", "CruzID", 10), ("cmu2024", "rms", "bidirectional", "AndrewID", 10),
-        ("cmu2025", "layer", "bidirectional", "AndrewID", 10), ("cmu2026", "layer", "causal", "ID", 15),
+        ("ucsc", "rms", "bidirectional", "CruzID", 100), ("cmu2024", "rms", "bidirectional", "AndrewID", 100),
+        ("cmu2025", "layer", "bidirectional", "AndrewID", 10), ("cmu2026", "layer", "causal", "AndrewID", 15),
     ]  # fmt: skip
-    assert LlamaConfig().attention == EDITIONS[editions.DEFAULT_EDITION].attention
+    assert [(one.sampling, one.clips) for one in EDITIONS.values()] == [
+        ("plain", False), ("plain", False), ("epsilon", True), ("top-p", True)
+    ]  # fmt: skip
+    assert [one.folders for one in EDITIONS.values()] == [(), (), (), ("addition_models",)]
+    assert not any("finetuning" in name for name in EDITIONS["cmu2026"].required)
+    for field in ("norm", "attention", "sampling"):
+        assert getattr(LlamaConfig(), field) == getattr(EDITIONS[editions.DEFAULT_EDITION], field)
+    assert tuple(EDITIONS) == flags.EDITIONS
+    assert SAMPLINGS == {"plain": {}, "epsilon": {"epsilon": editions.EPSILON}, "top-p": {"top_p": editions.TOP_P}}
+    assert SAMPLINGS.keys() == editions.SAMPLINGS.keys() and NORM_KINDS == tuple(editions.NORMS)
     for one in EDITIONS.values():
         named = [*one.required, *one.listed, *one.optional]
         assert len(set(named)) == len(named)
@@ -117,12 +127,25 @@ def test_the_editions_are_what_is_known_of_them():
         assert engine_data.read_label_names(ROOT / f"data/{dataset}-label-mapping.json") == list(names)
 
 
+def test_the_later_editions_have_references_and_deviations_of_their_own():
+    """As their READMEs publish them: github.com/cmu-l3/anlp-fall2025-hw1 and ialdarmaki/anlp-spring2026-hw1."""
+    later = editions.reference_accuracies("cmu2025")
+    assert [later["sst", kind] for kind in ("finetuning", "lora")] == [(0.411, 0.399), (0.275, 0.269)]
+    assert later["cfimdb", "finetuning"] == (0.833, None) and later["sst", "prompting"] == (0.237, 0.250)
+    assert editions.reference_accuracies("cmu2026")["sst", "prompting"] == (0.197, 0.176)
+    assert editions.reference_accuracies("cmu2024") == editions.reference_accuracies("ucsc")
+    assert editions.DEVIATIONS["layer"]["sst", "finetuning"] == (0.025, 0.023)
+    for (name, kind), deviations in editions.DEVIATIONS["rms"].items():
+        published = [REFERENCES.get(f"{name}-{split}-{kind}", (0, None))[1] for split in ("dev", "test")]
+        assert published == list(deviations)
+
+
 def test_the_checker_takes_the_editions_whose_files_are_known():
-    assert list(rules.EDITIONS) == ["ucsc", "cmu2024", "cmu2025"]
+    assert list(rules.EDITIONS) == ["ucsc", "cmu2024", "cmu2025", "cmu2026"]
     limits = rules.Rules("cmu2025"), rules.Rules(size_limit=3)
     assert [one.max_bytes for one in limits] == [10_000_000, 3_000_000]
-    with pytest.raises(programs.GradingError, match="no edition 'cmu2026'; there are ucsc, cmu2024, cmu2025"):
-        rules.Rules("cmu2026")
+    with pytest.raises(programs.GradingError, match="no edition 'cmu2023'; there are ucsc, cmu2024, cmu2025"):
+        rules.Rules("cmu2023")
 
 
 REFERENCES = {  # what the course publishes: mean accuracy and standard deviation

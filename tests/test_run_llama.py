@@ -117,6 +117,7 @@ FLAGS: dict[str, tuple] = {  # a command, what the flag is given, where that arr
     "--pretrained-model-path": ("generate", ["data/other.pt"], name_of("load_pretrained.path"), "other.pt"),
     "--tokenizer": ("generate", ["data/other.model"], name_of("Tokenizer.tokenizer_model"), "other.model"),
     "--attention": ("prompt", ["causal"], lambda seen: seen["accelerate.model"][0].llama.config.attention, "causal"),
+    "--edition": ("generate", ["cmu2026"], "Sampling.top_p", [0.95, 0.95]),
     "--max_sentence_len": ("prompt", [5], "Tokenizer.max_len", [5]),
     "--seed": ("prompt", [7], "seed_everything.seed", [7]),
     "--device": ("prompt", ["mps"], "choose_device.name", ["mps"]),

@@ -24,7 +24,7 @@ FLOORS = {
     "explore": 2, "convert": 2, "fast": 2,
     "advanced": 3,
     "bert": 4,
-    "benchmarks": 5, "checkpoints": 5, "notebooks": 5,
+    "benchmarks": 5, "checkpoints": 5, "handout": 5, "notebooks": 5,
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "sentencepiece", "tqdm", "sklearn"}
 OPTIONAL_LIBRARIES = {  # imported inside of functions, named in pyproject.toml
@@ -156,9 +156,10 @@ def test_what_is_imported_is_there(path: Path):
 
 
 def test_the_graders_serve_nobody_else():
-    """But for what made the table of parts, and the data set's label names."""
+    """But for what made the table of parts, the data set's label names, and the hand-out, which holds them."""
     importers = {ids(path) for path in PRODUCT if "grading" in top_names(path) and folder_of(path) != "grading"}
-    assert importers == {*(f"{name}.py" for name in GRADERS), "checkpoints/build.py", "checkpoints/parts.py"}
+    handout = {f"handout/{name}.py" for name in ("__main__", "writing", "tests/test_parts")}
+    assert importers == {*(f"{name}.py" for name in GRADERS), "checkpoints/build.py", "checkpoints/parts.py", *handout}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=ids)

@@ -34,7 +34,12 @@ def write_outputs(folder, *kinds):
 def fill(folder, edition="ucsc"):
     for name in EDITIONS[edition].required + EDITIONS[edition].listed:
         (folder / name).write_text(f"{TEXT_PROMPT} bad." if name in TEXTS else f"# content of {name}\n")
-    write_outputs(folder, "prompting", "finetuning", *(["lora"] if edition == "cmu2025" else []))
+    kinds = {"cmu2025": ["finetuning", "lora"], "cmu2026": []}.get(edition, ["finetuning"])
+    write_outputs(folder, "prompting", *kinds)
+    for top in EDITIONS[edition].folders:
+        for name in ("best_model", *(f"ablation_{number}" for number in range(1, 6))):
+            (folder / top / name).mkdir(parents=True)
+            (folder / top / name / "best_model.pth").write_bytes(b"tensors")
     return folder
 
 

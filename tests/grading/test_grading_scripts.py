@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 import math
 import subprocess
 import sys
@@ -23,7 +24,8 @@ import optimizer
 import optimizer_test
 import rope_test
 import sanity_check
-from grading import adamw, parts, published, questions, reference, rotation
+from base_llama import LlamaPreTrainedModel
+from grading import adamw, parts, published, questions, reference, rotation, small_model
 from grading.compare import alike
 from grading.editions import ATTENTION_KINDS
 from grading.programs import GradingError, run_main
@@ -264,7 +266,8 @@ def test_the_stored_numbers_are_what_transformers_computes_now():
     pytest.importorskip("transformers")
     from parts import compute_parts  # of checkpoints/
 
-    stored = parts.stored_numbers()
+    stored = json.loads((ROOT / parts.PARTS_FILE).read_text(encoding="utf-8"))
+    stored = {name: tuple(map(torch.tensor, numbers)) for name, numbers in stored.items()}
     computed = {name: tuple(map(torch.tensor, numbers)) for name, numbers in compute_parts().items()}
     assert stored.keys() == computed.keys()
     assert all(alike(stored[name], computed[name], 2e-6) for name in stored)
@@ -318,24 +321,139 @@ def test_a_load_pretrained_without_attention_is_the_hand_outs_and_has_one_kind(m
 
 
 def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeypatch, capsys, tmp_path: Path):
-    """Of LayerNorm, which this package lacks, without bias: its checkpoint has the same names."""
+    """Of PyTorch's LayerNorm without bias: its checkpoint has the names of one with RMSNorm, as the course's has."""
     flags = ["--pretrained-model-path", tmp_path / "stories42M.pt", "--data", tmp_path / "sanity_check.data"]
-    with monkeypatch.context() as patch:
-        patch.setattr(llama, "RMSNorm", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
-        for edition, attention in (("cmu2026", "causal"), ("cmu2025", "bidirectional")):
+    for edition, attention in (("cmu2026", "causal"), ("cmu2025", "bidirectional")):
+        with monkeypatch.context() as patch:
+            patch.setattr(llama, "RMSNorm", lambda dim, eps: torch.nn.LayerNorm(dim, eps, bias=False))
             save_course_files(tmp_path, attention=attention)
-            assert sanity(patch, *flags, "--edition", edition) == 0
-            captured = capsys.readouterr()
-            assert f"{attention} attention" in captured.out and "parts" in captured.err
-        assert sanity(patch, *flags, "--edition", "cmu2026") == 1  # has a mask
-        assert sanity(patch, *flags) == 1 and "LayerNorm" in capsys.readouterr().out
-        assert sanity(patch, "--edition", "cmu2025", "--parts") == 2 and "--parts" in capsys.readouterr().err
+        assert sanity(monkeypatch, *flags, "--edition", edition) == 0
+        captured = capsys.readouterr()
+        assert f"{attention} attention" in captured.out and "parts" not in captured.err
+    assert sanity(monkeypatch, *flags, "--edition", "cmu2026") == 1  # has a mask
+    assert "layer, causal" in capsys.readouterr().out  # the parts are named, as the whole is wrong
+    assert sanity(monkeypatch, *flags) == 1
+    with monkeypatch.context() as patch:
         patch.setattr(sanity_check, "COURSE_CHECKPOINT", "absent.pt")
         assert sanity(patch, "--edition", "cmu2025") == 2 and "cmu2025 needs it" in capsys.readouterr().err
+    monkeypatch.setattr(llama, "LayerNorm", llama.RMSNorm)
+    capsys.readouterr()
     assert sanity(monkeypatch, *flags, "--edition", "cmu2025") == 1
     first, last = capsys.readouterr().out.splitlines()
     assert first == "cmu2025 has LayerNorm, and llama.py computes RMSNorm: its numbers cannot be the same."
     assert last.startswith("Sanity check FAILED")
+
+
+LATER = {"cmu2025": ("bidirectional", 13), "cmu2026": ("causal", 13)}
+
+
+@pytest.mark.parametrize("edition", LATER)
+def test_the_parts_of_later_editions_are_those_of_their_norm_mask_and_sampling(monkeypatch, capsys, edition: str):
+    kind, count = LATER[edition]
+    assert sanity(monkeypatch, "--parts", "--edition", edition) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.endswith(" ok")]
+    assert len(lines) == count and any(line.startswith("LayerNorm:") for line in lines)
+    assert any(line.startswith(f"sampling, {kind}:") for line in lines)
+
+
+def never(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    return logits
+
+
+def only_the_likeliest(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True), -torch.inf)
+
+
+def flatter(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    kept = LlamaPreTrainedModel.limit(self, logits, temperature)
+    if temperature < 1.0:
+        return kept
+    return torch.where(kept.isinf(), kept, torch.zeros_like(kept))
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    (never, "tokens are drawn that"), (only_the_likeliest, "likely tokens are never drawn"),
+    (flatter, "tokens are drawn with other probabilities"),
+])  # fmt: skip
+@pytest.mark.parametrize("edition", LATER)
+def test_a_sampling_that_is_not_the_editions_is_named(monkeypatch, capsys, edition: str, wrong: Callable, said: str):
+    monkeypatch.setattr(LlamaPreTrainedModel, "limit", LlamaPreTrainedModel.kept, raising=False)
+    monkeypatch.setattr(LlamaPreTrainedModel, "kept", wrong)
+    assert sanity(monkeypatch, "--parts", "--edition", edition) == 1
+    assert f"sampling, {LATER[edition][0]}:" in (out := capsys.readouterr().out) and f"WRONG: {said}" in out
+
+
+def test_every_mistake_in_the_later_norm_and_in_clipping_has_numbers_of_its_own():
+    token = small_model.NORM.set("layer")
+    part, right = parts.norm_part(), parts.stored_numbers("layer")["LayerNorm"]
+    small_model.NORM.reset(token)
+    steps = adamw.few_steps_by_hand(adamw.CLIPPED_CASES)
+    tables = [
+        ({said: (wrong(),) for said, wrong in part.mistakes.items()}, right),
+        ({said: tuple(adamw.few_steps_by_hand(adamw.CLIPPED_CASES, **wrong).values())
+          for said, wrong in adamw.CLIP_MISTAKES.items()}, tuple(steps.values())),
+    ]  # fmt: skip
+    for mistakes, right in tables:
+        for one, other in itertools.combinations(mistakes, 2):
+            assert not alike(mistakes[one], mistakes[other], 1e-4), (one, other)
+        assert not any(alike(numbers, right, 1e-4) for numbers in mistakes.values())
+
+
+class WithoutClipping(AdamW):
+    def __init__(self, *given, max_grad_norm=None, **named):
+        super().__init__(*given, **named)
+
+
+class ByAlpha(AdamW):
+    """The decay that made the published weights of the editions that clip: scaled by the corrected step size."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                t, (b1, b2) = self.state[p]["step"], group["betas"]
+                alpha = group["lr"] * (math.sqrt(1 - b2**t) / (1 - b1**t) if group["correct_bias"] else 1.0)
+                p /= 1 - group["lr"] * group["weight_decay"]
+                p *= 1 - alpha * group["weight_decay"]
+        return loss
+
+
+@pytest.mark.parametrize(("kind", "edition", "said"), [
+    (AdamW, "cmu2025", None), (ByAlpha, "cmu2026", None), (ByAlpha, "ucsc", "the weight decay is scaled by alpha_t"),
+    (WithoutClipping, "ucsc", None), (WithoutClipping, "cmu2025", "max_grad_norm is ignored"),
+])  # fmt: skip
+def test_the_editions_that_clip_take_both_decays(monkeypatch, capsys, kind: type, edition: str, said: str | None):
+    monkeypatch.setattr(optimizer, "AdamW", kind)
+    assert call_main(monkeypatch, optimizer_test, "--edition", edition) == bool(said)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Optimizer test passed!" if said is None else said in last
+
+
+@pytest.mark.parametrize("script", [rope_test, optimizer_test])
+def test_the_unit_scripts_refuse_arguments_that_they_do_not_know(monkeypatch, capsys, script: ModuleType):
+    for flags in (["--edition", "cmu2023"], ["--foo"], ["x"]):
+        monkeypatch.setattr(sys, "argv", [script.__name__, *flags])
+        check_one_error(run_main(script.main), capsys.readouterr().err, flags[-1])
+
+
+@pytest.mark.parametrize("flags", [[], ["--edition", "cmu2025"]])
+@pytest.mark.parametrize("script", [rope_test, optimizer_test, sanity_check])
+def test_with_json_a_script_prints_one_object(monkeypatch, capsys, script: ModuleType, flags: list[str]):
+    if script is sanity_check:
+        flags = [*flags, "--parts"]
+    assert call_main(monkeypatch, script, *flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert call_main(monkeypatch, script, *flags, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["lines"] == lines and told["status"] == 0 and told["script"] == f"{script.__name__}.py"
+    assert told["edition"] == (flags[1] if flags[:1] == ["--edition"] else "ucsc")
+    if script is sanity_check:
+        assert {one["verdict"] for one in told["parts"]} == {"ok"} and told["parts"][0]["name"] == parts.IMPORT
+    monkeypatch.setattr(sys, "argv", [script.__name__, "--json", "--foo"])
+    status, captured = run_main(script.main), capsys.readouterr()
+    check_one_error(status, captured.err, "--foo")
+    assert captured.out == ""
 
 
 def test_without_the_numbers_parts_are_an_error_only_where_asked_for(monkeypatch, capsys, tmp_path: Path):

@@ -161,8 +161,8 @@ MISTAKES = {
                 ("the first residual is context.queries(x), not x", FIRST, FIRST.replace("residual", "x")),
                 ("the second residual is x", SECOND, SECOND.replace("h +", "x +")),
                 ("the layer's output is normalised, too", SECOND, f"{SECOND.replace('h +', 'self.ffn_norm(h +')})"),
-                ("the eps of RMSNorm is not config.layer_norm_eps", "RMSNorm(config.dim, eps=config.layer_norm_eps)",
-                 "RMSNorm(config.dim)"),
+                ("the eps of RMSNorm is not config.layer_norm_eps", "norm(config.dim, eps=config.layer_norm_eps)",
+                 "norm(config.dim)"),
             ],
             "embedding and head, bidirectional: WRONG": [
                 ("the final norm is missing", "return self.norm(h)", "return h"),

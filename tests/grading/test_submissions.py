@@ -1,5 +1,6 @@
 """The zip that is handed in: creating it, checking it, and the command line."""
 
+import json
 import os
 import random
 import shutil
@@ -27,11 +28,12 @@ def test_create_then_check(tmp_path, data_dir, edition):
     folder = fill(tmp_path / "in", edition)
     report = create_zip(folder, " alice ", out, data_dir=data_dir, edition=edition)
     assert report.problems == [] and report.warnings == []
-    assert sorted(report.files) == sorted(path.name for path in folder.iterdir())
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert sorted(report.files) == sorted(files)
     again = assert_zip(out, "alice", data_dir=data_dir, edition=edition)
     assert again.files == report.files and again.scores == report.scores
     with zipfile.ZipFile(out) as archive:
-        assert all(archive.read(f"alice/{path.name}") == path.read_bytes() for path in folder.iterdir())
+        assert all(archive.read(f"alice/{name}") == path.read_bytes() for name, path in files.items())
 
 
 def test_the_three_lists(check, folder):
@@ -352,6 +354,17 @@ def test_command_line_status_2(folder, arguments):
     assert os.listdir() == []
 
 
+def test_with_json_the_report_is_one_object(tmp_path, folder):
+    done = run(folder, "alice", "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == told["status"] == 0 and told["lines"][-1] == "the submission is fine"
+    assert told["id"] == "alice" and told["problems"] == [] and "llama.py" in told["files"]
+    (folder / "rope.py").unlink()
+    told = json.loads(run(folder, "alice", "--json").stdout)
+    assert told["status"] == 1 and "rope.py" in told["problems"][0]
+    assert run(tmp_path / "absent", "alice", "--json").stdout == ""
+
+
 def test_a_folder_of_zips_is_what_a_grader_has(tmp_path, folder):
     (folder / "a.zip").write_bytes(b"x")
     (folder / "b.zip").write_bytes(b"x")
@@ -361,3 +374,23 @@ def test_a_folder_of_zips_is_what_a_grader_has(tmp_path, folder):
         (tmp_path / "in" / name).write_bytes(b"x")
     done = run(tmp_path / "in", "alice")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "python -m grading" in done.stderr
+
+
+def test_a_submission_of_2026_holds_trained_models_and_may_lack_modules(tmp_path, data_dir):
+    (tmp_path / "in").mkdir()
+    folder = fill(tmp_path / "in", "cmu2026")
+    (folder / "config.py").unlink()
+    (folder / "llama.py").write_text("import config\n")
+    (folder / "addition_run.py").write_text("import matplotlib.pyplot, numpy\n")
+    (folder / "stories42M.pt").write_bytes(b"0")
+    report = create_zip(folder, "alice", tmp_path / "alice.zip", data_dir=data_dir, edition="cmu2026")
+    assert report.problems == [] and report.warnings == []
+    assert "addition_models/best_model/best_model.pth" in report.files and "stories42M.pt" not in report.files
+    assert create_zip(
+        folder, "alice", tmp_path / "b.zip", data_dir=data_dir, edition="ucsc"
+    ).problems  # whose set-up has no matplotlib
+    for number in range(1, 6):
+        (folder / f"addition_models/ablation_{number}/best_model.pth").unlink()
+    (folder / "addition_models/best_model/best_model.pth").unlink()
+    first, second = create_zip(folder, "alice", tmp_path / "c.zip", data_dir=data_dir, edition="cmu2026").problems
+    assert "best_model/ with its .pth file is missing" in first and "has 0 folders ablation_N" in second

@@ -1,0 +1,142 @@
+"""Writing the folder: which files it holds, and what changes in them for its edition."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from pathlib import Path
+
+from grading.editions import DEFAULT_EDITION, EDITIONS, LABEL_NAMES, NORMS, SAMPLINGS, Edition
+from handout.holes import Hole, blank, holes_of, removed
+from utils import ROOT, UserError
+
+VERSION = "1.0"  # of the hand-out; pages/CHANGELOG.md says what changed
+MODELS = "; the trained model adds all numbers of the test set, and two of five or more others do not"
+SHORTEST = 30  # characters of a line that gives an answer away
+SCRIPTS = ("sanity_check.py", "rope_test.py", "optimizer_test.py", "prepare_submit.py")
+MODEL_HALF = ("config.py", "utils.py", "rope.py", "tokenizer.py", "optimizer.py", "base_llama.py", "llama.py",
+              "classifier.py")  # fmt: skip
+PLAIN = ("run_llama.py", "setup.sh", "LICENSE", "requirements.txt", ".gitattributes",
+         "checkpoints/parts.json", "checkpoints/minllama1M.pt", "checkpoints/minllama1M.model",
+         "checkpoints/minllama1M-reference.pt")  # fmt: skip
+DATA = (*(f"data/{name}-label-mapping.json" for name in (*LABEL_NAMES, "films")),
+        *(f"data/films-{split}.txt" for split in ("train", "dev", "test")))  # fmt: skip
+IN_CHILD = ("grading.child", "grading.questions")  # started, not imported, by the scripts
+PAGES = Path(__file__).resolve().parent / "pages"
+TESTS = Path(__file__).resolve().parent / "tests"
+FIELDS = ("norm", "attention", "sampling")  # of LlamaConfig, whose defaults are the edition's
+
+
+def write_handout(out: Path, name: str, holes: list[Hole] | None = None) -> list[Hole]:
+    """Write the hand-out of an edition to `out`, a folder that does not exist or is empty. Returns its holes.
+
+    holes: None takes all; the others are then filled with this package's own functions. Raises `UserError` for another
+    folder. What was written is removed if something fails.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an empty folder; name another one")
+    edition, was_there = EDITIONS[name], out.exists()
+    holes = holes_of(edition.norm) if holes is None else holes
+    try:
+        for file in files():
+            path = out / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if file.endswith(".py"):
+                text = blank((ROOT / file).read_text(encoding="utf-8"), file, holes)
+                path.write_bytes(with_defaults(text, file, name).encode())
+            else:
+                shutil.copyfile(ROOT / file, path)
+            path.chmod((ROOT / file).stat().st_mode & 0o777)
+        for page in sorted(PAGES.glob("*.md")):
+            text = page.read_text(encoding="utf-8")
+            (out / page.name).write_bytes(filled_in(text, name, edition, holes).encode())
+        shutil.copytree(TESTS, out / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        if was_there:
+            out.mkdir()
+        raise
+    return holes
+
+
+def files() -> list[str]:
+    """The files of this package that a hand-out holds, by their names in it.
+
+    Of grading/ those that the four scripts reach; what is for instructors alone is not handed out.
+    """
+    found = [*sorted((ROOT / "engine").rglob("*.py")), *sorted((ROOT / "requirements").glob("*.txt"))]
+    engine = [path.relative_to(ROOT).as_posix() for path in found]
+    return [
+        *MODEL_HALF,
+        *SCRIPTS,
+        *PLAIN,
+        *DATA,
+        *engine,
+        *reached((*(s.removesuffix(".py") for s in SCRIPTS), *IN_CHILD)),
+    ]
+
+
+def reached(modules: tuple[str, ...]) -> list[str]:
+    """The files of grading/ that some modules import, directly or through one another."""
+    waiting, found = list(modules), {"grading/__init__.py"}
+    for module in waiting:
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        if not path.is_file() or (name := path.relative_to(ROOT).as_posix()) in found:
+            continue
+        found |= {name} if name.startswith("grading/") else set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            base = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            whole = [*base, *(".".join([*base, each]) for each in names)]
+            waiting += [each for each in whole if each.startswith("grading.") and each not in waiting]
+    return sorted(found)
+
+
+def with_defaults(text: str, file: str, name: str) -> str:
+    """A file whose defaults are those of an edition: the config's, and the grading scripts'."""
+    if file == "grading/editions.py":
+        return _replaced(text, f'DEFAULT_EDITION = "{DEFAULT_EDITION}"', f'DEFAULT_EDITION = "{name}"')
+    for field in FIELDS if file == "config.py" else ():
+        (line,) = re.findall(rf'(?m)^    {field}: str = "[\w-]+"$', text)
+        text = _replaced(text, line, f'    {field}: str = "{getattr(EDITIONS[name], field)}"')
+    return text
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+    if text.count(old) != 1:
+        raise ValueError(f"{old!r} stands {text.count(old)} times in the text, not once")
+    return text.replace(old, new)
+
+
+def filled_in(page: str, name: str, edition: Edition, holes: list[Hole]) -> str:
+    """A page with the words of an edition in the place of those in double braces."""
+    rows = [f"| `{hole.file}` | `{hole.name}` | `{hole.check}`{_part(hole, edition)} |" for hole in holes]
+    words = {
+        "edition": name, "version": VERSION, "id": edition.id_name, "norm": NORMS[edition.norm],
+        "attention": edition.attention, "sampling": SAMPLINGS[edition.sampling], "size": f"{edition.size_limit:g}",
+        "clipping": "`AdamW` clips gradients to `max_grad_norm`, if that is not None." if edition.clips else "",
+        "models": MODELS if edition.folders else "",
+        "holes": "\n".join(["| file | function | checked by |", "|---|---|---|", *rows]),
+        "boxes": "\n".join(f"- [ ] `{hole.name}` in `{hole.file}`" for hole in holes),
+        "required": "\n".join(f"- `{file}`" for file in (*edition.required, *(f"{each}/" for each in edition.folders))),
+    }  # fmt: skip
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: words[match[1]], page)
+
+
+def _part(hole: Hole, edition: Edition) -> str:
+    return f": {hole.part.format(edition.attention)}" if hole.part else ""
+
+
+def leaks(out: Path, holes: list[Hole]) -> list[str]:
+    """The places in a folder with a line of an answer: `file: line`. Short lines, as `return h`, say nothing."""
+    sources = {name.partition(":")[0] for hole in holes for name in (hole.file, *hole.emptied)}
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in sources}
+    lines = {" ".join(line.split()) for file, text in texts.items() for line in removed(text, file, holes)}
+    lines = {line for line in lines if len(line) >= SHORTEST and not line.startswith(("def ", "class ", '"""'))}
+    found = []
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.suffix not in (".pt", ".model"):
+            text = " ".join(path.read_text(encoding="utf-8").split())
+            found += [f"{path.relative_to(out).as_posix()}: {line}" for line in sorted(lines) if line in text]
+    return found
