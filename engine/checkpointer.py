@@ -272,7 +272,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], dis
     """Load an optimizer's state. Raises `ValueError` for other settings, and for values that cannot be its state."""
 
     def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        """Of each group; an option that is None is one that an older version does not have."""
+        own = [{name: value for name, value in group.items() if value is not None} for group in groups]
+        return [{name: value for name, value in group.items() if name != "params"} for group in own]
 
     if not isinstance(state, dict) or settings(state["param_groups"]) != settings(optimizer.param_groups):
         raise ValueError("other settings")

@@ -316,6 +316,20 @@ def test_resume_points_of_short_epochs_are_apart_and_the_last_is_always_there(
     assert saved == points
 
 
+def test_a_resume_point_from_before_an_option_of_the_optimizer_is_taken_up(tmp_path: Path, tokenizer: Tokenizer):
+    train(tmp_path, tokenizer, 1)
+    point = load_tensors(tmp_path / "model.resume", mmap=False)
+    for group in point["optimizer"]["param_groups"]:
+        assert group.pop("max_grad_norm") is None
+    save_tensors(tmp_path / "model.resume", point)
+    model = new_model()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    assert len(saver_in(tmp_path).load_resume_point(model, optimizer)) == 1
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+
+
 def test_a_model_of_another_run_is_not_taken_for_the_best_one(tmp_path: Path, tokenizer: Tokenizer):
     train(tmp_path, tokenizer, 2)
     model, saved = new_model(), saver_in(tmp_path)
