@@ -59,13 +59,30 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Ll
     Its attribute `stop_ids` has the token that ends a text. Raises `UserError` if the file is damaged or describes
     another kind of model: every missing, unexpected or misshapen tensor is named.
     """
+    return _model_in(GGUFFile(path), attention)
+
+
+def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonTokenizer:
+    """The tokenizer that a GGUF file describes. Raises `UserError` for a kind that is not known here."""
+    return _tokenizer_in(GGUFFile(path), max_len)
+
+
+def load_both(
+    path: str | os.PathLike, attention: str | None = None, max_len: int | None = None
+) -> tuple[Llama, JsonTokenizer]:
+    """`load_pretrained` and `read_tokenizer` of a file that is opened once."""
+    file = GGUFFile(path)
+    tokenizer = _tokenizer_in(file, max_len)
+    return _model_in(file, attention), tokenizer
+
+
+def _model_in(file: GGUFFile, attention: str | None) -> Llama:
     import torch
 
     from convert.names import all_names, in_names_of
     from engine.weights import filled, shape_errors
 
-    file = GGUFFile(path)
-    config = read_config(file, attention or "causal")
+    path, config = file.path, read_config(file, attention or "causal")
     if config.n_layers > len(file.tensors):
         raise UserError(f"{path}: it declares {config.n_layers} layers, but has only {len(file.tensors)} tensors")
     ours = {names.llama_cpp: names.ours for names in all_names(config)}
@@ -148,9 +165,8 @@ def _stop_ids(file: GGUFFile) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------------------------------- tokenizer
 
 
-def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonTokenizer:
-    """The tokenizer that a GGUF file describes. Raises `UserError` for a kind that is not known here."""
-    file = GGUFFile(path)
+def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
+    path = file.path
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in file.values.items()}
     pieces, types = said.get("tokens"), said.get("token_type")
     types = types.tolist() if isinstance(types, array) else [NORMAL] * len(pieces or ())

@@ -149,8 +149,12 @@ def load_llama(
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
     """
-    read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
-    llama = load_pretrained(path, attention=attention, norm=norm)
+    if norm is None and is_gguf(path) and os.fspath(tokenizer or path) == os.fspath(path):
+        gguf_model = import_part("convert.gguf_model", "a GGUF file")
+        llama, read = gguf_model.load_both(path, attention, max_sentence_len)
+    else:
+        read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
+        llama = load_pretrained(path, attention=attention, norm=norm)
     require_vocabulary(read, llama, path)
     return llama, read
 

@@ -37,8 +37,9 @@ def combine(
     trained = [train(member, model, work, compute) for member in trial.each_member()]
     splits = trained[0].splits
     model_of_all, _ = load_classifier(trained[0].path)
+    first = {name: tensor.clone() for name, tensor in model_of_all.state_dict().items()}
+    each = [first, *(load_classifier(one.path)[0].state_dict() for one in trained[1:])]
     compute_fast(model_of_all, compute, trains=False)
-    each = [load_classifier(one.path)[0].state_dict() for one in trained]
     ask = partial(probabilities, model_of_all, trained[0].tokenizer, trial=trial, compute=compute)
 
     def asked(weights: dict[str, torch.Tensor], examples: list[Example]) -> np.ndarray:

@@ -346,6 +346,13 @@ def test_it_becomes_a_directory_or_llama2c_and_itself_again(tmp_path: Path, caps
     assert {name: again[name].contents() for name in named} == {name: fields[name].contents() for name in named}
 
 
+def test_one_file_of_model_and_tokenizer_is_opened_once(written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    path, opened, read = written(random_llama(attention="causal")), [], GGUFFile.__init__
+    monkeypatch.setattr(GGUFFile, "__init__", lambda self, path: opened.append(path) or read(self, path))
+    model, tokenizer = load_llama(path, str(path), "bidirectional", 5)
+    assert opened == [path] and model.config.attention == "bidirectional" and tokenizer.max_len == 5
+
+
 def test_bytes_become_no_sentencepiece_vocabulary(declared: Callable[..., Path], tmp_path: Path):
     path = declared(saying(byte_level("gpt-2"), "gpt-2"))
     (tmp_path / "tokenizer.model").write_bytes(BUNDLED.with_suffix(".model").read_bytes())  # of something else
