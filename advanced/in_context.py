@@ -6,7 +6,11 @@
     channel      log P(x | v(y_1) x_1, ... v(y_k) x_k, v(y))                   Min et al. 2022, arXiv:2108.04106
 
 v(y) is the channel's template with the label. Every demonstration ends in a newline, if the vocabulary has one. Without
-demonstrations these are the scores of `zero_shot.py`.
+demonstrations these are the scores of `zero_shot.py` for the same question.
+
+The question is "Sentiment:", as in the paper of Zhao et al. (there on a line of its own, with "Review: " before the
+sentence), and not the course's, which names all labels. When each demonstration repeats those names, the labels of the
+demonstrations are a few among many words of their kind.
 
 Brown et al. draw new demonstrations for each sentence, and the code of Zhao et al. draws them without regard to their
 classes; here one draw stands before all sentences and has as many of each class as k allows. So keys and values of the
@@ -116,6 +120,8 @@ class Demonstrations(nn.Module):
 
 class InContext(Demonstrations, Calibrated):
     """shots: k. scoring: "direct" or "calibrated". template, words: see `LabelWords`."""
+
+    question = "Sentiment:"
 
     def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__(llama, tokenizer, label_names, **settings)

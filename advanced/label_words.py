@@ -45,6 +45,7 @@ class LabelWords(nn.Module):
     """
 
     name = ""
+    question = QUESTION  # where settings have none
 
     def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__()
@@ -54,7 +55,7 @@ class LabelWords(nn.Module):
         self.words = words_of_labels(self.settings["words"], label_names)
         self.word_ids = ids_of_words(self.words, tokenizer)
         self.begin = ids_before(tokenizer)
-        self.prompt_suffix: str | None = prompt_suffix(self.words, self.settings["template"] or QUESTION).rstrip()
+        self.prompt_suffix: str | None = prompt_suffix(self.words, self.settings["template"] or self.question).rstrip()
         self.room = max(map(len, self.word_ids)) - 1  # positions that a text must leave for the appended words
         self.read: Reader = read_last
 

@@ -95,7 +95,7 @@ PREDICTED = {
         "advanced.in_context.in_context", "puts labelled training sentences before each sentence", {
             "shots": count(4, "how many, drawn with the seed, as many of each class as possible", least=0),
             "scoring": one_of(("direct", "calibrated", "channel"), "direct", "as the method of that name"),
-            "template": replace(TEMPLATE, help="as that of the scoring's method; if it is empty its default",
+            "template": replace(TEMPLATE, help="as of the scoring's method; if it is empty Sentiment: or channel's",
                                 fits=lambda text: True),
             "words": WORDS,
         },

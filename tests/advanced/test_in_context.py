@@ -70,8 +70,15 @@ def texts_of(tokenizer: Tokenizer, model: nn.Module, shots: Sequence[Example], t
 
 @SCORINGS
 def test_without_shots_it_is_the_method_of_its_scoring(llama: Llama, tokenizer: Tokenizer, scoring: str):
-    mine, other = head(llama, tokenizer, shots=0, scoring=scoring), head(llama, tokenizer, scoring)
+    asked = {} if scoring == "channel" else {"template": "It was"}
+    mine = head(llama, tokenizer, shots=0, scoring=scoring, **asked)
+    other = head(llama, tokenizer, scoring, **asked)
     assert torch.equal(*(outputs_of(model, tokenizer, SENTENCES) for model in (mine, other)))
+
+
+def test_the_demonstrations_do_not_repeat_the_names_of_all_labels(llama: Llama, tokenizer: Tokenizer):
+    shown = tokenizer.decode(head(llama, tokenizer, shots=3).shown.tolist())
+    assert shown.count("Sentiment:") == 3 and [shown.count(f"Sentiment: {name}") for name in NAMES] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", [Tokenizer, WithoutBos])
