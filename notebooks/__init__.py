@@ -1,1 +1,1 @@
-"""The notebook: `assignment.py` is what it is made of, and `python -m notebooks` makes it."""
+"""The notebook: `part_*.py` are what it is made of, and `python -m notebooks` makes it."""

@@ -35,7 +35,7 @@ SOURCES = sorted(
     path
     for pattern in ("*.py", "*/*.py", "*/*/*.py", "*/*/*/*.py")
     for path in ROOT.glob(pattern)
-    if not path.relative_to(ROOT).parts[0].startswith(".") and path.name != "assignment.py"
+    if not path.relative_to(ROOT).parts[0].startswith(".") and not path.match("notebooks/part_*.py")
 )
 PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "tests"]
 
@@ -156,10 +156,11 @@ def test_what_is_imported_is_there(path: Path):
 
 
 def test_the_graders_serve_nobody_else():
-    """But for what made the table of parts, the data set's label names, and the hand-out, which holds them."""
+    """But for what made the table of parts, the data set's label names, the hand-out, which holds them, and the notebook."""
     importers = {ids(path) for path in PRODUCT if "grading" in top_names(path) and folder_of(path) != "grading"}
     handout = {f"handout/{name}.py" for name in ("__main__", "writing", "tests/test_parts")}
-    assert importers == {*(f"{name}.py" for name in GRADERS), "checkpoints/build.py", "checkpoints/parts.py", *handout}
+    others = {"checkpoints/build.py", "checkpoints/parts.py", "notebooks/checks.py", *handout}
+    assert importers == {*(f"{name}.py" for name in GRADERS), *others}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=ids)
