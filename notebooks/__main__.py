@@ -30,7 +30,7 @@ NOTEBOOK = NOTEBOOKS_FOLDER / "assignment.ipynb"
 CELL_MARK = re.compile(r"^# %%( \[markdown\])?( chance)?( exercise)?\n", re.MULTILINE)
 TO_WRITE = re.compile(r"^( *)# >>> (.*)\n((?:.*\n)*?) *# <<<(?:\n|\Z)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)]+)\)")
-GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)/?(?:\.git)?")
+GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?")
 COLAB = "https://colab.research.google.com/github"
 CELL_SECONDS = 900  # seconds that a cell may take, on a busy machine too
 

@@ -114,7 +114,7 @@ def fault_of(part: str) -> str:
     """What the grader says of this part of the package as it now is in this process; "" if it is right."""
     if part == "AdamW":
         is_right, mistake = adamw.check_few_steps(Reader())
-        return adamw.late_or_grouped_fault(Reader()) if is_right else mistake or "no usual mistake gives these numbers"
+        return adamw.late_or_grouped_fault(Reader()) if is_right else mistake or "see the lines above"
     parts = [one for one in all_parts(ATTENTION_KINDS) if one.name.partition(",")[0] == part]
     return _first_fault(parts)
 

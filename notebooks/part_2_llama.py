@@ -237,7 +237,7 @@ gradients = {"with the sum": [*map(first_gradient, counts_of_layers)]}
 with replaced(llama.LlamaLayer, forward):
     gradients["without"] = [*map(first_gradient, counts_of_layers)]
 for name, sizes in gradients.items():
-    print(f"{name + ':':14} 1 layer {sizes[0]:.2f}, 3 layers {sizes[2]:.4f}, 5 layers {sizes[-1]:.0e}")
+    print(f"{name + ':':14} 1 layer {sizes[0]:.1e}, 3 layers {sizes[2]:.1e}, 5 layers {sizes[-1]:.1e}")
     plt.semilogy(counts_of_layers, sizes, "o-", label=name)
 plt.xticks(counts_of_layers)
 plt.xlabel("number of layers")

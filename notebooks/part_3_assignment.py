@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Part 3. The assignment
 #
-# The model of part 2 has read 90,000 characters. Now load one that has read 14 million: the bundled checkpoint, one
-# million parameters, with a vocabulary of 2,048 pieces of words. Everything that it computes runs through the code that
-# you wrote. For the course's `stories42M.pt`: its paths, and `attention="causal"` for `load_pretrained`.
+# The model of part 2 has read one small file. Now load one that has read far more: the bundled checkpoint, whose
+# vocabulary holds pieces of words ([how it was trained](checkpoints/README.md)). All that it computes runs through the
+# code that you wrote. For the course's `stories42M.pt`: its paths, and `attention="causal"` for `load_pretrained`.
 #
 # ## 3.1 Load it and look inside
 #
@@ -17,6 +17,8 @@ tokenizer = Tokenizer(tokenizer_model="checkpoints/minllama1M.model")
 model = llama.load_pretrained("checkpoints/minllama1M.pt").eval()
 train, dev = create_data("data/films-train.txt", 5), create_data("data/films-dev.txt", 5)
 names = json.loads(Path("data/films-label-mapping.json").read_text())
+size = sum(parameter.numel() for parameter in model.parameters())
+print(f"{size} parameters, {tokenizer.n_words} tokens; {len(train)} reviews to train on, {len(dev)} to judge by")
 
 
 def encoded(text):
@@ -32,10 +34,10 @@ with torch.no_grad():
         states.append(layer(states[-1]))
     lens = [model.output(model.norm(state))[0, :-1].softmax(-1) for state in states]  # s v each
     right = torch.stack([p.gather(1, tokens[0, 1:, None])[:, 0] for p in lens])  # layers s
-figure, axis = plt.subplots(figsize=(6, 2.2))
-axis.imshow(right, aspect="auto", cmap="Greens", vmin=0, vmax=1)
-axis.set_yticks(range(len(states)), ["embedding", *(f"layer {index}" for index in range(len(model.layers)))])
-axis.set_xticks(range(len(pieces) - 1), pieces[1:], rotation=45, fontsize=7)
+plt.figure(figsize=(6, 2.2))
+plt.imshow(right, aspect="auto", cmap="Greens", vmin=0, vmax=1)
+plt.yticks(range(len(states)), ["embedding", *(f"layer {index}" for index in range(len(model.layers)))])
+plt.xticks(range(len(pieces) - 1), pieces[1:], rotation=45, fontsize=7)
 plt.show()
 
 # %% [markdown]
@@ -125,7 +127,7 @@ print(f"zero-shot, dev: {(predict(asking, dev) == gold).float().mean():.3f}")
 # ## 3.4 AdamW
 #
 # All models above were trained by the package's AdamW. Here is how it works. Plain gradient descent takes the same rate
-# for every number; but some numbers have gradients a thousand times larger than others. AdamW keeps two running means
+# for every number; but some numbers have far larger gradients than others. AdamW keeps two running means
 # for each number, of the gradient $g$ and of its square, and divides one by the root of the other: what is left is
 # about the *sign* of the gradient, and how steady it is.
 #
@@ -202,7 +204,7 @@ check("embedding classifier", LlamaEmbeddingClassifier, forward)
 # ## 3.6 Fine-tune
 #
 # The loss is the same as ever, the mean of $-\log p$ of what is right; now what is right is a class. Two passes over
-# 1,400 reviews. The dotted line is "no idea", $\log 5$.
+# the training data. The dotted line is "no idea", $\log c$.
 
 # %% chance
 torch.manual_seed(1337)
@@ -225,7 +227,7 @@ for epoch in range(2):
     train_loss = sum(losses[-len(batches) :]) / len(batches)
     print(f"epoch {epoch}: train loss {train_loss:.2f}, dev acc {(predicted == gold).float().mean():.3f}")
 plt.plot(losses, lw=0.8)
-plt.axhline(math.log(5), ls=":", c="grey")
+plt.axhline(math.log(len(names)), ls=":", c="grey")
 plt.xlabel("step")
 plt.ylabel("loss")
 plt.show()
@@ -237,17 +239,15 @@ plt.show()
 for index in (predicted != gold).nonzero()[:4, 0].tolist():
     print(f"{names[gold[index]]}, and not {names[predicted[index]]}: {dev[index].sentence[:90]}")
 for sentence in ("The gags are a miracle!", "The visual tricks are poor.", "I liked it"):
-    with torch.no_grad():
-        sure = classifier(encoded(sentence))[0].exp()
+    sure = classifier(encoded(sentence))[0].exp()
     print(f"{sentence} -> {names[sure.argmax()]} ({sure.max():.2f})")
 
 # %% [markdown]
 # ## 3.7 What the mistakes look like
 #
 # The trained model again, each time with one usual mistake in its code. The loss is that of the first 20 reviews of the
-# dev data, in nats a token; then what it writes at temperature 0; then what the check says.
-#
-# Look for those that hardly show: no error is raised, the text looks like text. Hence a check for every part.
+# dev data, in nats a token; then what it writes at temperature 0; then what the check says. Look for mistakes that
+# hardly show: no error is raised, and the text looks like text. Hence a check for every part.
 
 
 # %%
@@ -257,7 +257,7 @@ def named(name, function):
 
 
 def scores_with(change):
-    """compute_query_key_value_scores whose query, key, value and mask are changed first."""
+    """The right scores, but query, key, value and mask are changed first."""
     name, right = "compute_query_key_value_scores", llama.Attention.compute_query_key_value_scores
     return named(name, lambda self, q, k, v, mask=None: right(self, *change(q, k, v, mask)))
 

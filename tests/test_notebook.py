@@ -83,7 +83,9 @@ def test_it_is_small_and_was_run_from_top_to_bottom():
 def links_of(notebook: dict[str, Any]) -> list[str]:
     texts = [text_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     return [
-        link for text in texts for link in re.findall(r"\]\((\S+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        link
+        for text in texts
+        for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     ]
 
 
@@ -95,7 +97,9 @@ def test_links_lead_somewhere(tmp_path: Path):
 
 
 def test_on_github_links_are_absolute_and_one_cell_sets_colab_up():
-    book = notebook_of(sources(), out=ROOT / "notebooks" / "c.ipynb", project="https://github.com/some-one/min.llama/")
+    book = notebook_of(
+        sources(), out=ROOT / "notebooks" / "c.ipynb", project="https://github.com/some-one/min.llama.git"
+    )
     begin = "https://github.com/some-one/min.llama/blob/main/"
     *links, colab = sorted(links_of(book), key=lambda link: "colab" in link)
     assert colab == "https://colab.research.google.com/github/some-one/min.llama/blob/main/notebooks/c.ipynb"
