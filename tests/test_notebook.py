@@ -82,11 +82,8 @@ def test_it_is_small_and_was_run_from_top_to_bottom():
 
 def links_of(notebook: dict[str, Any]) -> list[str]:
     texts = [text_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
-    return [
-        link
-        for text in texts
-        for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    ]
+    texts = [re.sub(r"```.*?```", "", text, flags=re.DOTALL) for text in texts]
+    return [link for text in texts for link in re.findall(r"\]\(([^)\s]+)\)", text)]
 
 
 def test_links_lead_somewhere(tmp_path: Path):
@@ -110,12 +107,33 @@ def test_on_github_links_are_absolute_and_one_cell_sets_colab_up():
     assert changed == code_cells(book)[:1]
 
 
+@pytest.mark.parametrize("is_on_colab", [True, False])
+def test_the_first_cell_finds_the_project(is_on_colab: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> None:
+        asked.append(command)
+        (tmp_path / "min-llama").mkdir(exist_ok=True)
+        (tmp_path / "min-llama" / "llama.py").touch()
+
+    monkeypatch.chdir(tmp_path if is_on_colab else NOTEBOOKS_FOLDER)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    if is_on_colab:
+        monkeypatch.setitem(sys.modules, "google.colab", sys)
+    address = "https://github.com/some/one"
+    for _ in range(2):  # a reader may run the cell again
+        exec(text_of(code_cells(notebook_of(sources(), project=address))[0]), {})
+    assert [command[:2] for command in asked] == ([["git", "clone"], [sys.executable, "-m"]] if is_on_colab else [])
+    assert Path.cwd() == (tmp_path / "min-llama" if is_on_colab else ROOT) and sys.path[0] == str(Path.cwd())
+
+
 def test_no_path_of_a_machine_is_in_it():
     assert str(ROOT) not in json.dumps(STORED) and "/home/" not in json.dumps(STORED)
 
 
 def test_every_exercise_has_a_gap_a_check_and_a_folded_solution():
-    assert len(EXERCISES) == 15
+    assert len(EXERCISES) == sum(tags_of(cell) == ["solution"] for cell in BLANK["cells"]) == 15
     for cell, following in zip(BLANK["cells"], [*BLANK["cells"][1:], {}], strict=True):
         if "exercise" in tags_of(cell):
             assert re.search(r"^ +# .+\n +\.\.\.$", text_of(cell), re.MULTILINE) and CHECK_LINE.search(text_of(cell))
@@ -204,10 +222,13 @@ def test_a_solution_is_right_and_takes_its_place(part: str, package: dict, capsy
 @pytest.mark.parametrize(("part", "right", "wrong", "sentence"), MUTATIONS)
 def test_a_usual_mistake_is_named(part, right, wrong, sentence, package: dict, capsys: pytest.CaptureFixture):
     assert right in EXERCISES[part]
+    run_exercise(part, EXERCISES[part])
+    before = {(place, name): getattr(place, name) for place, name in package}
+    capsys.readouterr()
     run_exercise(part, EXERCISES[part].replace(right, wrong))
     said = capsys.readouterr().out
     assert f"{part}: WRONG: " in said and sentence in said
-    assert all(getattr(place, name) is own for (place, name), own in package.items())
+    assert all(getattr(place, name) is function for (place, name), function in before.items())
 
 
 def test_an_exception_is_told_with_its_line(package: dict, capsys: pytest.CaptureFixture):
