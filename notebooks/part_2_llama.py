@@ -132,7 +132,8 @@ check("scores and softmax", llama.Attention, compute_query_key_value_scores)
 # [grouped queries](docs/components/grouped-queries.md).
 #
 # After the scores the heads are put side by side again, `b h s d` to `b s D`: length and heads must change places
-# *first*, else numbers of different positions are mixed. A last matrix, `compute_output`, mixes the heads.
+# *first*, else numbers of different positions are mixed. A last matrix, `compute_output`, mixes the heads. (Here
+# and in 2.5 `llama.py` has dropout as well; it is 0 in all models of this notebook.)
 
 
 # %% exercise
