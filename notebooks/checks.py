@@ -113,8 +113,8 @@ def line_of(error: Exception) -> str:
 def fault_of(part: str) -> str:
     """What the grader says of this part of the package as it now is in this process; "" if it is right."""
     if part == "AdamW":
-        is_right, mistake = adamw.check_few_steps(Reader())
-        return adamw.late_or_grouped_fault(Reader()) if is_right else mistake or "see the lines above"
+        is_right, mistake, decay = adamw.check_few_steps(Reader(), clips=False)
+        return adamw.late_or_grouped_fault(Reader(), decay) if is_right else mistake or "see the lines above"
     parts = [one for one in all_parts(ATTENTION_KINDS) if one.name.partition(",")[0] == part]
     return _first_fault(parts)
 

@@ -156,7 +156,7 @@ def test_what_is_imported_is_there(path: Path):
 
 
 def test_the_graders_serve_nobody_else():
-    """But for what made the table of parts, the data set's label names, the hand-out, which holds them, and the notebook."""
+    """But for what made the table of parts, the data set's label names, the hand-out that holds them, the notebook."""
     importers = {ids(path) for path in PRODUCT if "grading" in top_names(path) and folder_of(path) != "grading"}
     handout = {f"handout/{name}.py" for name in ("__main__", "writing", "tests/test_parts")}
     others = {"checkpoints/build.py", "checkpoints/parts.py", "notebooks/checks.py", *handout}
