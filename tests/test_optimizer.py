@@ -1,14 +1,16 @@
 import copy
 import math
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import asset
+from conftest import ROOT, asset
 
-from grading import adamw
+from grading import adamw, questions
 from optimizer import CACHE_PIECE, AdamW
 
 
@@ -81,6 +83,24 @@ def test_equals_the_algorithm_for_every_number_step_and_group(shape: tuple, lies
 def test_the_published_weights_are_those_of_the_course(assets: Path):
     published = torch.tensor(adamw.PUBLISHED_WEIGHTS)
     assert np.array_equal(published.numpy(), np.load(asset(assets, "optimizer_test.npy")))
+
+
+def test_the_decay_inside_the_corrected_step_is_off_as_the_page_says_and_passes_the_course_s_check():
+    """With the page's own command, and the tolerance of the course's optimizer_test.py."""
+    page = (ROOT / "docs" / "components" / "adamw.md").read_text(encoding="utf-8")
+    edit = re.search(r"sed '(.+?)' optimizer\.py", page)[1]
+    code = subprocess.run(["sed", edit, ROOT / "optimizer.py"], capture_output=True, text=True, check=True).stdout
+    wrong: dict = {"__name__": "wrong"}
+    exec(code, wrong)
+    published, errors = torch.tensor(adamw.PUBLISHED_WEIGHTS), []
+    for optimizer in (wrong["AdamW"], AdamW):
+        weights = questions.train(**adamw.toy_problem(), optimizer=optimizer, lr=1e-3, weight_decay=1e-4)
+        assert torch.allclose(published, weights, adamw.COURSE_RTOL, adamw.COURSE_ATOL)
+        errors.append((weights - published).abs().max().item())
+    assert errors[1] < 5e-7 and "end 1.7e-5 from" in page and errors[0] == pytest.approx(1.7e-5, abs=0.1e-5)
+    for share, step in re.findall(r"(0\.\d+) at step ([\d,]+)", page):
+        step = int(step.replace(",", ""))
+        assert math.sqrt(1 - 0.999**step) / (1 - 0.9**step) == pytest.approx(float(share), abs=0.005)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
