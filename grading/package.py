@@ -31,7 +31,7 @@ REQUIREMENTS = "requirements"  # the folder, and the file in the root
 MAPPINGS = tuple(f"data/{dataset}-label-mapping.json" for dataset in LABEL_NAMES)
 # Of the package's own folder no submission holds its tests, benchmarks, pages and builders, and what setup.sh fetches.
 OWN_FOLDERS = (*CODE_FOLDERS, REQUIREMENTS, "benchmarks", "checkpoints", "docs", "notebooks", "tests", ".ci", ".github")
-OWN_FILES = ("pyproject.toml", ".gitattributes", ".gitignore")
+OWN_FILES = ("pyproject.toml", ".gitattributes", ".gitignore", "README.zh-TW.md")
 FETCHED = ("tokenizer.model", "rotary_embedding_actual.data", "optimizer_test.npy")
 DATA_SETS = (*LABEL_NAMES, "films")
 MAX_DEPTH = 10  # of a module in packages

@@ -68,7 +68,7 @@ EMPTY = """
     grading/editions.py grading/parts.py fast/decode.py fast/linear.py convert/gguf.py tests/test_it.py
     benchmarks/measure.py engine/README.md advanced/README.md advanced/results/best.png checkpoints/build.py
     checkpoints/figures.json docs/grading.md docs/picture.png notebooks/assignment.ipynb .ci/run
-    .github/workflows/tests.yml pyproject.toml tokenizer.model
+    .github/workflows/tests.yml pyproject.toml tokenizer.model README.zh-TW.md
 """
 
 
