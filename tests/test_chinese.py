@@ -71,7 +71,7 @@ def test_every_page_has_its_counterpart():
 @of_page
 def test_the_english_page_is_the_one_that_was_translated(page: Path):
     english = ENGLISH_OF[page]
-    stamp = STAMP.format(hashlib.sha256(english.read_bytes()).hexdigest())
+    stamp = STAMP.format(hashlib.sha256(english.read_text(encoding="utf-8").encode()).hexdigest())
     assert page.read_text(encoding="utf-8").endswith(f"\n{stamp}"), (
         f"{english.relative_to(ROOT)} has changed since {page.relative_to(ROOT)} was written: bring that page in step "
         f"(git log -p {english.relative_to(ROOT)}), then make this its last line:\n{stamp}"
