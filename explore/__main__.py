@@ -5,6 +5,8 @@
     python -m explore LOG_DIR --out page.html                                   # a run with --log_dir
     python -m explore finetune-5-0.0002.pt --run LOG_DIR --out page.html        # both
     python -m explore advanced/experiments/results/NAME.jsonl --out page.html   # a grid of runs
+    python -m explore checkpoints/minllama1M.pt --live --out page.html          # the model itself, in the page
+    python -m explore checkpoints/minllama1M.pt --serve                         # the same for models of any size
 
 The page is one file that needs no other file and no network.
 """
@@ -40,13 +42,18 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--run", metavar="LOG_DIR", help="a run to show beside the model: its --log_dir, or a file of results")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
-    add("--out", metavar="PAGE.html", required=True, help="the file that is written")
+    add("--live", action="store_true", help="a page that computes: the model's weights are in it")
+    add("--bits", type=int, choices=(16, 8), help="for each weight of --live (nothing: 16)")
+    add("--serve", type=int, nargs="?", const=0, metavar="PORT", help="serve the page of --live on this machine alone")
+    add("--out", metavar="PAGE.html", help="the file that is written")
     return parser.parse_args(argv)
 
 
 def check_args(args: Namespace) -> None:
     """Find the files, without PyTorch. Raises `UserError` for a mistake."""
-    check_page("--out", args.out)
+    check_live(args)
+    if args.serve is None:
+        check_page("--out", args.out)
     if args.text and args.data:
         raise UserError("--text and --data both say what is read; give one of them")
     for text in args.text or ():
@@ -73,8 +80,28 @@ def check_args(args: Namespace) -> None:
     if args.run is not None and not is_run(args.run):
         raise UserError(f"--run {args.run} is neither a folder with {FILE} nor a file of results (.jsonl)")
     inputs = (args.model, args.data, args.run)
-    if Path(args.out).resolve() in {Path(path).resolve() for path in inputs if path is not None}:
+    if args.out is not None and Path(args.out).resolve() in {
+        Path(path).resolve() for path in inputs if path is not None
+    }:
         raise UserError(f"--out {args.out} is also an input; give it a name of its own")
+
+
+def check_live(args: Namespace) -> None:
+    """The flags of a page that computes. Raises `UserError`."""
+    is_live = args.live or args.serve is not None
+    if args.serve is None and args.out is None:
+        raise UserError("--out PAGE.html is missing, the file that is written")
+    if args.serve is not None and (args.out or args.bits):
+        raise UserError(f"--{'out' if args.out else 'bits'} is for a page that is written, and --serve writes none")
+    if args.serve is not None and not 0 <= args.serve <= 65535:
+        raise UserError(f"--serve {args.serve}: a port is from 0 (a free one) to 65535")
+    if args.bits and not args.live:
+        raise UserError("--bits is for the weights of --live")
+    if is_live and (args.data or args.run or len(args.text or ()) > 1):
+        given = "data" if args.data else "run" if args.run else "text"
+        raise UserError(f"--{given} is for a page that is drawn once; a live page begins with one --text")
+    if is_live and is_run(args.model):
+        raise UserError(f"{args.model} is a run, and a live page is of a model")
 
 
 def is_run(path: str) -> bool:
@@ -137,11 +164,32 @@ def is_labelled(path: str) -> bool:
     return True
 
 
+def live(args: Namespace) -> None:
+    """Write or serve a page that computes."""
+    from explore.inspected import InspectedModel
+    from explore.page import write_page
+
+    inspected = InspectedModel.open(args.model, args.tokenizer, args.attention)
+    text = (args.text or [inspected.sample_text(SAMPLE_TEXT)])[0]
+    if args.serve is not None:
+        from explore.serve import serve
+
+        serve(inspected, text, args.serve)
+        return
+    from explore.live import live_page
+
+    write_page(args.out, *live_page(inspected, text, args.bits or 16, args.out))
+    print(f"wrote {args.out}")
+
+
 def main() -> None:
     args = get_args()
     check_args(args)
     from explore.page import write_page
 
+    if args.live or args.serve is not None:
+        live(args)
+        return
     if is_run(args.model):
         content = page_of_run(args.model)
     else:

@@ -82,6 +82,10 @@ class InspectedModel:
             raise UserError(f"without a tokenizer, texts are token ids from 0 to {count - 1}; or name a --tokenizer")
         return [int(word) for word in words]
 
+    def sample_text(self, words: str) -> str:
+        """A text to begin with. Without a tokenizer it is token ids."""
+        return words if self.tokenizer is not None else "1"
+
     def piece(self, id: int) -> str:
         """A token as text; its first letter may be the space before a word."""
         if self.tokenizer is None or id >= self.tokenizer.n_words:  # the embedding may have more rows than pieces

@@ -114,13 +114,15 @@ function drawHeads(map, weights, colours) {
   const [size, shown] = [side * width, text().shown];
   const picture = new OffscreenCanvas(shown, shown);
   const inside = picture.getContext("2d");
+  const image = inside.createImageData(shown, shown);
+  const dots = new Uint32Array(image.data.buffer);
+  const inBytes = new Uint32Array(Uint8Array.from(colours.flatMap((each) => [...each, 255])).buffer);
   context.clearRect(0, 0, width, layers * size);
   context.imageSmoothingQuality = "high";
   for (let layer = 0; layer < layers; layer++) {
     for (let head = 0; head < heads; head++) {
-      const image = inside.createImageData(shown, shown);
       const first = (layer * heads + head) * shown * shown;
-      for (let cell = 0; cell < shown * shown; cell++) image.data.set([...colours[weights[first + cell]], 255], 4 * cell);
+      for (let cell = 0; cell < shown * shown; cell++) dots[cell] = inBytes[weights[first + cell]];
       inside.putImageData(image, 0, 0);
       context.drawImage(picture, head * size + 2, layer * size + 2, size - 4, size - 4);
     }
@@ -167,7 +169,8 @@ function setUpAttention() {
 
 function mapOf(name) {
   const card = make("div", { class: "card" }, titleOf(name));
-  if (!page.texts[0].semantics[name]) return filled(card, {}, [noOther()]);
+  if (page.live) part(["text"], () => card.firstElementChild.replaceWith(titleOf(name)));
+  if (!page.live && !page.texts[0].semantics[name]) return filled(card, {}, [noOther()]);
   const label = `Attention weights, ${name}: the map of the chosen head. The table below it has the weights of the chosen token.`;
   const map = {
     canvas: make("canvas", { class: "map", role: "img", "aria-label": label }),
@@ -182,7 +185,10 @@ function mapOf(name) {
   };
   map.canvas.addEventListener("mousemove", async (event) => {
     const [place, weights] = [cellAt(event), await weightsOf(name)];
-    if (place && weights) map.readout.replaceChildren(...inOneLine(weights, ...place));
+    if (!place || !weights) return;
+    map.readout.replaceChildren(...inOneLine(weights, ...place));
+    const [query, key] = place;
+    if (page.live && (pair.query !== query || pair.key !== key || pair.column !== name)) update({ pair: { query, key, column: name } });
   });
   map.canvas.addEventListener("click", (event) => { if (cellAt(event)) update({ token: cellAt(event)[0] }); });
   map.heads.addEventListener("click", (event) => {
@@ -213,7 +219,7 @@ function weightTables() {
         make("th", { scope: "row" }, piece(text().ids[query])),
         ...places.map((key) => number((100 * weightAt(weights, asked.layer, asked.head, query, key)).toFixed(0))),
       ));
-      const name = `${SEMANTICS[index]}, layer ${asked.layer + 1}, head ${asked.head + 1}: weights in percent`;
+      const name = `${page.live ? COLUMNS[SEMANTICS[index]].title : SEMANTICS[index]}, layer ${asked.layer + 1}, head ${asked.head + 1}: weights in percent`;
       region.append(table(name, heads, rows));
     });
   });

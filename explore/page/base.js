@@ -2,13 +2,16 @@
 // What every part of the page shares: the figures, what is looked at, and how elements are made.
 
 const page = JSON.parse(document.getElementById("data").textContent);
-const SEMANTICS = ["bidirectional", "causal"];
-const DESCRIBED = { bidirectional: "every token sees all others", causal: "a token sees itself and those before it" };
+const SEMANTICS = page.live ? ["right", "now"] : ["bidirectional", "causal"]; // the two columns of every figure
+const COLUMNS = {
+  bidirectional: { title: "Bidirectional", remark: "every token sees all others" },
+  causal: { title: "Causal", remark: "a token sees itself and those before it" },
+};
 
 const byId = (id) => document.getElementById(id);
 
 /** What is looked at. Parts are told of a change by the names of what has changed. */
-const state = { text: 0, token: 0, layer: 0, head: 0, semantics: "causal", method: "occlusion", label: 0, run: 0 };
+const state = { text: 0, pair: null, token: 0, layer: 0, head: 0, semantics: "causal", method: "occlusion", label: 0, run: 0 };
 const parts = [];
 
 function update(changes) {
@@ -152,8 +155,9 @@ async function unpack(packed) {
 
 const unpacked = new Map();
 
-/** Unpacked once, and kept. */
+/** Unpacked once, and kept. What a live page computes is not packed. */
 function kept(packed) {
+  if (packed instanceof Uint8Array) return packed.buffer;
   if (!unpacked.has(packed)) unpacked.set(packed, unpack(packed));
   return unpacked.get(packed);
 }

@@ -76,7 +76,7 @@ function contributionTable() {
 function setUpDecision() {
   if (!page.texts || !page.texts[0].decision) return;
   byId("decision").hidden = false;
-  segments(byId("method"), Object.entries(METHODS).map(([value, [name]]) => [value, name]), state.method, (value) => update({ method: value }));
+  segments(byId("method"), Object.entries(METHODS).filter(([value]) => text().decision[value]).map(([value, [name]]) => [value, name]), state.method, (value) => update({ method: value }));
   options(byId("label"), labels(), 0);
   byId("label").addEventListener("change", (event) => update({ label: Number(event.target.value) }));
   part(["text"], () => {

@@ -16,11 +16,13 @@ function layerTable(lens) {
   const rows = lens.map((layer, index) => {
     const candidates = candidatesAt(layer, state.token).slice(0, 4).map(([id, p]) => make("span", {}, piece(id), ` ${percent(p)}`));
     const came = hasNext ? number(percent(layer.next[state.token])) : null;
-    return row(make("th", { scope: "row" }, nameOfLayer(index)), make("td", {}, make("div", { class: "candidates" }, candidates)), came);
+    const size = layer.norm ? number(brief(layer.norm[state.token], 3)) : null; // a live page's
+    return row(make("th", { scope: "row" }, nameOfLayer(index)), make("td", {}, make("div", { class: "candidates" }, candidates)), size, came);
   });
   const caption = make("span", {}, "Next after ", piece(text().ids[state.token]));
   const came = make("th", { scope: "col", class: "number" }, "of ", hasNext ? piece(text().ids[state.token + 1]) : "");
-  return table(caption, ["After", "Likeliest", ...(hasNext ? [came] : [])], rows.reverse(), { class: "full" });
+  const size = lens[0].norm ? [make("th", { scope: "col", class: "number" }, "|x|")] : [];
+  return table(caption, ["After", "Likeliest", ...size, ...(hasNext ? [came] : [])], rows.reverse(), { class: "full" });
 }
 
 function drawGrid() {
@@ -50,8 +52,9 @@ function markColumn() {
 function setUpLens() {
   if (!page.texts) return;
   byId("lens").hidden = false;
-  state.semantics = page.model.attention;
-  segments(byId("semantics"), SEMANTICS.map((name) => [name, name]), state.semantics, (value) => update({ semantics: value }));
+  state.semantics = page.live ? SEMANTICS[0] : page.model.attention;
+  const titles = SEMANTICS.map((name) => [name, page.live ? COLUMNS[name].title : name]);
+  segments(byId("semantics"), titles, state.semantics, (value) => update({ semantics: value }));
   part(["text", "token"], drawLayers);
   part(["text", "semantics"], drawGrid);
   part(["text", "semantics", "token"], markColumn);

@@ -12,6 +12,15 @@ function setUpHead() {
   const shown = [...document.querySelectorAll("main section")].filter((section) => !section.hidden);
   byId("sections").replaceChildren(...shown.map((section) =>
     make("li", {}, make("a", { href: `#${section.id}` }, section.querySelector("h2").textContent))));
+  if (page.live) byId("sections").addEventListener("click", goToSection);
+}
+
+/** The address of a live page has its state, which the name of a section must not replace. */
+function goToSection(event) {
+  const section = byId(event.target.getAttribute("href")?.slice(1) ?? "");
+  if (!section) return;
+  event.preventDefault();
+  section.scrollIntoView();
 }
 
 /** Colours of canvases are taken from the style, so they are drawn anew. */
@@ -22,8 +31,10 @@ function setTheme(value) {
 }
 
 function setUp() {
-  if (page.texts) state.token = Math.min(4, count() - 1);
-  for (const each of [setUpTokens, setUpDecision, setUpAttention, setUpRotation, setUpLens, setUpRun, setUpHead]) each();
+  if (page.texts) state.token = page.live ? count() - 1 : Math.min(4, count() - 1);
+  for (const each of [setUpTokens, setUpDecision, setUpAttention, setUpRotation, setUpLens, setUpRun]) each();
+  if (page.live) setUpNumbers();
+  setUpHead();
   segments(byId("theme"), ["system", "light", "dark"].map((name) => [name, name]), "system", setTheme);
   for (const part of parts) part(null);
   if (!page.texts) return;
@@ -36,4 +47,5 @@ function setUp() {
   part(["token", "text"], () => say(`Token ${state.token + 1} of ${count()}: ${wordAt(state.token)}`));
 }
 
-setUp();
+if (page.live) startLive(setUp);
+else setUp();

@@ -5,7 +5,7 @@ const ownProbability = (name, place) => (place ? text().semantics[name]?.lens.at
 
 function drawTokens() {
   const chips = Array.from({ length: count() }, (_, place) => {
-    const p = ownProbability("causal", place) ?? ownProbability("bidirectional", place);
+    const p = page.live ? ownProbability("right", place) : ownProbability("causal", place) ?? ownProbability("bidirectional", place);
     const full = p === null ? 0 : Math.min(100, (100 * bits(p)) / 12);
     const label = `${wordAt(place)}, token ${place + 1} of ${count()}${p === null ? "" : `, probability ${percent(p)}`}`;
     const button = chip("button", place, {
@@ -49,12 +49,12 @@ function drawExpected() {
 }
 
 function titleOf(name) {
+  const { title, remark } = COLUMNS[name];
   const isOwn = name === page.model.attention;
-  const remark = `${DESCRIBED[name]}${isOwn ? "; so this model is run" : ""}`;
-  return make("h3", {}, name === "causal" ? "Causal" : "Bidirectional", make("span", { class: "own" }, ` ${remark}`));
+  return make("h3", {}, title, make("span", { class: "own" }, ` ${remark}${isOwn ? "; so this model is run" : ""}`));
 }
 
-const noOther = () => make("p", { class: "soft" }, "The attention of this code takes no mask, so it can be read in one way only.");
+const noOther = () => make("p", { class: "soft" }, page.live ? "\u2026" : "The attention of this code takes no mask, so it can be read in one way only.");
 
 /** [id, probability] of the likeliest tokens after a place. */
 function candidatesAt(layer, place) {
@@ -70,7 +70,7 @@ function cameNext(layer) {
 }
 
 function tokenTable() {
-  const head = ["Place", "Token", "Id", ...SEMANTICS.map((name) => `Probability, ${name}`)];
+  const head = ["Place", "Token", "Id", ...SEMANTICS.map((name) => `Probability, ${COLUMNS[name].title.toLowerCase()}`)];
   const rows = text().ids.map((id, place) => row(
     make("th", { scope: "row" }, place + 1), make("td", {}, piece(id)), number(id),
     ...SEMANTICS.map((name) => number(percent(ownProbability(name, place)))),

@@ -1,0 +1,55 @@
+// A classifier word by word: what becomes of the decision without a word, or with another one in its place.
+
+const edited = { words: [], out: new Set() };
+
+function setUpWords() {
+  byId("words").hidden = false;
+  for (const id of ["next-card", "made-card", "compare-card"]) byId(id).hidden = true; // it continues no text
+  drawWords();
+}
+
+/** The words of the text in the field; none is left out. */
+function drawWords() {
+  edited.words = live.text.split(/\s+/).filter(Boolean);
+  edited.out.clear();
+  byId("word-chips").replaceChildren(...edited.words.map((word, place) => {
+    const input = make("input", { class: "word-text", value: word, size: Math.max(2, [...word].length), "aria-label": word });
+    const button = make("button", { type: "button", "aria-pressed": false, onclick: () => leaveOut(place, button, input) }, "\u2212");
+    input.addEventListener("input", () => { edited.words[place] = input.value; input.size = Math.max(2, input.value.length); wordsChanged(); });
+    button.setAttribute("aria-label", t("words.out", word));
+    return make("span", { class: "word-edit" }, input, button);
+  }), make("button", { type: "button", onclick: () => typed(byId("live-text").value) }, t("words.all")));
+}
+
+function leaveOut(place, button, input) {
+  const isOut = !edited.out.has(place);
+  edited.out[isOut ? "add" : "delete"](place);
+  input.classList.toggle("word-out", isOut);
+  input.disabled = isOut;
+  button.textContent = isOut ? "+" : "\u2212";
+  button.setAttribute("aria-pressed", isOut);
+  button.setAttribute("aria-label", t(isOut ? "words.in" : "words.out", edited.words[place]));
+  wordsChanged();
+}
+
+function wordsChanged() {
+  live.text = edited.words.filter((_, place) => !edited.out.has(place)).join(" ");
+  writeAddress();
+  readAll();
+}
+
+/** The decision of both columns. */
+function drawDecision(shown) {
+  const columns = [shown.decision.probabilities, shown.broken ?? []];
+  const rows = page.model.label_names.map((name, label) => row(
+    make("th", { scope: "row" }, name), ...columns.flatMap((each) => [bar(each[label] ?? 0), number(percent(each[label]))])));
+  const head = ["", ...SEMANTICS.flatMap((name) => [make("th", { scope: "col", "aria-hidden": "true" }), make("th", { scope: "col", class: "number" }, COLUMNS[name].title)])];
+  byId("live-decision").replaceChildren(table(t("words.decision"), head, rows, { class: "full" }));
+}
+
+async function askOcclusion(shown, given) {
+  const answer = await ask("occlusion", given, "occlusion").catch(failed);
+  if (!answer || page.texts[0] !== shown) return;
+  shown.decision = { ...shown.decision, occlusion: answer.occlusion };
+  await show(shown);
+}

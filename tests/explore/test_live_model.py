@@ -1,0 +1,232 @@
+"""What a live page computes, in node: the same as `llama.py`, the tokenizers and `engine.sampling`, broken or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, asset, random_llama
+from thread import Thread, rounded, thread_of
+
+from engine.sampling import Sampling, truncate
+from engine.saved import perplexity
+from explore.broken import BREAKS, Switches, broken, read_broken
+from explore.inspected import InspectedModel
+from explore.look import read
+from grading import mistakes, small_model
+from grading.rotation import halves, rotate_by_hand
+from tokenizer import Tokenizer
+
+TEXT = "A warm little film about a baker and her stubborn goat."
+PROMPTS = [
+    "Once upon a time", "The film was", "A goat and a baker", "In the town", "She said", "He was not", "The theater",
+    "It rained, and", "Two friends", "Nobody knew", "The best part", "After the war", "\"Come here,\"", "A sad story",
+    "What a waste", "My mother", "The director", "On the hill", "I liked", "Tom",
+]  # fmt: skip
+TEXTS = (
+    TEXT, "", " ", "  two  spaces\tand\nlines \u2581 ", "\u00a0\u3000wide \u3000", "na\u00efve ﬁ ½ Ⅷ ① ㌔ ｱﾞ e\u0301 Å",
+    "שלום مرحبا नमस्ते",
+    "👩‍👩‍👧 🐐", "\u0000\u0007\u200b\ufeff end\ufffd", "日本語のテキスト 臺灣", "<s> </s> <unk> <0x41>",
+    "aaaaaaaaaaaaaaaaaaaaa", "1234567 $%&",
+)  # fmt: skip
+PARTS = (
+    {"off": ["2"]},
+    {"off": ["2.1", "1.4"]},
+    {"uniform": ["1.2", "2.4"]},
+    {"breaks": ["scores", "gelu"], "off": ["1.1"]},
+)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0, equal_nan=True)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> InspectedModel:
+    return rounded(InspectedModel.open(str(ROOT / "checkpoints" / "minllama1M.pt")))
+
+
+@pytest.fixture(scope="module")
+def thread(bundled: InspectedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thread]:
+    with thread_of(bundled, tmp_path_factory.mktemp("thread")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize("breaks", [[], *([name] for name in BREAKS)], ids="".join)
+def test_logits_are_those_of_the_python(thread: Thread, bundled: InspectedModel, breaks: list[str], attention: str):
+    ids = bundled.encode(TEXT)
+    switches = Switches(attention, breaks)
+    expected = read_broken(bundled.llama, ids, switches).logits
+    close(thread.logits(ids, attention=attention, breaks=breaks), expected)
+    if breaks:
+        assert not torch.allclose(expected, read(bundled.llama, ids, attention).logits, atol=0.1)
+
+
+@pytest.mark.parametrize("switches", PARTS, ids=str)
+def test_parts_that_are_off(thread: Thread, bundled: InspectedModel, switches: dict[str, list[str]]):
+    ids = bundled.encode(TEXT)
+    close(thread.logits(ids, **switches), read_broken(bundled.llama, ids, Switches(**switches)).logits)
+
+
+def test_greedy_ids_of_prompts(thread: Thread, bundled: InspectedModel):
+    for prompt in PROMPTS:
+        added: list[int] = []
+        for _ in range(12):
+            given = dict(text=prompt, added=added, switches={}, sampling={"temperature": 0}, random=0)
+            added.append(thread.ask("next", **given)["id"])
+        start = torch.tensor([bundled.encode(prompt)])
+        assert bundled.llama.generate(start, 12, 0.0)[0, start.shape[1] :].tolist() == added
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(tied=False, n_kv_heads=1, hidden_dim=50),
+        dict(rope_scaling=("llama3", 8.0, 1.0, 4.0, 32)),
+        dict(rope_scaling=("linear", 4.0)),
+    ],
+    ids=["untied", "llama3", "linear"],
+)  # fmt: skip
+def test_every_shape(changes: dict, attention: str, bits: int, tokenizer: Tokenizer, tmp_path: Path):
+    inspected = InspectedModel("random", random_llama(attention=attention, **changes), tokenizer)
+    ids = torch.arange(3, 67).tolist()  # max_seq_len tokens
+    with thread_of(inspected, tmp_path, bits) as found:
+        close(found.logits(ids), read(rounded(inspected, bits).llama, ids, attention).logits)
+
+
+def test_a_text_longer_than_the_model_is_read_at_its_end(tokenizer: Tokenizer, tmp_path: Path):
+    inspected = rounded(InspectedModel("random", random_llama(attention="causal"), tokenizer))
+    text = "warm little film " * 9
+    start = torch.tensor([inspected.encode(text)])
+    assert start.shape[1] > inspected.llama.config.max_seq_len
+    expected = inspected.llama.generate(start, 3, 0.0)[0, start.shape[1] :].tolist()
+    with thread_of(inspected, tmp_path) as found:
+        added: list[int] = []
+        for _ in expected:
+            answer = found.ask("next", text=text, added=added, switches={}, sampling={"temperature": 0}, random=0)
+            added.append(answer["id"])
+    assert added == expected
+
+
+# ----------------------------------------------------------------------------------------- tokenizer and sampling
+
+
+def test_texts_become_the_same_tokens_and_back(thread: Thread, bundled: InspectedModel):
+    for text in TEXTS:
+        ids = bundled.encode(text)
+        assert thread.ask("encoded", text=text)["ids"] == ids, text
+        assert thread.ask("decode", ids=ids)["text"] == bundled.tokenizer.decode(ids), text
+
+
+def test_llama_s_own_tokenizer(assets: Path, tmp_path: Path):
+    tokenizer = Tokenizer(tokenizer_model=asset(assets, "tokenizer.model"))
+    inspected = InspectedModel("random", random_llama(vocab_size=32000), tokenizer)
+    with thread_of(inspected, tmp_path) as found:
+        for text in (*TEXTS, (ROOT / "docs" / "looking.md").read_text("utf-8")):
+            ids = inspected.encode(text)
+            assert found.ask("encoded", text=text)["ids"] == ids
+            assert found.ask("decode", ids=ids)["text"] == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(temperature=1.0), dict(temperature=0.5, top_k=5), dict(temperature=1.5, top_p=0.6), dict(min_p=0.1),
+        dict(temperature=2.0, top_k=9, top_p=0.9, min_p=0.02), dict(temperature=0.0, top_k=3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sampling(thread: Thread, bundled: InspectedModel, settings: dict[str, float]):
+    sampling = Sampling(**settings)
+    logits = bundled.llama(torch.tensor([bundled.encode(TEXT[:30])]))[0][0].detach()
+    expected = (logits / sampling.temperature if sampling.temperature else logits * 1e6).softmax(-1)
+    if sampling.temperature:
+        expected = truncate(expected, *sampling.limits)
+        expected /= expected.sum()
+    names = {"temperature": "temperature", "topK": "top_k", "topP": "top_p", "minP": "min_p"}
+    given = {ours: getattr(sampling, theirs) for ours, theirs in names.items()}
+    answer = thread.ask("next", text=TEXT[:30], switches={}, sampling=given, random=0.999999)
+    assert answer["kept"] == int((expected > 0).sum())
+    for each in answer["top"]:
+        assert each["p"] == pytest.approx(float(expected[0, each["id"]]), abs=1e-5)
+    assert expected[0, answer["id"]] > 0
+
+
+def test_perplexity(thread: Thread, bundled: InspectedModel):
+    text = f"{TEXT} " * 20  # more than one window
+    expected = perplexity(bundled.llama, bundled.tokenizer, text)
+    answer = thread.ask("perplexity", text=text, bos=bundled.tokenizer.bos_id, switches={})
+    assert (answer["tokens"], answer["value"]) == (expected.tokens, pytest.approx(expected.perplexity, rel=1e-4))
+
+
+# ------------------------------------------------------------------------------------- broken.py against grading/
+
+
+def turned_late(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries one position too late."""
+    return rotate_by_hand(query, small_model.THETA, start=1), rotate_by_hand(key, small_model.THETA), value
+
+
+def turned_halves(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return *(rotate_by_hand(x, small_model.THETA, read=halves, write=halves) for x in (query, key)), value
+
+
+def said(known: dict, words: str) -> dict:
+    """The mistake whose sentence holds these words."""
+    return next(wrong for sentence, wrong in known.items() if words in sentence)
+
+
+ATTENTION = {
+    "scores": said(mistakes.ATTEND_MISTAKES, "scores are not scaled"),
+    "heads": said(mistakes.ATTENTION_MISTAKES, "all queries use the first"),
+    "repeat": said(mistakes.ATTENTION_MISTAKES, "1 2 1 2"),
+    "halves": dict(turn=turned_halves),
+    "position": dict(turn=turned_late),
+}
+
+
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_switches_of_attention_are_grading_s_mistakes(name: str, kind: str):
+    model = random_llama(**small_model.SMALL_SHAPE, attention=kind)
+    model.load_state_dict(small_model.small_weights())
+    x, attention = small_model.states(), model.layers[0].attention
+    weights = small_model.in_double(small_model.below(small_model.small_weights(), "layers.0.attention."))
+    right = small_model.attention(x.double(), weights, kind == "causal")
+    wrong = small_model.attention(x.double(), weights, kind == "causal", **ATTENTION[name])
+    assert not torch.allclose(right, wrong, atol=1e-2)
+    with torch.no_grad():
+        with broken(model, Switches(breaks=[name])):
+            torch.testing.assert_close(attention(x).double(), wrong, atol=1e-4, rtol=0)
+        torch.testing.assert_close(attention(x).double(), right, atol=1e-4, rtol=0)
+
+
+LAYER = {
+    "residual": dict(block=said(mistakes.BLOCKS, "both residuals are missing")),
+    "norm": dict(norm=said(mistakes.NORM_MISTAKES, "the mean is of x")),
+    "gelu": dict(gate=said(mistakes.GATES, "GELU, not SiLU")),
+}
+
+
+@pytest.mark.parametrize("name", LAYER)
+def test_the_other_switches_are_grading_s_mistakes(name: str):
+    model = random_llama(**small_model.SMALL_SHAPE, attention="causal")
+    model.load_state_dict(small_model.small_weights())
+    layer, x = model.layers[0], small_model.states() + 0.5
+    weights = small_model.in_double(small_model.below(small_model.small_weights(), "layers.0."))
+    with broken(model, Switches(breaks=[name])), torch.no_grad():
+        if name == "gelu":
+            found = layer.feed_forward(x)
+            wrong = small_model.feed_forward(x.double(), small_model.below(weights, "feed_forward."), **LAYER[name])
+        elif name == "norm":
+            found, norm = layer.attention_norm(x), LAYER[name]["norm"]
+            wrong = norm(x.double(), weights["attention_norm.weight"], small_model.EPS)
+        else:
+            found, wrong = layer(x), small_model.layer(x.double(), weights, True, **LAYER[name])
+    assert torch.isfinite(wrong).any()
+    torch.testing.assert_close(found.double(), wrong, atol=1e-4, rtol=0, equal_nan=True)
