@@ -156,7 +156,7 @@ def page_of_classifier(inspected: InspectedModel) -> dict[str, Any] | None:
     return {
         "suffix": model.prompt_suffix,
         "maxLen": tokenizer.max_len,
-        "bos": tokenizer.encode("", bos=True, eos=False),
+        "bos": getattr(tokenizer, "begins", [tokenizer.bos_id]),
         "pad": tokenizer.pad_id,
         "labelIds": getattr(model, "label_name_ids", None),
     }

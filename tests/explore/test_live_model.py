@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, asset, random_llama
 from thread import Thread, rounded, thread_of
 
+from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from engine.sampling import Sampling, truncate
 from engine.saved import perplexity
 from explore.broken import BREAKS, Switches, broken, read_broken
+from explore.decision import decide, probabilities
 from explore.inspected import InspectedModel
 from explore.look import read
 from grading import mistakes, small_model
@@ -162,6 +165,39 @@ def test_perplexity(thread: Thread, bundled: InspectedModel):
     expected = perplexity(bundled.llama, bundled.tokenizer, text)
     answer = thread.ask("perplexity", text=text, bos=bundled.tokenizer.bos_id, switches={})
     assert (answer["tokens"], answer["value"]) == (expected.tokens, pytest.approx(expected.perplexity, rel=1e-4))
+
+
+# ----------------------------------------------------------------------------------------------------- classifiers
+
+
+def classifier_of(kind: str, attention: str, tokenizer: Tokenizer) -> InspectedModel:
+    """A random classifier over five labels."""
+    llama, names = random_llama(attention=attention, max_seq_len=96), ["terrible", "bad", "okay", "good", "wonderful"]
+    about = SimpleNamespace(num_labels=5, hidden_dropout_prob=0.0, option="finetune", pad_id=tokenizer.pad_id)
+    if kind == "linear":
+        model = LlamaEmbeddingClassifier(about, llama=llama).eval()
+    else:
+        model = LlamaZeroShotClassifier(about, tokenizer, names, llama=llama).eval()
+    return rounded(InspectedModel("classifier", llama, tokenizer, model, tuple(names)))
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", ["linear", "label words"])
+def test_a_classifier_decides_alike(kind: str, attention: str, tokenizer: Tokenizer, tmp_path: Path):
+    inspected = classifier_of(kind, attention, tokenizer)
+    with thread_of(inspected, tmp_path) as found:
+        for text in ("A warm little film.", "a film " * 60, "", "bad\u0000"):
+            ids = inspected.encode(text)
+            assert found.ask("encoded", text=text)["ids"] == ids
+            if len(ids) > inspected.llama.config.max_seq_len:
+                continue  # the page reads the end alone
+            expected = decide(inspected.classifier, inspected.llama.tok_embeddings, ids)
+            answer = found.ask("read", text=text, use="right", switches={})
+            close(torch.tensor(answer["probabilities"]), probabilities(expected.log_probabilities))
+        text = "A warm little film."
+        expected = decide(inspected.classifier, inspected.llama.tok_embeddings, inspected.encode(text))
+        lost = found.ask("occlusion", text=text, switches={})["occlusion"]
+        close(torch.tensor([float("nan") if each is None else each for each in lost]), expected.occlusion.flatten())
 
 
 # ------------------------------------------------------------------------------------- broken.py against grading/

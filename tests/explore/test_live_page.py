@@ -16,12 +16,14 @@ import pytest
 import torch
 from chromium import Browser, browsing
 from conftest import ROOT
+from pages import Trained, trained  # noqa: F401
 from test_live_model import PROMPTS, TEXT, close
 from thread import ASKED, rounded
 
 from engine.saved import perplexity
 from explore import __main__ as program
 from explore.broken import BREAKS, Switches, broken, read_broken
+from explore.decision import probabilities
 from explore.inspected import InspectedModel
 
 HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">\u2028"
@@ -259,3 +261,27 @@ def test_texts_stay_texts(browser: Browser, live_file: Path):
     assert browser.value("[document.images.length, state.layer, state.head]") == [0, 3, 0]
     assert browser.value("live.switches") == {"attention": None, "breaks": [], "off": [], "uniform": []}
     assert browser.errors == []
+
+
+def test_a_classifier_word_by_word(browser: Browser, trained: Trained, tmp_path: Path):
+    """A word is left out, replaced and put back; the decision is the Python's for what is left."""
+    page = written(tmp_path / "page.html", trained.model)
+    opened(browser, page, text="A warm little film.")
+    inspected = rounded(InspectedModel.open(str(trained.model)))
+
+    def check(text: str) -> None:
+        browser.wait(f"page.texts[0].text === {json.dumps(text)} && page.texts[0].broken")
+        tokens = torch.tensor([inspected.encode(text)])
+        expected = probabilities(inspected.classifier(tokens)[0])
+        shown = browser.value("page.texts[0].decision.probabilities")
+        close(torch.tensor(shown), expected)
+
+    check("A warm little film.")
+    browser.tab.locator(".word-edit button").nth(1).click()
+    check("A little film.")
+    browser.tab.locator(".word-edit input").nth(2).fill("dull")
+    check("A dull film.")
+    browser.click("#word-chips > button")
+    check("A warm little film.")
+    browser.wait("text().decision.occlusion.at(-1) !== null && byId('verdict').textContent.length > 0")
+    assert browser.value("byId('next-card').hidden && !byId('words').hidden") and browser.errors == []

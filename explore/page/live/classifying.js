@@ -40,11 +40,12 @@ function wordsChanged() {
 
 /** The decision of both columns. */
 function drawDecision(shown) {
-  const columns = [shown.decision.probabilities, shown.broken ?? []];
-  const rows = page.model.label_names.map((name, label) => row(
-    make("th", { scope: "row" }, name), ...columns.flatMap((each) => [bar(each[label] ?? 0), number(percent(each[label]))])));
-  const head = ["", ...SEMANTICS.flatMap((name) => [make("th", { scope: "col", "aria-hidden": "true" }), make("th", { scope: "col", class: "number" }, COLUMNS[name].title)])];
-  byId("live-decision").replaceChildren(table(t("words.decision"), head, rows, { class: "full" }));
+  const columns = { right: shown.decision.probabilities, now: shown.broken ?? [] };
+  byId("live-decision").replaceChildren(...SEMANTICS.map((name) => {
+    const rows = page.model.label_names.map((label, index) => row(make("th", { scope: "row" }, label), bar(columns[name][index] ?? 0), number(percent(columns[name][index]))));
+    const head = ["", make("th", { scope: "col", "aria-hidden": "true" }), make("th", { scope: "col", class: "number" }, t("next.chance"))];
+    return filled(make("div", { class: "card" }, titleOf(name)), {}, [table(t("words.decision"), head, rows, { class: "full" })]);
+  }));
 }
 
 async function askOcclusion(shown, given) {
