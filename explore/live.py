@@ -128,7 +128,9 @@ def page_of_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
     if tokenizer is None:
         return None
     if not hasattr(tokenizer, "sp_model"):
-        return import_part("explore.live_bpe", "this tokenizer").page_of_json_tokenizer(tokenizer)
+        from explore.live_bpe import page_of_json_tokenizer
+
+        return page_of_json_tokenizer(tokenizer)
     vocabulary = import_part("convert.vocabulary", "a live page")
     model = tokenizer.sp_model
     pieces, types = vocabulary.pieces_and_types(model, tokenizer.model_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from conftest import ROOT, asset, random_llama
 from thread import Thread, rounded, thread_of
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
+from convert.tokenizer import JsonTokenizer
 from engine.sampling import Sampling, truncate
 from engine.saved import perplexity
 from explore.broken import BREAKS, Switches, broken, read_broken
@@ -134,6 +136,51 @@ def test_llama_s_own_tokenizer(assets: Path, tmp_path: Path):
             ids = inspected.encode(text)
             assert found.ask("encoded", text=text)["ids"] == ids
             assert found.ask("decode", ids=ids)["text"] == tokenizer.decode(ids)
+
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = LLAMA3.replace("]?\\p", "]?+\\p").replace("]+[", "]++[")
+BYTE_LEVEL = {
+    "gpt-2": lambda pre: [pre.ByteLevel(add_prefix_space=True)],
+    "smollm": lambda pre: [pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)],
+    "llama3": lambda pre: [split(pre, LLAMA3), pre.ByteLevel(add_prefix_space=False, use_regex=False)],
+    "qwen": lambda pre: [split(pre, QWEN), pre.ByteLevel(add_prefix_space=False, use_regex=False)],
+}
+
+
+def split(pre: Any, pattern: str) -> Any:
+    import tokenizers
+
+    return pre.Split(tokenizers.Regex(pattern), behavior="isolated")
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("rule", BYTE_LEVEL)
+def test_byte_level_tokenizers(rule: str, begins: bool, tmp_path: Path):
+    """The library's own ids, for texts with digits, cases, spaces, added tokens and letters of four bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=begins))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(BYTE_LEVEL[rule](tokenizers.pre_tokenizers))
+    made.decoder = tokenizers.decoders.ByteLevel()
+    if begins:
+        made.normalizer = tokenizers.normalizers.NFC()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>", "<|begin|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    made.train_from_iterator([TEXT, "I'll WE'LL 12 1234 12345\n\n  two", *TEXTS] * 4, trainer)
+    special = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "add_bos_token": begins}
+    tokenizer = JsonTokenizer(made.to_str(), special)
+    inspected = InspectedModel("random", random_llama(vocab_size=400), tokenizer)
+    with thread_of(inspected, tmp_path) as found:
+        for text in (*TEXTS, "I'LL 12345 we've\r\n\r\n  x\x85\ufeffy\u3000 ", "a<|end|><|begin|> b<|en"):
+            ids = tokenizer.encode(text, bos=True, eos=False)
+            assert found.ask("encoded", text=text)["ids"] == ids, text
+            assert found.ask("decode", ids=ids)["text"] == tokenizer.decode(ids), text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 // Text to token ids and back: SentencePiece's BPE with pieces for bytes, and the byte-level BPE of a tokenizer.json.
 //
 // A tokenizer: { kind: "sentencepiece", pieces, scores, types, rules, addsSpace, strips }, or { kind: "bytes", pieces,
-// merges, added, patterns, nfc, addsSpace, ignoresMerges }. Both: begins (the ids before a text), special (ids that
+// merges, added, patterns, nfc, addsSpace, ignoresMerges }. Both: begins (the ids before a text), bos (before
+// a text of no tokens, if nothing else is), special (ids that
 // decode to nothing).
 
 const SPACE = "\u2581";
@@ -77,7 +78,8 @@ class Vocabulary {
 
   /** With the tokens that stand before every text. */
   encode(text) {
-    return [...this.about.begins, ...this.encodeAll(text)];
+    const ids = this.encodeAll(text);
+    return [...(ids.length || this.about.begins.length ? this.about.begins : [this.about.bos]), ...ids]; // never empty
   }
 
   /** The ids that a space and a text add to those of an earlier text, see `Tokenizer.encode_next`. */
@@ -210,7 +212,7 @@ class ByteLevel extends Vocabulary {
   /** What is merged by itself: the matches of each pattern, and what lies between them. */
   words(text) {
     let parts = [this.about.nfc ? text.toWellFormed().normalize("NFC") : text.toWellFormed()];
-    if (parts[0] && this.about.addsSpace && !/^\s/.test(parts[0])) parts[0] = ` ${parts[0]}`;
+    if (parts[0] && this.about.addsSpace && !parts[0].startsWith(" ")) parts[0] = ` ${parts[0]}`;
     for (const pattern of this.patterns) {
       parts = parts.flatMap((part) => {
         const cuts = [];
