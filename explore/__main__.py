@@ -164,21 +164,25 @@ def is_labelled(path: str) -> bool:
     return True
 
 
-def live(args: Namespace) -> None:
-    """Write or serve a page that computes."""
+def open_live(args: Namespace) -> tuple[InspectedModel, str]:
+    """The model of a page that computes, and the text that it begins with."""
     from explore.inspected import InspectedModel
-    from explore.page import write_page
 
     inspected = InspectedModel.open(args.model, args.tokenizer, args.attention)
-    text = (args.text or [inspected.sample_text(SAMPLE_TEXT)])[0]
+    return inspected, args.text[0] if args.text else inspected.sample_text(SAMPLE_TEXT)
+
+
+def write_live(args: Namespace) -> None:
+    """Write or serve a page that computes."""
     if args.serve is not None:
         from explore.serve import serve
 
-        serve(inspected, text, args.serve)
+        serve(lambda: open_live(args), args.serve)
         return
     from explore.live import live_page
+    from explore.page import write_page
 
-    write_page(args.out, *live_page(inspected, text, args.bits or 16, args.out))
+    write_page(args.out, *live_page(*open_live(args), args.bits or 16, args.out))
     print(f"wrote {args.out}")
 
 
@@ -188,7 +192,7 @@ def main() -> None:
     from explore.page import write_page
 
     if args.live or args.serve is not None:
-        live(args)
+        write_live(args)
         return
     if is_run(args.model):
         content = page_of_run(args.model)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from base_llama import AttentionContext
+from config import LlamaConfig
 from explore.look import ForwardRecord, read
 from llama import Attention, Llama, LlamaLayer
 from rope import rotate
@@ -67,16 +69,22 @@ class Switches:
         return kind
 
 
-def read_broken(llama: Llama, ids: Sequence[int], switches: Switches) -> ForwardRecord | None:
-    """`look.read` under switches."""
+def read_broken(llama: Llama, ids: Sequence[int], switches: Switches) -> ForwardRecord:
+    """`look.read` under switches. A layer that is off has no attention: its weights are 0."""
     with broken(llama, switches):
-        return read(llama, ids, switches.attention_of(llama))
+        record = read(llama, ids, llama.config.attention)
+    for number in sorted(int(part) for part in switches.off if part.isdecimal()):
+        record.attention.insert(number - 1, torch.zeros(llama.config.n_heads, len(ids), len(ids)))
+    return record
 
 
 @contextmanager
 def broken(llama: Llama, switches: Switches) -> Iterator[None]:
-    """Change a model inside the block, but for its kind of attention; after it the model is as before."""
+    """Change a model inside the block; after it the model is as before."""
     with ExitStack() as undone:
+        kept = llama.config
+        undone.callback(_set_kind, llama, kept)
+        _set_kind(llama, dataclasses.replace(kept, attention=switches.attention_of(llama)))
 
         def put(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
             kept = vars(module).get(name)
@@ -98,6 +106,12 @@ def broken(llama: Llama, switches: Switches) -> Iterator[None]:
         for norm in (module for module in llama.modules() if hasattr(module, "_norm") and "norm" in switches.breaks):
             put(norm, "_norm", _without_square(norm))
         yield
+
+
+def _set_kind(llama: Llama, config: LlamaConfig) -> None:
+    llama.config = config
+    for layer in llama.layers:
+        layer.attention.is_causal = config.is_causal
 
 
 def _attend(attention: Attention, number: int, switches: Switches) -> Callable[..., torch.Tensor]:

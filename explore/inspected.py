@@ -83,7 +83,7 @@ class InspectedModel:
         return [int(word) for word in words]
 
     def sample_text(self, words: str) -> str:
-        """A text to begin with. Without a tokenizer it is token ids."""
+        """A text to begin with: these words, or, without a tokenizer, a token id."""
         return words if self.tokenizer is not None else "1"
 
     def piece(self, id: int) -> str:

@@ -1,0 +1,277 @@
+"""What a served page asks of a model: the questions of page/live/worker.js, answered by `llama.py` itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from base_llama import KVCache
+from engine.sampling import Sampling, drop
+from explore.broken import Switches, broken, read_broken
+from explore.decision import occluded, probabilities
+from explore.inspected import InspectedModel, to_bytes
+from explore.look import ForwardRecord, lenses
+from llama import likeliest
+from rope import rotate
+
+CANDIDATES, NEXT_SHOWN, QUERIES_SHOWN = 8, 12, 32  # as in page/live/
+ATTENTION_BYTES = 8_000_000
+MOST_LETTERS = 200_000  # of a text that is asked about
+
+
+class Reading(NamedTuple):
+    """The last text that was read for one use."""
+
+    ids: list[int]
+    switches: Switches
+    record: ForwardRecord
+
+
+class Answers:
+    """Answers questions about one model, one at a time. Raises `ValueError` or `UserError` for what
+    cannot be answered."""
+
+    kinds = ("read", "next", "written", "numbers", "perplexity", "occlusion")
+
+    def __init__(self, inspected: InspectedModel):
+        self.inspected, self.llama = inspected, inspected.llama
+        self.readings: dict[str, Reading] = {}
+        self.caches: dict[str, tuple[Switches, list[int], KVCache]] = {}
+
+    @torch.inference_mode()
+    def answer(self, kind: str, given: dict[str, Any]) -> dict[str, Any]:
+        """The answer as plain values; bytes stay bytes."""
+        if kind not in self.kinds or not isinstance(given, dict):
+            raise ValueError("no such question")
+        return getattr(self, f"_{kind}")(given)
+
+    # --------------------------------------------------------------------------------------- what is asked about
+
+    def _ids(self, given: dict[str, Any]) -> list[int]:
+        """All ids of a text and of the tokens behind it."""
+        text, added, size = given.get("text"), given.get("added", []), self.llama.config.vocab_size
+        if not isinstance(text, str) or len(text) > MOST_LETTERS:
+            raise ValueError(f"a text of at most {MOST_LETTERS} letters is missing")
+        if not isinstance(added, list) or not all(type(id) is int and 0 <= id < size for id in added):
+            raise ValueError("added: token ids are missing")
+        text = text.encode("utf-8", "replace").decode()
+        return [*self.inspected.encode(text), *added]
+
+    def _window(self, given: dict[str, Any]) -> list[int]:
+        return self._ids(given)[-self.llama.config.max_seq_len :]
+
+    def _reading(self, given: dict[str, Any], ids: list[int]) -> Reading:
+        use, switches = str(given.get("use"))[:20], switches_of(given)
+        kept = self.readings.get(use)
+        if kept is None or (kept.ids, kept.switches) != (ids, switches):
+            if len(self.readings) > 8:  # the page has fewer uses
+                self.readings.clear()
+            kept = self.readings[use] = Reading(ids, switches, read_broken(self.llama, ids, switches))
+        return kept
+
+    # ------------------------------------------------------------------------------------------------ questions
+
+    def _read(self, given: dict[str, Any]) -> dict[str, Any]:
+        every = self._ids(given)
+        ids = every[-self.llama.config.max_seq_len :]
+        if not ids:
+            return {"ids": ids, "bad": []}
+        reading = self._reading(given, ids)
+        record, config = reading.record, self.llama.config
+        with broken(self.llama, reading.switches):
+            layers = lenses(self.llama, record, ids, CANDIDATES)
+        sizes = [state.float().norm(dim=-1) for state in record.states]
+        shown = min(len(ids), int(math.sqrt(ATTENTION_BYTES / (config.n_layers * config.n_heads))))
+        pieces = {*ids}.union(*(layer.ids.flatten().tolist() for layer in layers))
+        lens = [
+            {"ids": layer.ids.flatten().tolist(), "p": numbers(layer.probabilities), "norm": numbers(size),
+             "next": numbers(layer.next_probability), "rank": layer.next_rank.tolist()}
+            for layer, size in zip(layers, sizes, strict=True)
+        ]  # fmt: skip
+        return {
+            "ids": ids, "first": len(every) - len(ids), "pieces": {id: self.inspected.piece(id) for id in pieces},
+            "record": {"lens": lens, "shown": shown, "attention": attention_bytes(record, shown)},
+            "queries": query_bytes(record, reading.switches), "probabilities": self._decision(ids, reading.switches),
+        }  # fmt: skip
+
+    def _decision(self, ids: Sequence[int], switches: Switches) -> list[float] | None:
+        model = self.inspected.classifier
+        if model is None:
+            return None
+        with broken(self.llama, switches):
+            return numbers(probabilities(model(self._tensor(ids))[0]))
+
+    def _occlusion(self, given: dict[str, Any]) -> dict[str, Any]:
+        ids, model = self._window(given), self.inspected.classifier
+        with broken(self.llama, switches_of(given)):
+            tokens = self._tensor(ids)
+            return {"occlusion": numbers(occluded(model, tokens, model(tokens)[0]))}
+
+    def _next(self, given: dict[str, Any]) -> dict[str, Any]:
+        ids = self._window(given)
+        if not ids:
+            return {}
+        logits = self._last_logits(str(given.get("use"))[:20], ids, switches_of(given))  # 1 v
+        if not torch.isfinite(logits).all():
+            return {"broken": True}
+        sampling = sampling_of(given)
+        best, most = likeliest(logits)
+        plain = logits.float().softmax(-1)[0]
+        p = F.one_hot(best[0, 0], logits.shape[-1]).float()
+        if sampling.temperature:
+            p = ((drop(logits, sampling).float() - most) / sampling.temperature).softmax(-1)[0]
+        random = bounded_number(given.get("random", 0), 0.0, 1.0)
+        id = int(best) if not sampling.temperature else int((p.double().cumsum(0) <= random * float(p.sum())).sum())
+        id = min(id, int(p.nonzero()[-1]))
+        top = plain.topk(min(NEXT_SHOWN, len(plain))).indices.tolist()
+        rows = [{"id": each, "piece": self.inspected.piece(each), "plain": float(plain[each]), "p": float(p[each])}
+                for each in top]  # fmt: skip
+        return {
+            "id": id,
+            "piece": self.inspected.piece(id),
+            "p": float(plain[id]),
+            "top": rows,
+            "kept": int((p > 0).sum()),
+        }
+
+    def _last_logits(self, use: str, ids: list[int], switches: Switches) -> torch.Tensor:
+        """1 v. A causal model computes only what is new behind a text that it has read."""
+        with broken(self.llama, switches):
+            if not self.llama.config.is_causal:
+                return self.llama.next_logits(self._tensor(ids))
+            kept = self.caches.get(use)
+            is_longer = kept is not None and kept[0] == switches and kept[1] == ids[: len(kept[1])] != ids
+            cache = kept[2] if is_longer and len(ids) <= kept[2].shape[3] else None
+            if cache is None:
+                room = min(self.llama.config.max_seq_len, max(256, 2 * len(ids)))
+                cache = KVCache(self.llama, 1, room)
+            self.caches = {**dict([*self.caches.items()][-4:]), use: (switches, ids, cache)}
+            return self.llama.next_logits(self._tensor(ids), cache)
+
+    def _written(self, given: dict[str, Any]) -> dict[str, Any]:
+        ids = self._ids({**given, "added": []})
+        if self.inspected.tokenizer is None:
+            return {"text": "".join(f" {id}" for id in self._ids(given)[len(ids) :])}
+        decode = self.inspected.tokenizer.decode
+        return {"text": decode(self._ids(given))[len(decode(ids)) :]}
+
+    def _perplexity(self, given: dict[str, Any]) -> dict[str, Any]:
+        text, tokenizer = given.get("text"), self.inspected.tokenizer
+        ids = self._ids(given) if tokenizer is None else tokenizer.encode_all(str(text)[:MOST_LETTERS])
+        if not ids:
+            return {"tokens": 0}
+        bos, nats, length = 0 if tokenizer is None else tokenizer.bos_id, 0.0, self.llama.config.max_seq_len
+        for start in range(0, len(ids), length):
+            targets = ids[start : start + length]
+            with broken(self.llama, switches_of(given)):
+                tokens = self._tensor([bos, *targets[:-1]])
+                logits, _ = self.llama(tokens, targets=tokens)  # 1 s v
+            nats += float(F.cross_entropy(logits[0].float(), self._tensor(targets)[0], reduction="sum"))
+        value = math.exp(min(nats / len(ids), 700.0))
+        return {"tokens": len(ids), "value": None if math.isnan(value) else value}
+
+    def _numbers(self, given: dict[str, Any]) -> dict[str, Any]:
+        """See `Reading.numbers` in page/live/reading.js."""
+        ids, config = self._window(given), self.llama.config
+        limits = {"layer": config.n_layers, "head": config.n_heads, "query": len(ids), "key": len(ids)}
+        layer, head, query, key = (whole_number(given.get(name), limit) for name, limit in limits.items())
+        reading = self._reading(given, ids)
+        switches = reading.switches
+        attention, state = self.llama.layers[layer].attention, reading.record.states[layer]
+        with broken(self.llama, switches):
+            x = self.llama.layers[layer].attention_norm(state[[query, key]])  # 2 D
+            is_hidden = self.llama.config.is_causal and key > query
+        key_head = head // attention.n_rep
+        if {"heads", "repeat"} & {*switches.breaks}:
+            key_head = 0 if "heads" in switches.breaks else head % config.n_kv_heads
+        plain = [F.linear(x[at], linear.weight).unflatten(-1, (-1, config.head_dim))[number] for at, linear, number
+                 in ((0, attention.compute_query, head), (1, attention.compute_key, key_head))]  # fmt: skip
+        late = int("position" in switches.breaks)
+        turned = [self._turned(each, at, switches) for each, at in zip(plain, (query + late, key), strict=True)]
+        product = float(turned[0] @ turned[1])
+        divisor = 1.0 if "scores" in switches.breaks else math.sqrt(config.head_dim)
+        names = ("query", "key")
+        values = [dict(zip(names, map(numbers, each), strict=True)) for each in (plain, turned)]
+        weight = float(reading.record.attention[layer][head, query, key].nan_to_num())
+        return {
+            "plain": values[0], "rotated": values[1], "product": finite(product), "divisor": divisor,
+            "score": finite(product / divisor), "keyHead": key_head, "of": [config.n_heads, config.n_kv_heads],
+            "weight": weight, "isHidden": is_hidden,
+        }  # fmt: skip
+
+    def _turned(self, x: torch.Tensor, position: int, switches: Switches) -> torch.Tensor:
+        """One head's vector after the rotation. x: d -> d"""
+        config, has_halves = self.llama.config, "halves" in switches.breaks
+        x = x.view(2, -1).T.flatten() if has_halves else x
+        angles = (config.head_dim, config.max_seq_len, config.rope_theta)
+        turned = rotate(x[None, None, None], *angles, position, config.rope_scaling)[0, 0, 0]
+        return turned.view(-1, 2).T.flatten() if has_halves else turned
+
+    def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([[*ids]], device=next(self.llama.parameters()).device)  # 1 s
+
+
+# --------------------------------------------------------------------------------------------------- plain values
+
+
+def switches_of(given: dict[str, Any]) -> Switches:
+    said = given.get("switches") or {}
+    names = ("breaks", "off", "uniform")
+    if not isinstance(said, dict) or any(not isinstance(said.get(name, []), list) for name in names):
+        raise ValueError("switches: lists of names are missing")
+    if said.get("attention") not in (None, "causal", "bidirectional"):
+        raise ValueError("attention is causal or bidirectional")
+    return Switches(said.get("attention"), *(tuple(map(str, said.get(name, []))) for name in names))
+
+
+def sampling_of(given: dict[str, Any]) -> Sampling:
+    said = given.get("sampling") or {}
+    if not isinstance(said, dict):
+        raise ValueError("sampling: settings are missing")
+    top_k = said.get("topK")
+    return Sampling(
+        bounded_number(said.get("temperature", 1.0), 0.0, 1e6),
+        None if not top_k else whole_number(top_k, 2**31),
+        top_p=None if not said.get("topP") else bounded_number(said["topP"], 0.0, 1.0),
+        min_p=None if not said.get("minP") else bounded_number(said["minP"], 0.0, 1.0),
+    )
+
+
+def whole_number(value: Any, limit: int) -> int:
+    if type(value) is not int or not 0 <= value < limit:
+        raise ValueError(f"a whole number from 0 to below {limit} is missing")
+    return value
+
+
+def bounded_number(value: Any, least: float, most: float) -> float:
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise ValueError(f"a number from {least} to {most} is missing")
+    return float(value)
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def numbers(values: torch.Tensor) -> list[float | None]:
+    """As a flat list; what is not finite becomes None."""
+    return [finite(value) for value in values.float().flatten().tolist()]
+
+
+def attention_bytes(record: ForwardRecord, shown: int) -> bytes:
+    """L h s t, see `inspected.to_bytes`."""
+    return to_bytes(torch.stack(record.attention)[..., :shown, :shown].nan_to_num()).cpu().numpy().tobytes()
+
+
+def query_bytes(record: ForwardRecord, switches: Switches) -> dict[str, Any]:
+    """As `inspected.page_of_queries`, not packed."""
+    both = torch.stack([each[:, :QUERIES_SHOWN] for each in record.queries[0]]).nan_to_num()  # 2 h s d
+    if "halves" in switches.breaks:  # `broken` has put the halves beside each other
+        both = both.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    unit = both.abs().max().clamp(min=1e-9) / 32767
+    whole = (both / unit).round().to(torch.int16).cpu()
+    return {"shown": whole.shape[2], "unit": float(unit), "data": whole.numpy().tobytes()}
