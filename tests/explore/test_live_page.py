@@ -17,6 +17,7 @@ import torch
 from chromium import Browser, browsing
 from conftest import ROOT
 from pages import Trained, trained  # noqa: F401
+from test_browser import CONTRAST
 from test_live_model import PROMPTS, TEXT, close
 from thread import ASKED, rounded
 
@@ -285,3 +286,43 @@ def test_a_classifier_word_by_word(browser: Browser, trained: Trained, tmp_path:
     check("A warm little film.")
     browser.wait("text().decision.occlusion.at(-1) !== null && byId('verdict').textContent.length > 0")
     assert browser.value("byId('next-card').hidden && !byId('words').hidden") and browser.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1600])
+def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, live_file: Path, width: int, dark: bool):
+    browser.size(width, 900)
+    browser.tab.emulate_media(color_scheme="dark" if dark else "light")
+    opened(browser, live_file, text="Once upon a time", temperature=0, steps=5, off="1.1", **{"break": "scores,gelu"})
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    assert browser.value(CONTRAST) == [] and browser.errors == []
+    for node in browser.accessibility_tree():
+        named = {
+            "button",
+            "checkbox",
+            "radio",
+            "slider",
+            "spinbutton",
+            "textbox",
+            "combobox",
+            "table",
+            "region",
+            "heading",
+        }
+        assert node["role"]["value"] not in named or node["name"]["value"].strip(), node
+
+
+def test_the_keyboard_is_enough(browser: Browser, live_file: Path):
+    """From the text to the switches by Tab; a switch is turned by the space bar and keeps the focus."""
+    opened(browser, live_file, text="The film")
+    browser.value("byId('live-text').focus()")
+    seen = []
+    while "mistakes" not in seen:
+        browser.press("Tab")
+        seen.append(browser.value("document.activeElement.closest('[id]').id"))
+        assert len(seen) < 60
+    order = ["live-next", "sampling-temperature", "sampling-seed", "made-run", "made-step", "copying", "mistakes"]
+    assert sorted(order, key=seen.index) == order
+    browser.press("Space")
+    browser.wait("live.switches.breaks.length === 1")
+    assert browser.value("document.activeElement.value") == "mask"

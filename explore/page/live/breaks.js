@@ -115,7 +115,7 @@ function drawCompared() {
   const columns = SEMANTICS.map((name) => comparing.shown[name] ?? {});
   const line = (words, cells) => row(make("th", { scope: "row" }, words), ...cells);
   const rows = [line(t("compare.goes_on"), columns.map((each) => make("td", { class: "goes-on" }, each.goesOn ?? "\u2026")))];
-  if (columns.some((each) => each.perplexity)) rows.push(line(t("compare.perplexity"), columns.map((each) => each.perplexity ?? "-")));
+  if (columns.some((each) => each.perplexity)) rows.push(line(t("compare.perplexity"), columns.map((each) => make("td", {}, each.perplexity ?? "-"))));
   const head = ["", ...SEMANTICS.map((name) => make("th", { scope: "col" }, COLUMNS[name].title, make("span", { class: "own" }, ` ${COLUMNS[name].remark}`)))];
   byId("compare").replaceChildren(table(t("compare.title"), head, rows, { class: "full compared" }));
 }

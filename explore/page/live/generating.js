@@ -40,7 +40,7 @@ function drawNext({ broken, top, kept }) {
     return filled(row(make("th", { scope: "row" }, button), bar(each.p), number(percent(each.p)), number(percent(each.plain))), { class: each.p ? null : "dropped" }, []);
   });
   const head = [t("next.token"), make("th", { scope: "col", "aria-hidden": "true" }), make("th", { scope: "col", class: "number" }, t("next.chance")), make("th", { scope: "col", class: "number" }, t("next.model"))];
-  byId("live-next").replaceChildren(table(t("next.caption"), head, rows, { class: "full" }));
+  byId("live-next").replaceChildren(table(t(isSwitched() ? "next.switched" : "next.caption"), head, rows, { class: "full" }));
 }
 
 const plainly = (name) => name.replaceAll("\u2581", " ").trim() || "space";

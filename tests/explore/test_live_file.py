@@ -1,0 +1,116 @@
+"""`--live` and `--serve` as flags: what is refused in one line, the size of the page, the lines that switches name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, random_llama
+from error_helpers import check_one_error
+from pages import Trained, data_of, trained  # noqa: F401
+
+from explore import __main__ as program
+from explore import live
+from explore.broken import BREAKS
+from explore.inspected import InspectedModel
+from explore.live import in_8_bits, live_page, page_of_break
+from explore.page import LIVE_SCRIPTS, PAGE_FOLDER, WORKER_SCRIPTS
+from tokenizer import Tokenizer
+from utils import UserError
+
+BUNDLED = ROOT / "checkpoints" / "minllama1M.pt"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--live"], "--out PAGE.html is missing"),
+        (["--bits", "8", "--out", "p.html"], "--bits is for the weights of --live"),
+        (["--live", "--bits", "4", "--out", "p.html"], "--bits"),
+        (["--serve", "--out", "p.html"], "--out is for a page that is written"),
+        (["--serve", "--bits", "8"], "--bits is for a page that is written"),
+        (["--serve", "65536"], "--serve 65536: a port is from 0"),
+        (["--serve", "-1"], "--serve -1: a port is from 0"),
+        (["--serve", "x"], "--serve"),
+        (["--live", "--data", "x", "--out", "p.html"], "--data is for a page that is drawn once"),
+        (["--live", "--text", "a", "--text", "b", "--out", "p.html"], "--text is for a page that is drawn once"),
+    ],
+)
+def test_flags_that_do_not_belong_together(flags: list[str], words: str, call: Callable, tmp_path: Path):
+    status, _, err = call(BUNDLED, *flags, main=program.main)
+    check_one_error(status, err, words)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_run_has_no_live_page(trained: Trained, call: Callable):
+    status, _, err = call(trained.log, "--live", "--out", "p.html", main=program.main)
+    check_one_error(status, err, "a live page is of a model")
+
+
+def test_a_model_that_is_too_large(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    """It says what helps: 8 bits, if these would do, and the server in any case."""
+    inspected = InspectedModel("random", random_llama(), tokenizer)
+    size = sum(tensor.numel() for tensor in live.tensors_of(inspected).values()) * 8 // 3  # letters of base64, 16 bits
+    monkeypatch.setattr(live, "MAX_LIVE_BYTES", size * 3 // 4)
+    with pytest.raises(UserError, match="use --serve, which leaves the weights here, or --bits 8"):
+        live_page(inspected, "a", 16, "p.html")
+    live_page(inspected, "a", 8, "p.html")
+    monkeypatch.setattr(live, "MAX_LIVE_BYTES", size // 4)
+    for bits in (16, 8):
+        with pytest.raises(UserError, match="use --serve, which leaves the weights here$"):
+            live_page(inspected, "a", bits, "p.html")
+
+
+def test_8_bits_are_half_the_size_and_near(tokenizer: Tokenizer):
+    inspected = InspectedModel("random", random_llama(), tokenizer)
+    whole, half = (len(live_page(inspected, "a", bits, "p.html")[1]) for bits in (16, 8))
+    assert 0.5 < half / whole < 0.65
+    matrix = torch.randn(7, 50)
+    numbers, units = in_8_bits(matrix)
+    assert ((numbers * units - matrix).abs() <= units / 2 + 1e-6).all() and numbers.abs().amax(-1).eq(127).all()
+
+
+def test_every_switch_names_its_line_and_page():
+    for name, each in BREAKS.items():
+        named = page_of_break(name, each, str(ROOT / "page.html"))
+        lines = (ROOT / each.file).read_text("utf-8").splitlines()
+        assert each.code in lines[named["line"] - 1] and named["is_link"]
+        assert (ROOT / named["link"]).is_file() and named["link"].startswith("docs/components/")
+    assert page_of_break("mask", BREAKS["mask"], "/elsewhere/p.html")["is_link"] is False
+
+
+def test_the_words_are_in_one_file():
+    """Every word that a script asks for is there, and no other; so is every switch's."""
+    words = (PAGE_FOLDER / "live" / "words.js").read_text("utf-8")
+    known = set(re.findall(r'^    "([\w.]+)": ', words, re.MULTILINE)) - {"language"}
+    sources = "".join((PAGE_FOLDER / "live" / name).read_text("utf-8") for name in ("live.html", "numbers.html"))
+    sources += "".join(
+        (PAGE_FOLDER / "live" / f"{name}.js").read_text("utf-8") for name in LIVE_SCRIPTS if name != "words"
+    )
+    asked = set(re.findall(r'"((?:live|next|sampling|made|copy|break|compare|kind|numbers|words)\.[a-z_]+)"', sources))
+    made = {f"break.{name}" for name in (*BREAKS, "mask_on")} | {f"kind.{kind}" for kind in ("causal", "bidirectional")}
+    made |= {f"sampling.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+    made |= {f"made.{name}" for name in ("run", "step", "back", "clear")}
+    made |= {f"numbers.{name}" for name in ("pair", "q", "q_turned", "k", "k_turned", "adds")}
+    assert asked | made == known
+
+
+def test_the_scripts_are_short_and_all_are_used():
+    names = {path.stem for path in (PAGE_FOLDER / "live").glob("*.js")}
+    assert names == {*LIVE_SCRIPTS, *WORKER_SCRIPTS}
+    for path in PAGE_FOLDER.rglob("*.js"):
+        text = path.read_text("utf-8")
+        assert len(text.splitlines()) <= 320 and "</script" not in text and "http" not in text
+
+
+def test_a_text_in_the_page_stays_a_text(call: Callable, tmp_path: Path):
+    hostile = "</script><!-- <!--held--> <!--data--> \u2028"
+    status, _, err = call(BUNDLED, "--live", "--text", hostile, "--out", "p.html", main=program.main)
+    assert (status, err) == (0, "")
+    assert data_of(tmp_path / "p.html")["live"]["text"] == hostile
+    assert (tmp_path / "p.html").read_text("utf-8").count("</script>") == 4
+    assert json.loads(json.dumps(data_of(tmp_path / "p.html")["model"]))["n_layers"] == 4
