@@ -1,5 +1,7 @@
 // What comes next: its probabilities, and the text that is made of it, token by token.
 
+const DRAWN_MS = 100; // how often a text is drawn while it is made
+
 const making = { isRunning: false, ahead: null };
 
 /** A number from 0 to below 1 for each place, the same for the same seed: going back and forth makes the same text. */
@@ -19,12 +21,12 @@ function askNext() {
   return ask("next", { ...given, sampling, random: randomAt(live.made.length) }, "next");
 }
 
-/** Draw what comes next; returns whether it is known. */
-async function lookAhead() {
+/** Ask what comes next; returns whether it is known. */
+async function lookAhead(isDrawn = true) {
   const answer = await askNext().catch(failed);
   if (!answer) return false;
   making.ahead = answer;
-  drawNext(answer);
+  if (isDrawn) drawNext(answer);
   return !answer.broken && answer.id !== undefined;
 }
 
@@ -59,12 +61,12 @@ async function put({ id, piece: name, plain }) {
 }
 
 /** One token more; returns whether another can follow. */
-async function makeOne() {
+async function makeOne(isDrawn = true) {
   if (making.ahead?.id === undefined && !(await lookAhead())) return false;
   const { id, piece: name, p } = making.ahead;
   live.made.push({ id, piece: name, p });
   making.ahead = null;
-  await Promise.all([drawMade(), lookAhead()]);
+  await Promise.all([isDrawn ? drawMade() : null, lookAhead(isDrawn)]);
   return !page.live.stops.includes(id) && Boolean(making.ahead?.id !== undefined);
 }
 
@@ -74,10 +76,14 @@ async function makeMany(count = MOST_STEPS) {
   making.isRunning = true;
   drawButtons();
   const [start, before] = [performance.now(), live.made.length];
-  while (making.isRunning && live.made.length - before < count && await makeOne());
+  let drawn = 0;
+  const isDue = () => performance.now() - drawn > DRAWN_MS && (drawn = performance.now()) > 0;
+  while (making.isRunning && live.made.length - before < count && await makeOne(isDue()));
   const speed = (live.made.length - before) / ((performance.now() - start) / 1000);
   byId("live-speed").textContent = Number.isFinite(speed) ? t("made.speed", brief(speed)) : "";
   pauseMaking();
+  if (making.ahead) drawNext(making.ahead);
+  await drawMade();
   await madeEnded();
 }
 
@@ -111,16 +117,23 @@ function madeEnded() {
   return readAll();
 }
 
+/** The tokens that were made; those that stand there already stay. */
 async function drawMade() {
-  byId("live-made").hidden = !live.made.length;
-  byId("live-made").replaceChildren(...live.made.map((each, number) => {
-    const words = t("made.token", plainly(each.piece), number + 1, percent(each.p));
-    const kind = `chip${each.piece.startsWith("\u2581") ? " word" : ""}`;
-    const full = { "--fill": "var(--surprise)", "--full": `${Math.min(100, (100 * bits(each.p)) / 12)}%` };
-    return make("button", { type: "button", class: kind, title: percent(each.p), "aria-label": words, onclick: () => back(number), ...full }, each.piece.replaceAll("\u2581", "") || "\u00a0");
-  }));
+  const box = byId("live-made");
+  box.hidden = !live.made.length;
+  let same = 0;
+  while (same < live.made.length && box.children[same]?.dataset.id === String(live.made[same].id)) same++;
+  while (box.children.length > same) box.lastElementChild.remove();
+  box.append(...live.made.slice(same).map((each, at) => chipOfMade(each, same + at)));
   const answer = await ask("written", { text: live.text, added: added() }, "written").catch(failed);
   if (answer) byId("live-generated").textContent = answer.text;
+}
+
+function chipOfMade({ id, piece: name, p }, number) {
+  const words = t("made.token", plainly(name), number + 1, percent(p));
+  const full = { "--fill": "var(--surprise)", "--full": `${Math.min(100, (100 * bits(p)) / 12)}%` };
+  const kind = `chip${name.startsWith("\u2581") ? " word" : ""}`;
+  return make("button", { type: "button", class: kind, "data-id": id, title: percent(p), "aria-label": words, onclick: () => back(number), ...full }, name.replaceAll("\u2581", "") || "\u00a0");
 }
 
 // ----------------------------------------------------------------------------------------------------- controls
