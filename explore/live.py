@@ -98,10 +98,9 @@ def packed_tensors(tensors: dict[str, torch.Tensor], bits: int) -> tuple[list[di
     listed, parts, at = [], [], 0
     for name, tensor in tensors.items():
         kind = "f32" if tensor.dim() == 1 else "f16" if bits == 16 else "q8"
-        data = to_bytes(tensor, kind)
         rows, columns = (1, len(tensor)) if tensor.dim() == 1 else tensor.shape
         listed.append({"name": name, "kind": kind, "at": at, "rows": rows, "columns": columns})
-        parts.append(data + bytes(-len(data) % 4))  # a Uint16Array begins at an even byte
+        parts.append(to_bytes(tensor, kind))
         at += len(parts[-1])
     return listed, b"".join(parts)
 

@@ -136,7 +136,7 @@ function drawHeads(map, weights, colours) {
 function drawLooks(map, weights) {
   const shown = text().shown;
   if (state.token >= shown) {
-    map.looks.replaceChildren(make("p", { class: "soft" }, `Token ${state.token + 1} is beyond the ${shown} that are shown.`));
+    map.looks.replaceChildren(make("p", { class: "soft" }, told("Token {0} is beyond the {1} that are shown.", state.token + 1, shown)));
     return;
   }
   const all = Array.from({ length: shown }, (_, key) => [key, weightAt(weights, state.layer, state.head, state.token, key)]);
@@ -144,8 +144,8 @@ function drawLooks(map, weights) {
   const rows = most.map(([key, weight]) => row(
     make("th", { scope: "row" }, piece(text().ids[key]), make("span", { class: "own" }, ` ${key + 1}`)), bar(weight), number(percent(weight)),
   ));
-  const caption = make("span", {}, piece(text().ids[state.token]), ` in layer ${state.layer + 1}, head ${state.head + 1} attends to`);
-  const head = ["Token", make("th", { scope: "col", "aria-hidden": "true" }), "Weight"];
+  const caption = make("span", {}, piece(text().ids[state.token]), told(" in layer {0}, head {1} attends to", state.layer + 1, state.head + 1));
+  const head = [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), told("Weight")];
   map.looks.replaceChildren(table(caption, head, rows, { class: "full" }));
 }
 
@@ -160,8 +160,8 @@ function setUpAttention() {
   }
   for (const name of SEMANTICS) byId("maps").append(mapOf(name));
   part(["text"], () => {
-    const all = count() === text().shown ? "" : `The first ${text().shown} of ${count()} tokens: more would not fit into the page. `;
-    byId("shown").textContent = `${all}The deepest colour is ${(100 * deepest()).toFixed(0)} %${deepest() < 1 ? " or more" : ""}.`;
+    const all = count() === text().shown ? "" : told("The first {0} of {1} tokens: more would not fit into the page. ", text().shown, count());
+    byId("shown").textContent = all + told(deepest() < 1 ? "The deepest colour is {0} % or more." : "The deepest colour is {0} %.", (100 * deepest()).toFixed(0));
   });
   part(["text", "token", "layer", "head"], drawAttention);
   opened("weights-table", ["text", "layer", "head"], weightTables);
@@ -174,7 +174,7 @@ function mapOf(name) {
   const label = `Attention weights, ${name}: the map of the chosen head. The table below it has the weights of the chosen token.`;
   const map = {
     canvas: make("canvas", { class: "map", role: "img", "aria-label": label }),
-    readout: make("p", { class: "readout", "aria-hidden": "true" }, "Point at a cell to read it; click to choose its row."),
+    readout: make("p", { class: "readout", "aria-hidden": "true" }, told("Point at a cell to read it; click to choose its row.")),
     looks: make("div", { class: "looks" }),
     heads: make("canvas", { class: "heads", role: "img", "aria-label": `All heads, ${name}: a row for each layer. Layer and head are chosen above.` }),
   };
@@ -197,13 +197,13 @@ function mapOf(name) {
     if (layer < page.model.n_layers && head < page.model.n_heads) update({ layer, head });
   });
   maps.set(name, map);
-  const all = make("h4", { class: "own" }, `All heads: layer 1 above, layer ${page.model.n_layers} below. Click to choose one.`);
+  const all = make("h4", { class: "own" }, told("All heads: layer 1 above, layer {0} below. Click to choose one.", page.model.n_layers));
   return filled(card, {}, [map.canvas, map.readout, map.looks, all, map.heads]);
 }
 
 function inOneLine(weights, query, key) {
   const weight = weightAt(weights, state.layer, state.head, query, key);
-  return [piece(text().ids[query]), ` (${query + 1}) to `, piece(text().ids[key]), ` (${key + 1}): ${percent(weight)}`];
+  return [piece(text().ids[query]), told(" ({0}) to ", query + 1), piece(text().ids[key]), ` (${key + 1}): ${percent(weight)}`];
 }
 
 /** Filled when their numbers are unpacked. */
@@ -214,12 +214,12 @@ function weightTables() {
     both.forEach((weights, index) => {
       if (weights === null) return;
       const places = Array.from({ length: text().shown }, (_, place) => place);
-      const heads = ["looks", ...places.map((key) => make("th", { scope: "col" }, piece(text().ids[key])))];
+      const heads = [told("looks"), ...places.map((key) => make("th", { scope: "col" }, piece(text().ids[key])))];
       const rows = places.map((query) => row(
         make("th", { scope: "row" }, piece(text().ids[query])),
         ...places.map((key) => number((100 * weightAt(weights, asked.layer, asked.head, query, key)).toFixed(0))),
       ));
-      const name = `${page.live ? COLUMNS[SEMANTICS[index]].title : SEMANTICS[index]}, layer ${asked.layer + 1}, head ${asked.head + 1}: weights in percent`;
+      const name = told("{0}, layer {1}, head {2}: weights in percent", page.live ? COLUMNS[SEMANTICS[index]].title : SEMANTICS[index], asked.layer + 1, asked.head + 1);
       region.append(table(name, heads, rows));
     });
   });

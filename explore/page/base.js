@@ -79,7 +79,7 @@ const number = (value) => make("td", { class: "number" }, value);
 
 /** A bar for a share from 0 to 1, said by the number beside it. */
 const bar = (share, kind = "for") =>
-  make("td", { class: "bar", "aria-hidden": "true" }, make("i", { class: kind, style: `width:${100 * share}%` }));
+  make("td", { class: "bar", "aria-hidden": "true" }, make("i", { class: kind, style: `width:${100 * (share || 0)}%` }));
 
 /** What a summary opens is made when it is opened, and anew when it changes. */
 function opened(id, names, content) {
@@ -92,6 +92,12 @@ function opened(id, names, content) {
   };
   details.addEventListener("toggle", fill);
   part(names, fill);
+}
+
+/** Words of a drawing in English; a live page says them in its language. {0}, {1}, ... stand for values. */
+function told(english, ...values) {
+  const words = page.live ? WORDS[language]?.[english] ?? english : english;
+  return words.replace(/\{(\d)\}/g, (_, index) => values[index]);
 }
 
 // --------------------------------------------------------------------------------------------------- tokens

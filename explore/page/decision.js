@@ -19,23 +19,23 @@ function drawVerdict() {
   const { probabilities } = text().decision;
   const said = likeliest(probabilities);
   const gold = text().gold;
-  const verdict = gold === null ? "" : gold === said ? ", which is right" : `; the gold label is \u201c${labels()[gold]}\u201d`;
-  byId("verdict").textContent = `It says \u201c${labels()[said]}\u201d${verdict}`;
+  const verdict = gold === null ? "" : gold === said ? told(", which is right") : told("; the gold label is \u201c{0}\u201d", labels()[gold]);
+  byId("verdict").textContent = told("It says \u201c{0}\u201d", labels()[said]) + verdict;
   const rows = probabilities.map((p, index) => {
     const marks = [index === said ? "chosen" : null, index === gold ? "gold" : null].filter(Boolean).join(", ");
     const name = make("th", { scope: "row" }, labels()[index], make("span", { class: "own" }, marks ? ` ${marks}` : ""));
     return filled(row(name, bar(p), number(percent(p))), { class: index === said ? "came" : null }, []);
   });
-  const head = ["Class", make("th", { scope: "col", "aria-hidden": "true" }), "Probability"];
-  byId("classes").replaceChildren(table("Probability of each class", head, rows, { class: "full" }));
+  const head = [told("Class"), make("th", { scope: "col", "aria-hidden": "true" }), told("Probability")];
+  byId("classes").replaceChildren(table(told("Probability of each class"), head, rows, { class: "full" }));
 }
 
 function drawContributions() {
   const values = contributions();
   const most = Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-12);
   const together = text().decision.together;
-  const groups = state.method === "occlusion" && together > 1 ? ` In this long text ${together} neighbours at a time.` : "";
-  byId("method-says").textContent = METHODS[state.method][1] + groups;
+  const groups = state.method === "occlusion" && together > 1 ? told(" In this long text {0} neighbours at a time.", together) : "";
+  byId("method-says").textContent = told(METHODS[state.method][1]) + groups;
   byId("contributions").dir = direction();
   byId("contributions").replaceChildren(...values.map((value, place) => chip("span", place, {
     title: inUnits(value), "--fill": `var(--${value < 0 ? "against" : "for"})`, "--full": `${(100 * Math.abs(value ?? 0)) / most}%`,
@@ -46,8 +46,8 @@ function drawContributions() {
     splitBar(value / most),
     number(inUnits(value)),
   ));
-  const head = ["Token", make("th", { scope: "col", "aria-hidden": "true" }), state.method === "occlusion" ? "Points" : "Nats"];
-  byId("weightiest").replaceChildren(table(`What weighs most for \u201c${labels()[state.label]}\u201d`, head, rows, { class: "full" }));
+  const head = [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), told(state.method === "occlusion" ? "Points" : "Nats")];
+  byId("weightiest").replaceChildren(table(told("What weighs most for \u201c{0}\u201d", labels()[state.label]), head, rows, { class: "full" }));
 }
 
 /** A bar to the right of the middle, or to the left; share: from -1 to 1. */

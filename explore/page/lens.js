@@ -1,6 +1,6 @@
 // The logit lens: what each layer would predict, for one token in detail and for all of them in a grid.
 
-const nameOfLayer = (index) => index ? `layer ${index}` : "no layer";
+const nameOfLayer = (index) => index ? told("layer {0}", index) : told("no layer");
 
 function drawLayers() {
   const cards = SEMANTICS.map((name) => {
@@ -19,10 +19,10 @@ function layerTable(lens) {
     const size = layer.norm ? number(brief(layer.norm[state.token], 3)) : null; // a live page's
     return row(make("th", { scope: "row" }, nameOfLayer(index)), make("td", {}, make("div", { class: "candidates" }, candidates)), size, came);
   });
-  const caption = make("span", {}, "Next after ", piece(text().ids[state.token]));
-  const came = make("th", { scope: "col", class: "number" }, "of ", hasNext ? piece(text().ids[state.token + 1]) : "");
+  const caption = make("span", {}, told("Next after "), piece(text().ids[state.token]));
+  const came = make("th", { scope: "col", class: "number" }, told("of "), hasNext ? piece(text().ids[state.token + 1]) : "");
   const size = lens[0].norm ? [make("th", { scope: "col", class: "number" }, "|x|")] : [];
-  return table(caption, ["After", "Likeliest", ...size, ...(hasNext ? [came] : [])], rows.reverse(), { class: "full" });
+  return table(caption, [told("After"), told("Likeliest"), ...size, ...(hasNext ? [came] : [])], rows.reverse(), { class: "full" });
 }
 
 function drawGrid() {
@@ -40,8 +40,8 @@ function drawGrid() {
       return make("td", how, piece(id));
     }),
   ));
-  const head = [make("th", { scope: "col" }, "After"), ...places.map((place) => make("th", { scope: "col", "data-place": place }, piece(text().ids[place])))];
-  byId("grid").replaceChildren(table("The deeper the colour, the surer", head, rows.reverse(), { class: "lens" }));
+  const head = [make("th", { scope: "col" }, told("After")), ...places.map((place) => make("th", { scope: "col", "data-place": place }, piece(text().ids[place])))];
+  byId("grid").replaceChildren(table(told("The deeper the colour, the surer"), head, rows.reverse(), { class: "lens" }));
 }
 
 function markColumn() {

@@ -44,7 +44,7 @@ function setUp() {
     if (window.innerWidth !== width) drawAttention();
     width = window.innerWidth;
   });
-  part(["token", "text"], () => say(`Token ${state.token + 1} of ${count()}: ${wordAt(state.token)}`));
+  part(["token", "text"], () => say(told("Token {0} of {1}: ", state.token + 1, count()) + wordAt(state.token)));
 }
 
 if (page.live) startLive(setUp);

@@ -33,11 +33,11 @@ async function drawDials() {
   const pairs = await pairsOf();
   if (asked.text !== state.text || asked.token !== state.token || asked.head !== state.head) return;
   byId("turning").replaceChildren(
-    "The query of ", piece(text().ids[state.token]),
-    ` at position ${state.token} (the first token is at 0), layer 1, head ${state.head + 1}. Dashed before, full after.`,
+    told("The query of "), piece(text().ids[state.token]),
+    told(" at position {0} (the first token is at 0), layer 1, head {1}. Dashed before, full after.", state.token, state.head + 1),
   );
   if (pairs === null) {
-    byId("dials").replaceChildren(make("p", { class: "soft" }, `Queries are shown of the first ${text().queries.shown} tokens.`));
+    byId("dials").replaceChildren(make("p", { class: "soft" }, told("Queries are shown of the first {0} tokens.", text().queries.shown)));
     return;
   }
   const [before, after] = pairs;
@@ -58,8 +58,8 @@ function dial(index, before, after, longest) {
     draw("path", { class: "arc", d: arc(before, turn) }),
     draw("line", { class: "before", x1: 0, y1: 0, x2: from[0], y2: from[1] }),
     draw("line", { class: "after", x1: 0, y1: 0, x2: to[0], y2: to[1] }));
-  const words = `a turn in ${brief(period(index))} tokens`;
-  return make("div", { class: "dial", role: "listitem" }, svg, make("strong", {}, `Pair ${index + 1}`), ` ${turn.toFixed(0)}\u00b0`, make("br"), words);
+  const words = told("a turn in {0} tokens", brief(period(index)));
+  return make("div", { class: "dial", role: "listitem" }, svg, make("strong", {}, told("Pair {0}", index + 1)), ` ${turn.toFixed(0)}\u00b0`, make("br"), words);
 }
 
 /** From a pair's own direction onwards by so many degrees; counter-clockwise is positive. */
@@ -79,7 +79,7 @@ function anglesTable() {
       const both = [before, after].map((pair) => number(pair.map((value) => brief(value, 3)).join(", ")));
       return row(make("th", { scope: "row" }, index + 1), ...both, number(`${angle(before, after).toFixed(1)}\u00b0`), number(brief(period(index), 3)));
     });
-    region.append(table("The query's pairs", ["Pair", "Before", "After", "Turned by", "Tokens for a whole turn"], rows));
+    region.append(table(told("The query's pairs"), ["Pair", "Before", "After", "Turned by", "Tokens for a whole turn"].map((name) => told(name)), rows));
   });
   return region;
 }
@@ -89,8 +89,8 @@ function setUpRotation() {
   byId("rotation").hidden = false;
   const match = page.rope.match;
   const line = { name: "match", x: match.map((_, index) => index), y: match };
-  const note = "1 is a perfect match. Near tokens match best without having learned to; what is far may match again where pairs have come round.";
-  const figure = chart("How well two equal vectors match, by how far apart they stand", "tokens apart", [line], { zero: true, note });
+  const note = told("1 is a perfect match. Near tokens match best without having learned to; what is far may match again where pairs have come round.");
+  const figure = chart(told("How well two equal vectors match, by how far apart they stand"), told("tokens apart"), [line], { zero: true, note });
   byId("match").append(figure);
   part(["text", "token", "head"], drawDials);
   opened("angles-table", ["text", "token", "head"], anglesTable);

@@ -7,9 +7,9 @@ function drawTokens() {
   const chips = Array.from({ length: count() }, (_, place) => {
     const p = page.live ? ownProbability("right", place) : ownProbability("causal", place) ?? ownProbability("bidirectional", place);
     const full = p === null ? 0 : Math.min(100, (100 * bits(p)) / 12);
-    const label = `${wordAt(place)}, token ${place + 1} of ${count()}${p === null ? "" : `, probability ${percent(p)}`}`;
+    const label = told("{0}, token {1} of {2}", wordAt(place), place + 1, count()) + (p === null ? "" : told(", probability {0}", percent(p)));
     const button = chip("button", place, {
-      type: "button", role: "radio", "aria-label": label, title: p === null ? "nothing stands before it" : percent(p),
+      type: "button", role: "radio", "aria-label": label, title: p === null ? told("nothing stands before it") : percent(p),
       onclick: () => update({ token: place }), "--fill": "var(--surprise)", "--full": `${full}%`,
     });
     return button;
@@ -27,7 +27,7 @@ function markToken() {
     each.setAttribute("aria-checked", place === state.token);
     each.tabIndex = place === state.token ? 0 : -1;
   });
-  byId("at").replaceChildren(`Token ${state.token + 1} of ${count()}: `, piece(text().ids[state.token]));
+  byId("at").replaceChildren(told("Token {0} of {1}: ", state.token + 1, count()), piece(text().ids[state.token]));
   byId("earlier").disabled = state.token === 0;
   byId("later").disabled = state.token === count() - 1;
 }
@@ -40,8 +40,8 @@ function drawExpected() {
     if (!reading) return filled(card, {}, [noOther()]);
     const last = reading.lens.at(-1);
     const rows = candidatesAt(last, state.token).map(([id, p]) => row(make("th", { scope: "row" }, piece(id)), bar(p), number(percent(p))));
-    const caption = make("span", {}, "Expected after ", piece(text().ids[state.token]));
-    card.append(table(caption, ["Token", make("th", { scope: "col", "aria-hidden": "true" }), "Probability"], rows, { class: "full" }));
+    const caption = make("span", {}, told("Expected after "), piece(text().ids[state.token]));
+    card.append(table(caption, [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), told("Probability")], rows, { class: "full" }));
     card.append(make("p", { class: "readout" }, cameNext(last)));
     return card;
   });
@@ -63,19 +63,19 @@ function candidatesAt(layer, place) {
 }
 
 function cameNext(layer) {
-  if (state.token === count() - 1) return ["The text ends here."];
+  if (state.token === count() - 1) return [told("The text ends here.")];
   const [p, rank] = [layer.next[state.token], layer.rank[state.token]];
-  const place = rank === 1 ? "the likeliest" : `number ${rank.toLocaleString("en")} of ${page.model.vocab_size.toLocaleString("en")}`;
-  return ["What comes is ", piece(text().ids[state.token + 1]), `: ${percent(p)}, ${place}.`];
+  const place = rank === 1 ? told("the likeliest") : told("number {0} of {1}", rank.toLocaleString("en"), page.model.vocab_size.toLocaleString("en"));
+  return [told("What comes is "), piece(text().ids[state.token + 1]), `: ${percent(p)}, ${place}.`];
 }
 
 function tokenTable() {
-  const head = ["Place", "Token", "Id", ...SEMANTICS.map((name) => `Probability, ${COLUMNS[name].title.toLowerCase()}`)];
+  const head = [told("Place"), told("Token"), told("Id"), ...SEMANTICS.map((name) => told("Probability, {0}", COLUMNS[name].title.toLowerCase()))];
   const rows = text().ids.map((id, place) => row(
     make("th", { scope: "row" }, place + 1), make("td", {}, piece(id)), number(id),
     ...SEMANTICS.map((name) => number(percent(ownProbability(name, place)))),
   ));
-  return table("Each token after those before it. Bidirectional attention has seen it already.", head, rows);
+  return table(told("Each token after those before it. Bidirectional attention has seen it already."), head, rows);
 }
 
 function moveBy(event) {

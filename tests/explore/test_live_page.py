@@ -326,3 +326,18 @@ def test_the_keyboard_is_enough(browser: Browser, live_file: Path):
     browser.press("Space")
     browser.wait("live.switches.breaks.length === 1")
     assert browser.value("document.activeElement.value") == "mask"
+
+
+def test_another_language_is_a_switch(browser: Browser, live_file: Path):
+    """What it lacks stays English; the address keeps the choice."""
+    opened(browser, live_file, text="The film")
+    assert browser.value("byId('language').hidden")
+    words = {"language": "Test", "live.title": "TITLE", "tokens.title": "TOKENS", "Expected after ": "AFTER "}
+    browser.value(f"WORDS.test = {json.dumps(words)}, setUpLanguages(() => show(text()))")
+    browser.click("#language label:nth-of-type(2)")
+    browser.wait("byId('expected').textContent.includes('AFTER')")
+    titles = browser.value("['live-title', 'tokens-title', 'break-title'].map((id) => byId(id).textContent)")
+    assert titles == ["TITLE", "TOKENS", "Break it"]
+    browser.click("#language label:nth-of-type(1)")
+    assert browser.value("byId('tokens-title').textContent") == "The text, token by token"
+    assert browser.errors == []

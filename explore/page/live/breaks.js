@@ -117,7 +117,7 @@ function drawCompared() {
   const rows = [line(t("compare.goes_on"), columns.map((each) => make("td", { class: "goes-on" }, each.goesOn ?? "\u2026")))];
   if (columns.some((each) => each.perplexity)) rows.push(line(t("compare.perplexity"), columns.map((each) => make("td", {}, each.perplexity ?? "-"))));
   const head = ["", ...SEMANTICS.map((name) => make("th", { scope: "col" }, COLUMNS[name].title, make("span", { class: "own" }, ` ${COLUMNS[name].remark}`)))];
-  byId("compare").replaceChildren(table(t("compare.title"), head, rows, { class: "full compared" }));
+  byId("compare").replaceChildren(table(make("span", { class: "unseen" }, t("compare.title")), head, rows, { class: "full compared" }));
 }
 
 function setUpBreaks() {

@@ -80,7 +80,7 @@ async function makeMany(count = MOST_STEPS) {
   const isDue = () => performance.now() - drawn > DRAWN_MS && (drawn = performance.now()) > 0;
   while (making.isRunning && live.made.length - before < count && await makeOne(isDue()));
   const speed = (live.made.length - before) / ((performance.now() - start) / 1000);
-  byId("live-speed").textContent = Number.isFinite(speed) ? t("made.speed", brief(speed)) : "";
+  byId("live-speed").textContent = speed > 0 ? t("made.speed", brief(speed)) : "";
   pauseMaking();
   if (making.ahead) drawNext(making.ahead);
   await drawMade();

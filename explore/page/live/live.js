@@ -58,6 +58,7 @@ async function startLive(draw) {
   drawAtLast = draw;
   setUpHead();
   let steps = readAddress();
+  document.documentElement.lang = language;
   setUpLanguages(() => { describeColumns(); drawControls(); drawSwitches(); drawCompared(); if (started) show(text()); lookAhead(); });
   setUpMaking();
   setUpBreaks();

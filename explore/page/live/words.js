@@ -1,10 +1,13 @@
-// The words of a live page in each language. {0}, {1}, ... stand for values. What a language lacks is said in English.
+// The words of a live page in each language. {0}, {1}, ... stand for values. What a language lacks is said in English;
+// what English lacks here stands in page.html, beside the name in data-say ("tokens.title", "tokens.lead", ...). The
+// drawings that all pages have say English sentences with `told`: other languages have these sentences as names.
 
 const WORDS = {
   en: {
     "language": "English",
     "live.title": "Type, and it thinks",
     "live.lead": "The model runs inside this page. At every key it reads the text again; everything below is about that text.",
+    "live.foot": "Made by python -m explore. The model runs with this page; no other network is needed.",
     "live.text": "The text",
     "live.computing": "computing \u2026",
     "live.ready": "{0} tokens, read in {1} ms",
@@ -73,6 +76,7 @@ const WORDS = {
     "compare.measuring": "measuring \u2026",
     "compare.tokens": "of {0} tokens",
     "compare.sees": "sees what it predicts",
+    "attention.lead": "Each row of a map is a token that looks, each column one that it may look at; a row adds up to 1. The model as it is stands on the left; on the right it has your switches or, while there are none, the other attention.",
     "kind.causal": "causal: a token sees itself and those before it",
     "kind.bidirectional": "bidirectional: every token sees all others",
     "numbers.title": "One head in numbers",
@@ -109,7 +113,12 @@ function t(name, ...values) {
 
 /** Elements say what their attribute data-say names. */
 function sayAll(root = document) {
-  for (const element of root.querySelectorAll("[data-say]")) element.textContent = t(element.dataset.say);
+  for (const element of root.querySelectorAll("[data-say]")) {
+    const name = element.dataset.say;
+    element.dataset.english ??= element.textContent;
+    const words = name in WORDS.en || WORDS[language]?.[name] ? t(name) : element.dataset.english;
+    if (element.textContent !== words) element.textContent = words; // what stays keeps its markup
+  }
   for (const element of root.querySelectorAll("[data-label]")) element.setAttribute("aria-label", t(element.dataset.label));
 }
 
