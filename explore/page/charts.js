@@ -67,8 +67,28 @@ function chart(title, xName, lines, { zero = false, note = "" } = {}) {
     svg.append(draw("polyline", { class: `line ${line.kind ?? ""}`, points: path }));
     if (line.dots) svg.append(...shown.map(([x, y]) => draw("circle", { class: `dot ${line.kind ?? ""}`, cx: toX(x), cy: toY(y), r: 3.5 })));
   }
+  showUnderPointer(svg, xName, lines, toX);
   const caption = [title, lines.length > 1 ? make("span", { class: "own" }, `: ${lines.map(signOf).join(", ")}`) : ""];
   return make("figure", { class: "card" }, make("figcaption", {}, caption), svg, note ? make("p", { class: "own" }, note) : null);
+}
+
+/** A line through the points under the pointer, and their values. */
+function showUnderPointer(svg, xName, lines, toX) {
+  const across = draw("line", { class: "pointed", y1: BOX.top, y2: BOX.height - BOX.bottom });
+  const words = draw("text", { class: "pointed", y: BOX.top + 10, "aria-hidden": "true" });
+  const all = [...new Set(lines.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null)))];
+  svg.addEventListener("pointermove", (event) => {
+    const at = (event.offsetX / svg.clientWidth) * BOX.width;
+    const x = all.reduce((a, b) => (Math.abs(toX(b) - at) < Math.abs(toX(a) - at) ? b : a));
+    const said = lines.map((line) => [line.name, line.y[line.x.indexOf(x)] ?? null]).filter(([, y]) => y !== null);
+    const values = said.map(([name, y]) => `${said.length > 1 ? `${name} ` : ""}${brief(y, 4)}`);
+    words.textContent = `${xName} ${brief(x, 4)}: ${values.join(", ")}`;
+    const isLeft = toX(x) < BOX.width / 2;
+    for (const [name, value] of Object.entries({ x: toX(x) + (isLeft ? 5 : -5), "text-anchor": isLeft ? "start" : "end" })) words.setAttribute(name, value);
+    for (const name of ["x1", "x2"]) across.setAttribute(name, toX(x));
+    svg.append(across, words);
+  });
+  svg.addEventListener("pointerleave", () => { across.remove(); words.remove(); });
 }
 
 const SIGNS = { second: "dashed", faint: "faint" };

@@ -127,6 +127,20 @@ def test_the_numbers_beside_a_curve_are_inside_its_chart(page: Browser):
     assert page.value(outside) == []
 
 
+def test_the_run_stands_first_and_its_curves_say_the_values_under_the_pointer(page: Browser, trained: Trained):
+    assert page.value("document.querySelector('main section:not([hidden])').id") == "run"
+    (run,) = data_of(trained.page)["run"]["runs"]
+    (loss,) = (curve for curve in run["curves"] if curve["key"] == "loss")
+    chart = "#curves figure:nth-child(3) svg"
+    box = page.tab.locator(chart).bounding_box()
+    page.tab.locator(chart).hover(position={"x": box["width"] - 30, "y": box["height"] / 2})
+    said = page.value(f"document.querySelector('{chart} text.pointed').textContent")
+    step, value = re.fullmatch(r"step ([\d,]+): ([\d.]+)", said).groups()
+    assert int(step) == loss["x"][-1] and float(value) == pytest.approx(loss["y"][-1], rel=1e-3)
+    page.tab.mouse.move(0, 0)
+    page.wait(f"document.querySelector('{chart} text.pointed') === null")
+
+
 def test_clicks_change_what_they_should(page: Browser, trained: Trained):
     before = rows(page, "#expected .card:first-child")
     page.click('#chips [data-place="2"]')
