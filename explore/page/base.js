@@ -11,7 +11,7 @@ const COLUMNS = {
 const byId = (id) => document.getElementById(id);
 
 /** What is looked at. Parts are told of a change by the names of what has changed. */
-const state = { text: 0, pair: null, token: 0, layer: 0, head: 0, semantics: "causal", method: "occlusion", label: 0, run: 0 };
+const state = { text: 0, pair: null, token: 0, layer: 0, head: 0, semantics: "causal", method: "occlusion", label: 0, run: 0, over: -1, sorted: "" };
 const parts = [];
 
 function update(changes) {

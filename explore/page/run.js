@@ -2,6 +2,41 @@
 
 const run = () => page.run.runs[state.run];
 
+/** The run that is drawn over it; null: none. */
+const over = () => (state.over < 0 || state.over === state.run ? null : page.run.runs[state.over]);
+
+const COLUMNS_OF_RUNS = {
+  name: ["Run", (each) => each.name],
+  score: ["Best score", (each) => best(each.epochs.map((one) => one.dev_score))],
+  loss: ["Last train loss", (each) => each.epochs.at(-1)?.train_loss ?? null],
+  epochs: ["Epochs", (each) => each.epochs.length],
+};
+const best = (values) => values.filter((value) => typeof value === "number").reduce((a, b) => (a === null || b > a ? b : a), null);
+
+/** All runs; a click on a column's name sorts by it, a second one the other way round. state.sorted: "score" or "-score". */
+function drawRuns() {
+  const [, sign, column] = state.sorted.match(/^(-?)(.*)$/);
+  const order = page.run.runs.map((each, index) => ({ each, index }));
+  if (column) {
+    const value = ({ each }) => COLUMNS_OF_RUNS[column][1](each);
+    const compared = (a, b) => (typeof a === "string" ? a.localeCompare(b) : (a ?? -Infinity) - (b ?? -Infinity));
+    order.sort((a, b) => (sign ? -1 : 1) * compared(value(a), value(b)));
+  }
+  const rows = order.map(({ each, index }) => {
+    const name = make("button", { type: "button", onclick: () => update({ run: index }) }, each.name);
+    const cells = Object.entries(COLUMNS_OF_RUNS).slice(1).map(([, [, value]]) => number(brief(value(each), 4)));
+    return filled(row(make("th", { scope: "row" }, name), ...cells), { class: index === state.run ? "came" : null }, []);
+  });
+  const head = Object.entries(COLUMNS_OF_RUNS).map(([key, [title]]) => {
+    const isBy = column === key;
+    const button = make("button", { type: "button", "data-key": key, onclick: () => update({ sorted: state.sorted === `-${key}` ? key : `-${key}` }) }, title);
+    return make("th", { scope: "col", class: key === "name" ? null : "number", "aria-sort": isBy ? (sign ? "descending" : "ascending") : null }, button);
+  });
+  const focused = document.activeElement?.dataset?.key;
+  byId("runs").replaceChildren(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Runs" }, table("Runs", head, rows)));
+  byId("runs").querySelector(`[data-key="${focused}"]`)?.focus();
+}
+
 function drawSettings() {
   const shown = (value) => typeof value === "object" ? JSON.stringify(value) : String(value);
   const facts = Object.entries(run().settings).map(([name, value]) =>
@@ -11,7 +46,9 @@ function drawSettings() {
 
 function drawCurves() {
   const figures = run().curves.map((curve) => {
-    const line = { name: "each step", x: curve.x, y: curve.y };
+    const other = over()?.curves.find((each) => each.key === curve.key);
+    const line = { name: other ? run().name : "each step", x: curve.x, y: curve.y };
+    if (other) return chart(curve.title, "step", [line, { name: over().name, x: other.x, y: other.y, kind: "second" }], { zero: true });
     if (curve.key !== "loss" || curve.y.length < 20) return chart(curve.title, "step", [line], { zero: true });
     return chart(curve.title, "step", [{ ...line, kind: "faint" }, { name: "smoothed", x: curve.x, y: smoothed(curve.y) }], { zero: true });
   });
@@ -20,6 +57,11 @@ function drawCurves() {
   const scores = [["train_score", "train", "second"], ["dev_score", run().chosen_on, ""]]
     .map(([key, name, kind]) => ({ name, kind, dots: true, x, y: epochs.map((each) => each[key] ?? null) }))
     .filter((line) => line.y.some((value) => value !== null));
+  if (over()) {
+    const theirs = over().epochs;
+    const line = { name: over().name, kind: "second", dots: true, x: theirs.map((each) => each.epoch), y: theirs.map((each) => each.dev_score ?? null) };
+    scores.splice(0, scores.length, ...scores.filter((each) => !each.kind).map((each) => ({ ...each, name: run().name })), line);
+  }
   if (scores.length) figures.unshift(chart("Score after each epoch", "epoch", scores));
   if (epochs.length > 1) figures.splice(1, 0, chart("Train loss of each epoch", "epoch", [{ name: "train", dots: true, x, y: epochs.map((each) => each.train_loss ?? null) }]));
   byId("curves").replaceChildren(...figures.filter(Boolean));
@@ -92,8 +134,12 @@ function errorsOf(caption, head, rows) {
 function setUpRun() {
   if (!page.run) return;
   byId("run").hidden = false;
-  byId("choose-run").hidden = page.run.runs.length < 2;
+  for (const id of ["choose-run", "choose-over", "runs"]) byId(id).hidden = page.run.runs.length < 2;
   options(byId("which"), page.run.runs.map((each) => each.name), 0);
   byId("which").addEventListener("change", (event) => update({ run: Number(event.target.value) }));
-  part(["run"], () => { drawSettings(); drawCurves(); drawEpochs(); drawJudged(); drawErrors(); });
+  options(byId("over"), ["none", ...page.run.runs.map((each) => each.name)], 0);
+  byId("over").addEventListener("change", (event) => update({ over: Number(event.target.value) - 1 }));
+  part(["run", "sorted"], drawRuns);
+  part(["over"], drawCurves);
+  part(["run"], () => { byId("which").value = state.run; drawSettings(); drawCurves(); drawEpochs(); drawJudged(); drawErrors(); });
 }

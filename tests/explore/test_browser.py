@@ -266,6 +266,43 @@ def test_a_page_without_a_model_and_one_of_many_runs(browser: Browser, tmp_path:
     assert browser.value("document.documentElement.scrollWidth") == 390
 
 
+def test_runs_are_sorted_and_drawn_over_each_other(browser: Browser, tmp_path: Path):
+    def run(name: str, scores: list[float]) -> dict:
+        epochs = [
+            {"epoch": at, "train_loss": 2 - score, "dev_score": score, "is_best": False}
+            for at, score in enumerate(scores)
+        ]
+        curve = {"key": "loss", "title": "Loss", "x": [1, 2, 3], "y": [3.0, 2.0, scores[0]]}
+        return {
+            "name": name,
+            "settings": {},
+            "steps": 3,
+            "chosen_on": "dev",
+            "curves": [curve],
+            "judged": [],
+            "epochs": epochs,
+        }
+
+    runs = [run("b", [0.5, 0.6]), run("a", [0.9]), run("c", [0.1, 0.2, 0.3])]
+    write_page(str(tmp_path / "p.html"), {"run": {"name": "three", "runs": runs}})
+    browser.open(tmp_path / "p.html")
+    names = "[...document.querySelectorAll('#runs tbody th')].map((cell) => cell.textContent).join('')"
+    assert browser.value(names) == "bac"
+    for key, order in (("score", "abc"), ("score", "cba"), ("name", "cba"), ("name", "abc"), ("epochs", "cba")):
+        browser.click(f"#runs [data-key={key}]")
+        assert browser.value(names) == order, key
+    assert browser.value("document.activeElement.dataset.key") == "epochs"
+    browser.click("#runs tbody tr:first-child button")
+    assert browser.value("[state.run, byId('which').value]") == [2, "2"]
+    browser.value("byId('over').value = 2, byId('over').dispatchEvent(new Event('change'))")
+    points = browser.value(
+        "[...document.querySelectorAll('#curves figure:last-child .line')].map((each) => each.getAttribute('points'))"
+    )
+    assert len(points) == 2 and points[0] != points[1]
+    titles = browser.value("byId('curves').textContent")
+    assert "c (full line), a (dashed)" in titles and browser.errors == []
+
+
 # ------------------------------------------------------------------------------------------- docs/looking.md
 
 LOOKING = (ROOT / "docs" / "looking.md").read_text(encoding="utf-8")
