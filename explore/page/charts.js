@@ -37,7 +37,7 @@ function onAxis(value) {
   return brief(value, 3);
 }
 
-const BOX = { width: 420, height: 190, left: 62, right: 26, top: 10, bottom: 32 };
+const BOX = { width: 420, height: 194, left: 62, right: 26, top: 10, bottom: 36 };
 
 /** lines: [{name, x, y, kind, dots}]; what is null is left out. Returns a figure with a table of its numbers. */
 function chart(title, xName, lines, { zero = false, note = "" } = {}) {
@@ -60,7 +60,7 @@ function chart(title, xName, lines, { zero = false, note = "" } = {}) {
   for (const value of ticks(x0, x1).filter((each) => xName !== "epoch" || Number.isInteger(each))) {
     svg.append(draw("text", { x: toX(value), y: BOX.height - BOX.bottom + 16, "text-anchor": "middle" }, onAxis(value)));
   }
-  svg.append(draw("text", { x: BOX.width - BOX.right, y: BOX.height - 2, "text-anchor": "end" }, xName));
+  svg.append(draw("text", { x: BOX.width - BOX.right, y: BOX.height - 5, "text-anchor": "end" }, xName));
   for (const line of lines) {
     const shown = line.x.map((x, index) => [x, line.y[index]]).filter(([, y]) => y !== null);
     const path = shown.map(([x, y]) => `${toX(x).toFixed(1)},${toY(y).toFixed(1)}`).join(" ");
@@ -75,16 +75,16 @@ function chart(title, xName, lines, { zero = false, note = "" } = {}) {
 /** A line through the points under the pointer, and their values. */
 function showUnderPointer(svg, xName, lines, toX) {
   const across = draw("line", { class: "pointed", y1: BOX.top, y2: BOX.height - BOX.bottom });
-  const words = draw("text", { class: "pointed", y: BOX.top + 10, "aria-hidden": "true" });
+  const words = draw("text", { class: "pointed", y: BOX.top + 12, "aria-hidden": "true" });
   const all = [...new Set(lines.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null)))];
   svg.addEventListener("pointermove", (event) => {
     const at = (event.offsetX / svg.clientWidth) * BOX.width;
     const x = all.reduce((a, b) => (Math.abs(toX(b) - at) < Math.abs(toX(a) - at) ? b : a));
     const said = lines.map((line) => [line.name, line.y[line.x.indexOf(x)] ?? null]).filter(([, y]) => y !== null);
-    const values = said.map(([name, y]) => `${said.length > 1 ? `${name} ` : ""}${brief(y, 4)}`);
-    words.textContent = `${xName} ${brief(x, 4)}: ${values.join(", ")}`;
     const isLeft = toX(x) < BOX.width / 2;
-    for (const [name, value] of Object.entries({ x: toX(x) + (isLeft ? 5 : -5), "text-anchor": isLeft ? "start" : "end" })) words.setAttribute(name, value);
+    const where = { x: toX(x) + (isLeft ? 5 : -5), "text-anchor": isLeft ? "start" : "end" };
+    const values = said.map(([name, y]) => `${said.length > 1 ? `${name.slice(0, 24)} ` : ""}${brief(y, 4)}`);
+    words.replaceChildren(...[`${xName} ${brief(x, 4)}: `, ...values].map((line, at) => draw("tspan", { ...where, dy: at ? 16 : 0 }, line)));
     for (const name of ["x1", "x2"]) across.setAttribute(name, toX(x));
     svg.append(across, words);
   });

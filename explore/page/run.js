@@ -140,6 +140,6 @@ function setUpRun() {
   options(byId("over"), ["none", ...page.run.runs.map((each) => each.name)], 0);
   byId("over").addEventListener("change", (event) => update({ over: Number(event.target.value) - 1 }));
   part(["run", "sorted"], drawRuns);
-  part(["over"], drawCurves);
+  part(["over"], () => { byId("over").value = state.over + 1; drawCurves(); });
   part(["run"], () => { byId("which").value = state.run; drawSettings(); drawCurves(); drawEpochs(); drawJudged(); drawErrors(); });
 }
