@@ -20,7 +20,9 @@ def page_of_json_tokenizer(tokenizer: Any) -> dict[str, Any]:
     model, steps = file["model"], _steps(file.get("pre_tokenizer"))
     other = next((reason for reason in _reasons(tokenizer, file, steps) if reason), None)
     if other:
-        raise UserError(f"{tokenizer.model_path} has {other}, which the page cannot read; use --serve")
+        beside = tokenizer.sentencepiece_file()  # the same tokenizer, but for special tokens that a text spells out
+        hint = f", or --tokenizer {beside}" if beside else ""
+        raise UserError(f"{tokenizer.model_path} has {other}, which the page cannot read; use --serve{hint}")
     added = tokenizer.tokenizer.get_added_tokens_decoder()
     last = steps[-1]
     patterns = [pattern for step in steps for pattern in _patterns(step)]

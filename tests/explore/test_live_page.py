@@ -244,6 +244,19 @@ def test_one_head_in_numbers(browser: Browser, live_file: Path, bundled: Inspect
     assert browser.errors == []
 
 
+def test_what_is_seen_can_be_taken_along(browser: Browser, live_file: Path):
+    opened(browser, live_file, text="Once upon a time", temperature=0, steps=5)
+    made = browser.value("byId('live-generated').textContent")
+    browser.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    browser.click("#copying button:nth-child(1)")
+    browser.wait("byId('said').textContent === t('copy.done')")
+    lines = browser.tab.evaluate("navigator.clipboard.readText()").splitlines()
+    assert lines[0] == f"Once upon a time{made}" and lines[2].endswith(" %") and "#text=Once" in lines[-1]
+    with browser.tab.expect_download() as download:
+        browser.click("#copying button:nth-child(2)")
+    assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
 def test_texts_stay_texts(browser: Browser, live_file: Path):
     opened(
         browser,
