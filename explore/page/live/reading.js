@@ -51,7 +51,7 @@ class Reading {
     for (let key = 0; key < seen; key++) stored[key] = Math.round(255 * Math.sqrt(weights[key])); // as `to_bytes` there
     this.weights[layer][head][first + place] = stored;
     if (layer || head || first + place >= QUERIES_SHOWN) return;
-    const size = both.query.length / (both.query.length / (this.llama.config.n_heads * this.llama.config.head_dim));
+    const size = this.llama.config.n_heads * this.llama.config.head_dim;
     const part = (x) => x.slice(place * size, (place + 1) * size);
     this.queries[first + place] = [part(both.plainQuery), part(both.query)];
   }

@@ -3,7 +3,6 @@
 const STALE = Symbol("a newer question of the same kind has come");
 const PAUSE_MS = 25; // how long a newer question waits at most, but for one layer
 const NEXT_SHOWN = 12;
-const TOGETHER = 1; // tokens that are left out at once
 
 class Machine {
   constructor({ config, tensors, weights, tokenizer, classifier }) {
@@ -63,10 +62,11 @@ class Machine {
     const { ids } = this.window(asked);
     const whole = this.decision(await this.reading("whole", asked.switches).read(ids, pause, false));
     const rows = [whole.map(() => null)];
+    if (ids.length < 3) return { occlusion: ids.flatMap(() => rows[0]) }; // no text would be left
     for (let place = 1; place < ids.length; place++) {
       const without = ids.filter((_, at) => at !== place);
-      const found = ids.length < 2 + TOGETHER ? whole : this.decision(await this.reading("without", asked.switches).read(without, pause, false));
-      rows.push(whole.map((p, label) => (ids.length < 2 + TOGETHER ? null : p - found[label])));
+      const found = this.decision(await this.reading("without", asked.switches).read(without, pause, false));
+      rows.push(whole.map((p, label) => p - found[label]));
       await pause();
     }
     return { occlusion: rows.flat() };
