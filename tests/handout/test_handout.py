@@ -167,7 +167,7 @@ def test_code_with_another_structure_is_asked_by_way_of_its_adapters(tmp_path: P
             if verdict == "WRONG":
                 (out / "tests/adapters.py").unlink()
             with Student(folder) as student:
-                found = parts.judge(student, mine, parts.stored_numbers("layer"))
+                found = [*parts.judge(student, mine, parts.stored_numbers("layer"))]
             assert found[0].verdict == verdict and {one.verdict for one in found} <= {verdict, "not judged"}, found
     finally:
         small_model.NORM.reset(token)
