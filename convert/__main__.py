@@ -151,6 +151,8 @@ def _convert_language_model(args: argparse.Namespace) -> None:
         if args.source or Path(args.model).suffix != ".bin":
             raise
         raise UserError(f"{error}; a .bin file of llama2.c is read with --from llama2c") from None
+    if model.config.norm != "rms":
+        raise UserError(f"{args.model} has LayerNorm, and to {args.to} a Llama is one with RMSNorm")
     if tokenizer is not None:
         try:
             require_vocabulary(tokenizer, model, args.model)

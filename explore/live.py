@@ -75,6 +75,8 @@ def tensors_of(inspected: InspectedModel) -> dict[str, torch.Tensor]:
     llama, model = inspected.llama, inspected.classifier
     if type(llama) is not Llama or any(hasattr(module, "parametrizations") for module in llama.modules()):
         raise UserError(f"{inspected.name} is changed by a method, which the page cannot compute; use --serve")
+    if llama.config.norm != "rms":
+        raise UserError(f"{inspected.name} has LayerNorm, which the page cannot compute; use --serve")
     tensors = dict(llama.state_dict())
     if llama.config.tied:
         tensors.pop("output.weight", None)

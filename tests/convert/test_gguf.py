@@ -231,6 +231,17 @@ def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint
     assert {tensor.name for tensor in reader(tmp_path / "out.gguf").tensors} >= {"token_embd.weight"}
 
 
+@pytest.mark.parametrize("to", ["hf", "llama2c", "gguf"])
+def test_a_model_with_layer_norm_is_nothing_that_others_know(to: str, tiny_checkpoint: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = save_checkpoint(folder / "layer.pt", random_llama(norm="layer", attention="causal"))
+    (folder / "layer.model").write_bytes(tiny_checkpoint.with_suffix(".model").read_bytes())
+    done = run_module(path, "out", "--to", to, cwd=tmp_path)
+    check_one_error(done.returncode, done.stderr, "has LayerNorm", to)
+    assert [*tmp_path.iterdir()] == [folder]
+
+
 def test_another_tokenizer_names_both_sizes_and_no_file_is_overwritten(tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     flags = ["--to", "gguf", "--attention", "causal", "--tokenizer", BUNDLED.with_suffix(".model")]

@@ -65,6 +65,11 @@ def test_a_model_that_is_too_large(tokenizer: Tokenizer, monkeypatch: pytest.Mon
             live_page(inspected, "a", bits, "p.html")
 
 
+def test_a_model_with_layer_norm_is_for_the_server(tokenizer: Tokenizer):
+    with pytest.raises(UserError, match="random has LayerNorm, which the page cannot compute; use --serve"):
+        live_page(InspectedModel("random", random_llama(norm="layer"), tokenizer), "a", 16, "p.html")
+
+
 def test_8_bits_are_half_the_size_and_near(tokenizer: Tokenizer):
     inspected = InspectedModel("random", random_llama(), tokenizer)
     whole, half = (len(live_page(inspected, "a", bits, "p.html")[1]) for bits in (16, 8))
