@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -94,6 +95,11 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
     return Tokenizer(tokenizer_model=tiny_tokenizer)
+
+
+def hear_interrupts() -> None:
+    """The `preexec_fn` of a process that is to be interrupted: where tests run in the background, SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def save_checkpoint(path: Path, model: Llama, **model_args) -> Path:

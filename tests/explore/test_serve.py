@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from chromium import Browser, browsing
-from conftest import ROOT, SENTENCES
+from conftest import ROOT, SENTENCES, hear_interrupts
 from test_live_model import TEXT, classifier_of
 from test_live_page import BUNDLED, continued
 from thread import Thread, rounded, thread_of
@@ -254,9 +255,11 @@ def test_a_browser_works_with_it(browser: Browser, server: LiveServer, bundled: 
 def test_ctrl_c_ends_it(tmp_path: Path):
     command = [sys.executable, "-m", "explore", str(BUNDLED), "--serve"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=hear_interrupts, **pipes) as process,
+        contextlib.closing(SimpleNamespace(close=process.kill)),  # not waited for, whatever fails
+    ):
         address = process.stdout.readline().split()[0]
         assert address.startswith("http://127.0.0.1:")
         port, secret = address.split(":")[2].split("/")[:2]

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, hear_interrupts
 from test_batch import graded
 from wrong_submissions import (
     STORY,
@@ -152,8 +152,9 @@ def test_an_interrupt_keeps_what_is_finished(place):
     for seed in range(30):
         (place / "in" / f"s{seed}.zip").write_bytes(make_zip(f"s{seed}", 10 + seed))
     process = subprocess.Popen(
-        command(place, "--jobs", "2"), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command(place, "--jobs", "2"), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=hear_interrupts,
+    )  # fmt: skip
     state = place / "out" / "state.jsonl"
     while not (state.is_file() and state.stat().st_size):
         assert process.poll() is None

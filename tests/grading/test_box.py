@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT, slow_among
+from conftest import ROOT, hear_interrupts, slow_among
 from judging import add, student  # noqa: F401
 from submissions import forge, pack
 from test_hostile import HOSTILE, RIGHT, wait_for
@@ -232,7 +232,8 @@ def test_an_end_of_the_grader_is_the_end_of_the_box(number: int, student: Path, 
     add(student / "rope.py", "open('/proc/self/comm', 'w').write('endless')\nwhile True:\n    pass\n")
     environment = {**os.environ, "TMPDIR": str(nothing_left)}
     command = [sys.executable, "-m", "grading.box", student, "--python", PYTHON]
-    grader = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    grader = subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=hear_interrupts, **pipes)
     wait_for(lambda: "endless\n" in map(dict(sandbox.every_process("comm")).get, boxes(nothing_left)))
     grader.send_signal(number)
     out, err = grader.communicate(timeout=30)
