@@ -354,21 +354,21 @@ def test_command_line_status_2(folder, arguments):
     assert os.listdir() == []
 
 
-def test_with_json_the_report_is_one_object(tmp_path, folder):
-    done = run(folder, "alice", "--json")
+def test_with_json_the_report_is_one_object(tmp_path, folder, data_dir):
+    done = run(folder, "alice", "--json", "--data", data_dir)
     told = json.loads(done.stdout)
     assert done.returncode == told["status"] == 0 and told["lines"][-1] == "the submission is fine"
     assert told["id"] == "alice" and told["problems"] == [] and "llama.py" in told["files"]
     (folder / "rope.py").unlink()
-    told = json.loads(run(folder, "alice", "--json").stdout)
+    told = json.loads(run(folder, "alice", "--json", "--data", data_dir).stdout)
     assert told["status"] == 1 and "rope.py" in told["problems"][0]
     assert run(tmp_path / "absent", "alice", "--json").stdout == ""
 
 
-def test_a_folder_of_zips_is_what_a_grader_has(tmp_path, folder):
+def test_a_folder_of_zips_is_what_a_grader_has(tmp_path, folder, data_dir):
     (folder / "a.zip").write_bytes(b"x")
     (folder / "b.zip").write_bytes(b"x")
-    assert run(folder, "alice").returncode == 0  # a student's, with two old zips
+    assert run(folder, "alice", "--data", data_dir).returncode == 0  # a student's, with two old zips
     (tmp_path / "in").mkdir()
     for name in ("a.zip", "b.zip"):
         (tmp_path / "in" / name).write_bytes(b"x")
