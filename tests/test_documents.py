@@ -21,6 +21,7 @@ from utils import UserError
 
 # (page, beginning of a block or of a command) -> why it is not run. A page's name may have a star.
 COURSE_DATA, OTHER_TEXTS, SETS_UP = "needs the course's data", "needs texts that are not here", "installs packages"
+STUDENTS = "needs what students handed in"
 GRID, GROUP, SHOWN = "takes hours", "needs several GPUs or machines", "shows no commands"
 NOT_RUN = {
     ("README.md", "bash setup.sh"): SETS_UP,
@@ -40,9 +41,13 @@ NOT_RUN = {
     ("docs/formats.md", "python -m convert films.pt films.onnx"): "needs the library onnx",
     ("docs/formats.md", "python -m convert.compare films.pt"): "needs the library onnxruntime",
     ("docs/formats.md", "interleaved rows"): SHOWN,
-    ("docs/grading.md", "python sanity_check.py --parts --code students/alice"): "needs a student's folder",
+    ("docs/grading.md", "python sanity_check.py --parts --code students/alice"): STUDENTS,
+    ("docs/grading.md", "python -m grading.box bob.zip"): STUDENTS,
+    ("docs/grading.md", "python -m grading downloads"): STUDENTS,
+    ("docs/grading.md", "python -m grading.coherence"): "needs stories260K.pt",
     ("docs/looking.md", "python -m advanced.experiments few-shot"): COURSE_DATA,
     ("docs/looking.md", "python -m explore advanced/experiments/results"): COURSE_DATA,
+    ("docs/looking.md", "python -m explore checkpoints/minllama1M.pt --serve"): "runs until Ctrl-C",
     ("docs/processes.md", "torchrun --standalone --nproc_per_node 4"): GROUP,
     ("docs/processes.md", "torchrun --nnodes 2"): GROUP,
     ("docs/processes.md", "srun"): GROUP,
