@@ -6,6 +6,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable
 
+from config import SAMPLINGS
 from engine.columns import FORMATS, Columns, has_columns
 from engine.files import check_files, check_overlaps, find_llama
 from engine.flags import (
@@ -82,16 +83,15 @@ def _check_option(args: Namespace) -> None:
 
 
 def _take_edition(args: Namespace) -> None:
-    """Set `norm`; and of an edition the attention and the limits of sampling, where no flag of their own says them."""
-    args.norm = None
+    """Set `norm` and `lora`; and the edition's attention and limits of sampling, where no flag says them."""
+    args.norm, args.lora = None, "plain"
     if getattr(args, "edition", None) is None:
         return
-    editions = import_part("grading.editions", "--edition")
-    edition = editions.EDITIONS[args.edition]
-    args.norm, args.attention = edition.norm, args.attention or edition.attention
+    edition = import_part("grading.editions", "--edition").EDITIONS[args.edition]
+    args.norm, args.lora, args.attention = edition.norm, edition.lora, args.attention or edition.attention
     if args.option == "generate" and args.top_p is None and args.epsilon is None:
-        args.top_p = editions.TOP_P if edition.sampling == "top-p" else None
-        args.epsilon = editions.EPSILON if edition.sampling == "epsilon" else None
+        limits = SAMPLINGS[edition.sampling]
+        args.top_p, args.epsilon = limits.get("top_p"), limits.get("epsilon")
 
 
 def _check_texts(args: Namespace) -> None:
@@ -161,7 +161,7 @@ def _choose_methods(args: Namespace) -> tuple:
         names = "lora"
         rank, alpha = (LORA_RANK if args.lora_rank is None else args.lora_rank), args.lora_alpha
         assignments = [f"rank={rank}", f"alpha={LORA_ALPHA if alpha is None else alpha}", f"targets={LORA_TARGETS}"]
-        assignments += ["variant=normal"] if args.edition == "cmu2025" else []
+        assignments += [] if args.lora == "plain" else [f"variant={args.lora}"]
     if names is None:
         if assignments:
             raise UserError("--method-args are for the methods that --method names")

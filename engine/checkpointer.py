@@ -273,8 +273,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], dis
 
     def settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Of each group; an option that is None is one that an older version does not have."""
-        own = [{name: value for name, value in group.items() if value is not None} for group in groups]
-        return [{name: value for name, value in group.items() if name != "params"} for group in own]
+        return [{k: value for k, value in group.items() if k != "params" and value is not None} for group in groups]
 
     if not isinstance(state, dict) or settings(state["param_groups"]) != settings(optimizer.param_groups):
         raise ValueError("other settings")

@@ -83,7 +83,7 @@ def _used_unlabelled(run: Run, rest: list[Example]) -> dict[str, list[Example]]:
     """The sentences without labels, if a method uses some; print how many, and what the head has learned."""
     if hasattr(run.model, "learn"):
         print(run.model.remark)
-    if not rest or not any(method.uses_unlabelled for method in run.trainer.methods):
+    if not rest or not run.uses_unlabelled:
         return {}
     print(f"{len(rest)} training sentences are used without their labels")
     return {"unlabelled": rest}

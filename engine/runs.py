@@ -51,6 +51,10 @@ class Run(NamedTuple):
     def config(self) -> Any:
         return pretrained_of(self.model).config
 
+    @property
+    def uses_unlabelled(self) -> bool:
+        return any(method.uses_unlabelled for method in self.trainer.methods)
+
 
 def assemble(
     plan: Plan,

@@ -18,7 +18,7 @@ from torch import nn
 
 from base_llama import AttentionContext
 from config import LlamaConfig
-from explore.look import ForwardRecord, read
+from explore.look import ForwardRecord, read, replaced
 from llama import Attention, Llama, LlamaLayer
 from rope import rotate
 
@@ -87,9 +87,7 @@ def broken(llama: Llama, switches: Switches) -> Iterator[None]:
         _set_kind(llama, dataclasses.replace(kept, attention=switches.attention_of(llama)))
 
         def put(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-            kept = vars(module).get(name)
-            setattr(module, name, function)
-            undone.callback(setattr, module, name, kept) if kept else undone.callback(delattr, module, name)
+            undone.enter_context(replaced(module, name, function))
 
         for number, layer in enumerate(llama.layers, 1):
             attention = layer.attention

@@ -229,9 +229,14 @@ def to_bytes(weights: torch.Tensor) -> torch.Tensor:
 def page_of_queries(record: ForwardRecord, shown: int) -> dict[str, Any]:
     """The first layer's queries before and after the rotation: whole numbers 2 h s d, in units of `unit`."""
     both = torch.stack([each[:, :shown] for each in record.queries[0]])  # 2 h s d
-    unit = both.abs().max().clamp(min=1e-9) / 32767
-    whole = (both / unit).round().to(torch.int16)
-    return {"shown": shown, "unit": float(unit), "data": packed(whole.numpy().tobytes())}
+    whole, unit = whole_in_units(both)
+    return {"shown": shown, "unit": unit, "data": packed(whole.numpy().tobytes())}
+
+
+def whole_in_units(values: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Values as whole numbers of 16 bits, and the unit that these are multiples of."""
+    unit = values.abs().max().clamp(min=1e-9) / 32767
+    return (values / unit).round().to(torch.int16), float(unit)
 
 
 def page_of_rope(llama: Llama) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Shapes: s query position, t key position, L layers, h heads, d head dim, D model
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -92,9 +92,23 @@ def recorded(llama: Llama) -> Iterator[ForwardRecord]:
 
 
 @contextmanager
+def replaced(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Give a module another function of this name inside the block; after it the module is as before."""
+    own = vars(module).get(name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(module, name)
+        else:
+            setattr(module, name, own)
+
+
+@contextmanager
 def _recorded_attention(attention: Attention, record: ForwardRecord) -> Iterator[None]:
     """Record one layer's weights and queries inside the block."""
-    compute, own = attention.compute_query_key_value_scores, vars(attention).copy()
+    compute = attention.compute_query_key_value_scores
     before: list[torch.Tensor] = []
 
     def keep_query(_: nn.Module, __: tuple, output: torch.Tensor) -> None:
@@ -108,15 +122,10 @@ def _recorded_attention(attention: Attention, record: ForwardRecord) -> Iterator
         return compute(query, key, value, *mask, **more)
 
     hook = attention.compute_query.register_forward_hook(keep_query)
-    attention.compute_query_key_value_scores = twice
-    try:
+    with ExitStack() as undone:
+        undone.callback(hook.remove)
+        undone.enter_context(replaced(attention, "compute_query_key_value_scores", twice))
         yield
-    finally:
-        hook.remove()
-        if "compute_query_key_value_scores" in own:
-            attention.compute_query_key_value_scores = own["compute_query_key_value_scores"]
-        else:
-            del attention.compute_query_key_value_scores
 
 
 def read_both(llama: Llama, ids: Sequence[int]) -> dict[str, ForwardRecord | None]:

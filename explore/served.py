@@ -13,7 +13,7 @@ from base_llama import KVCache
 from engine.sampling import Sampling, drop
 from explore.broken import Switches, broken, read_broken
 from explore.decision import occluded, probabilities
-from explore.inspected import InspectedModel, to_bytes
+from explore.inspected import InspectedModel, to_bytes, whole_in_units
 from explore.look import ForwardRecord, lenses
 from llama import likeliest
 from rope import rotate
@@ -272,6 +272,5 @@ def query_bytes(record: ForwardRecord, switches: Switches) -> dict[str, Any]:
     both = torch.stack([each[:, :QUERIES_SHOWN] for each in record.queries[0]]).nan_to_num()  # 2 h s d
     if "halves" in switches.breaks:  # `broken` has put the halves beside each other
         both = both.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-    unit = both.abs().max().clamp(min=1e-9) / 32767
-    whole = (both / unit).round().to(torch.int16).cpu()
-    return {"shown": whole.shape[2], "unit": float(unit), "data": whole.numpy().tobytes()}
+    whole, unit = whole_in_units(both)
+    return {"shown": whole.shape[2], "unit": unit, "data": whole.cpu().numpy().tobytes()}

@@ -256,7 +256,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add, default = parser.add_argument, argparse.SUPPRESS
     help_text = "the folder of the code that is judged (default: the one that this script lies in)"
     add("--code", metavar="DIR", default=default, help=help_text)
-    add("--time_limit", metavar="SECONDS", type=float, default=TIME_LIMIT, help="how long a part may take")
+    add_time_limit(parser)
+
+
+def add_time_limit(parser: argparse.ArgumentParser) -> None:
+    limit = "how long a part may take"
+    parser.add_argument("--time_limit", metavar="SECONDS", type=float, default=TIME_LIMIT, help=limit)
+
+
+def time_limit_of(args: argparse.Namespace) -> float:
+    """Raises `GradingError` for a number of seconds that cannot be."""
+    if not 0 < args.time_limit < float("inf"):
+        raise GradingError(f"--time_limit {args.time_limit:g}: give a number of seconds above 0")
+    return args.time_limit
 
 
 def student_of(args: argparse.Namespace) -> Student:
@@ -266,6 +278,4 @@ def student_of(args: argparse.Namespace) -> Student:
     folder = Path(getattr(args, "code", ROOT)).resolve()
     if not folder.is_dir():
         raise GradingError(f"--code {folder} is not a folder")
-    if not 0 < args.time_limit < float("inf"):
-        raise GradingError(f"--time_limit {args.time_limit:g}: give a number of seconds above 0")
-    return Student(folder, args.time_limit)
+    return Student(folder, time_limit_of(args))

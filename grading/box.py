@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.archive import FormatError, read_archive, read_entry
-from grading.asking import ChildAnswer, ChildQuestion, Student, has_context, takes_attention
+from grading.asking import (
+    ChildAnswer,
+    ChildQuestion,
+    Student,
+    add_time_limit,
+    has_context,
+    takes_attention,
+    time_limit_of,
+)
 from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.entries import archive_problems
 from grading.programs import GradingError, GradingParser, printable, run_main
@@ -234,15 +242,13 @@ def add_box_flags(parser: GradingParser) -> None:
     add = parser.add_argument
     add("--python", metavar="PATH", help="the Python in the box; its user must be able to read it (default: this one)")
     add("--allow-without", metavar="LIMITS", default="", help=f"run although these are missing: {','.join(OPTIONAL)}")
-    add("--time_limit", metavar="SECONDS", type=float, default=Limits.seconds, help="how long a part may take")
+    add_time_limit(parser)
 
 
 def box_of(args: Namespace) -> Box:
     """The box that the flags ask for; a line on standard error names the limits that are missing in it."""
-    if not 0 < args.time_limit < float("inf"):
-        raise GradingError(f"--time_limit {args.time_limit:g}: give a number of seconds above 0")
-    without = tuple(filter(None, args.allow_without.split(",")))
-    box = open_box(args.python, Limits(seconds=args.time_limit), without)
+    limits, without = Limits(seconds=time_limit_of(args)), tuple(filter(None, args.allow_without.split(",")))
+    box = open_box(args.python, limits, without)
     for name in box.missing:
         print(f"warning: the box is without {LIMITS[name]} ({name})", file=sys.stderr)
     return box

@@ -32,7 +32,7 @@ from grading.programs import (
     run_main,
     whole_number,
 )
-from grading.texts import BROKEN, COHERENT, NOT_JUDGED, UNCLEAR, TextJudge, Verdict
+from grading.texts import BROKEN, COHERENT, NOT_JUDGED, UNCLEAR, TextJudge, Verdict, distinct_trigrams
 
 if TYPE_CHECKING:
     from grading.calibration_texts import Sample
@@ -135,8 +135,7 @@ def judge_text(text: str, prompt: str, judge: CoherenceJudge | None = None, *, i
     judge, start = judge or CoherenceJudge(known_words()), prompt_end(text, prompt)
     begin, bits = start or 0, None
     words = words_of(text[begin:])
-    trigrams = [*zip(words, words[1:], words[2:], strict=False)]
-    distinct = len({*trigrams}) / max(1, len(trigrams))
+    distinct = distinct_trigrams(words)
     known = sum(word in judge.words for word in words) / max(1, len(words))
     if judge.model and text[begin:].strip():
         bits = judge.model.bits(text.rstrip(), begin)

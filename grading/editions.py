@@ -35,7 +35,8 @@ class Edition:
     not demand them. size_limit: of the zip, in millions of bytes; where the course names none, what a check reads.
     sampling: a key of `SAMPLINGS`. clips: AdamW has an argument `max_grad_norm`. folders: of trained models, which a
     submission must hold. libraries: that its set-up installs beside `INSTALLED`. packs_listed: False: the course's own
-    packer leaves out the listed files, so a submission may lack modules that its code imports.
+    packer leaves out the listed files, so a submission may lack modules that its code imports. lora: the variant of
+    this package's method `lora` that draws the first matrices as the course does.
     """
 
     norm: str
@@ -50,6 +51,7 @@ class Edition:
     folders: tuple[str, ...] = ()
     libraries: frozenset[str] = frozenset()
     packs_listed: bool = True
+    lora: str = "plain"
 
 
 CODE = ("run_llama.py", "llama.py", "optimizer.py", "classifier.py", "rope.py")
@@ -72,7 +74,8 @@ EDITIONS = {
     "ucsc": Edition("rms", "bidirectional", "CruzID", REQUIRED, LISTED),
     "cmu2024": Edition("rms", "bidirectional", "AndrewID", REQUIRED, LISTED),
     "cmu2025": Edition("layer", "bidirectional", "AndrewID", REQUIRED + output_names("lora"),
-                       (*LISTED, "lora.py", "checklist.md"), ("feedback.txt",), 10.0, "epsilon", True),
+                       (*LISTED, "lora.py", "checklist.md"), ("feedback.txt",), 10.0, "epsilon", True,
+                       lora="normal"),
     "cmu2026": Edition("layer", "causal", "AndrewID", (*CODE, *TEXTS, *output_names("prompting"), *ADDITION_CODE),
                        (*LISTED, "checklist.md"), ("feedback.txt",), 15.0, "top-p", True, ("addition_models",),
                        MATPLOTLIB, packs_listed=False),
@@ -104,6 +107,12 @@ ACCURACY_BANDS = {"sst": 0.05, "cfimdb": 0.15}
 def reference_accuracies(edition: str) -> dict[tuple[str, str], tuple[float, float | None]]:
     """The course's mean accuracies (dev, test; None: no gold labels) by data set and kind of output."""
     return LATER_ACCURACIES.get(edition, REFERENCE_ACCURACIES)
+
+
+def reference_accuracy(edition: str, dataset: str, split: str, kind: str) -> float | None:
+    """One of them; None where the course names none."""
+    dev, test = reference_accuracies(edition).get((dataset, kind), (None, None))
+    return dev if split == "dev" else test
 
 
 BUNDLED_NORM = "rms"  # of the bundled model and the parts' numbers, and of what public repositories share

@@ -20,6 +20,14 @@ from grading.findings import Message
 from grading.programs import few, printable
 
 
+def fixed_entry(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
+    """An entry to write: its time and system are fixed, so that the same input gives the same bytes everywhere."""
+    info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+    info.create_system = 3  # Unix, also when packed on Windows
+    info.external_attr = mode << 16
+    return info
+
+
 def name_fault(name: str) -> str | None:
     """Why a name must not be unpacked, or None."""
     if re.search("[\0-\x1f\x7f-\x9f\ud800-\udfff]", name):

@@ -12,6 +12,7 @@ import io
 import json
 import re
 import shlex
+import stat
 import sys
 import zipfile
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from typing import Any
 from grading.box import ADAMW, ROPE, Executed, run_checks
 from grading.confined import STUDENT, UserBox
 from grading.editions import ACCURACY_BANDS, BUNDLED_NORM, DEFAULT_EDITION, LABEL_NAMES, REFERENCE_ACCURACIES
+from grading.entries import fixed_entry
 from grading.lines import NO_GOLD_LABEL, SEPARATOR, create_data
 from grading.programs import (
     ROOT,
@@ -251,9 +253,8 @@ def build(
     files |= data_files(Rules(edition=edition, data_dir=data_dir))
     with atomic_write(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(files.items()):
-            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            info.create_system, info.external_attr = 3, (0o100755 if name in scripts else 0o100644) << 16
-            archive.writestr(info, content, zipfile.ZIP_DEFLATED)
+            mode = stat.S_IFREG | (0o755 if name in scripts else 0o644)
+            archive.writestr(fixed_entry(name, mode), content, zipfile.ZIP_DEFLATED)
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.archive import MAX_ENTRIES, MB, FormatError
+from grading.entries import fixed_entry
 from grading.findings import Message
 from grading.programs import GradingError, few, printable, read_text
 from grading.rules import Rules
@@ -213,8 +214,6 @@ def read_payload(path: Path, student_id: str) -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive:
         for each in files:
             name = each.relative_to(path).as_posix().encode("utf-8", "replace").decode()
-            info = zipfile.ZipInfo(f"{top}{name}", date_time=(1980, 1, 1, 0, 0, 0))
-            info.create_system = 3
-            info.external_attr = ((stat.S_IFLNK if each.is_symlink() else stat.S_IFREG) | 0o644) << 16
-            archive.writestr(info, b"" if each.is_symlink() else each.read_bytes())
+            mode = (stat.S_IFLNK if each.is_symlink() else stat.S_IFREG) | 0o644
+            archive.writestr(fixed_entry(f"{top}{name}", mode), b"" if each.is_symlink() else each.read_bytes())
     return buffer.getvalue()

@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from grading.editions import ACCURACY_BANDS, LABEL_NAMES, OUTPUT_KINDS, TEXT_PROMPT, reference_accuracies
+from grading.editions import ACCURACY_BANDS, LABEL_NAMES, OUTPUT_KINDS, TEXT_PROMPT, reference_accuracy
 from grading.findings import Message
 from grading.lines import LabelledLine, create_data, has_gold_labels, majority_accuracy, parse_line, prompt_suffix
 from grading.programs import find_asset
@@ -99,8 +99,8 @@ def _check_output(
     _compare(name, kind, rows, data, prompt, report)
     if len(rows) == len(data) and None not in rows:
         report.scores[name], report.labels[name] = _score(rows, data), [row.label for row in rows]
-        means = reference_accuracies(rules.edition).get((dataset, kind), (None, None))
-        report.warnings += _outside_band(name, dataset, means[split == "test"], report.scores[name])
+        reference = reference_accuracy(rules.edition, dataset, split, kind)
+        report.warnings += _outside_band(name, dataset, reference, report.scores[name])
 
 
 def _outside_band(name: str, dataset: str, reference: float | None, score: Score) -> list[str]:

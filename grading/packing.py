@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from grading.archive import MAX_ENTRIES, MB
 from grading.editions import Edition
-from grading.entries import name_fault
+from grading.entries import fixed_entry, name_fault
 from grading.findings import Message
 from grading.needs import DRIVER, find_needs, outermost
 from grading.package import MAPPINGS, Package, files_of, is_carried
@@ -126,9 +125,7 @@ def _pack(files: dict[str, Path], student_id: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, path in sorted(files.items()):
-            info = zipfile.ZipInfo(f"{student_id}/{name}", date_time=(1980, 1, 1, 0, 0, 0))
-            info.create_system = 3  # Unix, also when packed on Windows
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            info = fixed_entry(f"{student_id}/{name}")
             archive.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
     return buffer.getvalue()
 

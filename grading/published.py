@@ -11,6 +11,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,11 @@ PUBLISHED_LABELS = {
         PublishedLabels("25608bacba8fcf0fa09cf8e307ffaec6c6d862860213865182646de1bbed77bf", (103, 385), None),
     ),
 }  # fmt: skip
+
+
+def labels_digest(labels: Iterable[int]) -> str:
+    """SHA-256 of a column of labels, one a line, each ended by a newline."""
+    return hashlib.sha256("".join(f"{label}\n" for label in labels).encode()).hexdigest()
 
 
 def check_published(
@@ -144,7 +150,7 @@ def label_row(name: str, output: Path, gold: Path, accepted: tuple[PublishedLabe
     file. So look ties that fall differently on another machine.
     """
     predictions, labels = ([one.label for one in create_data(path, is_test=True)] for path in (output, gold))
-    digest = hashlib.sha256("".join(f"{label}\n" for label in predictions).encode()).hexdigest()
+    digest = labels_digest(predictions)
     counts = tuple(Counter(predictions)[label] for label in range(len(accepted[0].counts)))
     accuracy = sum(map(int.__eq__, predictions, labels)) / len(labels)
 

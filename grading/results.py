@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from grading.editions import ADVANCED, EDITIONS, reference_accuracies
+from grading.editions import ADVANCED, EDITIONS, reference_accuracy
 from grading.findings import Message
 from grading.outputs import OUTPUT
 from grading.programs import few
-from grading.published import PUBLISHED_LABELS
+from grading.published import PUBLISHED_LABELS, labels_digest
 from grading.rules import Report
 from grading.settings import Settings
 
@@ -20,13 +19,7 @@ def reference_of(dataset: str, split: str, kind: str, settings: Settings) -> flo
     named = settings.references.get(f"{dataset}-{split}-{kind}")
     if named is not None:
         return named
-    dev, test = reference_accuracies(settings.edition).get((dataset, kind), (None, None))
-    return dev if split == "dev" else test
-
-
-def labels_digest(labels: Sequence[int]) -> str:
-    """SHA-256 of a column of labels, as `grading.published` has it."""
-    return hashlib.sha256("".join(f"{label}\n" for label in labels).encode()).hexdigest()
+    return reference_accuracy(settings.edition, dataset, split, kind)
 
 
 def check_results(report: Report, settings: Settings) -> Iterator[Message]:

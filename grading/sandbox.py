@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from grading.asking import TIME_LIMIT
 from grading.process import LOOK, START, Process
 from grading.programs import GradingError, printable
 
@@ -55,7 +56,7 @@ class Limits:
     processes: threads count, too.
     """
 
-    seconds: float = 120.0
+    seconds: float = TIME_LIMIT
     total: float = 900.0
     memory: int = 2048
     processes: int = 64

@@ -142,14 +142,14 @@ class Comparison:
         except ModuleNotFoundError as error:
             said = f"similar code is found with copydetect: {error.name} is not installed; pip install copydetect"
             raise GradingError(said) from None
-        self.library, self.given, hashes = copydetect, {}, {}
+        self.copydetect, self.given, hashes = copydetect, {}, {}
         for name, code in [each for sources in handouts for each in sources.items()]:
             hashes.setdefault(name, set()).update(self.fingerprint(name, code).hashes)
         self.given = hashes
 
     def fingerprint(self, name: str, code: str) -> Any:
         given = sorted(self.given.get(name, ()))
-        return self.library.CodeFingerprint(name, K, 1, boilerplate=given, fp=io.StringIO(plain(code)))
+        return self.copydetect.CodeFingerprint(name, K, 1, boilerplate=given, fp=io.StringIO(plain(code)))
 
     def fingerprints(self, people: People) -> Prints:
         """Of each file, those of the people who wrote something of their own there."""
@@ -162,7 +162,7 @@ class Comparison:
         return found
 
     def pair(self, name: str, first: tuple[str, Any], second: tuple[str, Any]) -> Pair:
-        _, shares, marks = self.library.compare_files(first[1], second[1])
+        _, shares, marks = self.copydetect.compare_files(first[1], second[1])
         return Pair(name, float(max(shares)), first[0], second[0], marks)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,12 @@ TextJudge = Callable[[str, str], Verdict]  # of a text and the prompt that it be
 def continuation(text: str) -> str:
     """What follows the assignment's prompt, with single spaces; the whole text where it does not begin with that."""
     return " ".join(text.split()).removeprefix(TEXT_PROMPT).strip()
+
+
+def distinct_trigrams(words: Sequence[str]) -> float:
+    """The share of the trigrams of some words that are distinct; 0 where there is none."""
+    trigrams = [*zip(words, words[1:], words[2:], strict=False)]
+    return len({*trigrams}) / max(1, len(trigrams))
 
 
 @cache
@@ -74,8 +80,7 @@ def _check_words(name: str, text: str, is_low: bool, settings: Settings) -> Iter
         said = f"{name}: {len(words)} words after the prompt"
         yield Message(said, "E054-short", name, 0, f"{limits.words} or more", len(words))
         return
-    trigrams = [*zip(words, words[1:], words[2:], strict=False)]
-    if is_low and trigrams and (share := len({*trigrams}) / len(trigrams)) < limits.trigrams:
+    if is_low and len(words) > 2 and (share := distinct_trigrams(words)) < limits.trigrams:
         said = f"{name}: of its trigrams of words, {share:.2f} are distinct"
         yield Message(said, "E053-repetitive", name, 0, f"{limits.trigrams:g} or more", f"{share:.2f}")
     known, least = known_words(settings.gold), limits.known_words * (1 if is_low else 0.5)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, outputs, random_llama
+from conftest import ROOT, hear_interrupts, outputs, random_llama
 from error_helpers import TEXT_FLAGS, check_one_error, generate_flags, snapshot, stderr_lines
 
 import classifier
@@ -182,8 +182,7 @@ def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_fl
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            # a shell that runs the tests in the background has them, and so this process, ignore the signal
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=hear_interrupts,
         ) as process,
     ):
         try:

@@ -170,8 +170,7 @@ def _train(trial: Trial, model: Model, work: Path, compute: ComputeSettings) -> 
     chosen_on = splits.held_out or splits.dev
     datasets = [encode_for(run.model, run.tokenizer, examples) for examples in (splits.train, chosen_on)]
     trainable = trainable_parameters(run.model)
-    is_used = splits.rest and any(method.uses_unlabelled for method in run.trainer.methods)
-    rest = encode_for(run.model, run.tokenizer, splits.rest) if is_used else None
+    rest = encode_for(run.model, run.tokenizer, splits.rest) if splits.rest and run.uses_unlabelled else None
     history += fine_tune(run, *datasets, checkpointer, unlabelled=rest, history=history, progress=False)
     best = best_of(history)
     figures = {

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -258,8 +257,9 @@ def test_ctrl_c_ends_it(tmp_path: Path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with (
         subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=hear_interrupts, **pipes) as process,
-        contextlib.closing(SimpleNamespace(close=process.kill)),  # not waited for, whatever fails
+        contextlib.ExitStack() as ended,
     ):
+        ended.callback(process.kill)  # else the block would wait for it, whatever fails
         address = process.stdout.readline().split()[0]
         assert address.startswith("http://127.0.0.1:")
         port, secret = address.split(":")[2].split("/")[:2]

@@ -16,13 +16,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, drive_in, random_llama
+from conftest import ROOT, drive_in, hear_interrupts, random_llama
 from error_helpers import check_one_error, stderr_lines
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
@@ -273,8 +272,7 @@ def test_a_steady_stream_is_answered(saved: Path):
 
 @pytest.mark.parametrize(("first", "status"), [("\n", 2), ("a film\n", 130)], ids=["a bad line", "an interrupt"])
 def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: str, status: int):
-    reset = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with predicting(saved, text=True, stderr=subprocess.PIPE, preexec_fn=reset) as process:
+    with predicting(saved, text=True, stderr=subprocess.PIPE, preexec_fn=hear_interrupts) as process:
         process.stdin.write(first * 4)
         process.stdin.flush()
         if status == 130:
