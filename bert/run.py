@@ -27,7 +27,7 @@ from engine.arguments import check_args, check_numbers, is_one_of_several
 from engine.declaration import add_flags
 from engine.files import check_overlaps
 from engine.flags import flags_named
-from engine.programs import ArgumentParser, Default, check_writable, run_main
+from engine.programs import ArgumentParser, Default, check_writable, did_you_mean, run_main
 from utils import UserError, choose_device, seed_everything
 
 OF_TEXTS = ("encode", "fill-mask", "nsp")
@@ -75,7 +75,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     parser = _parser_of(chosen.option)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise UserError(f"--option {chosen.option} has no {unknown[0]} (see --option {chosen.option} --help)")
+        near = did_you_mean(unknown[0].partition("=")[0], parser._option_string_actions)
+        raise UserError(f"--option {chosen.option} has no {unknown[0]}{near} (see --option {chosen.option} --help)")
     return args
 
 

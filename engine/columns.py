@@ -249,6 +249,7 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
     else:
         reader = csv.reader((f"{line}\n" for line in lines), strict=True)
     names: list[str] | None = None
+    read = 0  # lines of the rows so far: a quote that is left open takes all lines that follow into its row
     try:
         for row in reader:
             if len(row) < 2 and not "".join(row).strip():
@@ -262,8 +263,9 @@ def _delimited(path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]]:
                 raise UserError(f"{path} line {reader.line_num}: {counts}{_other_separator(path, names)}")
             else:
                 yield reader.line_num, dict(zip(names, row, strict=True))
+            read = reader.line_num
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num}: {error}") from None
+        raise UserError(f"{path} line {read + 1}: {error}") from None
     finally:
         csv.field_size_limit(largest)
 

@@ -127,6 +127,7 @@ def test_a_test_file_may_lack_labels_and_no_other(tmp_path: Path, ending: str):
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("d.csv", "text,label\nx,good\ny\n", "line 3: 1 columns, where line 1 names 2"),
     ("d.csv", 'text,label\n"x,good\n', "line 2: unexpected end of data"),
+    ("d.csv", 'text,label\nfine,0\n"x,good\nfine,1\n', "line 3: unexpected end of data"),
     ("d.csv", "text,text\nx,good\n", "line 1: two columns are called 'text'"),
     ("d.csv", "text,label\n", "holds no data"),
     ("d.csv", "", "holds no data"),

@@ -161,6 +161,7 @@ def test_a_long_text_is_cut_and_said_to_be(call: Callable, directory: Path):
         (["--text", "a", "--method", "ema"], "--option encode has no --method (see --option encode --help)"),
         (["--text", "a", "--resume"], "--option encode has no --resume"),
         (["--text", "a", "--train", "file"], "--option encode has no --train"),
+        (["--option", "finetune", "--epoch", "3"], "--option finetune has no --epoch; did you mean --epochs?"),
         (["--option", "fill-mask"], "--option fill-mask needs --text TEXT"),
         (["--option", "fill-mask", "--text", "a", "--top", "0"], "--top 0: must be at least 1"),
         (["--option", "fill-mask", "--text", "a", "--text_b", "b"], "--option fill-mask has no --text_b"),
