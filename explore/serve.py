@@ -39,6 +39,7 @@ class LiveServer(ThreadingHTTPServer):
     """page: the HTML as bytes. answer: kind and values of a question -> plain values; one call at a time."""
 
     daemon_threads = True
+    request_queue_size = 64  # connections that wait to be taken, so that many at once are not kept waiting
     page: bytes
     answer: Callable[[str, Any], Any]
 
@@ -91,15 +92,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_allowed(self, path: str) -> bool:
         """Whether the request names this host, comes from no other page and knows the secret; else it is refused."""
-        hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
-        origin = self.headers.get("Origin")
-        if self.headers.get("Host") not in hosts or origin not in (None, *(f"http://{host}" for host in hosts)):
+        hosts = [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]
+        named, origins = (self.headers.get_all(name, []) for name in ("Host", "Origin"))
+        if named not in [[host] for host in hosts] or origins not in [[], *([f"http://{host}"] for host in hosts)]:
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
             return False
         if not hmac.compare_digest(self.path.encode(), f"/{self.server.secret}{path}".encode()):
             self._refuse(HTTPStatus.NOT_FOUND, "nothing here")
             return False
         return True
+
+    def send_error(self, code: int, *_: Any) -> None:
+        """What the standard library refuses, for example a method: in one line too, without the reader's own words."""
+        status = HTTPStatus(code)
+        self._refuse(status, status.phrase)
 
     def _refuse(self, status: HTTPStatus, words: str) -> None:
         self.close_connection = True
@@ -110,7 +116,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """The terminal shows the address, not every key."""

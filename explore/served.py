@@ -53,13 +53,10 @@ class Answers:
 
     def _ids(self, given: dict[str, Any]) -> list[int]:
         """All ids of a text and of the tokens behind it."""
-        text, added, size = given.get("text"), given.get("added", []), self.llama.config.vocab_size
-        if not isinstance(text, str) or len(text) > MOST_LETTERS:
-            raise ValueError(f"a text of at most {MOST_LETTERS} letters is missing")
+        added, size = given.get("added", []), self.llama.config.vocab_size
         if not isinstance(added, list) or not all(type(id) is int and 0 <= id < size for id in added):
             raise ValueError("added: token ids are missing")
-        text = text.encode("utf-8", "replace").decode()
-        return [*self.inspected.encode(text), *added]
+        return [*self.inspected.encode(text_of(given)), *added]
 
     def _window(self, given: dict[str, Any]) -> list[int]:
         return self._ids(given)[-self.llama.config.max_seq_len :]
@@ -123,7 +120,7 @@ class Answers:
         plain = logits.float().softmax(-1)[0]
         p = F.one_hot(best[0, 0], logits.shape[-1]).float()
         if sampling.temperature:
-            p = ((drop(logits, sampling).float() - most) / sampling.temperature).softmax(-1)[0]
+            p = ((drop(logits, sampling).double() - most) / sampling.temperature).softmax(-1)[0]  # 1e-50 is no float32
         random = bounded_number(given.get("random", 0), 0.0, 1.0)
         id = int(best) if not sampling.temperature else int((p.double().cumsum(0) <= random * float(p.sum())).sum())
         id = min(id, int(p.nonzero()[-1]))
@@ -160,8 +157,8 @@ class Answers:
         return {"text": decode(self._ids(given))[len(decode(ids)) :]}
 
     def _perplexity(self, given: dict[str, Any]) -> dict[str, Any]:
-        text, tokenizer = given.get("text"), self.inspected.tokenizer
-        ids = self._ids(given) if tokenizer is None else tokenizer.encode_all(str(text)[:MOST_LETTERS])
+        tokenizer = self.inspected.tokenizer
+        ids = self._ids(given) if tokenizer is None else tokenizer.encode_all(text_of(given))
         if not ids:
             return {"tokens": 0}
         bos, nats, length = 0 if tokenizer is None else tokenizer.bos_id, 0.0, self.llama.config.max_seq_len
@@ -216,6 +213,14 @@ class Answers:
 
 
 # --------------------------------------------------------------------------------------------------- plain values
+
+
+def text_of(given: dict[str, Any]) -> str:
+    """The text; half a surrogate pair in it becomes a question mark."""
+    text = given.get("text")
+    if not isinstance(text, str) or len(text) > MOST_LETTERS:
+        raise ValueError(f"a text of at most {MOST_LETTERS} letters is missing")
+    return text.encode("utf-8", "replace").decode()
 
 
 def switches_of(given: dict[str, Any]) -> Switches:

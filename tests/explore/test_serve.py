@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -76,7 +77,11 @@ def test_it_answers_as_the_thread_of_a_page(bundled: InspectedModel, thread: Thr
     given = dict(text=TEXT, added=[300, 7], switches=switches)
     sampled = dict(sampling=dict(temperature=1.3, topK=50, topP=0.9, minP=0.01), random=0.37)
     asked = {
-        "next": [given | dict(sampling={"temperature": 0}, random=0), given | sampled],
+        "next": [
+            given | dict(sampling={"temperature": 0}, random=0),
+            given | sampled,
+            given | dict(sampling={"temperature": 1e-50}, random=0.37),  # which is no float32
+        ],
         "written": [given],
         "numbers": [
             given | dict(layer=layer, head=head, query=5, key=key) for layer, head, key in ((0, 3, 2), (3, 1, 5))
@@ -195,8 +200,41 @@ def test_a_foreign_request_gets_nothing(server: LiveServer):
     for path in ("/", "/ask", "/etc/passwd", f"/{secret[:-1]}/", *(f"/{secret}{name}" for name in names)):
         status, body = request(server, "GET", path)
         assert (status, json.loads(body)) == (404, {"failed": "nothing here"}), path
-    for method in ("PUT", "DELETE", "HEAD", "OPTIONS", "CONNECT"):
-        assert request(server, method, f"/{secret}/")[0] == 501
+    for method in ("PUT", "DELETE", "HEAD", "OPTIONS", "CONNECT", "<b>"):
+        status, body = request(server, method, f"/{secret}/")
+        assert (status, body) == (501, b"" if method == "HEAD" else b'{"failed": "Not Implemented"}'), method
+
+
+def spoken(server: LiveServer, sent: bytes) -> bytes:
+    """What the server answers to these bytes before it ends the connection."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as connection:
+        connection.sendall(sent)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_bytes_that_are_no_request_get_one_line(server: LiveServer):
+    host, path = f"Host: 127.0.0.1:{server.server_port}\r\n".encode(), f"/{server.secret}/".encode()
+    for line, headers, status, words in (
+        (b"GET " + path, host + b"Host: evil.example\r\n", b"403", b"this server answers its own page alone"),
+        (b"GET http://127.0.0.1" + path, host, b"404", b"nothing here"),
+        (b"GET /\xff\xfe", host, b"404", b"nothing here"),
+        (b"GET " + path, b"Host: \xff\r\n", b"403", b"this server answers its own page alone"),
+        (b"GET " + path + b"%0d%0aX:", host, b"404", b"nothing here"),
+        (b"GET /" + b"a" * 70_000, host, b"414", b"URI Too Long"),
+        (b"GET " + path, host + b"X: 1\r\n" * 200, b"431", b"Request Header Fields Too Large"),
+        (b"<script>\xff " + path, host, b"501", b"Not Implemented"),
+        (b"GET a b c", host, b"400", b"Bad Request"),
+    ):
+        with contextlib.suppress(ConnectionResetError):  # it is closed before all of it is read
+            head, _, body = spoken(server, line + b" HTTP/1.1\r\n" + headers + b"\r\n").partition(b"\r\n\r\n")
+            assert status in head.split(b"\r\n")[0] and b"script" not in head and b"X:" not in head, line[:40]
+            assert words.lower() in body.lower() and set(json.loads(body)) == {"failed"}, line[:40]
+    assert b"{" in spoken(server, b"\x16\x03\x01\0\xa5\x01\r\n")  # HTTPS
+    with contextlib.ExitStack() as opened:  # half a request each, and the server goes on
+        for _ in range(60):
+            connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+            opened.enter_context(connection).sendall(b"GET /")
+        assert ask(server, QUESTION)[0] == 200
 
 
 def test_a_hostile_question_gets_one_line(server: LiveServer):
@@ -210,6 +248,7 @@ def test_a_hostile_question_gets_one_line(server: LiveServer):
     ]
     asked += [("next", {"text": "a", "random": float("nan")}), ("next", {"text": "a", "sampling": {"temperature": -1}})]
     asked += [("numbers", {"text": "a", "layer": layer}) for layer in (1e9, -1, 99, None, True)]
+    asked += [("perplexity", {}), ("perplexity", {"text": "a" * 200_001}), ("occlusion", {"text": "a"})]
     bodies = [json.dumps({"kind": kind, "given": given}).encode() for kind, given in asked]
     bodies += [b"", b"{", b"[]", b"null", b"1", deep, b"\xff"]
     for body in bodies:
