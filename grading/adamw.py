@@ -155,6 +155,10 @@ ADAMW_MISTAKES: dict[str, dict] = {
     "the update takes the gradient itself; it is the first moment's": dict(first=lambda m, g, beta: g),
     "the moments are not kept from step to step; they belong into self.state":
         dict(first=lambda m, g, beta: (1 - beta) * g, second=lambda v, g, beta: (1 - beta) * g**2),
+    "the second moment is made with beta1; it is beta2's":
+        dict(second=lambda v, g, beta: FEW_SETTINGS["betas"][0] * v + (1 - FEW_SETTINGS["betas"][0]) * g**2),
+    "weights do not change: `p = p - ...` makes a new tensor; change p.data, or p in place":
+        dict(lr=0.0, weight_decay=0.0),
     "weights move up the gradient; subtract the update":
         dict(lr=-FEW_SETTINGS["lr"], decay=lambda new, old, lr, alpha, decay: new + lr * decay * new),
 }  # fmt: skip

@@ -244,7 +244,7 @@ def explanation(student: Student, part: CheckedPart, actual: Tensors, expected: 
     for sentence, mistake in part.mistakes.items():
         wrong = mistake()
         wrong = wrong if isinstance(wrong, tuple) else (wrong,)
-        if alike(actual[: len(wrong)], wrong, tolerance=1e-4) and not alike(wrong, expected[: len(wrong)]):
+        if alike(actual[: len(wrong)], wrong, tolerance=5e-4) and not alike(wrong, expected[: len(wrong)]):
             return sentence
     if len(actual) != len(expected):
         return f"it returns {len(actual)} tensors, not {len(expected)}"

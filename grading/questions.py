@@ -295,6 +295,7 @@ def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tok
     fill(heads[0], head)
     torch.manual_seed(0)
     answers = model.eval()(tokens), model.train()(tokens)
+    numbers_of(answers[0], None)  # None is not an absent gradient
     first = next(one for name, one in model.named_parameters() if name.endswith("tok_embeddings.weight"))
     with torch.enable_grad():
         check_gradients(model.eval()(tokens), {"the Llama": first})

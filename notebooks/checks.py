@@ -27,7 +27,7 @@ from grading.editions import ATTENTION_KINDS
 from grading.parts import all_parts, judge, scores_part, stored_numbers
 
 Function = Callable[..., Any]
-STAND_IN = "the package's own code is used"
+STAND_IN, NONE_FITS = "the package's own code is used", "no usual mistake gives these numbers"
 
 
 def check(part: str, place: Any, *functions: Function) -> None:
@@ -95,26 +95,28 @@ class Reader:
         except questions.Wrong as error:
             return ChildAnswer(trouble=str(error))
         except Exception as error:  # whatever the reader's code raises
-            return ChildAnswer(trouble=f"{type(error).__name__}{line_of(error)}: {error}")
+            return ChildAnswer(trouble=told(error))
         return ChildAnswer(tuple(tensors.values()), names=tuple(tensors))
 
     def ask_all(self, asked: list[ChildQuestion]) -> list[ChildAnswer]:
         return [self.ask(question) for question in asked]
 
 
-def line_of(error: Exception) -> str:
-    """` at "code"`: the innermost line of a cell that an exception came through, or ""."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "ipykernel" in frame.filename or frame.filename.startswith("<"):
-            return f" at `{frame.line}`" if frame.line else ""
-    return ""
+def told(error: Exception) -> str:
+    """An exception with the innermost line of a cell that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    cells = [one.line for one in frames if "ipykernel" in one.filename or one.filename.startswith("<")]
+    where = f" at `{cells[-1]}`" if cells and cells[-1] else ""
+    hint = "; is a `return` missing?" if "NoneType" in str(error) else ""
+    return f"{type(error).__name__}{where}: {error}{hint}"
 
 
 def fault_of(part: str) -> str:
     """What the grader says of this part of the package as it now is in this process; "" if it is right."""
     if part == "AdamW":
         is_right, mistake, decay = adamw.check_few_steps(Reader(), clips=False)
-        return adamw.late_or_grouped_fault(Reader(), decay) if is_right else mistake or "see the lines above"
+        unclear = f"{NONE_FITS}; see the lines above"
+        return adamw.late_or_grouped_fault(Reader(), decay) if is_right else mistake or unclear
     parts = [one for one in all_parts(ATTENTION_KINDS) if one.name.partition(",")[0] == part]
     return _first_fault(parts)
 
@@ -185,14 +187,23 @@ SMALL_EXERCISES = {
         "columns are divided by the sums of rows: the sum lacks keepdim=True":
             lambda counts: (counts + 1) / (counts + 1).sum(-1),
         "the whole table sums to 1, each row should": lambda counts: (counts + 1) / (counts + 1).sum(),
+        "1 is added to the counts, but not in the sums, so that rows sum to more than 1":
+            lambda counts: (counts + 1) / counts.sum(-1, keepdim=True),
+        "rows do not sum to 1: (counts + 1) / ... needs the parentheses":
+            lambda counts: counts + 1 / counts.sum(-1, keepdim=True),
+        "softmax is for logits; counts are divided by their sum": lambda counts: (counts + 1).softmax(-1),
     }),
     "mean loss": SmallExercise((SMALL_TABLE, SMALL_IDS), loss_by_hand, {
         "the sign is missing: a log-probability is negative, a loss is positive": lambda p, ids: -loss_by_hand(p, ids),
         "losses are summed, not averaged": lambda p, ids: loss_by_hand(p, ids) * (len(ids) - 1),
-        "it is a mean of probabilities, not of log-probabilities": lambda p, ids: p[ids[:-1], ids[1:]].mean(),
+        "the log is missing: it is a mean of probabilities": lambda p, ids: -p[ids[:-1], ids[1:]].mean(),
         "the log is taken of the mean; take the mean of the logs": lambda p, ids: -p[ids[:-1], ids[1:]].mean().log(),
         "the table is read as p[next, token]; it is p[token, next]": lambda p, ids: loss_by_hand(p.T, ids),
         "the logarithm has base 2; it is the natural one": lambda p, ids: loss_by_hand(p, ids) / math.log(2),
+        "there are len(ids) - 1 pairs, not len(ids)": lambda p, ids: loss_by_hand(p, ids) * (1 - 1 / len(ids)),
+        "each token is paired with itself; shift one of the two by one": lambda p, ids: -p[ids, ids].log().mean(),
+        "p holds probabilities, and F.cross_entropy takes logits":
+            lambda p, ids: torch.nn.functional.cross_entropy(p[ids[:-1]], ids[1:]),
     }),
 }  # fmt: skip
 
@@ -200,15 +211,17 @@ SMALL_EXERCISES = {
 def small_fault(part: str, function: Function) -> str:
     """The usual mistake that gives what this function returns, or what else is wrong; "" if nothing is."""
     inputs, right, mistakes = SMALL_EXERCISES[part]
+    given = [each.clone() if isinstance(each, torch.Tensor) else each for each in inputs]  # a function may change it
     try:
-        returned = questions.numbers_of(function(*inputs), None)
+        returned = function(*given)
+        returned = questions.numbers_of(torch.tensor(returned) if isinstance(returned, float) else returned, None)
     except questions.Wrong as error:
         return str(error)
     except Exception as error:  # whatever the reader's code raises
-        return f"{type(error).__name__}{line_of(error)}: {error}"
+        return told(error)
     if alike((returned,), (right(*inputs),)):
         return ""
     if returned.shape != right(*inputs).shape:
         return f"it returns {[*returned.shape]} numbers, not {[*right(*inputs).shape]}"
     fitting = (said for said, wrong in mistakes.items() if alike((returned,), (wrong(*inputs),)))
-    return next(fitting, "no usual mistake gives these numbers")
+    return next(fitting, NONE_FITS)

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,22 @@ MUTATIONS = [
     ("zero-shot classifier", ".sum(dim=-1)", ".mean(dim=-1)", "a label's tokens are averaged"),
     ("embedding classifier", "self.dropout(last)", "last", "there is no dropout in training"),
     ("AdamW", "lr * group", "alpha * group", "the weight decay is scaled by alpha_t"),
+    ("probabilities", "counts = counts + 1\n", "return counts + 1 / counts.sum(-1, keepdim=True)\n", "the parentheses"),
+    ("probabilities", "counts / counts.sum(dim=-1, keepdim=True)", "counts.softmax(-1)", "softmax is for logits"),
+    ("mean loss", ".log()", "", "the log is missing"),
+    ("mean loss", ".mean()", ".sum() / len(ids)", "there are len(ids) - 1 pairs"),
+    ("RMSNorm", "return ", "", "is a `return` missing?"),
+    ("rotary embedding", "(-torch", "(torch", "the exponent lacks its minus"),
+    ("feed-forward", "self.w1(x)) * self.w3(x)", "self.w3(x)) * self.w1(x)", "w1 and w3 are exchanged"),
+    ("layer", "self.ffn_norm(h)", "self.ffn_norm(x)", "the feed-forward reads x, not h"),
+    ("embedding and head", "h[:, [-1]]", "h[:, -1]", "are b v, not b 1 v"),
+    ("generate", "keepdim=True", "keepdim=False", "RuntimeError at `idx = torch.cat((idx, idx_next), dim=1)`"),
+    ("zero-shot classifier", "log_softmax(self", "softmax(self", "probabilities are summed"),
+    ("embedding classifier", "F.log_softmax(self.classifier_head(self.dropout(last)), dim=-1)",
+     "self.classifier_head(self.dropout(last))", "it returns logits, not log-probabilities"),
+    ("embedding classifier", "return F", "F", "it returns None; is a `return` missing?"),
+    ("AdamW", "beta2 * state[\"v\"] + (1 - beta2)", "beta1 * state[\"v\"] + (1 - beta1)", "it is beta2's"),
+    ("AdamW", "p -= ", "p = p - ", "weights do not change"),
 ]  # fmt: skip
 
 
@@ -217,6 +234,26 @@ def test_a_solution_is_right_and_takes_its_place(part: str, package: dict, capsy
     changed = [name for (place, name), own in package.items() if getattr(place, name) is not own]
     small = {*checks.SMALL_EXERCISES, "one head"}
     assert len(changed) == (0 if part in small else 2 if part == "rotary embedding" else 1)
+
+
+def test_every_exercise_has_two_usual_mistakes():
+    counts = Counter(part for part, *_ in MUTATIONS)
+    assert {*counts} == {*EXERCISES} and min(counts.values()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("part", "right", "other"),
+    [
+        ("mean loss", ".mean()", ".mean().item()"),  # "a number", says the exercise
+        ("probabilities", "counts = counts + 1\n", "counts += 1\n"),  # the next check still has its own counts
+        ("AdamW", "p -= alpha", "p.data = p - alpha"),
+    ],
+)
+def test_another_way_is_right_too(part: str, right: str, other: str, package: dict, capsys: pytest.CaptureFixture):
+    assert right in EXERCISES[part]
+    for code in (EXERCISES[part].replace(right, other), EXERCISES[part]):
+        run_exercise(part, code)
+        assert capsys.readouterr().out == f"{part}: right\n"
 
 
 @pytest.mark.parametrize(("part", "right", "wrong", "sentence"), MUTATIONS)
