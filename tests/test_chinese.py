@@ -29,7 +29,9 @@ STAMP = "<!-- SHA-256 of the English page: {} -->\n"
 
 BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE, FORMULA, LINK = re.compile(r"`[^`\n]+`"), re.compile(r"\$[^$\n]+\$"), re.compile(r"!?\[([^]]*)\]\(([^)]+)\)")
-MAINLAND = re.compile("代碼|數據|默認|循環|運行|信息|內存|程序|字符|變量|數組|打印|網絡|軟件|硬件|優化器|詞表")
+MAINLAND = re.compile(
+    "代碼|數據|默認|循環|運行|信息|內存|程序|字符|變量|數組|打印|網絡|軟件|硬件|優化器|詞表|似然|概率|文本|視頻|屏幕|調用|接口|用戶|緩存|線程|進程|字節|服務器|質量"
+)
 HAN, MARKS = "[\u3400-\u9fff]", "[，。；：、！？（）「」]"
 
 of_page = pytest.mark.parametrize("page", ENGLISH_OF, ids=lambda page: page.relative_to(ROOT).as_posix())
