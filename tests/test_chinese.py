@@ -7,12 +7,13 @@ page's checksum: when the English page changes, the test of the Chinese one fail
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, asset
 from page_parts import SECTIONS
 
 COMPONENTS = ROOT / "docs" / "components"
@@ -88,6 +89,7 @@ def test_headings_blocks_formulas_code_numbers_and_links_are_the_english_ones(pa
     assert re.findall(r"^#+ ", prose(here), re.MULTILINE) == re.findall(r"^#+ ", prose(there), re.MULTILINE)
     if page.name != "README.md" and page.parent == CHINESE:
         assert tuple(re.findall(r"^## (.+)$", here, re.MULTILINE)) == TITLES and len(TITLES) == len(SECTIONS)
+    assert len(re.split(r"\n{2,}", prose(here).strip())) == len(re.split(r"\n{2,}", prose(there).strip()))  # paragraphs
     for what in (FORMULA, CODE):
         assert Counter(what.findall(prose(here))) == Counter(what.findall(prose(there)))
     numbers = [re.findall(r"\d+(?:[.,]\d+)*", CODE.sub("", FORMULA.sub("", prose(text)))) for text in (here, there)]
@@ -123,3 +125,12 @@ def test_github_shows_the_chinese_as_it_is_meant(page: Path):
     assert {text[found.start() - 1] for found in FORMULA.finditer(text)} <= {" ", "\n"}
     for bold, after in re.findall(r"\*\*([^*\n]+)\*\*(\w?)", text):
         assert not re.fullmatch(MARKS, bold[-1]) or not after, bold
+
+
+def test_the_errors_of_the_notes_are_told_as_the_data_and_the_page_of_adamw_have_them(assets: Path):
+    told = (CHINESE / "README.md").read_text(encoding="utf-8").partition(ADDED)[2].partition("\n## ")[0]
+    lines = asset(assets, "data/cfimdb-test.txt").read_text(encoding="utf-8").splitlines()
+    assert {line.split(" ")[0] for line in lines} == {"0"} and f"{len(lines)} 個 0" in told
+    assert json.loads((ROOT / "data" / "cfimdb-label-mapping.json").read_text())[0] == "bad"
+    page = {*FORMULA.findall((CHINESE / "adamw.md").read_text(encoding="utf-8"))}
+    assert any(formula in page and "alpha_t (" in formula for formula in FORMULA.findall(told))
