@@ -87,6 +87,8 @@ def notebook_of(
         _put_on_github(cells, address[1], out)
     else:
         _set_links(cells, f"{Path(os.path.relpath(ROOT, out.parent)).as_posix()}/")
+        if not out.is_relative_to(ROOT):
+            _set_up(cells, 'FOLDER = "."', f"FOLDER = {str(ROOT)!r}")
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -131,11 +133,13 @@ def _put_on_github(cells: list[dict[str, Any]], name: str, out: Path) -> None:
     _set_links(cells, f"https://github.com/{name}/blob/main/")
     path = out.relative_to(ROOT).as_posix() if out.is_relative_to(ROOT) else f"notebooks/{out.name}"
     cells[0]["source"] += [f"\n\n[Open in Colab]({COLAB}/{name}/blob/main/{path})"]
+    _set_up(cells, 'PROJECT = ""', f'PROJECT = "https://github.com/{name}"')
+
+
+def _set_up(cells: list[dict[str, Any]], begin: str, line: str) -> None:
+    """Put `line` in the place of the line that begins so, in the cell that sets the notebook up."""
     for each in cells:
-        each["source"] = [
-            f'PROJECT = "https://github.com/{name}"\n' if line.startswith('PROJECT = ""') else line
-            for line in each["source"]
-        ]
+        each["source"] = [f"{line}\n" if old.startswith(begin) else old for old in each["source"]]
 
 
 # ------------------------------------------------------------------------------------------------------------- running

@@ -25,14 +25,16 @@ import sys
 from pathlib import Path
 
 PROJECT = ""  # on Colab: the https address of the repository
+FOLDER = "."  # where the project lies, if this notebook lies elsewhere
 if "google.colab" in sys.modules and not Path("llama.py").is_file():
     assert PROJECT, "name the repository in PROJECT"
     if not Path("min-llama").is_dir():
         subprocess.run(["git", "clone", "--depth", "1", PROJECT, "min-llama"], check=True)
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "sentencepiece", "tqdm"], check=True)
     os.chdir("min-llama")
+os.chdir(FOLDER)
 while not Path("llama.py").is_file():  # Jupyter starts in the notebook's own folder
-    assert Path.cwd() != Path.cwd().parent, "this notebook must lie in the project's folder or below it"
+    assert Path.cwd() != Path.cwd().parent, "no project here or above: name its folder in FOLDER"
     os.chdir("..")
 sys.path.insert(0, os.getcwd())
 

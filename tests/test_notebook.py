@@ -129,6 +129,17 @@ def test_the_first_cell_finds_the_project(is_on_colab: bool, tmp_path: Path, mon
     assert Path.cwd() == (tmp_path / "min-llama" if is_on_colab else ROOT) and sys.path[0] == str(Path.cwd())
 
 
+def test_a_notebook_that_is_written_elsewhere_finds_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    cell = text_of(code_cells(notebook_of(sources(), is_blank=True, out=tmp_path / "mine.ipynb"))[0])
+    exec(cell, {})
+    assert Path.cwd() == ROOT and sys.path[0] == str(ROOT)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match="name its folder in FOLDER"):
+        exec(text_of(code_cells(SOLVED)[0]), {})
+
+
 def test_no_path_of_a_machine_is_in_it():
     assert str(ROOT) not in json.dumps(STORED) and "/home/" not in json.dumps(STORED)
 
