@@ -20,6 +20,7 @@ from rope import rotate
 
 CANDIDATES, NEXT_SHOWN, QUERIES_SHOWN = 8, 12, 32  # as in page/live/
 ATTENTION_BYTES = 8_000_000
+RECORD_BYTES = 500_000_000  # of the attention that one reading keeps: it grows with the square of the length
 MOST_LETTERS = 200_000  # of a text that is asked about
 
 
@@ -61,6 +62,11 @@ class Answers:
     def _window(self, given: dict[str, Any]) -> list[int]:
         return self._ids(given)[-self.llama.config.max_seq_len :]
 
+    def _recorded(self, given: dict[str, Any]) -> list[int]:
+        """The ids that a reading is of: the last ones, no more than the model reads and `RECORD_BYTES` hold."""
+        config = self.llama.config
+        return self._window(given)[-math.isqrt(RECORD_BYTES // (4 * config.n_layers * config.n_heads)) :]
+
     def _reading(self, given: dict[str, Any], ids: list[int]) -> Reading:
         use, switches = str(given.get("use"))[:20], switches_of(given)
         kept = self.readings.get(use)
@@ -73,8 +79,7 @@ class Answers:
     # ------------------------------------------------------------------------------------------------ questions
 
     def _read(self, given: dict[str, Any]) -> dict[str, Any]:
-        every = self._ids(given)
-        ids = every[-self.llama.config.max_seq_len :]
+        ids = self._recorded(given)
         if not ids:
             return {"ids": ids, "bad": []}
         reading = self._reading(given, ids)
@@ -90,7 +95,8 @@ class Answers:
             for layer, size in zip(layers, sizes, strict=True)
         ]  # fmt: skip
         return {
-            "ids": ids, "first": len(every) - len(ids), "pieces": {id: self.inspected.piece(id) for id in pieces},
+            "ids": ids, "first": len(self._ids(given)) - len(ids),
+            "pieces": {id: self.inspected.piece(id) for id in pieces},
             "record": {"lens": lens, "shown": shown, "attention": attention_bytes(record, shown)},
             "queries": query_bytes(record, reading.switches), "probabilities": self._decision(ids, reading.switches),
         }  # fmt: skip
@@ -103,7 +109,7 @@ class Answers:
             return numbers(probabilities(model(self._tensor(ids))[0]))
 
     def _occlusion(self, given: dict[str, Any]) -> dict[str, Any]:
-        ids, model = self._window(given), self.inspected.classifier
+        ids, model = self._recorded(given), self.inspected.classifier
         with broken(self.llama, switches_of(given)):
             tokens = self._tensor(ids)
             return {"occlusion": numbers(occluded(model, tokens, model(tokens)[0]))}
@@ -173,7 +179,7 @@ class Answers:
 
     def _numbers(self, given: dict[str, Any]) -> dict[str, Any]:
         """See `Reading.numbers` in page/live/reading.js."""
-        ids, config = self._window(given), self.llama.config
+        ids, config = self._recorded(given), self.llama.config
         limits = {"layer": config.n_layers, "head": config.n_heads, "query": len(ids), "key": len(ids)}
         layer, head, query, key = (whole_number(given.get(name), limit) for name, limit in limits.items())
         reading = self._reading(given, ids)

@@ -23,6 +23,7 @@ from test_live_model import TEXT, classifier_of
 from test_live_page import BUNDLED, continued
 from thread import Thread, rounded, thread_of
 
+from explore import served
 from explore.broken import BREAKS
 from explore.inspected import InspectedModel
 from explore.serve import MOST_BYTES, LiveServer, serve
@@ -127,6 +128,19 @@ def test_a_long_text_is_made_with_a_cache(bundled: InspectedModel):
         added = [*added, answers.answer("next", given)["id"]]
     start = torch.tensor([bundled.encode(SENTENCES[0])])
     assert bundled.llama.generate(start, 270, 0.0)[0, start.shape[1] :].tolist() == added
+
+
+def test_a_long_text_is_read_as_far_as_its_attention_can_be_kept(bundled: InspectedModel, monkeypatch):
+    config = bundled.llama.config
+    monkeypatch.setattr(served, "RECORD_BYTES", 4 * config.n_layers * config.n_heads * 20**2)
+    answers, given = Answers(bundled), dict(text="The film was slow. " * 9, added=[])
+    ids = bundled.encode(given["text"])
+    read = answers.answer("read", given)
+    assert read["ids"] == ids[-20:] and read["first"] == len(ids) - 20
+    assert answers.readings["None"].record.attention[0].shape == (config.n_heads, 20, 20)
+    assert answers.answer("numbers", given | dict(layer=0, head=0, query=19, key=3))["weight"] > 0
+    with pytest.raises(ValueError, match="from 0 to below 20"):
+        answers.answer("numbers", given | dict(layer=0, head=0, query=20, key=3))
 
 
 # ------------------------------------------------------------------------------------------------- over HTTP
