@@ -6,13 +6,17 @@ awake for the next parallel loop there, and all other contenders take up to twic
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.faults import OwnFault, is_own_fault, reason_of
+from bert.config import BertConfig
 from config import LlamaConfig
 from engine.storage import load_tensors, save_tensors
 
@@ -22,18 +26,26 @@ class LibraryModel(NamedTuple):
 
     folder: Path
     state: dict[str, torch.Tensor]
-    config: LlamaConfig
+    config: LlamaConfig | BertConfig
     threads: int
     dtype: str
 
 
-class Apart:
-    """`kind(model)` in another process; its `generate` takes ids and a number, and returns that many new ids.
+class Failure(NamedTuple):
+    """What the other process answers in the place of a result."""
 
-    Raises `RuntimeError` with the library's own message if the library fails.
+    reason: str
+    is_own_fault: bool
+
+
+class Apart:
+    """An object of class `kind` ("package.module.Class"), made from `model`, in another process.
+
+    Raises `OwnFault` if our code fails there, and `RuntimeError` if the library fails or its process ends.
     """
 
-    def __init__(self, kind: type, model: LibraryModel):
+    def __init__(self, kind: str, model: LibraryModel):
+        model.folder.mkdir(exist_ok=True)
         weights = model.folder / "state.pt"
         if not weights.exists():
             save_tensors(weights, {"state": model.state})
@@ -47,32 +59,46 @@ class Apart:
 
     def generate(self, prompt: torch.Tensor, new: int) -> torch.Tensor:
         """The most likely continuation. prompt: 1 s -> 1 (s + new)"""
-        self.connection.send((prompt[0].tolist(), new))
-        return torch.cat((prompt, torch.tensor([self._receive()])), dim=1)
+        return torch.cat((prompt, torch.tensor([self._ask("generate", prompt[0].tolist(), new)])), dim=1)
+
+    def classify(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities. inputs: what the model takes, b s each -> b c"""
+        return torch.from_numpy(self._ask("classify", *(each.numpy() for each in inputs)))
 
     def close(self) -> None:
         self.connection.close()
         self.process.join()
 
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        with suppress(OSError):  # the process has ended; its status is read below
+            self.connection.send((method, arguments))
+        return self._receive()
+
     def _receive(self) -> Any:
         try:
             answer = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self.process.join()
-            raise RuntimeError(f"its process ended with status {self.process.exitcode}") from None
-        if isinstance(answer, Exception):
-            raise RuntimeError(str(answer))
+            raise RuntimeError(f"its process ended with {_status(self.process.exitcode)}") from None
+        if isinstance(answer, Failure):
+            raise (OwnFault if answer.is_own_fault else RuntimeError)(answer.reason)
         return answer
 
 
-def _serve(connection: Connection, kind: type, model: LibraryModel, weights: Path) -> None:
+def _status(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"status {code}"
+
+
+def _serve(connection: Connection, kind: str, model: LibraryModel, weights: Path) -> None:
     """Answer until the other side closes the connection."""
     try:
-        contender = kind(model._replace(state=load_tensors(weights)["state"]))
+        module, _, name = kind.rpartition(".")
+        contender = getattr(importlib.import_module(module), name)(model._replace(state=load_tensors(weights)["state"]))
         connection.send(None)
         while True:
-            connection.send(contender.generate(*connection.recv()))
+            method, arguments = connection.recv()
+            connection.send(getattr(contender, method)(*arguments))
     except EOFError:
         return
     except Exception as error:  # whatever a compiled library meets on this machine
-        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        connection.send(Failure(reason_of(error), is_own_fault(error)))

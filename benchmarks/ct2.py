@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.apart import LibraryModel
-
-EOS_ID = 2
+from benchmarks.llama2c import EOS_ID
 
 
 class CTranslate2:

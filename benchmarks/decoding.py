@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks import peers
-from benchmarks.apart import Apart, LibraryModel
-from benchmarks.ct2 import EOS_ID, CTranslate2
-from benchmarks.llamacpp import LlamaCpp
+from benchmarks.apart import LibraryModel
+from benchmarks.llama2c import EOS_ID
 from benchmarks.measure import Contender
 from benchmarks.table import Bench, BenchmarkTask, Line, lines_of
 from benchmarks.targets import COURSE, CT2_TYPES, HF, LINES, LLAMA2C, LLAMACPP_DTYPES, ONE_BY_ONE, OURS, PLAIN_PATH
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
     from fast.decode import Decoder
 
 Ids = list[int]
+LIBRARIES = {  # the class that computes with it, in a process of its own, and the type of its weights
+    **{name: ("benchmarks.llamacpp.LlamaCpp", dtype) for name, dtype in LLAMACPP_DTYPES.items()},
+    **{name: ("benchmarks.ct2.CTranslate2", dtype) for name, dtype in CT2_TYPES.items()},
+}
 # Computes as long as the process that started it lives.
 BUSY_PROGRAM = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
@@ -36,7 +39,6 @@ class Decoding:
         self.bench, self.prompt, self.new = bench, bench.prompt(rows), bench.sizes.new
         self.contenders: list[Contender] = []
         self.ids: dict[str, list[Ids]] = {}
-        self.libraries: list[Apart] = []
 
     def add(self, name: str, generate: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
         def run() -> None:
@@ -50,36 +52,30 @@ class Decoding:
     def add_peers(self, names: tuple[str, ...]) -> None:
         """Those of `names` that are other programs or libraries and are installed."""
         for name in filter(self.bench.has, names):
-            if name == LLAMA2C:
-                self.contenders.append(Contender(LLAMA2C, self._run_llama2c))
-            elif name in LLAMACPP_DTYPES or name in CT2_TYPES:
-                self._add_library(name)
-            elif name == HF:
-                self.add(HF, partial(peers.generate_with_hf, self.bench.peers.hf()))
-            elif name == COURSE:
-                self.add(COURSE, self.bench.peers.naive().generate)
+            with self.bench.attempt(name):
+                if name == LLAMA2C:
+                    self.contenders.append(Contender(LLAMA2C, self._run_llama2c))
+                elif name in LIBRARIES:
+                    self._add_library(name, *LIBRARIES[name])
+                elif name == HF:
+                    self.add(HF, partial(peers.generate_with_hf, self.bench.peers.hf()))
+                elif name == COURSE:
+                    self.add(COURSE, self.bench.peers.naive().generate)
 
     def _run_llama2c(self) -> float:
         """Its own clock's seconds."""
         return self.bench.llama2c.generate(self.prompt[0].tolist(), self.new) * self.new
 
-    def _add_library(self, name: str) -> None:
+    def _add_library(self, name: str, kind: str, dtype: str) -> None:
         """A compiled library may be installed and still not load on this machine."""
         bench = self.bench
-        kind, dtype = (LlamaCpp, LLAMACPP_DTYPES[name]) if name in LLAMACPP_DTYPES else (CTranslate2, CT2_TYPES[name])
-        try:
-            library = Apart(kind, LibraryModel(bench.folder, bench.peers.state, bench.config, bench.threads, dtype))
-        except RuntimeError as error:
-            bench.missing[name] = " ".join(str(error).split())
-            return
-        self.add(name, library.generate)
-        self.libraries.append(library)
+        model = LibraryModel(bench.folder, bench.peers.state, bench.config, bench.threads, dtype)
+        if library := bench.start(name, kind, model):
+            self.add(name, library.generate)
 
     def lines(self, work: str, contenders: tuple[str, ...], task: BenchmarkTask | None, must_agree: bool) -> list[Line]:
-        """Takes turns among all; the first contender is ours. Then ends the libraries' processes."""
+        """Takes turns among all; the first contender is ours."""
         costs = self.bench.race(work, self.contenders)
-        for library in self.libraries:
-            library.close()
         notes = {name: self._agreement(name) for name in costs}
         same = {name: notes[name].startswith("identical") for name in costs} if must_agree else {}
         amount = float(self.new * len(self.prompt))

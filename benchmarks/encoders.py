@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.apart import LibraryModel
 from benchmarks.measure import Contender
-from benchmarks.peers import NUM_LABELS, hf_optimizer, load_accelerate, our_optimizer
+from benchmarks.peers import hf_optimizer, load_accelerate, our_optimizer
 from benchmarks.sentences import length_at
 from benchmarks.table import Bench, Line, classification_lines, lines_of
-from benchmarks.targets import HF, LINES, OURS, PLAIN_PATH
+from benchmarks.targets import HF, LINES, NUM_LABELS, OPENVINO_BF16, OPENVINO_TYPES, OURS, PLAIN_PATH
 from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
 from bert.model import Bert
@@ -73,11 +74,12 @@ def make_models(bench: Bench, *, trains: bool) -> dict[str, nn.Module]:
     use = f"fp32, BERT, {'training' if trains else 'classification'}"
     bench.peers.kernels[use] = load_accelerate()(models[OURS], generates=False, trains=trains)
     if bench.has(HF):
-        import transformers
+        with bench.attempt(HF):
+            import transformers
 
-        save_pretrained(bench.folder / "bert", plain)
-        theirs = transformers.BertForSequenceClassification.from_pretrained(bench.folder / "bert")
-        models[HF] = HFBertClassifier(theirs).eval()
+            save_pretrained(bench.folder / "bert", plain)
+            theirs = transformers.BertForSequenceClassification.from_pretrained(bench.folder / "bert")
+            models[HF] = HFBertClassifier(theirs).eval()
     return models
 
 
@@ -85,8 +87,15 @@ def classify(bench: Bench) -> list[Line]:
     """Log-probabilities, which must be equal to 1e-4."""
     lines, models = [], make_models(bench, trains=False)
     for work, contenders, batch in _works(bench, "bert-classify", models[OURS]):
-        answers = {name: partial(_log_probs, model, batch) for name, model in models.items()}
-        lines += classification_lines(bench, work, contenders, answers, unit="texts/s", tolerance=1e-4)
+        answers = {name: partial(_log_probs, model, batch) for name, model in models.items() if bench.has(name)}
+        for name in filter(bench.has, OPENVINO_TYPES.keys() & contenders):
+            plain, folder = models[PLAIN_PATH], bench.folder / "openvino"
+            given = LibraryModel(folder, plain.state_dict(), plain.encoder.config, bench.threads, OPENVINO_TYPES[name])
+            if library := bench.start(name, "benchmarks.ov.OpenVino", given):
+                answers[name] = partial(library.classify, batch.ids, batch.mask)
+        lines += classification_lines(
+            bench, work, contenders, answers, unit="texts/s", tolerance=1e-4, rounded=[OPENVINO_BF16]
+        )
     return lines
 
 
@@ -102,8 +111,9 @@ def train(bench: Bench) -> list[Line]:
         name: (hf_optimizer if name == HF else our_optimizer)(model.train()) for name, model in models.items()
     }
     for work, contenders, batch in _works(bench, "bert-train", models[OURS]):
-        runs = [Contender(name, partial(_step, models[name], optimizers[name], batch)) for name in models]
-        lines += lines_of(bench, work, contenders, bench.turns.take(runs, least=bench.sizes.turn))
+        here = filter(bench.has, models)
+        runs = [Contender(name, partial(_step, models[name], optimizers[name], batch)) for name in here]
+        lines += lines_of(bench, work, contenders, bench.race(work, runs, is_watched=False))
     return lines
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 from torch import nn
 
 from benchmarks import epoch, memory, peers
+from benchmarks.apart import LibraryModel
 from benchmarks.measure import Contender, Turns, ratio
 from benchmarks.table import Bench, BenchmarkTask, Line, classification_lines, lines_of
-from benchmarks.targets import COURSE, HF, HF_BF16, LINES, OURS, PLAIN_PATH
+from benchmarks.targets import (
+    COMPILED,
+    COURSE,
+    HF,
+    HF_BF16,
+    LINES,
+    NUM_LABELS,
+    OPENVINO_TYPES,
+    OURS,
+    PLAIN_PATH,
+)
 from benchmarks.work import classifying, training
 from engine.batches import EncodingRules
 
@@ -29,15 +42,29 @@ def forward(bench: Bench) -> list[Line]:
             OURS: bench.peers.our_classifier(precision),
             PLAIN_PATH: bench.peers.our_classifier(None).to(dtype),
         }
-        if bench.has(HF):
-            models[HF] = bench.peers.hf_classifier()
-        if bench.has(HF) and HF_BF16 in contenders:
-            models[HF_BF16] = bench.peers.hf_classifier(torch.bfloat16)
+        makers = {
+            HF: bench.peers.hf_classifier,
+            HF_BF16: partial(bench.peers.hf_classifier, torch.bfloat16),
+            COMPILED: lambda dtype=dtype: torch.compile(bench.peers.hf_classifier(dtype)),
+        }
+        _add_models(bench, models, {name: makers[name] for name in contenders if name in makers})
         token_ids = bench.batch(rows, length)[0]
         answers = {name: partial(peers.classify, model, token_ids) for name, model in models.items()}
-        task = BenchmarkTask(classifying(bench.config, rows, length, peers.NUM_LABELS), precision)
+        for name in filter(bench.has, OPENVINO_TYPES.keys() & contenders):
+            state, folder = bench.peers.our_classifier(None).state_dict(), bench.folder / "classifier"
+            model = LibraryModel(folder, state, bench.config, bench.threads, OPENVINO_TYPES[name])
+            if library := bench.start(name, "benchmarks.ov.OpenVino", model):
+                answers[name] = partial(library.classify, token_ids)
+        task = BenchmarkTask(classifying(bench.config, rows, length, NUM_LABELS), precision)
         lines += classification_lines(bench, work, contenders, answers, unit="sentences/s", task=task)
     return lines
+
+
+def _add_models(bench: Bench, models: dict[str, nn.Module], makers: dict[str, Callable[[], nn.Module]]) -> None:
+    """Models of contenders that may be absent, or fail."""
+    for name in filter(bench.has, makers):
+        with bench.attempt(name):
+            models[name] = makers[name]()
 
 
 def _training_lines(
@@ -49,12 +76,12 @@ def _training_lines(
     precision: str,
 ) -> list[Line]:
     batch = bench.batch(*shape)
-    makers = {COURSE: peers.naive_optimizer, HF: peers.hf_optimizer, HF_BF16: peers.hf_optimizer}
+    makers = {COURSE: peers.naive_optimizer, **dict.fromkeys((HF, HF_BF16, COMPILED), peers.hf_optimizer)}
     runs = []
     for name, model in models.items():
         optimizer = makers.get(name, peers.our_optimizer)(model)
         runs.append(Contender(name, partial(peers.train_step, model, optimizer, *batch)))
-    task = BenchmarkTask(training(models[OURS].llama.config, *shape, peers.NUM_LABELS), precision)
+    task = BenchmarkTask(training(models[OURS].llama.config, *shape, NUM_LABELS), precision)
     return lines_of(bench, work, contenders, bench.race(work, runs), task=task)
 
 
@@ -68,11 +95,11 @@ def train_fp32(bench: Bench) -> list[Line]:
             COURSE: bench.peers.naive_classifier("bidirectional"),
         }
         causal: dict[str, nn.Module] = {OURS: bench.peers.our_classifier("fp32", "causal", training=True)}
-        if bench.has(HF):
-            causal[HF] = bench.peers.hf_classifier()
-        others = tuple(name for name in contenders if name != HF)
+        hf = bench.peers.hf_classifier
+        _add_models(bench, causal, {HF: hf, COMPILED: lambda: torch.compile(bench.peers.hf_classifier())})
+        others = tuple(name for name in contenders if name not in (HF, COMPILED))
         lines += _training_lines(bench, work, others, shape, bidirectional, "fp32")
-        lines += _training_lines(bench, work, (HF,), shape, causal, "fp32")
+        lines += _training_lines(bench, work, (HF, COMPILED), shape, causal, "fp32")
     return lines
 
 
@@ -84,9 +111,12 @@ def train_bf16(bench: Bench) -> list[Line]:
             OURS: bench.peers.our_classifier("bf16", training=True),
             PLAIN_PATH: peers.Autocast(bench.peers.our_classifier(None)),
         }
-        if bench.has(HF):
-            models[HF] = bench.peers.hf_classifier()
-            models[HF_BF16] = peers.Autocast(bench.peers.hf_classifier())
+        makers = {
+            HF: bench.peers.hf_classifier,
+            HF_BF16: lambda: peers.Autocast(bench.peers.hf_classifier()),
+            COMPILED: lambda: torch.compile(peers.Autocast(bench.peers.hf_classifier())),
+        }
+        _add_models(bench, models, makers)
         lines += _training_lines(bench, work, contenders, shape, models, "bf16")
     return lines
 
@@ -97,13 +127,15 @@ def train_bf16(bench: Bench) -> list[Line]:
 def _epoch_lines(bench: Bench, name: str, epochs: dict[str, epoch.Epoch]) -> list[Line]:
     """No warm-up round, which would take as long as a measured one: a step on one batch instead."""
     ((work, contenders),) = LINES[name].items()
-    for contender in epochs.values():
+    for against, contender in epochs.items():
         batch = next(iter(contender.dev_loader))
-        peers.train_step(contender.model, contender.optimizer, batch["token_ids"], batch["labels"])
+        with nullcontext() if against == OURS else bench.attempt(against):
+            peers.train_step(contender.model, contender.optimizer, batch["token_ids"], batch["labels"])
     is_whole = bench.sizes.every == 1
     repeats = 1 if is_whole else min(bench.turns.repeats, MAX_EPOCH_REPEATS)
     turns = Turns(repeats, bench.turns.pause)
-    costs = turns.take([Contender(name, contender.run) for name, contender in epochs.items()], warm_up=0)
+    contending = [Contender(against, contender.run) for against, contender in epochs.items() if bench.has(against)]
+    costs = turns.take(contending, warm_up=0, drop=bench.drop)
     how = "whole epochs" if is_whole else f"from one batch in {bench.sizes.every}"
     lines = lines_of(bench, work, contenders, costs, notes=dict.fromkeys(epochs, how))
     for line in lines:
@@ -128,8 +160,9 @@ def epoch_causal(bench: Bench) -> list[Line]:
     model = bench.peers.our_classifier("bf16", "causal", training=True)
     epochs = {OURS: _our_epoch(bench, model, is_causal=True, bucket=True), COURSE: _course_epoch(bench)}
     if bench.has(HF):
-        hf = peers.Autocast(bench.peers.hf_classifier())
-        epochs[HF] = _our_epoch(bench, hf, is_causal=True, bucket=False)
+        with bench.attempt(HF):
+            hf = peers.Autocast(bench.peers.hf_classifier())
+            epochs[HF] = _our_epoch(bench, hf, is_causal=True, bucket=False)
     return _epoch_lines(bench, "epoch-causal", epochs)
 
 
@@ -150,8 +183,11 @@ def peak_memory(bench: Bench) -> list[Line]:
     def peak(contender: str) -> float:
         return memory.peak_memory(contender, checkpoint, *bench.sizes.memory, bench.threads) / 1e6
 
-    theirs = {COURSE: "naive", HF: "hf-bf16"}
-    peaks = {against: peak(contender) for against, contender in theirs.items() if bench.has(against)}
+    peaks = {}
+    for against, contender in {COURSE: "naive", HF: "hf-bf16"}.items():
+        if bench.has(against):
+            with bench.attempt(against):
+                peaks[against] = peak(contender)
     lines = []
     for (work, contenders), contender in zip(LINES["memory"].items(), memory.OUR_CONTENDERS, strict=True):
         ours = peak(contender)
@@ -163,6 +199,6 @@ def peak_memory(bench: Bench) -> list[Line]:
                 line.costs = {OURS: [ours], against: [peaks[against]]}
                 line.note = "lower is better"
             else:
-                line.note = bench.missing[against]
+                line.note, line.failed = bench.missing[against], against in bench.failed
             lines.append(line)
     return lines

@@ -22,7 +22,7 @@ SPECIAL_PIECES = (b"<unk>", b"<s>", b"</s>")
 FIRST_BYTE_ID = len(SPECIAL_PIECES)
 SPACE_ID = FIRST_BYTE_ID + 256  # llama2.c puts a space before every prompt
 LETTERS = (range(0x4E00, 0xA000), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6E0))  # Chinese and Korean characters
-BOS_ID = 1
+BOS_ID, EOS_ID = 1, 2
 SPEED = re.compile(r"achieved tok/s: *(\S+)")
 
 

@@ -13,7 +13,9 @@ import torch
 
 from utils import ROOT
 
-REPORTED_PACKAGES = ("torch", "numpy", "numba", "transformers", "llama-cpp-python", "ctranslate2", "matplotlib")
+REPORTED_PACKAGES = (
+    "torch", "numpy", "numba", "transformers", "llama-cpp-python", "ctranslate2", "openvino", "matplotlib"
+)  # fmt: skip
 
 
 def describe() -> dict[str, object]:

@@ -42,17 +42,34 @@ class Turns:
     ):
         self.repeats, self.pause, self.clock, self.sleep = repeats, pause, clock, sleep
 
-    def take(self, contenders: Sequence[Contender], warm_up: int = 1, least: float = 0.0) -> dict[str, list[float]]:
+    def take(
+        self,
+        contenders: Sequence[Contender],
+        warm_up: int = 1,
+        least: float = 0.0,
+        drop: Callable[[str, Exception], None] | None = None,
+    ) -> dict[str, list[float]]:
         """Each contender's cost in each round, by its name; the first `warm_up` rounds are not kept.
 
         least: seconds of a turn. Shorter work without a clock of its own is done again until they are over, and its
         mean counts: a pass of 50 ms would meet the machine at one moment.
+        drop: called with the name of a contender that fails, and its error; it has no more turns and no costs. Without
+        `drop`, and from the first contender, which is ours, the error is raised.
         """
         costs: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for round_ in range(warm_up + self.repeats):
             for contender in contenders if round_ % 2 == 0 else reversed(contenders):
+                if contender.name not in costs:
+                    continue
                 self.sleep(self.pause)
-                cost = self._cost(contender, least)
+                try:
+                    cost = self._cost(contender, least)
+                except Exception as error:  # whatever a library meets on this machine
+                    if drop is None or contender is contenders[0]:
+                        raise
+                    drop(contender.name, error)
+                    del costs[contender.name]
+                    continue
                 if round_ >= warm_up:
                     costs[contender.name].append(cost)
         return costs

@@ -10,20 +10,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from utils import ROOT, UserError
+from benchmarks.faults import OwnFault
+from utils import ROOT
 
 OUR_CONTENDERS = ("ours-fp32-bidirectional", "ours-bf16-causal")  # beside them "naive" and "hf-bf16"
 MEASURED_STEPS = 2  # the second has the optimizer's state, which the first allocates
 
 
 def peak_memory(contender: str, checkpoint: Path, rows: int, length: int, threads: int) -> int:
-    """Bytes. Raises `UserError`, with the last that the process said, if it fails."""
+    """Bytes. Raises `OwnFault`, with the last that the process said, if it fails; `RuntimeError` if it is killed."""
     command = [sys.executable, "-m", "benchmarks.memory", contender, checkpoint, rows, length, threads]
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        raise UserError(f"the process that measures the memory of {contender} ended with {done.returncode}: {last}")
+        kind = RuntimeError if done.returncode < 0 else OwnFault
+        raise kind(f"the process that measures the memory of {contender} ended with {done.returncode}: {last}")
     return int(done.stdout.split()[-1])
 
 

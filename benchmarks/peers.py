@@ -15,6 +15,7 @@ from torch import nn
 
 from base_llama import sequence_lengths
 from benchmarks import naive
+from benchmarks.targets import NUM_LABELS
 from classifier import PAD_ID, LlamaEmbeddingClassifier
 from config import LlamaConfig
 from engine.programs import import_part
@@ -25,7 +26,6 @@ from utils import ROOT
 if TYPE_CHECKING:
     from fast.decode import Decoder
 
-NUM_LABELS = 5
 DROPOUT = 0.3
 LEARNING_RATE = 2e-5
 LLAMA_GAIN = 90.5  # times 1 / sqrt(dim): 4 for stories42M

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.growth import Growth, exponent
 from benchmarks.operations import Share
 from benchmarks.rates import Measured
 from benchmarks.table import Line
@@ -9,6 +13,8 @@ from benchmarks.targets import LIMIT
 from benchmarks.work import Rates
 
 LINE_FORMAT = "{:<42} {:<17} {:>7} {:>13} {:>18} {:>18}  {}"
+GROWTH_FORMAT = "{:<26} {:<18} {:>12} {:>12} {:>8} {:>15} {:>8}  {}"
+GROWTH_HEADER = ("how cost grows", "sizes", "first cost", "last cost", "exponent", "local", "expected", "verdict")
 TABLE_HEADER = ("work", "against", "ratio", "range", "ours", "theirs", "verdict")
 
 
@@ -20,6 +26,20 @@ def cells(line: Line) -> tuple[str, ...]:
     median, span = f"{line.ratio.median:.2f}", f"{line.ratio.low:.2f}-{line.ratio.high:.2f}"
     ours, theirs = (f"{value:.4g} {line.unit}" for value in (line.ours, line.theirs))
     return line.work, line.against, median, span, ours, theirs, said
+
+
+def growth_cells(growth: Growth) -> tuple[str, ...]:
+    """The fitted exponent, the range of those between neighbouring sizes, and the algorithm's."""
+    low, high = growth.local
+    first, last = (f"{growth.medians[at]:.4g} {growth.unit}" for at in (0, -1))
+    sizes = f"{growth.sizes[0]:,} to {growth.sizes[-1]:,}"
+    expected = f"{exponent(growth.sizes, growth.expected):.2f}"
+    return growth.work, sizes, first, last, f"{growth.fitted:.2f}", f"{low:.2f} to {high:.2f}", expected, growth.verdict
+
+
+def growth_as_plain(growth: Growth) -> dict[str, Any]:
+    """For the JSON file."""
+    return {**vars(growth), "exponent": growth.fitted, "local": growth.local, "verdict": growth.verdict}
 
 
 def as_text(line: Line) -> str:
@@ -45,8 +65,14 @@ def profile_text(profile: list[Share]) -> str:
     return ", ".join(f"{each.operation} {each.share:.0%}{more}" for each, more in zip(profile, calls, strict=True))
 
 
-def markdown(facts: dict[str, object], rates: Rates, lines: list[Line], profiles: dict[str, list[Share]]) -> str:
-    """Machine, limits, every line with its verdict, and where our time goes."""
+def markdown(
+    facts: dict[str, object],
+    rates: Rates,
+    lines: list[Line],
+    profiles: dict[str, list[Share]],
+    growths: Sequence[Growth] = (),
+) -> str:
+    """Machine, limits, every line with its verdict, how cost grows, and where our time goes."""
     parts = [markdown_table(("machine", ""), [(name, str(value)) for name, value in facts.items()])]
     parts.append("\n".join(f"- {text}" for text in limit_texts(rates)))
     reached = [line for line in lines if line.against == LIMIT]
@@ -56,6 +82,8 @@ def markdown(facts: dict[str, object], rates: Rates, lines: list[Line], profiles
         parts.append(markdown_table(header, [(row[0], *row[2:]) for row in map(cells, reached)]))
     if compared:
         parts.append(markdown_table(TABLE_HEADER, [cells(line) for line in compared]))
+    if growths:
+        parts.append(markdown_table(GROWTH_HEADER, [growth_cells(growth) for growth in growths]))
     if profiles:
         rows = [(work, profile_text(profile)) for work, profile in profiles.items()]
         parts.append(markdown_table(("work", "where the time goes: share of it, calls x time of each"), rows))

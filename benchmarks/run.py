@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import decoding, encoders, learning, machine, plots, processes, rates, report, sentences, table
+from benchmarks import decoding, encoders, learning, machine, plots, processes, rates, report, scaling, sentences, table
 from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C, find_program
 from benchmarks.measure import PAUSE, Turns
 from benchmarks.peers import Peers, load_accelerate, random_llama
@@ -39,11 +39,13 @@ MEASURING: Sequence[Callable[[Bench], list[Line]]] = (  # in the order of `targe
     learning.peak_memory,
     encoders.classify,
     encoders.train,
+    scaling.context,
+    scaling.batches,
 )
 
 
-def run(args: argparse.Namespace) -> list[Line]:
-    """Measure, print and write what the flags ask for; returns the lines of the table."""
+def run(args: argparse.Namespace) -> list[str]:
+    """Measure, print and write what the flags ask for; returns what is wrong, in words."""
     if args.plots is not None and not plots.can_plot():
         print(plots.WHY_NO_PLOTS, file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="minllama-benchmarks-") as folder:
@@ -68,10 +70,23 @@ def run(args: argparse.Namespace) -> list[Line]:
         "limits": best._asdict(),
         "kernels": {use: [choice._asdict() for choice in choices] for use, choices in bench.peers.kernels.items()},
         "rows": [as_plain(line) for line in lines],
+        "growth": [report.growth_as_plain(growth) for growth in bench.growth],
         "profiles": {work: [share._asdict() for share in profile] for work, profile in bench.profiles.items()},
     }
-    write_results(args, results, report.markdown(facts | about, best, lines, bench.profiles))
-    return lines
+    write_results(args, results, report.markdown(facts | about, best, lines, bench.profiles, bench.growth))
+    return wrong(lines, bench)
+
+
+def wrong(lines: list[Line], bench: Bench) -> list[str]:
+    """Results that differ, contenders that failed by our own fault, and costs that grow faster than they should.
+
+    Figures of --quick mean nothing, so that the last is not looked at there.
+    """
+    found = [f"{line.work}, {line.against}: {line.note}" for line in lines if line.same_result is False]
+    found += [f"{name} failed: {bench.missing[name]}" for name in sorted(bench.failed)]
+    if bench.sizes != table.QUICK_SIZES:
+        found += [f"{growth.work}: {growth.verdict}" for growth in bench.growth if growth.is_faster]
+    return found
 
 
 def compile_loops() -> None:
@@ -148,6 +163,10 @@ def measure(bench: Bench, names: Sequence[str]) -> list[Line]:
                 print(f"  kernels, {use}: {', '.join(f'{name} {value}' for name, value in choice._asdict().items())}")
         printed.update(bench.peers.kernels)
         sys.stdout.flush()
+    if bench.growth:
+        print(report.GROWTH_FORMAT.format(*report.GROWTH_HEADER))
+    for growth in bench.growth:
+        print(report.GROWTH_FORMAT.format(*report.growth_cells(growth)))
     return lines
 
 

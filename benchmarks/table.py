@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,14 +15,17 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import peers
+from benchmarks.apart import Apart, LibraryModel
 from benchmarks.epoch import Sample
+from benchmarks.faults import is_own_fault, reason_of
+from benchmarks.growth import Growth
 from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share, shares
 from benchmarks.peers import Peers
 from benchmarks.sentences import MeasuredSentences
 from benchmarks.targets import (
+    COMPILED,
     CT2_TYPES,
     FASTER,
     GOALS,
@@ -29,6 +35,8 @@ from benchmarks.targets import (
     LLAMA2C,
     LLAMACPP_DTYPES,
     NOISE,
+    NUM_LABELS,
+    OPENVINO_TYPES,
     OURS,
     PLAIN_PATH,
 )
@@ -36,9 +44,10 @@ from benchmarks.work import Pass, Rates, limit_seconds
 from config import LlamaConfig
 
 CONTENDER_PACKAGES: dict[str, dict[str, str]] = {  # the modules that a contender needs, and what installs them
-    **dict.fromkeys((HF, HF_BF16), {"transformers": "transformers"}),
+    **dict.fromkeys((HF, HF_BF16, COMPILED), {"transformers": "transformers"}),
     **dict.fromkeys(LLAMACPP_DTYPES, {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}),
     **dict.fromkeys(CT2_TYPES, {"ctranslate2": "ctranslate2"}),
+    **dict.fromkeys(OPENVINO_TYPES, {"openvino": "openvino"}),
 }
 
 
@@ -56,6 +65,10 @@ class Sizes(NamedTuple):
     every: int = 20
     turn: float = 0.5  # seconds of a turn, at least
     processes: int = 4  # rounds of whole processes that are kept; as many forth as back
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)  # of a text, for how cost grows; and so on
+    layers: tuple[int, ...] = (2, 4, 8, 16)
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    predicted: tuple[int, ...] = (10**3, 10**4, 10**5, 10**6)  # lines
 
 
 QUICK_SIZES = Sizes(
@@ -70,12 +83,20 @@ QUICK_SIZES = Sizes(
     every=2,
     turn=0.0,
     processes=1,
+    lengths=(16, 32, 64, 128),
+    layers=(1, 2, 4),
+    batches=(1, 2, 4),
+    predicted=(10**3, 10**4, 10**5),
 )
 
 
 @dataclass
 class Bench:
-    """Models, turns, sizes and data of a run. `missing`: contenders that cannot take part, each with the reason."""
+    """Models, turns, sizes and data of a run.
+
+    missing: contenders that cannot take part, each with the reason. failed: those of them that fail by our own fault.
+    libraries: the processes that the next race ends.
+    """
 
     config: LlamaConfig
     peers: Peers
@@ -88,17 +109,45 @@ class Bench:
     llama2c: Llama2C | None
     missing: dict[str, str]
     profiles: dict[str, list[Share]] = field(default_factory=dict)  # by line: where our own time goes
+    failed: set[str] = field(default_factory=set)
+    libraries: list[Apart] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
 
-    def race(self, work: str, contenders: Sequence[Contender]) -> dict[str, list[float]]:
-        """Their costs in turns. The first, ours, runs once more under the profiler."""
-        costs = self.turns.take(contenders, least=self.sizes.turn)
-        if work not in self.profiles:
+    def race(self, work: str, contenders: Sequence[Contender], *, is_watched: bool = True) -> dict[str, list[float]]:
+        """Their costs in turns. is_watched: the first, ours, runs once more under the profiler."""
+        costs = self.turns.take(contenders, least=self.sizes.turn, drop=self.drop)
+        for library in self.libraries:
+            library.close()
+        self.libraries.clear()
+        if is_watched and work not in self.profiles:
             self.profiles[work] = shares(contenders[0].run)
         return costs
 
     @property
     def sample(self) -> Sample:
         return Sample(self.sizes.batch_size, self.sizes.every, self.seed)
+
+    def drop(self, contender: str, error: Exception) -> None:
+        """It takes part no longer."""
+        self.missing[contender] = reason_of(error)
+        if is_own_fault(error):
+            self.failed.add(contender)
+
+    @contextmanager
+    def attempt(self, contender: str) -> Iterator[None]:
+        """A block that makes this contender; an error drops it."""
+        try:
+            yield
+        except Exception as error:  # whatever a library meets on this machine
+            self.drop(contender, error)
+
+    def start(self, contender: str, kind: str, model: LibraryModel) -> Apart | None:
+        """A library in a process of its own until the next race is over; None where it does not start."""
+        library = None
+        with self.attempt(contender):
+            library = Apart(kind, model)
+            self.libraries.append(library)
+        return library
 
     def has(self, contender: str) -> bool:
         return contender not in self.missing
@@ -114,7 +163,7 @@ class Bench:
         """Random token ids without padding, rows x length, and labels."""
         draw = torch.Generator().manual_seed(self.seed)
         token_ids = torch.randint(SPACE_ID, self.config.vocab_size, (rows, length), generator=draw)
-        labels = torch.randint(0, peers.NUM_LABELS, (rows,), generator=draw)
+        labels = torch.randint(0, NUM_LABELS, (rows,), generator=draw)
         return token_ids, labels
 
 
@@ -142,6 +191,7 @@ class Line:
     note: str = ""
     detail: str = ""
     same_result: bool | None = None  # None where the results need not be the same, or none was measured
+    failed: bool = False  # whether theirs failed by our own fault; `note` has the reason
     lower_is_better: bool = False
     is_faster_here: bool = True  # whether this machine gains by the precision of the line
     amount: float | None = None  # what a run makes, where `unit` is a rate
@@ -157,7 +207,7 @@ class Line:
     def verdict(self) -> str:
         """What the ratio means where something is aimed at; nothing beside the others."""
         if self.ratio is None:
-            return "not measured"
+            return "FAILED" if self.failed else "not measured"
         if self.same_result is False:
             return "RESULTS DIFFER"
         if self.against == PLAIN_PATH:
@@ -214,7 +264,7 @@ def lines_of(
             line.note = (notes or {}).get(against, "")
             line.same_result = (same or {}).get(against)
         else:
-            line.note = bench.missing[against]
+            line.note, line.failed = bench.missing[against], against in bench.failed
         lines.append(line)
     return lines
 
@@ -228,11 +278,12 @@ def classification_lines(
     unit: str,
     task: BenchmarkTask | None = None,
     tolerance: float | None = None,
+    rounded: Sequence[str] = (),
 ) -> list[Line]:
     """Lines of models that give log-probabilities (b c), with the largest difference to ours.
 
-    tolerance: the difference that is allowed; None: any, as between precisions. task: as for `lines_of`; a line with a
-    task is profiled, too.
+    tolerance: the difference that is allowed; None: any, as between precisions. rounded: contenders that may differ
+    more. task: as for `lines_of`; a line with a task is profiled, too.
     """
     answers: dict[str, torch.Tensor] = {}
 
@@ -240,10 +291,11 @@ def classification_lines(
         answers[name] = classify[name]().float()
 
     runs = [Contender(name, partial(run, name)) for name in classify]
-    costs = bench.race(work, runs) if task else bench.turns.take(runs, least=bench.sizes.turn)
+    costs = bench.race(work, runs, is_watched=task is not None)
     errors = {name: (answer - answers[OURS]).abs().max().item() for name, answer in answers.items()}
     notes = {name: f"log-probabilities differ by at most {error:.0e}" for name, error in errors.items()}
-    same = {} if tolerance is None else {name: error < tolerance for name, error in errors.items()}
+    exact = errors.keys() - rounded if tolerance is not None else ()
+    same = {name: errors[name] < tolerance for name in exact}
     amount = float(len(answers[OURS]))
     return lines_of(bench, work, contenders, costs, amount=amount, unit=unit, notes=notes, same=same, task=task)
 
@@ -255,6 +307,9 @@ def missing_contenders(*, has_llama2c: bool) -> dict[str, str]:
         absent = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
         if absent:
             missing[name] = f"pip install {' '.join(absent)}"
+    compiler = os.environ.get("CXX", "g++")
+    if COMPILED not in missing and shutil.which(compiler) is None:
+        missing[COMPILED] = f"no C++ compiler ({compiler})"
     if not has_llama2c:
         missing[LLAMA2C] = "no --llama2c"
     return missing

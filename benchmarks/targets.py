@@ -7,9 +7,13 @@ COURSE, LLAMA2C = "course's way", "llama2.c"
 HF, HF_BF16 = "HF transformers", "HF, bf16"  # in float32, which is its default; in bfloat16
 LLAMACPP, LLAMACPP_F16, LLAMACPP_Q8 = "llama.cpp f32", "llama.cpp f16", "llama.cpp Q8_0"
 LLAMACPP_DTYPES = {LLAMACPP: "f32", LLAMACPP_F16: "f16", LLAMACPP_Q8: "q8_0"}  # of the weights in its file
+COMPILED = "HF, torch.compile"  # in the precision of the line
+OPENVINO, OPENVINO_BF16 = "OpenVINO fp32", "OpenVINO bf16"
+OPENVINO_TYPES = {OPENVINO: "f32", OPENVINO_BF16: "bf16"}  # of its products
 CT2, CT2_INT8 = "CTranslate2 fp32", "CTranslate2 int8"
 CT2_TYPES = {CT2: "float32", CT2_INT8: "int8"}  # what it computes in
 LIMIT = "machine's limit"
+NUM_LABELS = 5  # classes of every classifier
 
 # A measurement, named on the command line, fills one or more lines of the table; each line has several contenders.
 LINES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -28,11 +32,18 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "forward": {
         f"forward {shape}, {precision}": (LIMIT, PLAIN_PATH, *theirs)
-        for precision, theirs in (("fp32", (HF,)), ("bf16", (HF, HF_BF16)))
+        for precision, theirs in (
+            ("fp32", (HF, COMPILED, OPENVINO)),
+            ("bf16", (HF, HF_BF16, COMPILED, OPENVINO_BF16)),
+        )
         for shape in ("10x45", "64x45")
     },
-    "train-fp32": {f"training step {shape}, fp32": (LIMIT, PLAIN_PATH, COURSE, HF) for shape in ("80x50", "10x300")},
-    "train-bf16": {f"training step {shape}, bf16": (LIMIT, PLAIN_PATH, HF, HF_BF16) for shape in ("80x50", "10x300")},
+    "train-fp32": {
+        f"training step {shape}, fp32": (LIMIT, PLAIN_PATH, COURSE, HF, COMPILED) for shape in ("80x50", "10x300")
+    },
+    "train-bf16": {
+        f"training step {shape}, bf16": (LIMIT, PLAIN_PATH, HF, HF_BF16, COMPILED) for shape in ("80x50", "10x300")
+    },
     "epoch-causal": {"SST epoch, causal, bf16, buckets": (COURSE, HF)},
     "epoch-bidirectional": {"SST epoch, bidirectional, fp32": (COURSE,)},
     "memory": {  # ours / theirs: lower is better
@@ -41,12 +52,14 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     **{
         name: {
-            f"BERT, {what} {shape}, {texts}": (PLAIN_PATH, HF)
+            f"BERT, {what} {shape}, {texts}": (PLAIN_PATH, HF, *more)
             for shape in ("32x40", "8x256", "4x512")
             for texts in ("no padding", "padded")
         }
-        for name, what in (("bert-classify", "classify"), ("bert-train", "step"))
+        for name, what, more in (("bert-classify", "classify", (OPENVINO, OPENVINO_BF16)), ("bert-train", "step", ()))
     },
+    "context": {},  # these two fill a table of their own: how cost grows
+    "batches": {},
 }
 # Fractions of what this machine can do at best in the same run. One text waits for memory, the others for arithmetic.
 GOALS: dict[str, float] = {

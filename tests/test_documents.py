@@ -52,6 +52,7 @@ NOT_RUN = {
     ("docs/processes.md", "torchrun --nnodes 2"): GROUP,
     ("docs/processes.md", "srun"): GROUP,
     ("docs/speed.md", "python -m benchmarks"): "takes more than ten minutes",
+    ("docs/speed/*.md", "python -m benchmarks"): "takes more than ten minutes",
     ("advanced/experiments/README.md", "python -m advanced.experiments few-shot"): COURSE_DATA,
     ("advanced/experiments/README.md", "python -m advanced.experiments.summary"): COURSE_DATA,
     ("advanced/experiments/README.md", "python -m advanced.experiments.cost"): COURSE_DATA,

@@ -84,7 +84,10 @@ def test_every_line_takes_turns_of_the_length_that_the_sizes_say(monkeypatch: py
     monkeypatch.setattr(Turns, "take", lambda self, contenders, **settings: taken.update(settings) or {})
     bench = table.Bench(None, None, Turns(1), table.Sizes(), None, None, 1, 1, None, {}, profiles={"a line": []})
     bench.race("a line", [])
-    assert taken == {"least": table.Sizes().turn} and table.QUICK_SIZES.turn == 0.0 < table.Sizes().turn
+    assert (
+        taken == {"least": table.Sizes().turn, "drop": bench.drop}
+        and table.QUICK_SIZES.turn == 0.0 < table.Sizes().turn
+    )
 
 
 def test_ratios_need_equal_rounds():
@@ -239,7 +242,7 @@ def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
     flags += ["--markdown", tmp_path / "report.md", "--rows", *names]
     if os.environ.get("MINLLAMA_LLAMA2C"):
         flags += ["--llama2c", os.environ["MINLLAMA_LLAMA2C"]]
-    done = program(*flags, timeout=300)
+    done = program(*flags, timeout=540)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     printed = [(line["work"], line["against"]) for line in results["rows"]]
@@ -255,6 +258,12 @@ def test_a_quick_run_prints_every_line_and_writes_its_files(tmp_path: Path):
     assert set(results["profiles"]) == {*targets.GOALS, *targets.LINES["busy"]}
     sums = [sum(row["share"] for row in rows) for rows in results["profiles"].values()]
     assert sums == pytest.approx([1.0] * len(sums), abs=0.05)
+    grown = {row["work"]: row for row in results["growth"]}
+    assert all(f"| {name} |" in markdown and row["verdict"] in markdown for name, row in grown.items())
+    assert (
+        len(grown) == 11 and grown["predict, lines"]["exponent"] < 1.1 and all(row["costs"] for row in grown.values())
+    )
+    assert grown["memory of predict, lines"]["exponent"] < 0.1
     assert "where our time goes" in done.stdout and "where the time goes" in markdown
     assert results["machine"]["threads"] == 1 and results["limits"]["products"]["fp32"] > 0 and results["kernels"]
     assert plots.can_plot() == bool(list(tmp_path.glob("*.png"))) == (plots.WHY_NO_PLOTS not in done.stderr)
@@ -302,10 +311,11 @@ def test_results_that_differ_end_with_status_1_after_all_is_written(
     files = ["--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md")]
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", *files])
     assert benchmarks_main.main() == status
+    assert ("wrong: decode, fp32, plain path: x" in (shown := capsys.readouterr()).err) == bool(status)
     verdicts = [line["verdict"] for line in json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"]]
     assert verdicts == ["RESULTS DIFFER" if same is False else "SLOWER", "0.00 of the limit, goal 0.9 missed"]
     assert all(verdict in (tmp_path / "r.md").read_text(encoding="utf-8") for verdict in verdicts)
-    assert "goal 0.9 missed" in capsys.readouterr().out
+    assert "goal 0.9 missed" in shown.out
 
 
 def test_where_time_goes_adds_up_and_names_what_takes_longest():

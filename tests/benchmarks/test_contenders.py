@@ -261,13 +261,14 @@ class Elsewhere:
 
 def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
     model = LibraryModel(tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1, "f32")
-    library = Apart(Elsewhere, model)
+    kind = f"{__name__}.Elsewhere"
+    library = Apart(kind, model)
     assert library.generate(torch.tensor([[1, 2]]), 5).tolist() == [[1, 2, 7, library.process.pid]]
     with pytest.raises(RuntimeError, match="status 3"):
         library.generate(torch.tensor([[1]]), 0)
     with pytest.raises(RuntimeError, match="ImportError: no such library"):
-        Apart(Elsewhere, model._replace(dtype="absent"))
-    library = Apart(Elsewhere, model)
+        Apart(kind, model._replace(dtype="absent"))
+    library = Apart(kind, model)
     library.close()
     assert library.process.exitcode == 0
 

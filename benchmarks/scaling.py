@@ -1,0 +1,154 @@
+"""The measurements of how cost grows: with the length of a text, layers, texts in a batch, and lines of `predict`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from benchmarks import work
+from benchmarks.growth import Growth
+from benchmarks.measure import Contender, Turns
+from benchmarks.peers import Peers, classify, our_optimizer, random_llama, train_step
+from benchmarks.table import Bench, Line
+from benchmarks.targets import NUM_LABELS
+from benchmarks.work import Pass
+from classifier import LlamaEmbeddingClassifier
+from config import LlamaConfig
+from engine.data import create_data
+from engine.saved import record_of, save_classifier
+from llama import Llama
+from tokenizer import Tokenizer
+from utils import ROOT
+
+MAX_ROUNDS = 3
+ROWS_OF_LAYERS = 4  # texts of a batch where the layers grow
+PREDICT_BATCH = 64
+# `run_llama.py`, which then says how many bytes it had in memory at most.
+PREDICT_PROGRAM = """import sys, run_llama
+from benchmarks.memory import own_peak
+status = run_llama.start()
+print(own_peak())
+sys.exit(status)"""
+
+
+class Work(NamedTuple):
+    """run: for the number of texts and their length, what is timed. passes: the least work of that."""
+
+    run: Callable[[int, int], Callable[[], object]]
+    passes: Callable[[int, int], list[Pass]]
+
+
+def context(bench: Bench) -> list[Line]:
+    """Lengths of one text, then numbers of layers; fills `bench.growth`."""
+    lengths, layers = bench.sizes.lengths, bench.sizes.layers
+    config = replace(bench.config, max_seq_len=max(lengths))
+    for name, (run, passes) in _works(bench, config).items():
+        _measure(bench, f"{name}, length", lengths, partial(run, 1), partial(passes, 1))
+    by_layers = {count: _works(bench, replace(config, n_layers=count)) for count in layers}
+    for name in by_layers[layers[0]]:
+        runs = {count: works[name].run(ROWS_OF_LAYERS, lengths[0]) for count, works in by_layers.items()}
+        passes = {count: works[name].passes(ROWS_OF_LAYERS, lengths[0]) for count, works in by_layers.items()}
+        _measure(bench, f"{name}, layers", layers, runs.get, passes.get)
+    return []
+
+
+def batches(bench: Bench) -> list[Line]:
+    """Texts in a batch, then lines of `predict`; fills `bench.growth`."""
+    sizes, length = bench.sizes.batches, bench.sizes.lengths[0]
+    for name, (run, passes) in _works(bench, bench.config).items():
+        made = (lambda rows, make=make: make(rows, length) for make in (run, passes))
+        _measure(bench, f"{name}, texts", sizes, *made)
+    _measure_predict(bench)
+    return []
+
+
+def _works(bench: Bench, config: LlamaConfig) -> dict[str, Work]:
+    """Classification, training and decoding in float32, with the kernels that are chosen here."""
+    peers = Peers(random_llama(config, bench.seed), bench.seed)
+    classifier, trained = peers.our_classifier(), peers.our_classifier(training=True)
+    optimizer, decoder, start = our_optimizer(trained), peers.ours(), bench.sizes.prompt
+
+    def forward(rows: int, length: int) -> Callable[[], object]:
+        return partial(classify, classifier, bench.batch(rows, length)[0])
+
+    def train(rows: int, length: int) -> Callable[[], object]:
+        return partial(train_step, trained, optimizer, *bench.batch(rows, length))
+
+    def decode(rows: int, length: int) -> Callable[[], object]:
+        return partial(decoder.generate, bench.prompt(rows), length - start, temperature=0.0)
+
+    return {
+        "forward": Work(forward, lambda rows, length: work.classifying(config, rows, length, NUM_LABELS)),
+        "training step": Work(train, lambda rows, length: work.training(config, rows, length, NUM_LABELS)),
+        "decode": Work(decode, lambda rows, length: work.decoding(config, rows, start, length - start)),
+    }
+
+
+def _measure(
+    bench: Bench,
+    name: str,
+    sizes: Sequence[int],
+    run: Callable[[int], Callable[[], object]],
+    passes: Callable[[int], list[Pass]],
+) -> None:
+    turns = Turns(min(bench.turns.repeats, MAX_ROUNDS), bench.turns.pause)
+    contenders = [Contender(str(size), partial(_without_result, run(size))) for size in sizes]
+    costs = turns.take(contenders, least=bench.sizes.turn)
+    expected = [float(sum(each.operations for each in passes(size))) for size in sizes]
+    bench.growth.append(Growth(name, sizes, [costs[str(size)] for size in sizes], expected))
+
+
+def _without_result(run: Callable[[], object]) -> None:
+    """What a contender returns would be read as its cost."""
+    run()
+
+
+# ----------------------------------------------------------------------------------------------------- predict
+
+
+def _measure_predict(bench: Bench) -> None:
+    """Whole processes of `--option predict` with a tiny model, once each: their time, and their peak memory."""
+    sizes = bench.sizes.predicted
+    model = _save_tiny_classifier(bench.folder / "predict.pt")
+    costs = [_predict(bench, model, lines) for lines in sizes]
+    seconds, megabytes = ([[cost[kind]] for cost in costs] for kind in (0, 1))
+    bench.growth.append(Growth("predict, lines", sizes, seconds, [float(size) for size in sizes]))
+    bench.growth.append(Growth("memory of predict, lines", sizes, megabytes, [1.0] * len(sizes), "MB"))
+
+
+def _save_tiny_classifier(path: Path) -> Path:
+    """A causal classifier of random weights with the bundled tokenizer."""
+    tokenizer = Tokenizer(tokenizer_model=ROOT / "checkpoints/minllama1M.model")
+    llama = Llama(LlamaConfig.from_preset("tiny", attention="causal", vocab_size=tokenizer.n_words, max_seq_len=256))
+    settings = SimpleNamespace(num_labels=2, hidden_dropout_prob=0.0, option="finetune")
+    model = LlamaEmbeddingClassifier(settings, llama=llama).eval()
+    save_classifier(path, model, record_of(model, tokenizer, ["negative", "positive"], PREDICT_BATCH))
+    return path
+
+
+def _predict(bench: Bench, model: Path, lines: int) -> tuple[float, float]:
+    """Seconds and MB. Raises `RuntimeError`, with the last that the process said, if it fails."""
+    source, target = bench.folder / "sentences.txt", bench.folder / "predictions.txt"
+    examples = itertools.cycle(create_data(ROOT / "data/films-train.txt"))
+    with source.open("w", encoding="utf-8") as file:
+        file.writelines(f"{example.sentence}\n" for example in itertools.islice(examples, lines))
+    flags = ["--option", "predict", "--model", model, "--input", source, "--output", target]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", PREDICT_PROGRAM, *map(str, flags)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(bench.threads)}, capture_output=True, text=True,
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
+        raise RuntimeError(f"predict ended with {done.returncode}: {last}")
+    return seconds, int(done.stdout.split()[-1]) / 1e6
