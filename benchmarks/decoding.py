@@ -16,7 +16,18 @@ from benchmarks.apart import LibraryModel
 from benchmarks.llama2c import EOS_ID
 from benchmarks.measure import Contender
 from benchmarks.table import Bench, BenchmarkTask, Line, lines_of
-from benchmarks.targets import COURSE, CT2_TYPES, HF, LINES, LLAMA2C, LLAMACPP_DTYPES, ONE_BY_ONE, OURS, PLAIN_PATH
+from benchmarks.targets import (
+    COURSE,
+    CT2_TYPES,
+    HF,
+    LINES,
+    LLAMA2C,
+    LLAMACPP_DTYPES,
+    ONE_BY_ONE,
+    ORT_GENAI,
+    OURS,
+    PLAIN_PATH,
+)
 from benchmarks.work import decoding, recomputing
 from llama import Llama
 
@@ -27,6 +38,7 @@ Ids = list[int]
 LIBRARIES = {  # the class that computes with it, in a process of its own, and the type of its weights
     **{name: ("benchmarks.llamacpp.LlamaCpp", dtype) for name, dtype in LLAMACPP_DTYPES.items()},
     **{name: ("benchmarks.ct2.CTranslate2", dtype) for name, dtype in CT2_TYPES.items()},
+    ORT_GENAI: ("benchmarks.ort_genai.OrtGenAI", "fp32"),
 }
 # Computes as long as the process that started it lives.
 BUSY_PROGRAM = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
@@ -87,7 +99,7 @@ class Decoding:
         ours = self.ids[self.contenders[0].name]
         if name == LLAMA2C:
             return self.bench.llama2c.compare(ours[0])
-        return compare_ids(ours, self.ids[name], self.prompt.shape[1], ends=name in CT2_TYPES)
+        return compare_ids(ours, self.ids[name], self.prompt.shape[1], ends=name in (*CT2_TYPES, ORT_GENAI))
 
 
 def compare_ids(ours: list[Ids], theirs: list[Ids], start: int, *, ends: bool = False) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks import epoch, memory, peers
 from benchmarks.apart import LibraryModel
 from benchmarks.measure import Contender, Turns, ratio
-from benchmarks.table import Bench, BenchmarkTask, Line, classification_lines, lines_of
+from benchmarks.table import QUICK_SIZES, Bench, BenchmarkTask, Line, classification_lines, lines_of
 from benchmarks.targets import (
     COMPILED,
     COURSE,
@@ -45,7 +45,7 @@ def forward(bench: Bench) -> list[Line]:
         makers = {
             HF: bench.peers.hf_classifier,
             HF_BF16: partial(bench.peers.hf_classifier, torch.bfloat16),
-            COMPILED: lambda dtype=dtype: torch.compile(bench.peers.hf_classifier(dtype)),
+            COMPILED: lambda dtype=dtype: _compiled(bench, bench.peers.hf_classifier(dtype)),
         }
         _add_models(bench, models, {name: makers[name] for name in contenders if name in makers})
         token_ids = bench.batch(rows, length)[0]
@@ -65,6 +65,11 @@ def _add_models(bench: Bench, models: dict[str, nn.Module], makers: dict[str, Ca
     for name in filter(bench.has, makers):
         with bench.attempt(name):
             models[name] = makers[name]()
+
+
+def _compiled(bench: Bench, model: nn.Module) -> nn.Module:
+    """By PyTorch's default compiler; a quick run traces the model only, since compiling C++ takes a minute a batch."""
+    return torch.compile(model, backend="aot_eager" if bench.sizes == QUICK_SIZES else "inductor")
 
 
 def _training_lines(
@@ -87,7 +92,7 @@ def _training_lines(
 
 def train_fp32(bench: Bench) -> list[Line]:
     """Like with like: against the course's way bidirectional, against Hugging Face causal."""
-    lines = []
+    lines, hf = [], bench.peers.hf_classifier
     for (work, contenders), shape in zip(LINES["train-fp32"].items(), bench.sizes.train.values(), strict=True):
         bidirectional = {
             OURS: bench.peers.our_classifier("fp32", "bidirectional", training=True),
@@ -95,8 +100,7 @@ def train_fp32(bench: Bench) -> list[Line]:
             COURSE: bench.peers.naive_classifier("bidirectional"),
         }
         causal: dict[str, nn.Module] = {OURS: bench.peers.our_classifier("fp32", "causal", training=True)}
-        hf = bench.peers.hf_classifier
-        _add_models(bench, causal, {HF: hf, COMPILED: lambda: torch.compile(bench.peers.hf_classifier())})
+        _add_models(bench, causal, {HF: hf, COMPILED: lambda: _compiled(bench, hf())})
         others = tuple(name for name in contenders if name not in (HF, COMPILED))
         lines += _training_lines(bench, work, others, shape, bidirectional, "fp32")
         lines += _training_lines(bench, work, (HF, COMPILED), shape, causal, "fp32")
@@ -114,7 +118,7 @@ def train_bf16(bench: Bench) -> list[Line]:
         makers = {
             HF: bench.peers.hf_classifier,
             HF_BF16: lambda: peers.Autocast(bench.peers.hf_classifier()),
-            COMPILED: lambda: torch.compile(peers.Autocast(bench.peers.hf_classifier())),
+            COMPILED: lambda: _compiled(bench, peers.Autocast(bench.peers.hf_classifier())),
         }
         _add_models(bench, models, makers)
         lines += _training_lines(bench, work, contenders, shape, models, "bf16")

@@ -37,6 +37,7 @@ from benchmarks.targets import (
     NOISE,
     NUM_LABELS,
     OPENVINO_TYPES,
+    ORT_GENAI,
     OURS,
     PLAIN_PATH,
 )
@@ -48,6 +49,9 @@ CONTENDER_PACKAGES: dict[str, dict[str, str]] = {  # the modules that a contende
     **dict.fromkeys(LLAMACPP_DTYPES, {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}),
     **dict.fromkeys(CT2_TYPES, {"ctranslate2": "ctranslate2"}),
     **dict.fromkeys(OPENVINO_TYPES, {"openvino": "openvino"}),
+    ORT_GENAI: {
+        name: name.replace("_", "-") for name in ("onnxruntime_genai", "onnx_ir", "transformers", "tokenizers")
+    },
 }
 
 

@@ -11,13 +11,14 @@ COMPILED = "HF, torch.compile"  # in the precision of the line
 OPENVINO, OPENVINO_BF16 = "OpenVINO fp32", "OpenVINO bf16"
 OPENVINO_TYPES = {OPENVINO: "f32", OPENVINO_BF16: "bf16"}  # of its products
 CT2, CT2_INT8 = "CTranslate2 fp32", "CTranslate2 int8"
+ORT_GENAI = "ORT GenAI fp32"
 CT2_TYPES = {CT2: "float32", CT2_INT8: "int8"}  # what it computes in
 LIMIT = "machine's limit"
 NUM_LABELS = 5  # classes of every classifier
 
 # A measurement, named on the command line, fills one or more lines of the table; each line has several contenders.
 LINES: dict[str, dict[str, tuple[str, ...]]] = {
-    "decode-fp32": {"decode, fp32": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP, CT2, HF, COURSE)},
+    "decode-fp32": {"decode, fp32": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP, CT2, ORT_GENAI, HF, COURSE)},
     "decode-int8": {
         "decode, int8": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP_Q8, CT2_INT8),
         "decode, bf16": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP_F16),

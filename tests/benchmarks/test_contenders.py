@@ -33,6 +33,8 @@ from benchmarks.sentences import (
     random_sentences,
 )
 from benchmarks.table import Line, missing_contenders
+from bert.heads import BertForSequenceClassification
+from bert.model import Bert
 from config import LlamaConfig
 from convert.llama2c import content_of, content_of_tokenizer
 from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, UNKNOWN
@@ -243,6 +245,35 @@ def test_ctranslate2_says_the_same_ids(compute_type: str, tmp_path: Path):
 
     ours, theirs = both_ids(CTranslate2, compute_type, tmp_path, rope_theta=500.0)
     assert compare_ids(ours, theirs, 5, ends=True).startswith("identical") or compute_type != "float32"
+
+
+@pytest.mark.slow
+def test_onnx_runtime_genai_says_the_same_ids(tmp_path: Path):
+    for package in ("onnxruntime_genai", "onnx_ir", "transformers", "tokenizers"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    from benchmarks.ort_genai import OrtGenAI
+
+    ours, theirs = both_ids(OrtGenAI, "fp32", tmp_path, n_heads=2, n_kv_heads=1)  # heads of 16, as its kernel wants
+    assert compare_ids(ours, theirs, 5, ends=True).startswith("identical")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "tolerance"), [("f32", 1e-5), ("bf16", 0.2)])
+def test_openvino_classifies_as_ours_does(precision: str, tolerance: float, contenders: Peers, tmp_path: Path):
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    from benchmarks.encoders import QUICK_BERT, make_batch
+    from benchmarks.ov import OpenVino
+
+    tokens, llama = torch.randint(4, 300, (3, 31)), contenders.our_classifier(None)
+    bert, batch = BertForSequenceClassification(Bert(QUICK_BERT), 5).eval(), make_batch(4, 30, 300, 1, is_padded=True)
+    for model, config, given in (
+        (llama, contenders.config, (tokens,)),
+        (bert, QUICK_BERT, (batch.ids, None, batch.mask)),
+    ):
+        library = OpenVino(LibraryModel(tmp_path, model.state_dict(), config, 1, precision))
+        theirs = library.classify(*(each.numpy() for each in given if each is not None))
+        with torch.inference_mode():
+            torch.testing.assert_close(torch.from_numpy(theirs), model(*given), atol=tolerance, rtol=0)
 
 
 class Elsewhere:
