@@ -306,6 +306,7 @@ def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
 
 def test_who_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else object())
+    monkeypatch.setenv("CXX", sys.executable)  # a compiler, as far as is looked at
     missing = missing_contenders(has_llama2c=True)
     assert missing == dict.fromkeys(targets.LLAMACPP_DTYPES, "pip install llama-cpp-python")
     line = Line("decode, fp32", targets.LLAMACPP, note=missing[targets.LLAMACPP])
