@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import zipfile
@@ -15,7 +16,7 @@ from grading import small_model
 from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.checked import small_config
 from grading.compare import alike
-from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
+from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS, Edition
 from grading.parts import kinds_to_check
 from grading.programs import DefaultText, GradingError, find_course_file, find_own
 
@@ -23,6 +24,13 @@ ATOL, RTOL = 1e-5, 1e-3
 BUNDLED_CHECKPOINT, BUNDLED_REFERENCE = "checkpoints/minllama1M.pt", "checkpoints/minllama1M-reference.pt"
 # the two sequences behind the course's sanity_check.data (github.com/neubig/minllama-assignment, commit 2951cdd)
 COURSE_TOKENS = ((101, 7592, 2088, 102, 0, 0, 0, 0), (101, 7592, 15756, 2897, 2005, 17953, 2361, 102))
+
+
+# The norm and attention of the published files sanity_check.data, by the beginning of their SHA-256.
+PUBLISHED_TENSORS = {
+    "34f7c763a3bb0259": ("rms", "bidirectional"), "94f5f19530f4bdff": ("layer", "bidirectional"),
+    "2dcdc958f99d4983": ("layer", "causal"),
+}  # fmt: skip
 
 
 class Reference(NamedTuple):
@@ -65,6 +73,14 @@ def course_reference(path: Path, attention: str) -> Reference:
     if not isinstance(logits, torch.Tensor) or not isinstance(hidden_states, torch.Tensor):
         raise GradingError(f"{path} does not hold the tensors 'logits' and 'hidden_states'")
     return Reference(torch.tensor(COURSE_TOKENS), logits.clone(), hidden_states.clone(), attention)
+
+
+def check_edition(path: Path, edition: Edition) -> None:
+    """Raise `GradingError` if `path` is the sanity_check.data of an edition with another norm or attention."""
+    found = PUBLISHED_TENSORS.get(hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+    if found and found != (edition.norm, edition.attention):
+        of = " and ".join(name for name, one in EDITIONS.items() if found == (one.norm, one.attention))
+        raise GradingError(f"{path} is that of {of}: name it with --edition, or take the file from your hand-out")
 
 
 def bundled_references(path: Path) -> list[Reference]:
@@ -176,6 +192,7 @@ def find_given(args: Namespace, judged: Path) -> Given | None:
     edition, named = EDITIONS[args.edition], (args.pretrained_model_path, args.data)
     checkpoint, reference = (find_course_file(name, judged) for name in named)
     if checkpoint and reference:
+        check_edition(reference, edition)
         said = f"Checking against the course's reference tensors ({reference})."
         return Given(checkpoint, [course_reference(reference, args.attention or edition.attention)], said)
     missing = ", ".join(name for name, found in zip(named, (checkpoint, reference), strict=True) if not found)
@@ -183,7 +200,8 @@ def find_given(args: Namespace, judged: Path) -> Given | None:
     if not all(isinstance(name, DefaultText) for name in named):
         raise GradingError(f"{absent}a checkpoint that you name is checked against the course's tensors")
     if edition.norm != BUNDLED_NORM and not args.parts:
-        raise GradingError(f"{absent}{args.edition} needs it, as no bundled tensors are of that edition")
+        said = "has no bundled tensors; get these files, or check the parts alone: --parts"
+        raise GradingError(f"not here: {missing}; {args.edition} {said}")
     bundled = (BUNDLED_CHECKPOINT, BUNDLED_REFERENCE) if edition.norm == BUNDLED_NORM else ()
     checkpoint, reference = map(find_own, bundled) if bundled else (None, None)
     if args.parts and not (checkpoint and reference):

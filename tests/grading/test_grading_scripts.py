@@ -335,7 +335,12 @@ def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeyp
     assert sanity(monkeypatch, *flags) == 1
     with monkeypatch.context() as patch:
         patch.setattr(sanity_check, "COURSE_CHECKPOINT", "absent.pt")
-        assert sanity(patch, "--edition", "cmu2025") == 2 and "cmu2025 needs it" in capsys.readouterr().err
+        assert sanity(patch, "--edition", "cmu2025") == 2 and "has no bundled tensors" in capsys.readouterr().err
+    digest = hashlib.sha256((tmp_path / "sanity_check.data").read_bytes()).hexdigest()[:16]
+    with monkeypatch.context() as patch:  # the file of one edition, and another one named
+        patch.setitem(reference.PUBLISHED_TENSORS, digest, ("layer", "bidirectional"))
+        assert sanity(patch, *flags, "--edition", "cmu2025") == 0 and sanity(patch, *flags) == 2
+        check_one_error(2, capsys.readouterr().err, "sanity_check.data is that of cmu2025: name it with --edition")
     monkeypatch.setattr(llama, "LayerNorm", llama.RMSNorm)
     capsys.readouterr()
     assert sanity(monkeypatch, *flags, "--edition", "cmu2025") == 1
