@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from grading.archive import FormatError
-from grading.editions import EDITIONS, LABEL_NAMES
+from grading.editions import ADAPTERS, EDITIONS, LABEL_NAMES
 from grading.programs import PARTS_FILE, ROOT
 
 OPTIONAL_FOLDERS = ("advanced", "bert", "convert", "explore", "fast")
@@ -113,7 +113,7 @@ def is_carried(name: str) -> bool:
     A file that the package does not know is the student's own, and belongs there.
     """
     top, _, rest = name.partition("/")
-    if name == PARTS_FILE or top == REQUIREMENTS:
+    if name in (PARTS_FILE, ADAPTERS) or top == REQUIREMENTS:
         return True
     if top in CODE_FOLDERS and rest:
         return os.path.splitext(name)[1] in READ_BY_CODE and RESULTS not in name.split("/")

@@ -15,6 +15,10 @@ class Wrong(Exception):
     """A fault of a student's code, as a sentence; the script prints it without the name of an exception."""
 
 
+class Lacks(Wrong):
+    """A function without an argument that the model gives it."""
+
+
 class StateDict(dict):
     """Tensors by name. A plain dictionary would be a student's mistake: returned in the place of a tensor."""
 
@@ -45,11 +49,11 @@ def numbers_of(value: object, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def check_takes(function: Callable, what: str, *arguments: Any, **named: Any) -> None:
-    """Raises `Wrong` unless a student's function can be called with these arguments, the last of which are `what`."""
+    """Raises `Lacks` unless a student's function can be called with these arguments, the last of which are `what`."""
     try:
         inspect.signature(function).bind(*arguments, **named)
     except TypeError:
-        raise Wrong(f"it does not take {what}, which the model gives it") from None
+        raise Lacks(f"it does not take {what}, which the model gives it") from None
 
 
 def check_gradients(returned: Any, wanted: dict[str, torch.Tensor]) -> None:

@@ -23,19 +23,26 @@ def run_norm(weights: Weights, x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def run_rope(
-    query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float = 10000.0
+    query: torch.Tensor, key: torch.Tensor, head_dim: int, max_seq_len: int, theta: float = 10000.0, **starts
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query: b s h d, key: b s g d -> both, turned"""
+    """query: b s h d, key: b s g d -> both, turned
+
+    starts: none, or where the text begins if not at position 0, as with a cache: start_pos, an int, the position of the
+    first key; query_start, b, that of each row's first query.
+    """
     from rope import apply_rotary_emb
 
-    return apply_rotary_emb(query, key, head_dim, max_seq_len, theta)
+    return apply_rotary_emb(query, key, head_dim, max_seq_len, theta, **starts)
 
 
-def run_scores(config: dict, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Scaled dot-product attention. All: b h s d -> b h s d"""
+def run_scores(
+    config: dict, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Scaled dot-product attention. All: b h s d -> b h s d. mask: bool, b 1 s s, True where a query may see a key"""
     import llama
 
-    return llama.Attention(_config(config)).eval().compute_query_key_value_scores(query, key, value)
+    attention = llama.Attention(_config(config)).eval()
+    return attention.compute_query_key_value_scores(query, key, value, *(() if mask is None else (mask,)))
 
 
 def run_attention(config: dict, weights: Weights, x: torch.Tensor) -> torch.Tensor:

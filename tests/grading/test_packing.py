@@ -93,7 +93,7 @@ def test_what_cannot_be_added_is_named(create, folder, package):
 def test_of_the_packages_own_folder_only_what_runs_is_packed(package, data_dir, folder):
     fill(package)
     mine = {"my_method.py": "x = 1", "notes/idea.md": "x", "advanced/mine.py": "x = 1", "data/mine.txt": "x",
-            "picture.png": "x", "train.log": "x"}  # fmt: skip
+            "picture.png": "x", "train.log": "x", "tests/adapters.py": "x = 1"}  # fmt: skip
     scratch = {"llama.py~": "x", ".llama.py.swp": "x", "llama.py.orig": "x", ".idea/x": "x", "films-1.pt": "x"}
     write(package, OURS | mine | scratch)
     report = create_zip(package, "alice", data_dir=data_dir)
