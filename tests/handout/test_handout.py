@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -9,20 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, asset
 from error_helpers import check_one_error
 
 from engine.programs import run_main
-from grading import parts, rotation, small_model
+from grading import judge, parts, rotation, small_model
 from grading.asking import Student
 from grading.editions import EDITIONS
+from grading.package import Package, files_of
 from handout import __main__ as program
 from handout import holes as table
 from handout import writing
 from handout.holes import HOLES, OPTIMIZER, ROPE, Hole, holes_of
 from handout.writing import leaks, write_handout
 
-CHANGED = ("config.py", "grading/editions.py")  # whose defaults are the edition's
+CHANGED = ("config.py", "grading/editions.py", "setup.sh")  # whose defaults are the edition's
 
 
 def ask(folder: Path, *command: str, status: int) -> str:
@@ -61,6 +63,8 @@ def test_nothing_in_the_folder_holds_an_answer(tmp_path: Path, edition: str):
     assert [line.partition(":")[0] for line in leaks(tmp_path / "out", holes)] == ["engine/README.md"]
     text = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "out").glob("*.md"))
     assert "{{" not in text and all(hole.name in text for hole in holes)
+    outputs = [name for name in EDITIONS[edition].required if name.endswith("-output.txt")]
+    assert all(f" {name}" in (tmp_path / "out/README.md").read_text(encoding="utf-8") for name in outputs)
 
 
 @pytest.mark.parametrize("edition", ["ucsc", pytest.param("cmu2025", marks=pytest.mark.slow)])
@@ -85,6 +89,8 @@ def test_filled_with_our_functions_it_passes_alone_and_its_files_are_ours(tmp_pa
         assert ((tmp_path / "out" / file).read_bytes() == (ROOT / file).read_bytes()) == (
             file not in CHANGED or edition == "ucsc"
         ), file
+    package, mine = Package(), files_of({file: tmp_path / "out" / file for file in writing.files()})
+    assert all(judge._is_handed_out(file, mine, package) for file in mine.sizes)
     assert "correct!" in ask(tmp_path / "out", "sanity_check.py", "--parts", status=0)
     assert "passed!" in ask(tmp_path / "out", "rope_test.py", status=0)
     assert "passed!" in ask(tmp_path / "out", "optimizer_test.py", status=0)
@@ -96,6 +102,14 @@ def test_filled_with_our_functions_it_passes_alone_and_its_files_are_ours(tmp_pa
     )
     said = ask(tmp_path, "-c", f"{code}print(c.norm, c.attention, c.sampling)", status=0)
     assert said.split() == [getattr(EDITIONS[edition], field) for field in writing.FIELDS]
+
+
+@pytest.mark.parametrize("edition", writing.FETCHED_LATER)
+def test_set_up_fetches_the_tensors_of_the_edition(edition: str, assets: Path):
+    path = asset(assets, f"editions/sanity_check.{edition}.data")
+    text = writing.with_defaults((ROOT / "setup.sh").read_text(encoding="utf-8"), "setup.sh", edition)
+    assert f'"sanity_check.data": "{hashlib.sha256(path.read_bytes()).hexdigest()}"' in text
+    assert f'"sanity_check.data": {path.stat().st_size:_},' in text and "neubig/" not in text
 
 
 @pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.name)
@@ -171,3 +185,31 @@ def test_code_with_another_structure_is_asked_by_way_of_its_adapters(tmp_path: P
             assert found[0].verdict == verdict and {one.verdict for one in found} <= {verdict, "not judged"}, found
     finally:
         small_model.NORM.reset(token)
+
+
+def test_adapters_pass_a_mask_and_positions_on_under_other_names(tmp_path: Path):
+    out, changed = tmp_path / "out", tmp_path / "out/tests/adapters.py"
+    write_handout(out, "cmu2026", holes=[])
+    for file in ("rope.py", "llama.py", "base_llama.py"):
+        text = (out / file).read_text(encoding="utf-8")
+        text = re.sub(r"\bquery_start\b", "first_query", re.sub(r"\bstart_pos\b", "first", text))
+        text = text.replace("value: torch.Tensor, mask: ", "value: torch.Tensor, *, allowed: ")
+        text = text.replace("scores = query @", "mask = allowed\n        scores = query @")
+        (out / file).write_text(text.replace("*seen)", "**dict(zip(['allowed'], seen)))"), encoding="utf-8")
+    names, token = ("rotary embedding", "scores and softmax, causal", "layer, causal"), small_model.NORM.set("layer")
+    try:
+        mine = [part for part in parts.all_parts(("causal",)) if part.name in names]
+        with Student(out) as student:
+            found = {one.part.name: one for one in parts.judge(student, mine, parts.stored_numbers("layer"))}
+        assert "it does not take start_pos and query_start" in found[names[0]].sentence
+        assert "it does not take the argument mask" in found[names[1]].sentence
+        text = changed.read_text(encoding="utf-8").replace("*(() if mask is None else (mask,))", "allowed=mask")
+        starts = "**{{'start_pos': 'first', 'query_start': 'first_query'}[name]: at for name, at in starts.items()}"
+        changed.write_text(text.replace("**starts)\n\n", f"{starts})\n\n"), encoding="utf-8")
+        with Student(out) as student:
+            found = [*parts.judge(student, mine, parts.stored_numbers("layer"))]
+        assert [one.verdict for one in found] == ["ok"] * 3, found
+    finally:
+        small_model.NORM.reset(token)
+    said = ask(out, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", status=0)
+    assert "failed" not in said and "skipped" not in said
