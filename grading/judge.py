@@ -161,7 +161,8 @@ def _run(files: Files, edition: str, run_code: RunCode) -> list[PartCheck]:
 
 
 def _failed(parts: list[PartCheck]) -> Iterator[Message]:
-    for part in parts:
-        if not part.passed:
-            code = "E081-import" if part.part.startswith("import") else "E080-part"
-            yield Message(f"{part.part}: {part.message}", code)
+    """The failed parts; those that were not judged, as they need a failed one, only if there are no others."""
+    failed = [part for part in parts if not part.passed]
+    for part in [part for part in failed if not part.message.startswith("not judged")] or failed:
+        code = "E081-import" if part.part.startswith("import") else "E080-part"
+        yield Message(f"{part.part}: {part.message}", code)

@@ -26,7 +26,7 @@ from wrong_submissions import (
     write_data,
 )
 
-from grading import batch, findings, settings, sheets
+from grading import batch, findings, judge, settings, sheets
 from grading.findings import CHECKS
 from grading.intake import Student, Submission, find_submissions
 from grading.judge import PartCheck
@@ -241,6 +241,13 @@ def test_with_executed_checks_a_grade_is_final(place, monkeypatch, failed, case,
     assert ("ucsc", b"# llama.py\nimport torch\n") in seen
     text = sheets.report_of(row, given)
     assert text.count("FAILED") == len(failed) and "&lt;b&gt;last" in text
+
+
+def test_a_part_that_was_not_judged_is_no_finding_beside_its_cause():
+    cause = PartCheck("RMSNorm", False, "WRONG: the mean is of x", "")
+    other = PartCheck("layer", False, "not judged: it needs RMSNorm", "")
+    assert [*map(str, judge._failed([other, cause]))] == ["RMSNorm: WRONG: the mean is of x"]
+    assert [*map(str, judge._failed([other]))] == ["layer: not judged: it needs RMSNorm"]
 
 
 # -------------------------------------------------------------------------------------------------- hostile names
