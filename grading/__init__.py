@@ -3,6 +3,10 @@
 import os  # like sys, loaded before any file of a student could take its place: nothing else is imported here
 import sys
 
+if sys.argv[:1] == ["-m"]:  # `python -m grading`: the current folder, first on the path, may be a student's
+    sys.path.sort(key=os.getcwd().__eq__)
+    os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that it starts
+
 
 def run_script(name: str, main: str = "main") -> int:
     """Import a script of the folder above by its name and run its function `main`. Returns the exit status.

@@ -11,13 +11,15 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 from grading.archive import FormatError
@@ -35,6 +37,7 @@ from grading.sheets import Row
 from grading.texts import TextJudge
 
 STATE = "state.jsonl"
+LAST_SECONDS = 5.0  # of a process whose parent is gone
 MakeJudge = Callable[[str, str], TextJudge]  # of the paths of a checkpoint and its tokenizer; importable by its name
 Job = tuple[Path, str, Settings, "MakeJudge | None", "RunCode | None"]
 
@@ -53,6 +56,8 @@ def judge_one(job: Job) -> Judgement:
         return examine(path, student_id, settings, judge, run_code)
     except GradingError:
         raise
+    except SystemExit:  # of `_begin_process`; the pool would go on with what waits
+        os._exit(1)
     except OSError as error:
         return failed(f"cannot be read: {error.strerror}", settings)
     except Exception as error:
@@ -106,7 +111,8 @@ def read_state(path: Path) -> dict[str, Judgement]:
             values["findings"] = [Finding(**one) for one in values["findings"]]
             values["scores"] = {name: tuple(score) for name, score in values["scores"].items()}
             values["parts"] = values["parts"] and [PartCheck(*part) for part in values["parts"]]
-            found[key] = Judgement(**values)
+            if all(one.code != "E079-failed" for one in values["findings"]):  # that is tried again
+                found[key] = Judgement(**values)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return found
@@ -168,13 +174,30 @@ def _in_processes(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Judgem
 
 def _pool(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Future]]:
     """The finished futures of a pool of fresh processes. Those that wait are dropped when the caller stops."""
-    ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), signal.signal, ignore)
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process)
     try:
         futures = {pool.submit(judge_one, job): index for index, job in todo.items()}
         yield from ((futures[future], future) for future in as_completed(futures))
+    except BaseException:
+        for process in active_children():
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin_process() -> None:
+    """In a process of the pool: it ends, and removes its files, when the parent says so or is gone."""
+
+    def follow() -> None:
+        parent_process().join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(LAST_SECONDS)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def rows_of(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, hear_interrupts
 from test_batch import graded
+from test_hostile import has_ended, wait_for
 from wrong_submissions import (
     STORY,
     WRONG,
@@ -55,7 +56,11 @@ def command(place: Path, *flags: str) -> list[str]:
 
 
 def run(place: Path, *flags: str) -> subprocess.CompletedProcess:
-    return subprocess.run(command(place, *flags), cwd=ROOT, capture_output=True, text=True)
+    """The command in a folder with files that have the names of libraries."""
+    for name in ("csv", "jinja2", "random"):
+        (place / f"{name}.py").write_text("raise SystemExit('a stranger')\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command(place, *flags), cwd=place, env=environment, capture_output=True, text=True)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -165,6 +170,36 @@ def test_an_interrupt_keeps_what_is_finished(place):
     assert state.stat().st_size
 
 
+SLEEP = """
+import sys; sys.path[:0] = {folders!r}
+from pathlib import Path
+from grading.batch import judge_all
+from grading.intake import find_submissions
+from grading.settings import Judge, Settings
+from wrong_submissions import sleeping_judge
+place = Path({place!r})
+given = Settings(gold=str(place / "data"), judge=Judge(str(place / "seen")))
+list(judge_all(find_submissions(place / "in", given)[0], given, place, 2, sleeping_judge))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_run(place, number):
+    """And none is waited for: one may have a quarter of an hour to go."""
+    folders = [str(ROOT), *(str(ROOT / "tests" / name) for name in ("", "grading"))]
+    code = SLEEP.format(folders=folders, place=str(place))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=place, stderr=subprocess.DEVNULL, preexec_fn=hear_interrupts
+    )
+    wait_for(lambda: len([*place.glob("seen-*")]) == 2)
+    process.send_signal(number)
+    process.wait(10)
+    for path in place.glob("seen-*"):
+        wait_for(lambda path=path: has_ended(int(path.name.removeprefix("seen-"))), 10)
+
+
 def test_a_process_that_dies_costs_its_own_submission_alone(place):
     (place / "in" / "aaron.zip").write_bytes(make_zip("aaron", 7, change=put(OTHER, f"{STORY} blork".encode())))
     given = Settings(gold=str(place / "data"), judge=Judge(__file__, __file__))
@@ -184,6 +219,9 @@ def test_a_defect_of_the_checker_stops_nothing(place, monkeypatch):
     rows = graded(place / "in", place / "out", Settings(gold=str(place / "data")))
     assert {one.code for row in rows.values() for one in row.findings} == {"E079-failed"}
     assert "RuntimeError: a defect" in rows["bob"].findings[0].text
+    monkeypatch.undo()
+    rows = graded(place / "in", place / "out", Settings(gold=str(place / "data")))
+    assert rows["bob"].grade.letter == "A"  # it is tried again
 
 
 def test_broken_data_of_the_grader_end_the_run_in_one_line(place):

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import stat
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,17 @@ def dying_judge(checkpoint: str, tokenizer: str) -> Callable[[str, str], Verdict
         return os._exit(1) if "blork" in text else Verdict("coherent")
 
     return judge_or_die
+
+
+def sleeping_judge(checkpoint: str, tokenizer: str) -> Callable[[str, str], Verdict]:
+    """A model that takes a minute. The number of its process stands in the name of a file."""
+
+    def judge_and_sleep(text: str, prompt: str) -> Verdict:
+        Path(f"{checkpoint}-{os.getpid()}").touch()
+        time.sleep(60)
+        return Verdict("coherent")
+
+    return judge_and_sleep
 
 
 def judge_by_a_word(text: str, prompt: str) -> Verdict:
