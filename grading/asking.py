@@ -156,7 +156,7 @@ class Student:
         deadline, name = time.monotonic() + START_LIMIT, ""
         try:
             while (message := self.process.receive(deadline)) is not None and "ready" not in message[0]:
-                name = short_repr(str(message[0].get("importing") or name))
+                name = short_repr(message[0].get("importing") or name)
                 deadline = min(deadline, time.monotonic() + self.time_limit)
         except TimeoutError:
             return f"PyTorch cannot be imported in this folder: {name or 'its import'} takes too long"
@@ -166,7 +166,7 @@ class Student:
                 how, said = how.replace(" the process", ""), short_repr(self.process.last_line())
                 raise GradingError(f"the process that is to run the code {how}{f': {said}' if said else ''}")
             return f"PyTorch cannot be imported in this folder: {name}.py {how}"
-        return short_repr(str(message[0]["ready"]))
+        return short_repr(message[0]["ready"])
 
     def listen(self, token: str, deadline: float, importing: list[str]) -> ChildAnswer | str:
         """The answer to the question with this token; or, as text, how the process was lost.
@@ -194,7 +194,7 @@ class Student:
         if isinstance(blocked, str) and blocked in self.lost_imports:
             return self.lost_imports[blocked]
         if "trouble" in header:
-            trouble, is_written = short_repr(str(header["trouble"])), header.get("is_written") is not False
+            trouble, is_written = short_repr(header["trouble"]), header.get("is_written") is not False
             return ChildAnswer(trouble=trouble, is_written=is_written)
         try:
             tensors = wire.unpack(header, data)
@@ -233,8 +233,9 @@ def has_context(student: Student) -> bool:
     return not student.ask(ChildQuestion("has_context", "llama")).trouble
 
 
-def short_repr(text: str) -> str:
+def short_repr(text: object) -> str:
     """Text of the student's process on one line of bounded length; words that look like a verdict are left out."""
+    text = text if isinstance(text, str) else f"({type(text).__name__})"  # a nested list may be too deep for `str`
     text = VERDICT.sub("[...]", " ".join(text.split()))
     text = text if len(text) <= LONGEST_TROUBLE else f"{text[: LONGEST_TROUBLE - 3]}..."
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -36,6 +36,7 @@ from grading.asking import (
 )
 from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.entries import archive_problems
+from grading.intake import read_payload
 from grading.programs import GradingError, GradingParser, printable, run_main
 from grading.rules import Report
 from grading.sandbox import LIMITS, MB, OPTIONAL, Box, BoxedProcess, Limits, open_box, open_to_all
@@ -223,7 +224,7 @@ def code_of(source: Path) -> Iterator[Path]:
         yield source
         return
     try:
-        archive = read_archive(source.read_bytes())
+        archive = read_archive(read_payload(source, ""))
         if problems := archive_problems(archive, MOST_CODE):
             raise GradingError(f"{printable(source)}: {problems[0]}")
         files = enter_top_folder(archive.entries, Report(source.stem), EDITIONS[DEFAULT_EDITION])

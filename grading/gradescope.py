@@ -8,7 +8,6 @@ after each test: a run that is ended has the points that it had earned, and says
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import shlex
@@ -21,11 +20,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from grading.archive import FormatError
 from grading.box import ADAMW, ROPE, Executed, run_checks
 from grading.confined import STUDENT, UserBox
-from grading.editions import ACCURACY_BANDS, BUNDLED_NORM, DEFAULT_EDITION, LABEL_NAMES, REFERENCE_ACCURACIES
+from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, LABEL_NAMES, reference_accuracies
 from grading.entries import fixed_entry
-from grading.lines import NO_GOLD_LABEL, SEPARATOR, create_data
+from grading.intake import read_payload
+from grading.lines import create_data
 from grading.programs import (
     ROOT,
     GradingError,
@@ -40,11 +41,10 @@ from grading.rules import EDITIONS, Report, Rules
 from grading.sandbox import Limits, add_python
 from grading.submission import check_bytes
 
-CONFIG, DATA, GOLD = "gradescope.json", "data", "gold"  # in the zip; the test sets of DATA have no labels
+CONFIG, GOLD = "gradescope.json", "gold"  # in the zip
 # Gradescope gives half a processor, 768 MB and ten minutes, if nobody asks for more. The grader itself needs 320 MB.
 LIMITS = Limits(seconds=60.0, total=210.0, memory=380, processes=32, printed=16)
-MOST_SUBMITTED = 50.0  # million bytes
-POINTS = {"files": 20.0, "accuracy": 10.0, ROPE: 10.0, ADAMW: 15.0, "parts": 35.0}
+POINTS = {"files": 20.0, "accuracy": 20.0, ROPE: 10.0, ADAMW: 15.0, "parts": 35.0}
 MOST_PARTS = 21  # which share their points
 UNFINISHED = "The autograder did not finish. Submit again; if that does not help, write to the staff of the course."
 SETUP = """#!/usr/bin/env bash
@@ -126,47 +126,34 @@ def submitted(folder: Path, metadata: dict[str, Any]) -> tuple[Path, str]:
     return folder, re.sub("[^A-Za-z0-9.-]", "-", name).strip(".-") or "student"
 
 
-def payload_of(folder: Path, student_id: str) -> bytes:
-    """A zip of the plain files of a folder, below a top folder. Raises `GradingError` if they are too large."""
-    buffer, total = io.BytesIO(), 0
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and not path.is_symlink():
-                total += path.stat().st_size
-                if total > MOST_SUBMITTED * 1e6:
-                    raise GradingError(
-                        f"More than {MOST_SUBMITTED:g} MB were submitted. Leave out checkpoints and data."
-                    )
-                name = path.relative_to(folder).as_posix().encode("utf-8", "replace").decode()
-                archive.writestr(f"{student_id}/{name}", path.read_bytes())
-    return buffer.getvalue()
-
-
 # ------------------------------------------------------------------------------------------------------ the tests
 
 
-def report_on(payload: bytes, student_id: str, edition: str, data: str) -> Report:
-    return check_bytes(payload, student_id, Rules(edition=edition, data_dir=ROOT / data, size_limit=MOST_SUBMITTED))
-
-
 def check_files(results: Results, report: Report) -> None:
-    """The files and outputs, compared with data whose test sets have no labels; dev accuracies to the leaderboard."""
-    said = [f"{kind}: {one}" for kind in ("problem", "warning") for one in getattr(report, f"{kind}s")]
+    """The files and outputs, without what tells an accuracy on a test set; dev accuracies to the leaderboard."""
+    said = [
+        f"{kind}: {one}"
+        for kind in ("problem", "warning")
+        for one in getattr(report, f"{kind}s")
+        if one.code not in ("E040-accuracy", "E041-high") or "-test-" not in one.file
+    ]
     for data in LABEL_NAMES:
         found = [accuracy for name, accuracy in report.accuracies.items() if name.startswith(f"{data}-dev-")]
         results.leaderboard.append({"name": f"{data} dev accuracy", "value": round(max(found, default=0.0), 3)})
     results.add("Files and outputs", not report.problems, POINTS["files"], said)
 
 
-def check_accuracies(results: Results, report: Report) -> None:
+def check_accuracies(results: Results, report: Report, edition: str) -> None:
     """Hidden tests: an accuracy on a test set is at most the band of an A below the reference's."""
-    for (data, kind), (_, reference) in REFERENCE_ACCURACIES.items():
+    first = len(results.tests)
+    for (data, kind), (_, reference) in reference_accuracies(edition).items():
         if reference is not None:
             name = f"{data}-test-{kind}-output.txt"
             accuracy = report.accuracies.get(name, 0.0)
             is_enough = round(reference - accuracy, 3) <= ACCURACY_BANDS[data]
             said = f"{name}: {accuracy:.3f}; the reference's is {reference:.3f}"
-            results.add(f"Accuracy: {data} test, {kind}", is_enough, POINTS["accuracy"], [said], "hidden")
+            results.add(f"Accuracy: {data} test, {kind}", is_enough, 0.0, [said], "hidden")
+    results.share_out(first, POINTS["accuracy"])
 
 
 def check_code(results: Results, folder: Path, edition: str, seconds: float) -> None:
@@ -197,13 +184,12 @@ def grade(base: Path) -> None:
         return
     folder, student_id = submitted(base / "submission", metadata)
     try:
-        payload = payload_of(folder, student_id)
-        check_files(results, report_on(payload, student_id, edition, DATA))
-        if EDITIONS[edition].norm == BUNDLED_NORM:
-            check_accuracies(results, report_on(payload, student_id, edition, GOLD))
-        del payload
+        rules = Rules(edition=edition, data_dir=ROOT / GOLD)
+        report = check_bytes(read_payload(folder, student_id), student_id, rules)
+        check_files(results, report)
+        check_accuracies(results, report, edition)
         check_code(results, folder, edition, config["seconds"])
-    except GradingError as error:
+    except (GradingError, FormatError) as error:
         results.write(str(error))
         return
     shown = [test for test in results.tests if test["visibility"] == "visible"]
@@ -215,19 +201,16 @@ def grade(base: Path) -> None:
 
 
 def data_files(rules: Rules) -> dict[str, bytes]:
-    """The data sets, with the labels of the test sets and without. Raises `GradingError` if one is absent."""
+    """The data sets. Raises `GradingError` if one is absent or broken."""
     files = {}
     for data in LABEL_NAMES:
         for split in ("dev", "test"):
             path = rules.find(f"{data}-{split}.txt")
             if path is None:
                 raise GradingError(f"{data}-{split}.txt is not here: give --data DIR, the folder of the course's data")
-            sentences = [one.sentence for one in create_data(path, is_test=split == "test")]
-            unlabelled = "".join(f"{NO_GOLD_LABEL}{SEPARATOR}{one}\n" for one in sentences).encode()
+            create_data(path, is_test=split == "test")
             files[f"{GOLD}/{path.name}"] = path.read_bytes()
-            files[f"{DATA}/{path.name}"] = unlabelled if split == "test" else path.read_bytes()
-        for folder in (DATA, GOLD):
-            files[f"{folder}/{data}-label-mapping.json"] = json.dumps([*rules.label_names(data)]).encode()
+        files[f"{GOLD}/{data}-label-mapping.json"] = json.dumps([*rules.label_names(data)]).encode()
     return files
 
 

@@ -196,8 +196,11 @@ def _newest(student: Student, claimed: list[tuple[Upload, list[Message]]]) -> Su
 
 
 def read_payload(path: Path, student_id: str) -> bytes:
-    """The bytes of a zip, or a zip of a folder's files as they lie. Raises `FormatError` where they are too many."""
-    if not path.is_dir():
+    """The bytes of a zip, or a zip of a folder's files as they lie. Raises `FormatError` where they are too many.
+
+    What is neither a file nor a folder, such as a pipe, is read as an empty folder.
+    """
+    if path.is_file():
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_READ:

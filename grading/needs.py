@@ -50,18 +50,17 @@ class Import(NamedTuple):
         return self.name.partition(".")[0]
 
 
-def imports_of(source: bytes, package: list[str]) -> list[Import]:
-    """The imports of a module in `package`. Raises `FormatError` where the source is not Python."""
+def parse(source: bytes) -> ast.AST:
+    """The syntax tree of a stranger's file. Raises `FormatError` where it is not Python."""
     # Python's parser takes memory that grows with the square of a dotted name.
     if any(run.count(b".") > MAX_NAME for run in re.findall(rb"(?:[\w\x80-\xff.\t\f ]|\\\r?\n)+", source)):
         raise FormatError("line 1: not Python, or too deeply nested")
     try:
-        tree = _parse(source)
+        return _parse(source)
     except SyntaxError as error:
         raise FormatError(f"line {error.lineno or 1}: not Python ({printable(error.msg)})") from None
     except (ValueError, LookupError, MemoryError, RecursionError):
         raise FormatError("line 1: not Python, or too deeply nested") from None
-    return list(_imported(tree, package))
 
 
 def _parse(source: bytes) -> ast.AST:
@@ -190,7 +189,7 @@ class Follower:
             raw = source.read(file)
         except FormatError:
             return []
-        return imports_of(raw, file.split("/")[:-1])
+        return list(_imported(parse(raw), file.split("/")[:-1]))
 
     def is_of_this_package(self, script: str) -> bool:
         """Whether a script is this package's and not the course's own: it imports modules of this package."""

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grading.archive import FormatError, read_archive, read_entry
 from grading.disguise import DISGUISES, disguised
+from grading.intake import read_payload
+from grading.needs import parse
 from grading.programs import (
     ROOT,
     GradingError,
@@ -79,7 +81,7 @@ def _members(path: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
             if each.name in THRESHOLDS and each.is_file() and not each.is_symlink():
                 yield each.relative_to(path).as_posix(), each.stat().st_size, each.read_bytes
         return
-    archive = read_archive(path.read_bytes())
+    archive = read_archive(read_payload(path, ""))
     for entry in archive.entries:
         if PurePosixPath(entry.name).name in THRESHOLDS and entry.local and not entry.is_folder:
             yield entry.name, entry.central.size, partial(read_entry, archive, entry, keep=True)
@@ -101,7 +103,7 @@ def read_folder(folder: str) -> People:
         raise GradingError(f"the folder {printable(folder)} does not exist")
     found = {}
     for path in sorted(Path(folder).iterdir()):
-        if path.is_dir() or path.suffix == ".zip":
+        if path.is_dir() or path.suffix.lower() == ".zip":
             try:
                 if sources := read_sources(path):
                     found[path.name] = sources
@@ -115,13 +117,13 @@ def read_folder(folder: str) -> People:
 def plain(code: str) -> str:
     """A file without layout, comments and docstrings, walls around its definitions; as it is if it is no Python."""
     try:
-        tree = ast.parse(code)
+        tree = parse(code.encode("utf-8", "replace"))
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 has_docstring = ast.get_docstring(node, clean=False) is not None
                 node.body = [each for part in node.body[has_docstring:] for each in _walled(part)] or [ast.Pass()]
         return ast.unparse(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (FormatError, RecursionError, MemoryError):
         return code
 
 

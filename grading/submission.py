@@ -163,17 +163,19 @@ def look_into(payload: bytes, student_id: str, rules: Rules) -> tuple[Report, Fi
     entries = enter_top_folder(archive.entries, report, edition)
     report.files = sorted(entries)
     check_names(entries, edition, report)
-    if refused:
+    if refused or _check_contents(archive, entries, rules, report):
         return report, None
-    _check_contents(archive, entries, rules, report)
     sizes = {name: entry.central.size for name, entry in entries.items()}
     files = Files(sizes, lambda name: read_entry(archive, entries[name], keep=True))
     check_needs(files, edition, Package(), report)
     return report, files
 
 
-def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, report: Report) -> None:
-    """Read every entry once, also those that are not judged; check output files and the report."""
+def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, report: Report) -> bool:
+    """Read every entry once, also those that are not judged; check output files and the report.
+
+    Returns whether an entry is damaged.
+    """
     damaged, judged = defaultdict(list), {entry.name for entry in files.values()}
     others = [(entry.name, entry) for entry in archive.entries if entry.name not in judged]
     reports = reports_among(files, report.student_id)
@@ -194,6 +196,7 @@ def _check_contents(archive: Archive, files: dict[str, Entry], rules: Rules, rep
         if is_report:
             report.warnings += content_warnings(name, raw)
     report.problems += [damaged_entries(names, why) for why, names in damaged.items()]
+    return bool(damaged)
 
 
 def check_zip(path: str | os.PathLike, student_id: str, **rules) -> Report:

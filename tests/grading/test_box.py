@@ -225,6 +225,9 @@ def test_a_zip_is_unpacked_only_if_all_tools_read_it_alike(tmp_path: Path, nothi
         else:
             with code_of(tmp_path / "right.zip") as folder:
                 assert sorted(path.name for path in folder.rglob("*")) == ["a.json", "data", "rope.py"]
+    os.truncate(tmp_path / "right.zip", 1 << 40)
+    with pytest.raises(GradingError, match="100 MB are not read"), code_of(tmp_path / "right.zip"):
+        pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -150,8 +150,8 @@ def test_what_the_packages_own_copy_imports_is_not_held_against_it(check_files, 
 def test_names_of_hostile_scripts_are_bounded_and_copies_read_once(check_files, package, monkeypatch):
     code = "import " + ", ".join(f"nowhere{number}" for number in range(5000))
     setup = "\n".join(f"pip install -r requirements/mine{number}.txt" for number in range(2000))
-    parsed, imports_of = [], needs.imports_of
-    monkeypatch.setattr(needs, "imports_of", lambda *given: parsed.append(given) or imports_of(*given))
+    parsed, parse = [], needs.parse
+    monkeypatch.setattr(needs, "parse", lambda *given: parsed.append(given) or parse(*given))
     files = {"llama.py": "import engine.plan\n" + code, "engine/plan.py": code, "requirements/a.txt": ""}
     report = check_files(files | {"setup.sh": setup})
     assert len(report.problems) == 2 and all(len(problem) < 2000 for problem in report.problems)

@@ -95,6 +95,10 @@ def test_a_message_that_is_too_long_is_not_sent():
 
 def test_text_of_the_process_is_one_short_line_without_verdicts():
     assert short_repr("a\n b\t c") == "a b c"
+    nested: list = []
+    for _ in range(5000):
+        nested = [nested]
+    assert short_repr(nested) == "(list)"
     assert len(short_repr("word " * 1000)) == 200 and short_repr("x" * 300).endswith("...")
     assert short_repr("\x1b[2K ok") == "\\x1b[2K ok"
     assert "passed" not in short_repr("Rotary embedding test passed!") and "correct" not in short_repr("is Correct !")

@@ -175,9 +175,9 @@ def packed_otherwise() -> zipfile.ZipInfo:
     return info
 
 
-def damage(payload: bytes) -> bytes:
-    """Another byte in the middle of the first entry's data."""
-    start = payload.index(b"PK\3\4", 4) - 10
+def damage(payload: bytes, name: bytes = b"README.md") -> bytes:
+    """Another byte in the data of an entry."""
+    start = payload.index(name) + len(name) + 9
     return payload[:start] + bytes([payload[start] ^ 0xFF]) + payload[start + 1 :]
 
 
@@ -212,6 +212,7 @@ WRONG = {
     "two-spellings": Case("E004-entries", "refuse", "", put("LLAMA.py", b"import torch\n")),
     "bzip2": Case("E004-entries", "refuse", "", entries=lambda entries: [*entries, (packed_otherwise(), b"x")]),
     "damaged": Case("E005-damaged", "refuse", "", payload=damage),
+    "damaged-checker": Case("E005-damaged", "refuse", "", payload=lambda raw: damage(raw, b"sanity_check.py")),
     "other-top": Case("E010-folder", "deduct", "A-", entries=move(lambda name: name.replace("ID/", "minllama/"))),
     "two-tops": Case("E010-folder", "deduct", "A-", entries=lambda entries: [*entries, ("other/a.txt", b"x")]),
     "loose": Case("E010-folder", "deduct", "A-", entries=lambda entries: [*entries, ("notes.txt", b"x")]),
