@@ -27,7 +27,7 @@ from grading.coherence import limits_path
 from grading.editions import LABEL_NAMES
 from grading.findings import Finding, Message, findings_of, rank
 from grading.intake import Submission, read_payload
-from grading.judge import Judgement, PartCheck, RunCode, examine
+from grading.judge import Executed, Judgement, RunCode, examine
 from grading.package import Package
 from grading.programs import GradingError, atomic_write, printable
 from grading.results import compare_students
@@ -110,7 +110,7 @@ def read_state(path: Path) -> dict[str, Judgement]:
             key = values.pop("key")
             values["findings"] = [Finding(**one) for one in values["findings"]]
             values["scores"] = {name: tuple(score) for name, score in values["scores"].items()}
-            values["parts"] = values["parts"] and [PartCheck(*part) for part in values["parts"]]
+            values["parts"] = values["parts"] and [Executed(*part) for part in values["parts"]]
             if all(one.code != "E079-failed" for one in values["findings"]):  # that is tried again
                 found[key] = Judgement(**values)
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from grading.archive import FormatError, read_archive, read_entry
 from grading.asking import (
@@ -37,6 +36,7 @@ from grading.asking import (
 from grading.editions import DEFAULT_EDITION, EDITIONS
 from grading.entries import archive_problems
 from grading.intake import read_payload
+from grading.judge import Executed
 from grading.programs import GradingError, GradingParser, printable, run_main
 from grading.rules import Report
 from grading.sandbox import LIMITS, MB, OPTIONAL, Box, BoxedProcess, Limits, open_box, open_to_all
@@ -44,15 +44,6 @@ from grading.submission import CLUTTER, FOREIGN, enter_top_folder
 
 MOST_CODE = 100 * MB  # bytes of a submission that is run
 ROPE, ADAMW, START, END = "rope_test.py", "optimizer_test.py", "import of PyTorch", "end of the process"
-
-
-class Executed(NamedTuple):
-    """The verdict on one executed check. message: "" or one line. tail: the last 40 lines that the code printed."""
-
-    part: str
-    passed: bool
-    message: str = ""
-    tail: str = ""
 
 
 @dataclass

@@ -28,16 +28,16 @@ from grading.submission import look_into, with_hints
 from grading.texts import NOT_JUDGED, TextJudge, check_texts
 
 
-class PartCheck(NamedTuple):
-    """A part of a student's code, run in a box. tail: the last lines that it printed, where it failed."""
+class Executed(NamedTuple):
+    """The verdict on one executed check. message: "" or one line. tail: the last 40 lines that the code printed."""
 
     part: str
     passed: bool
-    message: str
-    tail: str
+    message: str = ""
+    tail: str = ""
 
 
-RunCode = Callable[[Path, str], list[PartCheck]]  # of the folder of a submission's files, and the edition
+RunCode = Callable[[Path, str], list[Executed]]  # of the folder of a submission's files, and the edition
 
 # Python imports these before anything else, or in place of a library or of one of its own modules.
 SHADOWING = INSTALLED | set(sys.stdlib_module_names) | {"sitecustomize", "usercustomize"}
@@ -72,7 +72,7 @@ class Judgement:
     scores: dict[str, tuple[int, float | None, float | None]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     coherence: str = NOT_JUDGED
-    parts: list[PartCheck] | None = None
+    parts: list[Executed] | None = None
 
 
 def examine(
@@ -150,17 +150,17 @@ def _plain(name: str, content: bytes) -> bytes:
     return content.replace(b"\r\n", b"\n") if name.endswith((".py", ".json")) else content
 
 
-def _run(files: Files, edition: str, run_code: RunCode) -> list[PartCheck]:
+def _run(files: Files, edition: str, run_code: RunCode) -> list[Executed]:
     """Write a submission's files into a folder of their own, and have them run there."""
     with tempfile.TemporaryDirectory(prefix="minllama-submission-") as folder:
         for name in files.sizes:
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(files.read(name))
-        return [PartCheck(*part) for part in run_code(Path(folder), edition)]
+        return run_code(Path(folder), edition)
 
 
-def _failed(parts: list[PartCheck]) -> Iterator[Message]:
+def _failed(parts: list[Executed]) -> Iterator[Message]:
     """The failed parts; those that were not judged, as they need a failed one, only if there are no others."""
     failed = [part for part in parts if not part.passed]
     for part in [part for part in failed if not part.message.startswith("not judged")] or failed:

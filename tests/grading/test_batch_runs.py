@@ -30,7 +30,7 @@ from wrong_submissions import (
 from grading import batch, findings, judge, settings, sheets
 from grading.findings import CHECKS
 from grading.intake import Student, Submission, find_submissions
-from grading.judge import PartCheck
+from grading.judge import Executed
 from grading.programs import GradingError
 from grading.rubric import read_overrides
 from grading.settings import Judge, Settings, first_config, read_settings
@@ -254,7 +254,7 @@ def test_students_with_the_same_labels(place, monkeypatch):
 def results(*failed: str):
     parts = ("import of llama.py", "RMSNorm", "AdamW")
     return lambda folder, edition: [
-        PartCheck(part, part not in failed, "wrong" if part in failed else "", "its <b>last</b> line") for part in parts
+        Executed(part, part not in failed, "wrong" if part in failed else "", "its <b>last</b> line") for part in parts
     ]
 
 

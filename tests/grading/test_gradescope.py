@@ -319,6 +319,18 @@ def test_a_run_that_is_killed_has_said_so_before(autograder: Autograder, student
 
 
 @needs_root
+def test_a_process_that_has_ended_is_not_waited_for():
+    """Its parent, or the container's first process, may never take note; and its name cannot make it seem ended."""
+    box, code = UserBox(PYTHON, user=STUDENT), "open('/proc/self/comm', 'w').write('a\\nState:\\tZ'); input()"
+    process = subprocess.Popen([*box.become, "/usr/bin/python3", "-c", code], stdin=subprocess.PIPE)
+    wait_for(lambda: box.members(0) == [process.pid])
+    started = time.monotonic()
+    box.end(0)
+    assert time.monotonic() - started < 5 and box.members(0) == []
+    assert process.wait() == -signal.SIGKILL
+
+
+@needs_root
 def test_only_root_can_give_the_code_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(GradingError, match="only root"):
         UserBox(sys.executable, Limits()).prepare(tmp_path)
