@@ -68,6 +68,7 @@ class Archive(NamedTuple):
     payload: bytes
     entries: list[Entry]  # in the order of the directory
     directory: int  # where it begins
+    has_backslashes: bool  # between folders and names, as Windows PowerShell writes them; `entries` have slashes
 
 
 def read_archive(payload: bytes) -> Archive:
@@ -99,7 +100,15 @@ def read_archive(payload: bytes) -> Archive:
         at = central.end + comment_length
     if at != stop:
         raise FormatError(f"{NO_ZIP}: its directory does not hold the entries that its end counts")
-    return Archive(payload, entries, start)
+    has_backslashes = any("\\" in one.name for one in entries) and not any("/" in one.name for one in entries)
+    return Archive(payload, [*map(_with_slashes, entries)] if has_backslashes else entries, start, has_backslashes)
+
+
+def _with_slashes(entry: Entry) -> Entry:
+    central, local = (
+        header and header._replace(name=header.name.replace(b"\\", b"/")) for header in (entry.central, entry.local)
+    )
+    return Entry(entry.name.replace("\\", "/"), central, local, entry.attributes)
 
 
 def _read_end(payload: bytes, end: int) -> tuple[int, list[int]]:

@@ -19,6 +19,8 @@ from grading.archive import HAS_DESCRIPTOR, IS_ENCRYPTED, MAX_VERSION, MB, WIDE,
 from grading.findings import Message
 from grading.programs import few, printable
 
+FINDER_ICON = "Icon\r"  # macOS and Google Drive put it into folders
+
 
 def fixed_entry(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
     """An entry to write: its time and system are fixed, so that the same input gives the same bytes everywhere."""
@@ -30,7 +32,7 @@ def fixed_entry(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
 
 def name_fault(name: str) -> str | None:
     """Why a name must not be unpacked, or None."""
-    if re.search("[\0-\x1f\x7f-\x9f\ud800-\udfff]", name):
+    if re.search("[\0-\x1f\x7f-\x9f\ud800-\udfff]", name.removesuffix(f"/{FINDER_ICON}")):
         return "control or undecodable characters in the name"
     if name.startswith("/") or re.match("[A-Za-z]:", name):
         return "an absolute name"

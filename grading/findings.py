@@ -34,6 +34,7 @@ CHECKS = {
     "E004-entries": Check("refuse", "", "entries that tools unpack differently or must not unpack: links, absolute "
                           "names, two entries for one name, stray bytes", AGAIN),
     "E005-damaged": Check("refuse", "", "entries whose data are damaged", AGAIN),
+    "E006-backslash": Check("note", "", "names with backslashes between folders; they were read as slashes", AGAIN),
     "E010-folder": Check("deduct", "", "the files do not lie directly in one top folder, named by the ID", AGAIN),
     "E011-id-case": Check("note", "", "the ID has upper and lower case other than the roster's or the file name's", ""),
     "E012-missing": Check("deduct", "B", "a required code file is missing", "hand it in"),
@@ -85,7 +86,7 @@ CHECKS = {
     "E054-short": Check("flag", "", "a generated text is too short to be judged", "read the text"),
     "E055-words": Check("flag", "", "few words of a generated text are known", "read the text"),
     "E056-temperatures": Check("flag", "", "the texts at temperatures 0 and 1 are equal", "look at generate"),
-    "E057-code-page": Check("note", "", "a generated text in the code page of Windows; it was decoded", ""),
+    "E057-code-page": Check("note", "", "a generated text in UTF-16 or in a code page of Windows; it was decoded", ""),
     "E058-causal": Check("flag", "", "the text of a model with a causal mask, which this edition has not",
                          "look for the mask"),
     "E060-report-name": Check("flag", "", "a report under another name", "rename it"),

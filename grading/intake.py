@@ -206,7 +206,8 @@ def read_payload(path: Path, student_id: str) -> bytes:
             if size > MAX_READ:
                 raise FormatError(f"{size / MB:.1f} MB; more than {MAX_READ / MB:g} MB are not read")
             return file.read(MAX_READ)
-    files, total, top = [], 0, "" if (path / student_id).is_dir() else f"{student_id}/"
+    tops = [each.name.casefold() for each in path.glob("*/")]
+    files, total, top = [], 0, "" if student_id.casefold() in tops else f"{student_id}/"
     for each in sorted(path.rglob("*")):
         if each.is_symlink() or each.is_file():
             files.append(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import re
 from pathlib import Path
@@ -44,17 +45,20 @@ def _decode(name: str, raw: bytes, report: Report) -> str | None:
 
     The course's driver writes the encoding of the computer, on Windows a code page, so a generated text may have one.
     Which one is not known: letters beyond ASCII may come out as others, and the few of an English text do not matter.
+    Editors and PowerShell write UTF-16, with a mark in front.
     """
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        if OUTPUT.fullmatch(name) or re.search(rb"[\0-\x08\x0e-\x1f\x7f]", raw):
+        is_wide = raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        if OUTPUT.fullmatch(name) or (re.search(rb"[\0-\x08\x0e-\x1f\x7f]", raw) and not is_wide):
             report.problems.append(Message(f"{name} line {line}: not UTF-8 text", "E020-text", name, line))
             return None
-        said = f"{name} line {line}: not UTF-8 text; read as text in a code page of Windows"
+        encoding = "UTF-16" if is_wide else "a code page of Windows"
+        said = f"{name} line {line}: not UTF-8 text; read as text in {encoding}"
         report.notes.append(Message(said, "E057-code-page", name, line))
-        text = raw.decode("cp1252", "replace")
+        text = raw.decode("utf-16" if is_wide else "cp1252", "replace")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -55,7 +55,7 @@ def grade_of(findings: Iterable[Finding], judgement: Judgement | None, settings:
             reasons.append(f"at most {most}: {one.text}")
     form = [one for one in deducted if not one.check.most]
     late = any(one.code == "E070-late" for one in findings)
-    if form:
+    if form and settings.penalties.format_steps:
         letter = lower(letter, settings.penalties.format_steps)
         reasons.append(f"{settings.penalties.format_steps} step(s) down, once: {'; '.join(one.text for one in form)}")
     if late and settings.penalties.late_steps:

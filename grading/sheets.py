@@ -60,9 +60,9 @@ def write_sheets(rows: Sequence[Row], others: Sequence[str], settings: Settings,
 
 
 def safe_cell(value: object) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """A cell that no spreadsheet takes for a formula; some read full-width signs as well."""
     text = str(value)
-    return f"'{text}" if re.match(r"\s*[=+\-@]|[\t\r\n]", text) else text
+    return f"'{text}" if re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]", text) else text
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

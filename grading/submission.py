@@ -15,7 +15,7 @@ from pathlib import Path
 from grading.addition import folder_problems
 from grading.archive import MB, Archive, Entry, FormatError, read_archive, read_entry
 from grading.editions import ADVANCED, OUTPUT_KINDS, TEXTS, Edition
-from grading.entries import archive_problems, damaged_entries
+from grading.entries import FINDER_ICON, archive_problems, damaged_entries
 from grading.findings import Message
 from grading.needs import check_needs
 from grading.outputs import NO_SUBMISSION, OUTPUT, check_text
@@ -47,7 +47,7 @@ def is_foreign(name: str, edition: Edition) -> bool:
 def _ignored(name: str) -> bool:
     """Whether a system added it: top names with a leading underscore (as the course does), Finder's files."""
     base = name.rsplit("/", 1)[-1]
-    return name.startswith("_") or base == ".DS_Store" or base.startswith("._")
+    return name.startswith("_") or base in (".DS_Store", FINDER_ICON) or base.startswith("._")
 
 
 def enter_top_folder(entries: list[Entry], report: Report, edition: Edition) -> dict[str, Entry]:
@@ -158,6 +158,9 @@ def look_into(payload: bytes, student_id: str, rules: Rules) -> tuple[Report, Fi
     except FormatError as error:
         report.problems.append(Message(str(error), "E001-zip"))
         return report, None
+    if archive.has_backslashes:
+        said = "backslashes between folders and names, which Linux takes for letters: the zip of Windows PowerShell?"
+        report.warnings.append(Message(said, "E006-backslash"))
     refused = archive_problems(archive, rules.max_unpacked_bytes)
     report.problems += refused
     entries = enter_top_folder(archive.entries, report, edition)

@@ -248,6 +248,14 @@ def test_students_with_the_same_labels(place, monkeypatch):
     assert rows["alice"].findings == [] and rows["bob"].grade.letter == rows["carol"].grade.letter == "A"
 
 
+@pytest.mark.parametrize(("edition", "count"), [("ucsc", 1), ("cmu2025", 0)])  # the published ones have RMSNorm
+def test_zero_shot_labels_are_compared_with_those_of_the_editions_norm(place, monkeypatch, edition, count):
+    accept_these_files(monkeypatch)
+    (place / "in" / "alice.zip").write_bytes(make_zip("alice", 0, WRONG["zero-shot"]))
+    row = graded(place / "in", place / "out", Settings(edition, str(place / "data")))["alice"]
+    assert [one.code for one in row.findings].count("E046-zero-shot") == count
+
+
 # ------------------------------------------------------------------------------------------- the executed checks
 
 
@@ -335,7 +343,7 @@ def test_hostile_names_stay_text(place, monkeypatch):
 
 @pytest.mark.parametrize("text, cell", [
     ("=1", "'=1"), ("+1", "'+1"), ("-1", "'-1"), ("@x", "'@x"), (" =1", "' =1"), ("\t1", "'\t1"), ("A-", "A-"),
-    ("", ""), ("a=1", "a=1"), ("\r=1", "'\r=1"),
+    ("", ""), ("a=1", "a=1"), ("\r=1", "'\r=1"), ("\uff1d1", "'\uff1d1"),
 ])  # fmt: skip
 def test_cells(text, cell):
     assert sheets.safe_cell(text) == cell
@@ -401,6 +409,9 @@ def test_steps_down_are_taken_once_and_late_ones_apart(place):
     (place / "in" / name).write_bytes(make_zip("alice", 0, WRONG["loose"], change))
     given = Settings(gold=str(place / "data"))
     assert graded(place / "in", place / "out", given)["alice"].grade.letter == "A-"
+    free = Settings(gold=str(place / "data"), penalties=settings.Penalties(0))
+    grade = graded(place / "in", place / "out", free)["alice"].grade
+    assert (grade.letter, grade.reasons) == ("A", [])
     late = Settings(gold=str(place / "data"), penalties=settings.Penalties(2, 1))
     row = graded(place / "in", place / "out", late)["alice"]
     assert row.grade.letter == "B" and len(row.grade.reasons) == 2 and row.grade.reasons[1] == "1 step(s) down: late"

@@ -105,14 +105,14 @@ def test_a_wrong_roster_is_named(take, text, said):
         take(["alice.zip"], text or "\n")
 
 
-@pytest.mark.parametrize("top", ["", "alice/"])
+@pytest.mark.parametrize("top", ["", "alice/", "ALICE/"])
 def test_a_folder_is_read_as_a_zip_would_be(tmp_path, top):
     for name, content in right_files(0).items():
         path = tmp_path / "alice" / top / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     entries = read_archive(read_payload(tmp_path / "alice", "alice")).entries
-    assert sorted(entry.name for entry in entries) == sorted(f"alice/{name}" for name in right_files(0))
+    assert sorted(entry.name for entry in entries) == sorted(f"{top or 'alice/'}{name}" for name in right_files(0))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links")
@@ -123,6 +123,8 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     payload = read_payload(tmp_path / "alice", "alice")
     assert b"gold" not in payload
     assert any("a link" in problem for problem in check_bytes(payload, "alice", Rules()).problems)
+    os.mkfifo(tmp_path / "pipe.zip")
+    assert read_archive(read_payload(tmp_path / "pipe.zip", "alice")).entries == []
 
 
 def test_what_is_too_large_is_not_read(tmp_path):

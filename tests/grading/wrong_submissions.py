@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import stat
 import time
 import zipfile
@@ -210,6 +211,8 @@ WRONG = {
     "upwards": Case("E004-entries", "refuse", "", entries=lambda entries: [*entries, ("ID/../x", b"x")]),
     "backslash": Case("E004-entries", "refuse", "", entries=lambda entries: [*entries, ("ID/a\\b", b"x")]),
     "two-spellings": Case("E004-entries", "refuse", "", put("LLAMA.py", b"import torch\n")),
+    "powershell": Case("E006-backslash", "note", "A", payload=lambda raw: re.sub(
+        rb"powershell/(?=[\w.-]+)", rb"powershell\\", raw)),
     "bzip2": Case("E004-entries", "refuse", "", entries=lambda entries: [*entries, (packed_otherwise(), b"x")]),
     "damaged": Case("E005-damaged", "refuse", "", payload=damage),
     "damaged-checker": Case("E005-damaged", "refuse", "", payload=lambda raw: damage(raw, b"sanity_check.py")),
@@ -278,8 +281,9 @@ WRONG = {
     "few-words": Case("E054-short", "flag", "A", put(LOW, f"{TEXT_PROMPT} a bit".encode())),
     "noise": Case("E055-words", "flag", "A", put(LOW, f"{TEXT_PROMPT} {NOISE}".encode())),
     "noise-at-1": Case("E055-words", "flag", "A", put(HIGH, f"{TEXT_PROMPT} {NOISE}".encode())),
-    "equal-texts": Case("E056-temperatures", "flag", "A", put(HIGH, STORY.encode())),
+    "equal-texts": Case("E056-temperatures", "flag", "A", put(HIGH, STORY.replace(" ", "\n").encode())),
     "code-page": Case("E057-code-page", "note", "A", put(LOW, f"{TEXT_PROMPT}{CODE_PAGE}".encode("cp1252"))),
+    "utf-16": Case("E057-code-page", "note", "A", put(HIGH, STORY.replace("man", "fiancé").encode("utf-16"))),
     "causal": Case("E058-causal", "flag", "A", put(LOW, f"{TEXT_PROMPT}{STORIES[1]} the end".encode())),
     "report-name": Case("E060-report-name", "flag", "A", put("report.pdf", pdf_of(2))),
     "report-no-pdf": Case("E061-report-pdf", "flag", "A", put("ID-report.pdf", b"PK\3\4 a document")),
@@ -291,6 +295,10 @@ RIGHT = {
     "with-report": put("ID-report.pdf", pdf_of(1)),
     "windows-lines": lambda files: files.update({name: raw.replace(b"\n", b"\r\n") for name, raw in files.items()
                                                  if name.endswith(".txt")}),
+    "macos": lambda files: files.update({".DS_Store": b"x", "data/Icon\r": b"", "Icon\r": b"", "._llama.py": b"x"}),
+    "repeated-at-1": put(HIGH, REPEATED),
+    "odd-words-at-1": put(HIGH, f"{TEXT_PROMPT} {' qzx '.join(STORIES[0].split()[::2])}".encode()),
+    "at-the-band": relabel("cfimdb-dev", 0.65),
     "own-module": lambda files: files.update({"llama.py": b"import torch, helpers\n", "helpers.py": b"x = 1\n"}),
 }  # fmt: skip
 
