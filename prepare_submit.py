@@ -35,10 +35,10 @@ from typing import Any
 
 from grading.archive import FormatError
 from grading.as_json import add_json, run_told
-from grading.editions import ADVANCED
+from grading.editions import ADVANCED, EDITIONS
 from grading.packing import create_zip
 from grading.programs import GradingError, GradingParser, decimal_number, printable
-from grading.rules import EDITIONS, Report, Rules
+from grading.rules import Report, Rules
 from grading.submission import assert_zip, check_zip
 
 __all__ = ["ADVANCED", "EDITIONS", "FormatError", "Report", "Rules", "assert_zip", "check_file", "check_zip",

@@ -48,12 +48,10 @@ class UserBox(Box):
 
     def end(self, process: int) -> None:
         """End all processes of the user; they are stopped first, so that none starts others."""
-        deadline = time.monotonic() + END_LIMIT
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            while (members := self.members(process)) and time.monotonic() < deadline:
-                for member in members:
-                    with contextlib.suppress(OSError):
-                        os.kill(member, number)
-                if number == signal.SIGSTOP:
-                    break
-                time.sleep(0.01)
+        deadline, number = time.monotonic() + END_LIMIT, signal.SIGSTOP
+        while (members := self.members(process)) and time.monotonic() < deadline:
+            for member in members:
+                with contextlib.suppress(OSError):
+                    os.kill(member, number)
+            number = signal.SIGKILL
+            time.sleep(0.01)

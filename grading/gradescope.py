@@ -23,7 +23,7 @@ from typing import Any
 from grading.archive import FormatError
 from grading.box import ADAMW, ROPE, Executed, run_checks
 from grading.confined import STUDENT, UserBox
-from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, LABEL_NAMES, reference_accuracies
+from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, EDITIONS, LABEL_NAMES, reference_accuracies
 from grading.entries import fixed_entry
 from grading.intake import read_payload
 from grading.lines import create_data
@@ -37,7 +37,7 @@ from grading.programs import (
     run_main,
     whole_number,
 )
-from grading.rules import EDITIONS, Report, Rules
+from grading.rules import Report, Rules
 from grading.sandbox import Limits, add_python
 from grading.submission import check_bytes
 
@@ -260,6 +260,8 @@ def main() -> int:
     if not args.build.endswith(".zip"):
         raise GradingError(f"--build {args.build}: the name must end in .zip")
     check_writable(args.build, "--build")
+    if args.max_per_day < 0:
+        raise GradingError(f"--max_per_day {args.max_per_day}: give a number from 0 (all) on")
     if not 0 < args.time_limit <= LIMITS.total:
         raise GradingError(f"--time_limit {args.time_limit:g}: give seconds above 0 and up to {LIMITS.total:g}")
     if args.torch_index and not args.torch_index.startswith("https://"):

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.archive import FormatError
-from grading.editions import ADVANCED, INSTALLED
+from grading.editions import ADVANCED, EDITIONS, INSTALLED
 from grading.findings import Finding, Message, findings_of
 from grading.intake import read_payload
 from grading.package import Files, Package
 from grading.pdf import right_name
 from grading.programs import PARTS_FILE, few
 from grading.results import check_results, fine_tuned_digests
-from grading.rules import EDITIONS, Report
+from grading.rules import Report
 from grading.settings import Settings
 from grading.submission import look_into, with_hints
 from grading.texts import NOT_JUDGED, TextJudge, check_texts

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grading.archive import MAX_ENTRIES, MB
-from grading.editions import Edition
+from grading.editions import EDITIONS, Edition
 from grading.entries import fixed_entry, name_fault
 from grading.findings import Message
 from grading.needs import DRIVER, find_needs, outermost
 from grading.package import MAPPINGS, Package, files_of, is_carried
 from grading.programs import GradingError, atomic_write, check_writable, few, printable
-from grading.rules import EDITIONS, Report, Rules
+from grading.rules import Report, Rules
 from grading.submission import CLUTTER, any_of, check_bytes, is_foreign
 
 MAX_TOLD = 100  # names in a note

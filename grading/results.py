@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from grading.editions import ADVANCED, EDITIONS, reference_accuracy
+from grading.editions import ADVANCED, BUNDLED_NORM, EDITIONS, reference_accuracy
 from grading.findings import Message
 from grading.outputs import OUTPUT
 from grading.programs import few
@@ -16,20 +16,20 @@ from grading.settings import Settings
 
 def reference_of(dataset: str, split: str, kind: str, settings: Settings) -> float | None:
     """The reference's accuracy, by the config or else by the course; None where it names none."""
-    named = settings.references.get(f"{dataset}-{split}-{kind}")
-    if named is not None:
-        return named
-    return reference_accuracy(settings.edition, dataset, split, kind)
+    usual = reference_accuracy(settings.edition, dataset, split, kind)
+    return settings.references.get(f"{dataset}-{split}-{kind}", usual)
 
 
 def check_results(report: Report, settings: Settings) -> Iterator[Message]:
     """The findings about accuracies and labels of one submission."""
+    edition = EDITIONS[settings.edition]
+    is_published = (edition.norm, edition.attention) == (BUNDLED_NORM, "bidirectional")
     for name, score in report.scores.items():
         dataset, split, kind = OUTPUT.fullmatch(name).groups()
         if score.accuracy is not None and score.lines >= settings.thresholds.lines:
             reference = reference_of(dataset, split, kind, settings)
             yield from _check_accuracy(name, dataset, score.accuracy, reference, settings)
-        if kind == "prompting" and _is_reference(settings):
+        if kind == "prompting" and is_published:
             yield from _check_zero_shot(name, f"{dataset}-{split}", report.labels[name])
     advanced = [name for name in ADVANCED if name in report.labels]
     base = {kind: [name.replace("advanced", kind) for name in advanced] for kind in ("prompting", "finetuning")}
@@ -51,11 +51,6 @@ def _check_accuracy(
         code = "E040-accuracy" if accuracy < reference else "E041-high"
         said = f"{name}: accuracy {accuracy:.3f}; the reference's is {reference:.3f}"
         yield Message(said, code, name, 0, f"{reference - band:.3f} or more", f"{accuracy:.3f}")
-
-
-def _is_reference(settings: Settings) -> bool:
-    edition = EDITIONS[settings.edition]
-    return (edition.norm, edition.attention) == ("rms", "bidirectional")
 
 
 def _check_zero_shot(name: str, part: str, labels: Sequence[int]) -> Iterator[Message]:

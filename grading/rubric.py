@@ -37,10 +37,6 @@ def lower(letter: str, steps: int) -> str:
     return SCALE[min(SCALE.index(letter) + steps, len(SCALE) - 1)]
 
 
-def worse(one: str, other: str) -> str:
-    return max(one, other, key=SCALE.index)
-
-
 def grade_of(findings: Iterable[Finding], judgement: Judgement | None, settings: Settings) -> Grade:
     """The grade of one submission by its findings, those of the comparison between students among them."""
     findings = list(findings)
@@ -51,7 +47,7 @@ def grade_of(findings: Iterable[Finding], judgement: Judgement | None, settings:
     deducted = [one for one in findings if one.severity == "deduct"]
     for one in deducted:
         if most := one.check.most:
-            letter = worse(letter, most)
+            letter = max(letter, most, key=SCALE.index)
             reasons.append(f"at most {most}: {one.text}")
     form = [one for one in deducted if not one.check.most]
     late = any(one.code == "E070-late" for one in findings)

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.archive import MB, FormatError
-from grading.editions import DEFAULT_EDITION, LABEL_NAMES
-from grading.editions import EDITIONS as ALL_EDITIONS
+from grading.editions import DEFAULT_EDITION, EDITIONS, LABEL_NAMES
 from grading.entries import name_fault
 from grading.findings import Message
 from grading.lines import read_label_names
 from grading.programs import GradingError, find_asset, printable
 
-EDITIONS = {name: edition for name, edition in ALL_EDITIONS.items() if edition.required}  # whose files are known
 MAX_ID = 100  # letters
 MAX_UNPACKED = 500 * MB
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION
+from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, EDITIONS
 from grading.findings import CHECKS, SEVERITIES
 from grading.programs import GradingError, atomic_write, check_writable, few, printable, read_text
-from grading.rules import EDITIONS, Rules
+from grading.rules import Rules
 
 SCALE = ("A+", "A", "A-", "B+", "B", "B-", "C+", "C", "C-", "D+", "D", "D-", "F")
 FORBID_OTHERS = {"extra": "forbid"}  # pydantic's setting: an unknown key is an error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from grading.addition import folder_problems
 from grading.archive import MB, Archive, Entry, FormatError, read_archive, read_entry
-from grading.editions import ADVANCED, OUTPUT_KINDS, TEXTS, Edition
+from grading.editions import ADVANCED, EDITIONS, OUTPUT_KINDS, TEXTS, Edition
 from grading.entries import FINDER_ICON, archive_problems, damaged_entries
 from grading.findings import Message
 from grading.needs import check_needs
@@ -22,7 +22,7 @@ from grading.outputs import NO_SUBMISSION, OUTPUT, check_text
 from grading.package import Files, Package
 from grading.pdf import content_warnings, name_warnings, reports_among, right_name
 from grading.programs import GradingError, few, printable
-from grading.rules import EDITIONS, Report, Rules
+from grading.rules import Report, Rules
 
 MAX_OUTPUT = 10 * MB
 _KIND_WORDS = {kind[:6] for kind in OUTPUT_KINDS}  # see _words

@@ -6,8 +6,7 @@ import tracemalloc
 import zipfile
 import zlib
 
-from grading.editions import TEXT_PROMPT, TEXTS
-from grading.rules import EDITIONS
+from grading.editions import EDITIONS, TEXT_PROMPT, TEXTS
 
 NAMES = {"sst": ["awful", "bad", "average", "good", "excellent"], "cfimdb": ["bad", "good"]}
 SUFFIX = {

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from error_helpers import check_one_error
 from judging import add, student  # noqa: F401
 from submission_fixtures import data_dir  # noqa: F401
 from submissions import fill
@@ -27,7 +28,7 @@ from grading.box import ADAMW, ROPE, Executed
 from grading.confined import STUDENT, UserBox
 from grading.gradescope import UNFINISHED, build
 from grading.intake import MAX_READ
-from grading.programs import GradingError
+from grading.programs import GradingError, run_main
 from grading.sandbox import Limits, own_libraries
 
 needs_root = pytest.mark.skipif(
@@ -136,6 +137,17 @@ def test_the_index_of_pytorch_is_the_instructors(tmp_path: Path, data_dir: Path)
 def test_the_zip_needs_the_data(tmp_path: Path):
     with pytest.raises(GradingError, match="sst-dev.txt is not here: give --data DIR"):
         build(tmp_path / "a.zip", "ucsc", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (("a.txt",), "must end in .zip"), (("a.zip", "--max_per_day", "-1"), "--max_per_day -1: give a number from 0"),
+    (("a.zip", "--time_limit", "0"), "--time_limit 0: give seconds"), (("a.zip", "--torch_index", "http://x"), "https"),
+])  # fmt: skip
+def test_a_wrong_flag_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, flags: tuple, said: str):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gradescope", "--build", *flags])
+    check_one_error(run_main(gradescope.main), capsys.readouterr().err, said)
     assert not list(tmp_path.iterdir())
 
 

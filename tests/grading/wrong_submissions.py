@@ -15,9 +15,8 @@ from typing import NamedTuple
 from submissions import NAMES, SUFFIX, pack, pdf_of
 
 from grading import judge, published
-from grading.editions import TEXT_PROMPT, TEXTS
+from grading.editions import EDITIONS, TEXT_PROMPT, TEXTS
 from grading.results import labels_digest
-from grading.rules import EDITIONS
 from grading.texts import Verdict
 
 COUNTS = {"sst-dev": 200, "sst-test": 200, "cfimdb-dev": 120, "cfimdb-test": 120}
