@@ -25,6 +25,7 @@ from grading.rules import Rules
 from grading.settings import Settings
 
 MAX_READ = 100 * MB  # of a zip or of a folder's files: larger ones are refused unread
+TOO_MUCH = f"more than {MAX_READ / MB:g} MB are not read: leave out checkpoints and data sets"
 # Canvas: the student's name, whether it was late, the student's number, the upload's, and the file's own name.
 CANVAS = re.compile(r"(?s)[^_]+(?P<late>_LATE)?_(?P<user>\d+)_(?P<upload>\d+)_(?P<file>.+)")
 AGAIN = re.compile(r"(?s)(?P<file>.+)-(?P<number>\d{1,4})")  # Canvas numbers later uploads of one name
@@ -204,7 +205,7 @@ def read_payload(path: Path, student_id: str) -> bytes:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_READ:
-                raise FormatError(f"{size / MB:.1f} MB; more than {MAX_READ / MB:g} MB are not read")
+                raise FormatError(f"{size / MB:.1f} MB; {TOO_MUCH}")
             return file.read(MAX_READ)
     tops = [each.name.casefold() for each in path.glob("*/")]
     files, total, top = [], 0, "" if student_id.casefold() in tops else f"{student_id}/"
@@ -213,7 +214,7 @@ def read_payload(path: Path, student_id: str) -> bytes:
             files.append(each)
             total += 0 if each.is_symlink() else each.stat().st_size
         if len(files) > MAX_ENTRIES or total > MAX_READ:
-            raise FormatError(f"more than {MAX_ENTRIES} files or {MAX_READ / MB:g} MB are not read")
+            raise FormatError(f"more than {MAX_ENTRIES} files, or {TOO_MUCH}")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for each in files:

@@ -123,7 +123,7 @@ def _suspicious(files: Files, package: Package) -> Iterator[Message]:
         name
         for name in files.sizes
         for end in MODULE_ENDS
-        if name.casefold().endswith(end) and name.casefold().removesuffix(end).partition(".")[0] in SHADOWING
+        if name.endswith(end) and name.removesuffix(end).partition(".")[0] in SHADOWING
     ]
     for name in sorted(shadows):
         yield Message(f"{name} is imported in place of another module of that name", "E037-shadow", name)

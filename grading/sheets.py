@@ -146,7 +146,7 @@ def _parts(row: Row) -> list[str]:
     for part in row.judgement.parts:
         said = markdown(part.message)
         lines.append(f"- {markdown(part.part)}: {said or 'ok' if part.passed else f'FAILED: {said}'}")
-        lines += [f"  - `>` {markdown(line)}" for line in part.tail.splitlines()[-40:]]
+        lines += [f"  - `>` {markdown(line)}" for line in part.tail.splitlines()]
     return [*lines, ""]
 
 

@@ -35,6 +35,7 @@ def test_each_wrong_submission_has_its_finding_and_grade(rows, name):
     codes = {one.code: one.severity for one in row.findings}
     assert codes.keys() == {case.code, *case.also}, [one.text for one in row.findings]
     assert (codes[case.code], row.grade.letter) == (case.severity, case.grade), row.grade
+    assert any(f"look at {case.code}: " in one for one in row.grade.open) == (case.severity == "flag")
     assert row.grade.status == ("refused" if case.severity == "refuse" else "provisional")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, hear_interrupts
+from submissions import forge
 from test_batch import graded
 from test_hostile import has_ended, wait_for
 from wrong_submissions import (
@@ -82,6 +83,7 @@ def test_a_batch_from_the_command_line(place):
     assert "5 submissions: A 4; 4 provisional, 1 refused" in done.stdout and "eve: not a zip archive" in done.stdout
     found = table(place / "out" / "grades.csv")
     assert [(row["grade"], row["status"]) for row in found.values()] == [("A", "provisional")] * 4 + [("", "refused")]
+    assert "coherence of the text at temperature 0 was not judged" in found["alice"]["open"]
     assert found["alice"]["sst-dev-finetuning"] == "0.4100" and found["eve"]["findings"] == "E001-zip"
     with open(place / "out" / "canvas.csv", newline="") as file:
         assert list(csv.reader(file)) == [
@@ -245,6 +247,8 @@ def test_students_with_the_same_labels(place, monkeypatch):
         found = [each for each in rows[one].findings if each.code == "E048-same-labels"]
         assert len(found) == 2 and all(each.got == other and each.severity == "flag" for each in found)
     assert [each.code for each in rows["carol"].findings] == ["E049-same-cfimdb"]
+    few = settings.Thresholds(lines=201)  # more than the outputs have
+    assert graded(place / "in", place / "out", Settings(gold=str(place / "data"), thresholds=few))["bob"].findings == []
     assert rows["alice"].findings == [] and rows["bob"].grade.letter == rows["carol"].grade.letter == "A"
 
 
@@ -317,6 +321,7 @@ def test_hostile_names_stay_text(place, monkeypatch):
     change = lambda files: files.update({f"{EVIL}.zip": b"x", "[a](javascript:x)|`b`.pyc": b"x"})  # noqa: E731
     (place / "in" / "alice.zip").write_bytes(make_zip("alice", 0, change=change))
     (place / "in" / f"{EVIL}.zip").write_bytes(b"x")
+    (place / "in" / "dave.zip").write_bytes(forge((b"\xff", b"x", {"flags": 0x800})))  # said to be UTF-8
     (place / "in" / "=cmd|' -C calc'!A1.zip").write_bytes(b"x")
     (place / "in" / "{{ 7*7 }}.txt").write_bytes(b"x")
     names = f'alice,"=HYPERLINK(""http://x"")"\nbob,{EVIL}\ncarol,@SUM(A1)\ndave,"\t=1"\n'
@@ -392,12 +397,14 @@ def test_without_the_extra_there_is_one_sentence(place, monkeypatch):
 
 def test_severities_and_thresholds_of_the_config_count(place):
     (place / "in" / "alice.zip").write_bytes(make_zip("alice", 0, WRONG["loose"]))
-    severity = {"E010-folder": "note", "E038-checker": "off", "E046-zero-shot": "off"}
+    severity = {"E010-folder": "note", "E038-checker": "off"}
     given = Settings(gold=str(place / "data"), severity=severity, references={"sst-dev-finetuning": 0.9})
     rows = graded(place / "in", place / "out", given)
     found = {one.code: one.severity for one in rows["alice"].findings}
     assert found == {"E010-folder": "note", "E040-accuracy": "deduct"}
     assert rows["alice"].grade.letter == "A-"
+    strict = Settings(gold=str(place / "data"), severity={"E010-folder": "refuse"})
+    assert graded(place / "in", place / "out", strict)["alice"].grade.status == "refused"
     unreadable = Settings(gold=str(place / "data"), severity={"E001-zip": "off"})
     assert graded(place / "in", place / "out", unreadable)["eve"].grade.status == "refused"
 
@@ -412,6 +419,8 @@ def test_steps_down_are_taken_once_and_late_ones_apart(place):
     free = Settings(gold=str(place / "data"), penalties=settings.Penalties(0))
     grade = graded(place / "in", place / "out", free)["alice"].grade
     assert (grade.letter, grade.reasons) == ("A", [])
+    ruin = Settings(gold=str(place / "data"), penalties=settings.Penalties(20))
+    assert graded(place / "in", place / "out", ruin)["alice"].grade.letter == "F"
     late = Settings(gold=str(place / "data"), penalties=settings.Penalties(2, 1))
     row = graded(place / "in", place / "out", late)["alice"]
     assert row.grade.letter == "B" and len(row.grade.reasons) == 2 and row.grade.reasons[1] == "1 step(s) down: late"

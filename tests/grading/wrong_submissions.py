@@ -16,6 +16,7 @@ from submissions import NAMES, SUFFIX, pack, pdf_of
 
 from grading import judge, published
 from grading.editions import EDITIONS, TEXT_PROMPT, TEXTS
+from grading.programs import PARTS_FILE, ROOT
 from grading.results import labels_digest
 from grading.texts import Verdict
 
@@ -257,6 +258,8 @@ WRONG = {
     "torch": Case("E037-shadow", "flag", "A", put("torch.py", b"x = 1\n")),
     "sitecustomize": Case("E037-shadow", "flag", "A", put("sitecustomize.py", b"x = 1\n")),
     "numpy-folder": Case("E037-shadow", "flag", "A", put("numpy/__init__.py", b"x = 1\n")),
+    "extension": Case("E037-shadow", "flag", "A", put("torch.cpython-311-x86_64-linux-gnu.so", b"x")),
+    "own-checker": Case("E038-checker", "flag", "A", put("grading/child.py", b"x = 1\n")),
     "checker": Case("E038-checker", "flag", "A", put("sanity_check.py", b"print('correct!')\n")),
     "numbers": Case("E038-checker", "flag", "A", put("sanity_check.data", b"x")),
     "low-sst": Case("E040-accuracy", "deduct", "A-", relabel("sst-test", 0.365)),
@@ -273,6 +276,7 @@ WRONG = {
     "zero-shot": Case("E046-zero-shot", "note", "A", relabel("sst-dev", 0.22, "prompting")),
     "same-as-base": Case("E047-advanced-equal", "flag", "A", with_advanced(*SAME_AS_BASE),
                          also=("E064-a-plus",)),
+    "one-as-base": Case("E064-a-plus", "note", "A", with_advanced(SAME_AS_BASE[0])),
     "no-prompt": Case("E050-no-prompt", "flag", "A", put(LOW, f"Once there was{STORIES[0]}".encode())),
     "broken": Case("E051-incoherent", "deduct", "A-", put(LOW, f"{STORY} blork".encode())),
     "unclear": Case("E052-unclear", "flag", "A", put(LOW, f"{STORY} perhaps".encode())),
@@ -293,7 +297,10 @@ RIGHT = {
     "plain": lambda files: None,
     "with-report": put("ID-report.pdf", pdf_of(1)),
     "windows-lines": lambda files: files.update({name: raw.replace(b"\n", b"\r\n") for name, raw in files.items()
-                                                 if name.endswith(".txt")}),
+                                                 if name.endswith((".txt", ".py"))}),
+    "folder": put("photo.jpg", bytes(1_100_000)),  # a folder's files have no limit of a zip
+    "own-numbers": put(PARTS_FILE, (ROOT / PARTS_FILE).read_bytes()),
+    "lower-case": put("Queue.py", b"x = 1\n"),  # hides nothing, on any system
     "macos": lambda files: files.update({".DS_Store": b"x", "data/Icon\r": b"", "Icon\r": b"", "._llama.py": b"x"}),
     "repeated-at-1": put(HIGH, REPEATED),
     "odd-words-at-1": put(HIGH, f"{TEXT_PROMPT} {' qzx '.join(STORIES[0].split()[::2])}".encode()),
@@ -326,3 +333,6 @@ def write_wrong_and_right(folder: Path) -> None:
         (folder / f"{name}.zip").write_bytes(make_zip(name, seed, case))
     for seed, (name, change) in enumerate(RIGHT.items(), len(WRONG)):
         (folder / f"right-{name}.zip").write_bytes(make_zip(f"right-{name}", seed, None, change))
+    with zipfile.ZipFile(folder / "right-folder.zip") as archive:
+        archive.extractall(folder)
+    (folder / "right-folder.zip").unlink()
