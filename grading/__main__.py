@@ -22,15 +22,6 @@ from grading.settings import need, read_settings, write_first
 from grading.sheets import write_sheets
 
 
-def positive(text: str) -> int:
-    try:
-        if (number := whole_number(text)) > 0:
-            return number
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{printable(repr(text))} is not a positive whole number")
-
-
 def get_args() -> argparse.Namespace:
     parser = GradingParser(
         prog="python -m grading",
@@ -42,12 +33,13 @@ def get_args() -> argparse.Namespace:
     parser.add_argument("--config", metavar="FILE.toml", help="the config; --init writes one to begin with")
     parser.add_argument("--out", metavar="DIR", help="the folder that is written to; the same again goes on")
     parser.add_argument("--init", metavar="FILE.toml", help="write a config with all defaults and comments, and end")
-    parser.add_argument(
-        "--jobs", metavar="N", type=positive, default=os.cpu_count() or 1, help="processes (default: %(default)s)"
-    )
+    jobs = {"type": whole_number, "default": os.cpu_count() or 1}
+    parser.add_argument("--jobs", metavar="N", **jobs, help="processes (default: %(default)s)")
     parser.add_argument("--run-code", action="store_true", help="run students' code in a box; without it, none is run")
     add_box_flags(parser)
     args = parser.parse_args()
+    if args.jobs < 1:
+        parser.error(f"--jobs {args.jobs}: give a number from 1 on")
     if not args.init:
         for name, value in (("SUBMISSIONS", args.submissions), ("--config", args.config), ("--out", args.out)):
             if value is None:

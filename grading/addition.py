@@ -89,7 +89,6 @@ def folder_problems(files: Iterable[str], edition: Edition) -> list[str]:
         if BEST not in with_model:
             found.append(f"{top}/{BEST}/ with its .pth file is missing")
         if len(ablations) < FEWEST_ABLATIONS:
-            found.append(
-                f"{top}/ has {len(ablations)} folders ablation_N with a .pth file; {FEWEST_ABLATIONS} are asked for"
-            )
+            said = f"{top}/ has {len(ablations)} folders ablation_N with a .pth file"
+            found.append(f"{said}; {FEWEST_ABLATIONS} are asked for")
     return found

@@ -74,9 +74,8 @@ class BoxedStudent(Student):
     def ask(self, question: ChildQuestion) -> ChildAnswer:
         left = self.deadline - time.monotonic()
         if left <= 0:
-            return ChildAnswer(
-                trouble=f"not asked: the {self.box.limits.total:g} s of all checks are over", is_lost=True
-            )
+            over = f"not asked: the {self.box.limits.total:g} s of all checks are over"
+            return ChildAnswer(trouble=over, is_lost=True)
         self.time_limit = min(self.box.limits.seconds, left)
         answer = super().ask(question)
         if answer.trouble:
@@ -179,9 +178,8 @@ def check_parts(student: BoxedStudent, drawer: random.Random, edition: str) -> I
     kinds = parts.kinds_to_check(student, Namespace(edition=edition, attention=None))
     in_context = has_context(student)
     drawn.draw_salt(kinds, drawer)
-    asked = parts.all_parts(
-        kinds, "causal" not in kinds or takes_attention(student), in_context, EDITIONS[edition].sampling
-    )
+    has_classifiers = "causal" not in kinds or takes_attention(student)
+    asked = parts.all_parts(kinds, has_classifiers, in_context, EDITIONS[edition].sampling)
     for one in parts.judge(student, asked, drawn.right_numbers(kinds, in_context), drawn.TOLERANCE):
         said, tail = f"{one.verdict}: {one.sentence}", student.tails.get(key(one.part.question), "")
         is_right = one.verdict == "ok"

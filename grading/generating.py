@@ -47,11 +47,8 @@ def has_drawn(answer: ChildAnswer) -> ChildAnswer:
 
 def sampling_part(kind: str, sampling: str) -> CheckedPart:
     """Whether `generate` draws from the tokens that the edition's sampling keeps, and from all of them."""
-    settings = {
-        "config": {**small_config(kind), "sampling": sampling},
-        "new": 1,
-        "hot": [TEMPERATURES[sampling]] * DRAWS,
-    }
+    config = {**small_config(kind), "sampling": sampling}
+    settings = {"config": config, "new": 1, "hot": [TEMPERATURES[sampling]] * DRAWS}
     question = ChildQuestion("generate", "llama", settings, {"weights": small_weights(), "tokens": small.PROMPTS[:1]})
     wrong = {
         said.format(kept=SAMPLINGS[sampling]): partial(torch.tensor, each) for said, each in DRAWN_MISTAKES.items()

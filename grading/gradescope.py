@@ -215,23 +215,17 @@ def data_files(rules: Rules) -> dict[str, bytes]:
 
 
 def build(
-    out: Path,
-    edition: str,
-    data_dir: str | None,
-    max_per_day: int = 0,
-    seconds: float = LIMITS.seconds,
-    torch_index: str = "",
-) -> None:
+    out: Path, edition: str, data_dir: str | None,
+    max_per_day: int = 0, seconds: float = LIMITS.seconds, torch_index: str = "",
+) -> None:  # fmt: skip
     """Write the zip for Gradescope; the same input gives the same bytes."""
     pins = re.findall(r"(?m)^[a-z-]+==\S+", (ROOT / "requirements.txt").read_text(encoding="utf-8"))
     torch = next(pin for pin in pins if pin.startswith("torch=="))
     index = f"--index-url {shlex.quote(torch_index)} " if torch_index else ""
     setup = SETUP.format(index=index, torch=torch, others=" ".join(pin for pin in pins if pin != torch))
     scripts = {"setup.sh": setup.encode(), "run_autograder": RUN.encode()}
-    files = {
-        **scripts,
-        CONFIG: json.dumps({"edition": edition, "max_per_day": max_per_day, "seconds": seconds}).encode(),
-    }
+    config = {"edition": edition, "max_per_day": max_per_day, "seconds": seconds}
+    files = {**scripts, CONFIG: json.dumps(config).encode()}
     files |= {f"grading/{path.name}": path.read_bytes() for path in (ROOT / "grading").glob("*.py")}
     files |= data_files(Rules(edition=edition, data_dir=data_dir))
     with atomic_write(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -244,9 +238,7 @@ def main() -> int:
     parser = GradingParser(prog="python -m grading.gradescope", description="An autograder for Gradescope.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--build", metavar="FILE.zip", help="write the autograder")
-    what.add_argument(
-        "--run", metavar="DIR", help="grade the submission in Gradescope's folder; run_autograder does it"
-    )
+    what.add_argument("--run", metavar="DIR", help="grade what is in Gradescope's folder; run_autograder does it")
     parser.add_argument("--edition", choices=EDITIONS, default=DEFAULT_EDITION, help="of the course")
     parser.add_argument("--data", metavar="DIR", help="data sets with gold labels (default: the usual folders)")
     parser.add_argument("--max_per_day", metavar="N", type=whole_number, default=0, help="graded; 0: all")

@@ -102,13 +102,8 @@ def layer_part(in_context: bool, kind: str) -> CheckedPart:
     if in_context:
         question.tensors["at"] = small.AT
         wrong |= with_mistakes(small.layer_in_context, mistakes.CONTEXT_MISTAKES, *inputs)
-    needs = (
-        NORMS[small.NORM.get()],
-        "feed-forward",
-        "rotary embedding",
-        f"scores and softmax, {kind}",
-        f"grouped queries, {kind}",
-    )
+    own = (NORMS[small.NORM.get()], "feed-forward", "rotary embedding")
+    needs = (*own, f"scores and softmax, {kind}", f"grouped queries, {kind}")
     judged = None if in_context else 1
     return CheckedPart(f"layer, {kind}", "LlamaLayer.forward in llama.py", question, wrong, needs, judged=judged)
 

@@ -282,12 +282,8 @@ def probe(box: Box) -> tuple[list[str], str]:
     with tempfile.TemporaryDirectory(prefix="minllama-") as home, socket.create_server(("127.0.0.1", 0)) as server:
         box.prepare(Path(home))
         told = {"port": server.getsockname()[1], "libraries": box.libraries, "hidden": [home, __file__, "/etc/passwd"]}
-        told |= {
-            "variables": [*box.environment("/tmp"), "PWD", "LC_CTYPE"],
-            "processes": box.limits.processes,
-            "memory": box.limits.memory * MB,
-            "disk": box.limits.disk * MB,
-        }
+        told |= {"variables": [*box.environment("/tmp"), "PWD", "LC_CTYPE"], "processes": box.limits.processes}
+        told |= {"memory": box.limits.memory * MB, "disk": box.limits.disk * MB}
         entry = box.enter(Path(home))
         command = [*entry.words, box.python, "-B", f"{entry.grader}/grading/probe.py", json.dumps(told)]
         try:
