@@ -211,10 +211,13 @@ def test_a_submission_in_a_folder_is_found_there(quick: Callable, base: Path):
     assert quick()["score"] == 65
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "broken"])
+@pytest.mark.parametrize("kind", ["missing", "empty", "broken", "link"])
 def test_what_is_no_submission_has_no_points_for_files(kind: str, quick: Callable, base: Path):
     if kind == "missing":
         (base / "submission").rmdir()
+    if kind == "link":
+        (base / "seen").mkdir()
+        (base / "submission/alice").symlink_to(fill(base / "seen"))
     if kind == "broken":
         (base / "submission/llama.py").write_bytes(bytes(range(256)))
         (base / "submission/link.py").symlink_to("/etc/passwd")
@@ -223,6 +226,15 @@ def test_what_is_no_submission_has_no_points_for_files(kind: str, quick: Callabl
     first = found["tests"][0]
     assert first["score"] == 0 and first["output"].startswith("problem: ")
     assert "passwd" not in json.dumps(found) and "root:" not in json.dumps(found)
+
+
+def test_an_accuracy_at_the_edge_of_the_band_is_enough(quick: Callable, base: Path, monkeypatch: pytest.MonkeyPatch):
+    fill(base / "submission")  # with accuracies of 0.75
+    for reference, status in ((0.8, "passed"), (0.801, "failed")):
+        table = {("sst", "finetuning"): (None, reference)}
+        monkeypatch.setattr(gradescope, "reference_accuracies", lambda edition, table=table: table)
+        (test,) = [test for test in quick()["tests"] if test["visibility"] == "hidden"]
+        assert (test["status"], test["max_score"]) == (status, 20)
 
 
 def test_more_than_max_per_day_keep_the_best_score(quick: Callable, base: Path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from wrong_submissions import make_zip, right_files, write_data
 
+from grading import intake
 from grading.archive import FormatError, read_archive
 from grading.intake import MAX_READ, find_submissions, read_payload, read_upload
 from grading.programs import GradingError
@@ -37,7 +38,8 @@ def take(tmp_path):
     def run(names, roster="", **settings):
         (tmp_path / "in").mkdir()
         for name in names:
-            (tmp_path / "in" / name).write_bytes(b"")
+            path = tmp_path / "in" / name
+            path.mkdir() if name.endswith("/") else path.write_bytes(b"")
         if roster:
             (tmp_path / "roster.csv").write_text(roster)
             settings["roster"] = str(tmp_path / "roster.csv")
@@ -84,15 +86,20 @@ def test_the_number_of_canvas_names_a_student_and_never_another_one(take):
     assert found["carol"] == (None, ["E074"])
 
 
+def test_a_number_of_two_students_names_neither(take):
+    found = take(["x_1_5_homework.zip"], "id,canvas_id\nalice,1\nbob,1\n")
+    assert [entry[1] for entry in found.values()] == [["E074"], ["E074"], ["E073"]]
+
+
 def test_a_pattern_with_a_group(take):
     found = take(["hw1-alice.zip", "bob.zip"], id_pattern=r"hw1-(?P<id>\w+)")
     assert found == {"alice": ("hw1-alice.zip", []), "bob.zip": ("bob.zip", ["E073"])}
 
 
 def test_names_that_are_no_ids_and_files_that_are_no_uploads(take):
-    found = take(["..zip", "a b.zip", "_x.zip", "grades.csv", ".hidden.zip", "<b>.zip", "=1+1.zip"])
+    found = take(["..zip", "a b.zip", "_x.zip", "grades.csv", "__MACOSX/", ".hidden.zip", "<b>.zip", "=1+1.zip"])
     assert {entry[1][0] for entry in found.values()} == {"E073"} and len(found) == 4
-    assert take.others == ["..zip", ".hidden.zip", "grades.csv"]
+    assert take.others == ["..zip", ".hidden.zip", "__MACOSX", "grades.csv"]
 
 
 @pytest.mark.parametrize("text, said", [
@@ -127,13 +134,19 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     assert read_archive(read_payload(tmp_path / "pipe.zip", "alice")).entries == []
 
 
-def test_what_is_too_large_is_not_read(tmp_path):
+def test_what_is_too_large_is_not_read(tmp_path, monkeypatch):
     path = tmp_path / "alice.zip"
     path.write_bytes(make_zip("alice", 0))
     assert read_payload(path, "alice") == path.read_bytes()
     os.truncate(path, MAX_READ + 1)
-    with pytest.raises(FormatError, match="100 MB are not read"):
-        read_payload(path, "alice")
+    for given in (path, tmp_path):
+        with pytest.raises(FormatError, match="100 MB are not read"):
+            read_payload(given, "alice")
+    path.write_bytes(b"")
+    assert read_payload(tmp_path, "alice")
+    monkeypatch.setattr(intake, "MAX_ENTRIES", 0)
+    with pytest.raises(FormatError, match="more than 0 files"):
+        read_payload(tmp_path, "alice")
 
 
 def test_one_zip_alone(tmp_path):

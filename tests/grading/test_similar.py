@@ -198,6 +198,15 @@ def test_disguises_change_the_file_and_not_what_it_does(own, kind):
         assert counts[0] == counts[1]
 
 
+def test_large_files_links_and_what_macos_adds_are_not_read(tmp_path):
+    (tmp_path / "rope.py").write_text("x" * (similar.MAX_SOURCE + 1))
+    write(tmp_path / "deep", {"optimizer.py": "deep", "llama.py": "deep"})
+    write(tmp_path / "__MACOSX", {"classifier.py": "x"})
+    (tmp_path / "optimizer.py").symlink_to("/etc/passwd")
+    (tmp_path / "llama.py").write_text("high")
+    assert similar.read_sources(tmp_path) == {"llama.py": "high", "optimizer.py": "deep"}
+
+
 def test_docstrings_are_left_out():
     assert "doc" not in plain('"""A doc."""\nclass A:\n    """Its doc."""\n\n    def f():\n        """A doc."""')
 
