@@ -160,7 +160,7 @@ def look_into(payload: bytes, student_id: str, rules: Rules) -> tuple[Report, Fi
         return report, None
     if archive.has_backslashes:
         said = "backslashes between folders and names, which Linux takes for letters: the zip of Windows PowerShell?"
-        report.warnings.append(Message(said, "E006-backslash"))
+        report.problems.append(Message(said, "E006-backslash"))
     refused = archive_problems(archive, rules.max_unpacked_bytes)
     report.problems += refused
     entries = enter_top_folder(archive.entries, report, edition)

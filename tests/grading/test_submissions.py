@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from submissions import LABELS, entries_of, fill, only_problem, pack, pdf_of, write_outputs
+from submissions import LABELS, entries_of, fill, forge, only_problem, pack, pdf_of, write_outputs
 
 import prepare_submit
 from grading import packing, rules
@@ -173,6 +173,16 @@ def test_what_operating_systems_add_is_ignored(check, folder):
     extra = [("__MACOSX/alice/._llama.py", "x"), ("alice/.DS_Store", "x"), (".DS_Store", "x"), ("alice/", "")]
     report = check(entries_of(folder) + extra)
     assert report.problems == [] and report.warnings == [] and ".DS_Store" not in report.files
+
+
+def test_backslashes_are_a_students_problem_and_read_all_the_same(check, folder):
+    """Windows PowerShell writes such zips. Where some names have slashes, tools do not agree on the others."""
+    names = [(name.replace("/", "\\"), content) for name, content in entries_of(folder)]
+    report = check(forge(*names))
+    only_problem(report, "backslashes", "Windows PowerShell")
+    assert len(report.scores) == 8 and "llama.py" in report.files
+    assert "refused entries (a backslash" in check(forge(*names, ("alice/x", b"x"))).problems[0]
+    assert "'..' part" in check(forge(*names, ("alice\\..\\x", b"x"))).problems[1]
 
 
 def test_every_problem_is_reported_together(check, folder):
