@@ -15,7 +15,7 @@ from pathlib import Path
 
 from grading.archive import MAX_ENTRIES, MB
 from grading.editions import EDITIONS, Edition
-from grading.entries import fixed_entry, name_fault
+from grading.entries import FINDER_ICON, fixed_entry, name_fault
 from grading.findings import Message
 from grading.needs import DRIVER, find_needs, outermost
 from grading.package import MAPPINGS, Package, files_of, is_carried
@@ -108,9 +108,9 @@ def _walk(root: Path, left_out: list[str], edition: Edition) -> Iterator[tuple[s
             name = path.relative_to(root).as_posix()
             if path.is_symlink():
                 left_out.append(f"{name} (a link)")
-            elif is_foreign(name, edition) or CLUTTER.match(path.name) or (path / "pyvenv.cfg").exists():
+            elif is_foreign(name, edition) or CLUTTER.match(path.name) or path.name == FINDER_ICON:
                 left_out.append(name)
-            elif (path / "conda-meta").exists():
+            elif any((path / inner).exists() for inner in ("pyvenv.cfg", "conda-meta")):
                 left_out.append(name)
             elif path.is_dir():
                 folders.append(path)

@@ -237,9 +237,12 @@ def test_links_are_never_followed(create, folder, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="names that are not UTF-8, and pipes, exist on Linux")
 def test_odd_files_are_left_out(create, folder):
     os.mkfifo(folder / "pipe")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "Icon\r").touch()  # Finder's
     Path(os.fsdecode(bytes(folder) + b"/\xff\xfe")).write_text("x")
     report = create()
     assert report.problems == [] and "pipe (not a plain file" in str(report)
+    assert not any("Icon" in name for name in zipfile.ZipFile("alice.zip").namelist())
     str(report).encode()
 
 
