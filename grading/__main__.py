@@ -79,6 +79,8 @@ def main() -> int:
     need("jinja2")
     run_code = InBox(box_of(args)) if args.run_code else None
     submissions, others = find_submissions(folder, settings)
+    if all(one.path is None for one in submissions):
+        raise GradingError(f"SUBMISSIONS {printable(folder)} holds neither a zip nor a folder")
     overrides = read_overrides(settings, submissions)
     out.mkdir(parents=True, exist_ok=True)
     judged = with_progress(judge_all(submissions, settings, out, args.jobs, make, run_code), len(submissions))

@@ -95,7 +95,7 @@ def read_table(path: Path, *needed: str) -> Iterator[tuple[int, dict[str, str]]]
     try:
         header = [str(name).strip().lower() for name in reader.fieldnames or []]
         if missing := [name for name in needed if name not in header]:
-            raise GradingError(f"{path}: no column {few(missing)} in its first line")
+            raise GradingError(f"{path}: no column {few(missing)} in its first line, with commas between the columns")
         reader.fieldnames = header
         for row in reader:
             if any(value for value in row.values()):

@@ -450,6 +450,12 @@ def test_files_of_the_grader_are_not_replaced(place):
     for flags, said in (([], "SUBMISSIONS is needed"), ([place / "in"], "--config is needed")):
         done = subprocess.run([sys.executable, "-m", "grading", *flags], cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (2, f"error: {said} (see --help)\n")
+    (place / "grading.toml").write_text("")
+    for path in (place / "in").iterdir():
+        path.rename(path.with_suffix(".txt"))
+    done = run(place)
+    assert done.returncode == 2 and "in holds neither a zip nor a folder" in done.stderr
+    assert (place / "out" / "grades.csv").read_text() == "id,grade,reason\n"
     done = subprocess.run([*command(place)[:-1], place / "in" / "out"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
 
