@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from grading.batch import judge_all, rows_of
+from grading.batch import STATE, judge_all, rows_of
 from grading.box import InBox, add_box_flags, box_of
 from grading.coherence import make_judge
 from grading.intake import find_submissions
@@ -73,6 +73,8 @@ def main() -> int:
     for own in filter(None, (args.config, settings.roster, settings.overrides)):
         if out.resolve() in Path(own).resolve().parents:
             raise GradingError(f"{printable(own)} lies in --out, where files are replaced; move it")
+    if (out / "grades.csv").exists() and not (out / STATE).exists():
+        raise GradingError(f"--out {printable(out)} holds a grades.csv that is not this program's; give another folder")
     make = make_judge if settings.judge.checkpoint else None
     if make:
         make(settings.judge.checkpoint, settings.judge.tokenizer)  # an error comes before anything is judged

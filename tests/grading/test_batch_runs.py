@@ -454,6 +454,9 @@ def test_files_of_the_grader_are_not_replaced(place):
     for path in (place / "in").iterdir():
         path.rename(path.with_suffix(".txt"))
     done = run(place)
+    assert done.returncode == 2 and "holds a grades.csv that is not this program's" in done.stderr
+    (place / "out" / "state.jsonl").write_text("")
+    done = run(place)
     assert done.returncode == 2 and "in holds neither a zip nor a folder" in done.stderr
     assert (place / "out" / "grades.csv").read_text() == "id,grade,reason\n"
     done = subprocess.run([*command(place)[:-1], place / "in" / "out"], cwd=ROOT, capture_output=True, text=True)
