@@ -5,6 +5,7 @@ Nothing of it is run here. `RunCode` is the place of those who do, in a box; wit
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 import sys
@@ -144,10 +145,10 @@ def _is_handed_out(name: str, files: Files, package: Package) -> bool:
 
 
 def _plain(name: str, content: bytes) -> bytes:
-    """Without what may differ between right copies: the ends of lines, and the edition that a hand-out is for."""
+    """Without what may differ between right copies: an editor's byte-order mark and line ends, a hand-out's edition."""
     if name == "grading/editions.py":
         content = re.sub(rb'(?m)^DEFAULT_EDITION = "\w+"', b"", content)
-    return content.replace(b"\r\n", b"\n") if name.endswith((".py", ".json")) else content
+    return content.replace(b"\r\n", b"\n").removeprefix(codecs.BOM_UTF8) if name.endswith((".py", ".json")) else content
 
 
 def _run(files: Files, edition: str, run_code: RunCode) -> list[Executed]:

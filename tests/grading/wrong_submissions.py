@@ -298,6 +298,8 @@ RIGHT = {
     "with-report": put("ID-report.pdf", pdf_of(1)),
     "windows-lines": lambda files: files.update({name: raw.replace(b"\n", b"\r\n") for name, raw in files.items()
                                                  if name.endswith((".txt", ".py"))}),
+    "byte-order-marks": lambda files: files.update({name: b"\xef\xbb\xbf" + raw for name, raw in files.items()
+                                                    if name.endswith((".txt", ".py"))}),
     "folder": put("photo.jpg", bytes(1_100_000)),  # a folder's files have no limit of a zip
     "own-numbers": put(PARTS_FILE, (ROOT / PARTS_FILE).read_bytes()),
     "lower-case": put("Queue.py", b"x = 1\n"),  # hides nothing, on any system
