@@ -174,12 +174,12 @@ def _in_processes(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Judgem
 
 def _pool(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Future]]:
     """The finished futures of a pool of fresh processes. Those that wait are dropped when the caller stops."""
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process)
+    others, pool = {*active_children()}, ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process)
     try:
         futures = {pool.submit(judge_one, job): index for index, job in todo.items()}
         yield from ((futures[future], future) for future in as_completed(futures))
     except BaseException:
-        for process in active_children():
+        for process in {*active_children()} - others:
             process.terminate()
         raise
     finally:
