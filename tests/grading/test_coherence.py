@@ -4,6 +4,7 @@ import json
 import math
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,6 +171,15 @@ def test_a_checkpoint_that_cannot_judge_is_refused(tmp_path, monkeypatch, capsys
         check_one_error(status, capsys.readouterr().err, said)
     assert run(monkeypatch, text) == 0 and "not judged" in capsys.readouterr().out
     check_one_error(run(monkeypatch, "--checkpoint", checkpoint, text), capsys.readouterr().err, "--tokenizer together")
+
+
+@pytest.mark.parametrize(("good", "broken", "is_enough"), [
+    ({COHERENT: 199, UNCLEAR: 1}, {BROKEN: 95, COHERENT: 5}, True), ({COHERENT: 199, BROKEN: 1}, {BROKEN: 100}, False),
+    ({COHERENT: 200}, {BROKEN: 94, COHERENT: 6}, False),
+])  # fmt: skip
+def test_no_good_text_may_be_called_broken_and_few_broken_ones_coherent(good: dict, broken: dict, is_enough: bool):
+    table = {"good, temperature 0": Counter(good), "letters shuffled": Counter(broken)}
+    assert coherence.report(table) == is_enough
 
 
 def test_all_samples_follow_from_the_seed(model: LanguageModel, monkeypatch):
