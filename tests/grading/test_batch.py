@@ -6,6 +6,7 @@ import pytest
 from wrong_submissions import RIGHT, WRONG, accept_these_files, judge_by_a_word, write_data, write_wrong_and_right
 
 from grading.batch import judge_all, rows_of
+from grading.findings import SEVERITIES
 from grading.intake import find_submissions
 from grading.settings import Judge, Limits, Settings
 
@@ -35,6 +36,7 @@ def test_each_wrong_submission_has_its_finding_and_grade(rows, name):
     codes = {one.code: one.severity for one in row.findings}
     assert codes.keys() == {case.code, *case.also}, [one.text for one in row.findings]
     assert (codes[case.code], row.grade.letter) == (case.severity, case.grade), row.grade
+    assert row.findings == sorted(row.findings, key=lambda one: SEVERITIES.index(one.severity))  # the severest first
     assert any(f"look at {case.code}: " in one for one in row.grade.open) == (case.severity == "flag")
     assert row.grade.status == ("refused" if case.severity == "refuse" else "provisional")
 

@@ -101,6 +101,8 @@ def test_bits_decide(bits: float, verdict: str):
         (f"Once upon a time, {WRITTEN[0]}", UNCLEAR, "does not begin with the prompt"),
         (TEXT_PROMPT, BROKEN, "0 words after the prompt"),
         (f"{TEXT_PROMPT} bits", BROKEN, "1 words"),
+        (f"{TEXT_PROMPT} a good old man who", NOT_JUDGED, "no checkpoint"),
+        (f"{TEXT_PROMPT} a good zzq and the zzqw dog sat zzqx zzqy", UNCLEAR, "60% of its words are known"),
         (TEXT_PROMPT + " is" * 75, BROKEN, "1% of its trigrams"),
         (TEXT_PROMPT + " he was very happy and so was she." * 4 + WRITTEN[1][:50], UNCLEAR, "of its trigrams"),
         (TEXT_PROMPT + " Kay cripop dedu Phot circum sob neteABLE avril dost", BROKEN, "of its words are known"),

@@ -135,9 +135,11 @@ def run(monkeypatch: pytest.MonkeyPatch, course: Path, *words: object) -> int:
 
 
 def test_people_who_worked_alone_are_not_found(course, monkeypatch, capsys):
-    """Of one another, and of this package, which is a public solution."""
+    """Of one another, and of this package, which is a public solution; nor those who wrote next to nothing."""
+    for who in ("cy", "di"):
+        write(course / "in" / who, {"rope.py": (course / "handouts/ours/rope.py").read_text() + "\nlimit = 2048\n"})
     assert run(monkeypatch, course) == 0
-    assert capsys.readouterr().out.startswith("0 pairs to look at, of 2 submissions and 1 public solutions")
+    assert capsys.readouterr().out.startswith("0 pairs to look at, of 4 submissions and 1 public solutions")
 
 
 @pytest.mark.parametrize("kind", DISGUISES)

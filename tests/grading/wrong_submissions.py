@@ -226,6 +226,8 @@ WRONG = {
     "no-output": Case("E013-no-output", "deduct", "B+", drop("cfimdb-dev-prompting-output.txt")),
     "no-text": Case("E013-no-output", "deduct", "B+", drop(HIGH)),
     "short": Case("E014-lines", "deduct", "A-", edit(DEV, lambda raw: raw[: raw.rindex(b"\n", 0, -1) + 1])),
+    "no-text-and-long": Case("E013-no-output", "deduct", "B+", lambda files: files.update(
+        {DEV: files[DEV] + b"1 ||| more\n", "rope.txt": files.pop(HIGH)}), also=("E014-lines",)),
     "long": Case("E014-lines", "deduct", "A-", edit(DEV, lambda raw: raw + b"1 ||| more\n")),
     "no-bars": Case("E015-format", "deduct", "A-", edit(DEV, lambda raw: raw.replace(b" ||| ", b", ", 1))),
     "word": Case("E015-format", "deduct", "A-", edit(DEV, lambda raw: raw.replace(b"2 |||", b"good |||", 1))),
@@ -256,6 +258,8 @@ WRONG = {
     "script-no-python": Case("E035-python-others", "note", "A", put("plot.py", b"<<<<<<< HEAD\n")),
     "large-module": Case("E036-unread", "flag", "A", put("table.py", b"x = 1\n" * 20_000)),
     "torch": Case("E037-shadow", "flag", "A", put("torch.py", b"x = 1\n")),
+    "torch-in-another-case": Case("E037-shadow", "flag", "A", put("torch.py", b"x = 1\n"), also=("E011-id-case",),
+                                  entries=move(lambda name: name.replace("ID/", "id/"))),
     "sitecustomize": Case("E037-shadow", "flag", "A", put("sitecustomize.py", b"x = 1\n")),
     "numpy-folder": Case("E037-shadow", "flag", "A", put("numpy/__init__.py", b"x = 1\n")),
     "extension": Case("E037-shadow", "flag", "A", put("torch.cpython-311-x86_64-linux-gnu.so", b"x")),
