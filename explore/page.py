@@ -17,7 +17,9 @@ from utils import UserError, atomic_write
 
 PAGE_FOLDER = Path(__file__).parent / "page"
 SCRIPTS = ("base", "charts", "tokens", "attention", "rotation", "lens", "decision", "run", "main")
-LIVE_SCRIPTS = ("words", "machine", "address", "breaks", "numbers", "generating", "classifying", "live")  # before main
+LIVE_SCRIPTS = (  # before main
+    "words", "language", "machine", "address", "breaks", "numbers", "generating", "classifying", "live",
+)  # fmt: skip
 WORKER_SCRIPTS = ("model", "tokenizer", "sampling", "reading", "worker")
 MAX_PAGE_BYTES, MAX_LIVE_BYTES = 5_000_000, 60_000_000
 

@@ -144,7 +144,7 @@ function drawLooks(map, weights) {
   const rows = most.map(([key, weight]) => row(
     make("th", { scope: "row" }, piece(text().ids[key]), make("span", { class: "own" }, ` ${key + 1}`)), bar(weight), number(percent(weight)),
   ));
-  const caption = make("span", {}, piece(text().ids[state.token]), told(" in layer {0}, head {1} attends to", state.layer + 1, state.head + 1));
+  const caption = make("span", {}, toldWith("{0} in layer {1}, head {2} attends to", piece(text().ids[state.token]), state.layer + 1, state.head + 1));
   const head = [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), told("Weight")];
   map.looks.replaceChildren(table(caption, head, rows, { class: "full" }));
 }
@@ -171,12 +171,11 @@ function mapOf(name) {
   const card = make("div", { class: "card" }, titleOf(name));
   if (page.live) part(["text"], () => card.firstElementChild.replaceWith(titleOf(name)));
   if (!page.live && !page.texts[0].semantics[name]) return filled(card, {}, [noOther()]);
-  const label = `Attention weights, ${name}: the map of the chosen head. The table below it has the weights of the chosen token.`;
   const map = {
-    canvas: make("canvas", { class: "map", role: "img", "aria-label": label }),
-    readout: make("p", { class: "readout", "aria-hidden": "true" }, told("Point at a cell to read it; click to choose its row.")),
+    canvas: make("canvas", { class: "map", role: "img" }),
+    readout: make("p", { class: "readout", "aria-hidden": "true" }),
     looks: make("div", { class: "looks" }),
-    heads: make("canvas", { class: "heads", role: "img", "aria-label": `All heads, ${name}: a row for each layer. Layer and head are chosen above.` }),
+    heads: make("canvas", { class: "heads", role: "img" }),
   };
   const cellAt = (event) => {
     const { margin, cell, shown } = layout(map.canvas.getContext("2d"), map.canvas.clientWidth);
@@ -197,13 +196,20 @@ function mapOf(name) {
     if (layer < page.model.n_layers && head < page.model.n_heads) update({ layer, head });
   });
   maps.set(name, map);
-  const all = make("h4", { class: "own" }, told("All heads: layer 1 above, layer {0} below. Click to choose one.", page.model.n_layers));
+  const all = make("h4", { class: "own" });
+  part(["language", "text"], () => {
+    const title = COLUMNS[name].title;
+    map.canvas.setAttribute("aria-label", told("Attention weights, {0}: the map of the chosen head. The table below it has the weights of the chosen token.", title));
+    map.heads.setAttribute("aria-label", told("All heads, {0}: a row for each layer. Layer and head are chosen above.", title));
+    map.readout.textContent = told("Point at a cell to read it; click to choose its row.");
+    all.textContent = told("All heads: layer 1 above, layer {0} below. Click to choose one.", page.model.n_layers);
+  });
   return filled(card, {}, [map.canvas, map.readout, map.looks, all, map.heads]);
 }
 
 function inOneLine(weights, query, key) {
   const weight = weightAt(weights, state.layer, state.head, query, key);
-  return [piece(text().ids[query]), told(" ({0}) to ", query + 1), piece(text().ids[key]), ` (${key + 1}): ${percent(weight)}`];
+  return toldWith("{0} ({1}) to {2} ({3}): {4}", piece(text().ids[query]), query + 1, piece(text().ids[key]), key + 1, percent(weight));
 }
 
 /** Filled when their numbers are unpacked. */

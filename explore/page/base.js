@@ -96,9 +96,18 @@ function opened(id, names, content) {
 
 /** Words of a drawing in English; a live page says them in its language. {0}, {1}, ... stand for values. */
 function told(english, ...values) {
-  const words = page.live ? WORDS[language]?.[english] ?? english : english;
-  return words.replace(/\{(\d)\}/g, (_, index) => values[index]);
+  return placed(inLanguage(english), values).join("");
 }
+
+/** The same with elements among the values: a list of children. */
+function toldWith(english, ...values) {
+  return placed(inLanguage(english), values);
+}
+
+const inLanguage = (english) => (page.live && language !== "en" ? TOLD[english] ?? english : english);
+
+/** Words in parts, with the values at their places. */
+const placed = (words, values) => words.split(/\{(\d)\}/).map((part, at) => (at % 2 ? values[part] : part));
 
 // --------------------------------------------------------------------------------------------------- tokens
 
@@ -113,7 +122,7 @@ function piece(id) {
 }
 
 /** A token in words: of the text at a place. */
-const wordAt = (place) => pieceOf(text().ids[place]).replace(/^\u2581/, "") || "space";
+const wordAt = (place) => pieceOf(text().ids[place]).replace(/^\u2581/, "") || told("space");
 
 /** Which way the text is written: as its first letter is. */
 function direction() {
@@ -137,7 +146,7 @@ function percent(p) {
   if (p === null || p === undefined || Number.isNaN(p)) return "-";
   if (p >= 0.1) return `${(100 * p).toFixed(1)} %`;
   if (p >= 0.001) return `${(100 * p).toFixed(2)} %`;
-  return p >= 1e-9 ? `1 in ${brief(1 / p)}` : "under 1 in 10\u2079";
+  return p >= 1e-9 ? told("1 in {0}", brief(1 / p)) : told("under 1 in 10\u2079");
 }
 
 /** A number with so many digits that count. */

@@ -52,7 +52,7 @@ function chart(title, xName, lines, { zero = false, note = "" } = {}) {
   const toX = (x) => BOX.left + ((x - x0) / (x1 - x0)) * (BOX.width - BOX.left - BOX.right);
   const toY = (y) => BOX.height - BOX.bottom - ((y - y0) / (y1 - y0)) * (BOX.height - BOX.top - BOX.bottom);
   const svg = draw("svg", { class: "chart", viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img" });
-  svg.setAttribute("aria-label", `${title}, from ${brief(x0, 3)} to ${brief(x1, 3)} ${xName}: ${lines.map(inShort).join("; ")}`);
+  svg.setAttribute("aria-label", told("{0}, from {1} to {2} {3}: {4}", title, brief(x0, 3), brief(x1, 3), xName, lines.map(inShort).join("; ")));
   for (const value of ticks(y0, y1)) {
     svg.append(draw("line", { class: "axis", x1: BOX.left, x2: BOX.width - BOX.right, y1: toY(value), y2: toY(value) }));
     svg.append(draw("text", { x: BOX.left - 6, y: toY(value) + 4, "text-anchor": "end" }, onAxis(value)));
@@ -96,7 +96,7 @@ const signOf = (line) => `${line.name} (${SIGNS[line.kind] ?? "full line"})`;
 
 function inShort(line) {
   const values = line.y.filter((value) => value !== null);
-  return `${line.name} begins at ${brief(values[0], 3)} and ends at ${brief(values.at(-1), 3)}`;
+  return told("{0} begins at {1} and ends at {2}", line.name, brief(values[0], 3), brief(values.at(-1), 3));
 }
 
 /** A moving mean over about a thirtieth of all, exponential, without a bias to its beginning. */

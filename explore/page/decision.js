@@ -1,8 +1,8 @@
 // What a classifier says, and which tokens that hangs on.
 
 const METHODS = {
-  occlusion: ["occlusion", "Occlusion: the token is left out, and the probability falls by so many percentage points."],
-  gradient: ["gradient \u00d7 input", "Gradient \u00d7 input: the gradient of the log-probability by the token's embedding, times that embedding; in nats."],
+  occlusion: () => [told("occlusion"), told("Occlusion: the token is left out, and the probability falls by so many percentage points."), told("Points")],
+  gradient: () => [told("gradient \u00d7 input"), told("Gradient \u00d7 input: the gradient of the log-probability by the token's embedding, times that embedding; in nats."), told("Nats")],
 };
 const labels = () => page.model.label_names;
 const likeliest = (probabilities) => probabilities.indexOf(Math.max(...probabilities));
@@ -22,7 +22,7 @@ function drawVerdict() {
   const verdict = gold === null ? "" : gold === said ? told(", which is right") : told("; the gold label is \u201c{0}\u201d", labels()[gold]);
   byId("verdict").textContent = told("It says \u201c{0}\u201d", labels()[said]) + verdict;
   const rows = probabilities.map((p, index) => {
-    const marks = [index === said ? "chosen" : null, index === gold ? "gold" : null].filter(Boolean).join(", ");
+    const marks = [index === said ? told("chosen") : null, index === gold ? told("gold") : null].filter(Boolean).join(", ");
     const name = make("th", { scope: "row" }, labels()[index], make("span", { class: "own" }, marks ? ` ${marks}` : ""));
     return filled(row(name, bar(p), number(percent(p))), { class: index === said ? "came" : null }, []);
   });
@@ -35,7 +35,8 @@ function drawContributions() {
   const most = Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-12);
   const together = text().decision.together;
   const groups = state.method === "occlusion" && together > 1 ? told(" In this long text {0} neighbours at a time.", together) : "";
-  byId("method-says").textContent = told(METHODS[state.method][1]) + groups;
+  const [, explained, unit] = METHODS[state.method]();
+  byId("method-says").textContent = explained + groups;
   byId("contributions").dir = direction();
   byId("contributions").replaceChildren(...values.map((value, place) => chip("span", place, {
     title: inUnits(value), "--fill": `var(--${value < 0 ? "against" : "for"})`, "--full": `${(100 * Math.abs(value ?? 0)) / most}%`,
@@ -46,7 +47,7 @@ function drawContributions() {
     splitBar(value / most),
     number(inUnits(value)),
   ));
-  const head = [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), told(state.method === "occlusion" ? "Points" : "Nats")];
+  const head = [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), unit];
   byId("weightiest").replaceChildren(table(told("What weighs most for \u201c{0}\u201d", labels()[state.label]), head, rows, { class: "full" }));
 }
 
@@ -69,14 +70,16 @@ function contributionTable() {
       return number(inUnits(value));
     }),
   ));
-  const [name] = METHODS[state.method];
-  return table(`By ${name}, for each class`, ["Place", "Token", ...classes], rows);
+  return table(told("By {0}, for each class", METHODS[state.method]()[0]), [told("Place"), told("Token"), ...classes], rows);
 }
 
 function setUpDecision() {
   if (!page.texts || !page.texts[0].decision) return;
   byId("decision").hidden = false;
-  segments(byId("method"), Object.entries(METHODS).filter(([value]) => text().decision[value]).map(([value, [name]]) => [value, name]), state.method, (value) => update({ method: value }));
+  part(["language"], () => {
+    const there = Object.keys(METHODS).filter((value) => text().decision[value]);
+    segments(byId("method"), there.map((value) => [value, METHODS[value]()[0]]), state.method, (value) => update({ method: value }));
+  });
   options(byId("label"), labels(), 0);
   byId("label").addEventListener("change", (event) => update({ label: Number(event.target.value) }));
   part(["text"], () => {

@@ -19,8 +19,8 @@ function layerTable(lens) {
     const size = layer.norm ? number(brief(layer.norm[state.token], 3)) : null; // a live page's
     return row(make("th", { scope: "row" }, nameOfLayer(index)), make("td", {}, make("div", { class: "candidates" }, candidates)), size, came);
   });
-  const caption = make("span", {}, told("Next after "), piece(text().ids[state.token]));
-  const came = make("th", { scope: "col", class: "number" }, told("of "), hasNext ? piece(text().ids[state.token + 1]) : "");
+  const caption = make("span", {}, toldWith("Next after {0}", piece(text().ids[state.token])));
+  const came = make("th", { scope: "col", class: "number" }, toldWith("of {0}", hasNext ? piece(text().ids[state.token + 1]) : ""));
   const size = lens[0].norm ? [make("th", { scope: "col", class: "number" }, "|x|")] : [];
   return table(caption, [told("After"), told("Likeliest"), ...size, ...(hasNext ? [came] : [])], rows.reverse(), { class: "full" });
 }
@@ -53,8 +53,10 @@ function setUpLens() {
   if (!page.texts) return;
   byId("lens").hidden = false;
   state.semantics = page.live ? SEMANTICS[0] : page.model.attention;
-  const titles = SEMANTICS.map((name) => [name, page.live ? COLUMNS[name].title : name]);
-  segments(byId("semantics"), titles, state.semantics, (value) => update({ semantics: value }));
+  part(["language", "text"], () => {
+    const titles = SEMANTICS.map((name) => [name, page.live ? COLUMNS[name].title : name]);
+    segments(byId("semantics"), titles, state.semantics, (value) => update({ semantics: value }));
+  });
   part(["text", "token"], drawLayers);
   part(["text", "semantics"], drawGrid);
   part(["text", "semantics", "token"], markColumn);

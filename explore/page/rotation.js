@@ -33,8 +33,7 @@ async function drawDials() {
   const pairs = await pairsOf();
   if (asked.text !== state.text || asked.token !== state.token || asked.head !== state.head) return;
   byId("turning").replaceChildren(
-    told("The query of "), piece(text().ids[state.token]),
-    told(" at position {0} (the first token is at 0), layer 1, head {1}. Dashed before, full after.", state.token, state.head + 1),
+    ...toldWith("The query of {0} at position {1} (the first token is at 0), layer 1, head {2}. Dashed before, full after.", piece(text().ids[state.token]), state.token, state.head + 1),
   );
   if (pairs === null) {
     byId("dials").replaceChildren(make("p", { class: "soft" }, told("Queries are shown of the first {0} tokens.", text().queries.shown)));
@@ -79,19 +78,24 @@ function anglesTable() {
       const both = [before, after].map((pair) => number(pair.map((value) => brief(value, 3)).join(", ")));
       return row(make("th", { scope: "row" }, index + 1), ...both, number(`${angle(before, after).toFixed(1)}\u00b0`), number(brief(period(index), 3)));
     });
-    region.append(table(told("The query's pairs"), ["Pair", "Before", "After", "Turned by", "Tokens for a whole turn"].map((name) => told(name)), rows));
+    const head = [told("Pair"), told("Before the rotation"), told("After it"), told("Turned by"), told("Tokens for a whole turn")];
+    region.append(table(told("The query's pairs"), head, rows));
   });
   return region;
+}
+
+function drawMatch() {
+  const match = page.rope.match;
+  const line = { name: told("match"), x: match.map((_, index) => index), y: match };
+  const note = told("1 is a perfect match. Near tokens match best without having learned to; what is far may match again where pairs have come round.");
+  const figure = chart(told("How well two equal vectors match, by how far apart they stand"), told("tokens apart"), [line], { zero: true, note });
+  byId("match").replaceChildren(figure);
 }
 
 function setUpRotation() {
   if (!page.texts) return;
   byId("rotation").hidden = false;
-  const match = page.rope.match;
-  const line = { name: "match", x: match.map((_, index) => index), y: match };
-  const note = told("1 is a perfect match. Near tokens match best without having learned to; what is far may match again where pairs have come round.");
-  const figure = chart(told("How well two equal vectors match, by how far apart they stand"), told("tokens apart"), [line], { zero: true, note });
-  byId("match").append(figure);
+  part(["language"], drawMatch);
   part(["text", "token", "head"], drawDials);
   opened("angles-table", ["text", "token", "head"], anglesTable);
 }

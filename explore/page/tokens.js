@@ -27,7 +27,7 @@ function markToken() {
     each.setAttribute("aria-checked", place === state.token);
     each.tabIndex = place === state.token ? 0 : -1;
   });
-  byId("at").replaceChildren(told("Token {0} of {1}: ", state.token + 1, count()), piece(text().ids[state.token]));
+  byId("at").replaceChildren(...toldWith("Token {0} of {1}: {2}", state.token + 1, count(), piece(text().ids[state.token])));
   byId("earlier").disabled = state.token === 0;
   byId("later").disabled = state.token === count() - 1;
 }
@@ -40,7 +40,7 @@ function drawExpected() {
     if (!reading) return filled(card, {}, [noOther()]);
     const last = reading.lens.at(-1);
     const rows = candidatesAt(last, state.token).map(([id, p]) => row(make("th", { scope: "row" }, piece(id)), bar(p), number(percent(p))));
-    const caption = make("span", {}, told("Expected after "), piece(text().ids[state.token]));
+    const caption = make("span", {}, toldWith("Expected after {0}", piece(text().ids[state.token])));
     card.append(table(caption, [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), told("Probability")], rows, { class: "full" }));
     card.append(make("p", { class: "readout" }, cameNext(last)));
     return card;
@@ -66,7 +66,7 @@ function cameNext(layer) {
   if (state.token === count() - 1) return [told("The text ends here.")];
   const [p, rank] = [layer.next[state.token], layer.rank[state.token]];
   const place = rank === 1 ? told("the likeliest") : told("number {0} of {1}", rank.toLocaleString("en"), page.model.vocab_size.toLocaleString("en"));
-  return [told("What comes is "), piece(text().ids[state.token + 1]), `: ${percent(p)}, ${place}.`];
+  return toldWith("What comes is {0}: {1}, {2}.", piece(text().ids[state.token + 1]), percent(p), place);
 }
 
 function tokenTable() {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,23 +85,6 @@ def test_every_switch_names_its_line_and_page():
         assert each.code in lines[named["line"] - 1] and named["is_link"]
         assert (ROOT / named["link"]).is_file() and named["link"].startswith("docs/components/")
     assert page_of_break("mask", BREAKS["mask"], "/elsewhere/p.html")["is_link"] is False
-
-
-def test_the_words_are_in_one_file():
-    """Every word that a script asks for is there, and no other; so is every switch's."""
-    words = (PAGE_FOLDER / "live" / "words.js").read_text("utf-8")
-    known = set(re.findall(r'^    "([\w.]+)": ', words, re.MULTILINE)) - {"language"}
-    sources = "".join((PAGE_FOLDER / "live" / name).read_text("utf-8") for name in ("live.html", "numbers.html"))
-    sources += "".join(
-        (PAGE_FOLDER / "live" / f"{name}.js").read_text("utf-8") for name in LIVE_SCRIPTS if name != "words"
-    )
-    asked = set(re.findall(r'"((?:live|next|sampling|made|copy|break|compare|kind|numbers|words)\.[a-z_]+)"', sources))
-    made = {f"break.{name}" for name in (*BREAKS, "mask_on")} | {f"kind.{kind}" for kind in ("causal", "bidirectional")}
-    made |= {f"sampling.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
-    made |= {f"made.{name}" for name in ("run", "step", "back", "clear")}
-    made |= {f"numbers.{name}" for name in ("pair", "q", "q_turned", "k", "k_turned", "adds")}
-    page = set(re.findall(r'data-say="([\w.]+)"', (PAGE_FOLDER / "page.html").read_text("utf-8")))
-    assert asked | made == known - page
 
 
 def test_the_scripts_are_short_and_all_are_used():

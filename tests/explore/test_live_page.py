@@ -224,11 +224,11 @@ def test_a_switch_shows_both_models(browser: Browser, live_file: Path, bundled: 
     text = "There was a girl who lived in a town between two hills."
     browser.tab.locator("#measured").fill(text)
     browser.click("#measure")
-    browser.wait("/^[0-9.,]+ of/.test(comparing.shown.now.perplexity ?? '')")
+    browser.wait("/^[0-9.,]+ of/.test(comparing.shown.now.perplexity?.() ?? '')")
     for column, breaks in (("right", []), ("now", ["scores"])):
         with broken(bundled.llama, Switches(breaks=breaks)):
             expected = perplexity(bundled.llama, bundled.tokenizer, text).perplexity
-        shown = float(browser.value(f"comparing.shown.{column}.perplexity").split()[0].replace(",", ""))
+        shown = float(browser.value(f"comparing.shown.{column}.perplexity()").split()[0].replace(",", ""))
         assert shown == pytest.approx(expected, rel=1e-2)
     links = browser.value("document.querySelectorAll('#mistakes .where').length")
     assert links == len(BREAKS) and browser.errors == []
@@ -339,18 +339,3 @@ def test_the_keyboard_is_enough(browser: Browser, live_file: Path):
     browser.press("Space")
     browser.wait("live.switches.breaks.length === 1")
     assert browser.value("document.activeElement.value") == "mask"
-
-
-def test_another_language_is_a_switch(browser: Browser, live_file: Path):
-    """What it lacks stays English; the address keeps the choice."""
-    opened(browser, live_file, text="The film")
-    assert browser.value("byId('language').hidden")
-    words = {"language": "Test", "live.title": "TITLE", "tokens.title": "TOKENS", "Expected after ": "AFTER "}
-    browser.value(f"WORDS.test = {json.dumps(words)}, setUpLanguages(() => show(text()))")
-    browser.click("#language label:nth-of-type(2)")
-    browser.wait("byId('expected').textContent.includes('AFTER')")
-    titles = browser.value("['live-title', 'tokens-title', 'break-title'].map((id) => byId(id).textContent)")
-    assert titles == ["TITLE", "TOKENS", "Break it"]
-    browser.click("#language label:nth-of-type(1)")
-    assert browser.value("byId('tokens-title').textContent") == "The text, token by token"
-    assert browser.errors == []

@@ -35,7 +35,7 @@ function readAddress() {
   };
   state.layer = Math.round(bounded(given.get("layer"), 1, 1, layers)) - 1;
   state.head = Math.round(bounded(given.get("head"), 1, 1, heads)) - 1;
-  if (given.get("lang") in WORDS) language = given.get("lang");
+  language = Object.keys(LANGUAGES).find((name) => name === given.get("lang")) ?? ownLanguage();
   return Math.round(bounded(given.get("steps"), 0, 0, MOST_STEPS));
 }
 
@@ -49,7 +49,7 @@ function writeAddress() {
     const values = { text: live.text, steps: live.made.length || null, attention, break: breaks.join(","), off: off.join(","), uniform: uniform.join(",") };
     for (const [name, [usual]] of Object.entries(SAMPLING)) values[name] = live.sampling[name] === usual ? null : live.sampling[name];
     Object.assign(values, { seed: live.seed === 1 ? null : live.seed, layer: state.layer ? state.layer + 1 : null, head: state.head ? state.head + 1 : null });
-    if (language !== "en") values.lang = language;
+    if (language !== "en" || ownLanguage() !== "en") values.lang = language;
     const given = Object.entries(values).filter(([name, value]) => name === "text" || (value !== null && value !== ""));
     history.replaceState(null, "", `#${new URLSearchParams(given)}`);
   }, 300);

@@ -19,7 +19,8 @@ function drawSwitches() {
   const mistakes = page.live.breaks.map((each) => {
     const name = each.name === "mask" && page.model.attention === "bidirectional" ? "mask_on" : each.name;
     const where = each.line ? t("break.where", each.file, each.line) : each.file;
-    const page_ = each.is_link ? make("a", { href: each.link }, each.link.split("/").at(-1)) : make("code", {}, each.link);
+    const link = language === "en" ? each.link : each.link.replace(/[^/]+$/, `${language}/$&`);
+    const page_ = each.is_link ? make("a", { href: link }, link.split("/").at(-1)) : make("code", {}, link);
     const note = isAlike(each.name) ? make("p", { class: "soft" }, t("break.same")) : null;
     return check("breaks", each.name, t(`break.${name}`), make("p", { class: "where" }, make("code", { title: each.code }, where), " ", page_), note);
   });
@@ -30,7 +31,7 @@ function drawSwitches() {
   const listed = [...new Set([...chosen, ...off])].sort().map((part) => ["off", part]);
   listed.push(...[...new Set([chosen[1], ...uniform])].sort().map((part) => ["uniform", part]));
   refill("parts", [make("p", { class: "soft" }, t("break.part_of")), ...listed.map(([list, part]) => check(list, part, words(list, part)))]);
-  segments(byId("live-attention"), ["causal", "bidirectional"].map((kind) => [kind, kind]), live.switches.attention ?? page.model.attention, (kind) => {
+  segments(byId("live-attention"), ["causal", "bidirectional"].map((kind) => [kind, t(`attention.${kind}`)]), live.switches.attention ?? page.model.attention, (kind) => {
     live.switches.attention = kind === page.model.attention ? null : kind;
     switchesChanged();
   });
@@ -101,12 +102,12 @@ async function compare() {
 
 async function measure() {
   for (const column of SEMANTICS) {
-    comparing.shown[column] = { ...comparing.shown[column], perplexity: t("compare.measuring") };
+    comparing.shown[column] = { ...comparing.shown[column], perplexity: () => t("compare.measuring") };
     drawCompared();
     const given = { text: byId("measured").value, bos: page.live.bos, switches: switchesOf(column) };
     const answer = isCausal(column) ? await ask("perplexity", given, `measure ${column}`).catch(failed) : null;
-    const sees = isCausal(column) ? "-" : t("compare.sees");
-    comparing.shown[column].perplexity = answer?.tokens ? `${brief(Number(answer.value), 4)} ${t("compare.tokens", answer.tokens)}` : sees;
+    const sees = isCausal(column) ? () => "-" : () => t("compare.sees");
+    comparing.shown[column].perplexity = answer?.tokens ? () => `${brief(Number(answer.value), 4)} ${t("compare.tokens", answer.tokens)}` : sees;
     drawCompared();
   }
 }
@@ -115,7 +116,7 @@ function drawCompared() {
   const columns = SEMANTICS.map((name) => comparing.shown[name] ?? {});
   const line = (words, cells) => row(make("th", { scope: "row" }, words), ...cells);
   const rows = [line(t("compare.goes_on"), columns.map((each) => make("td", { class: "goes-on" }, each.goesOn ?? "\u2026")))];
-  if (columns.some((each) => each.perplexity)) rows.push(line(t("compare.perplexity"), columns.map((each) => make("td", {}, each.perplexity ?? "-"))));
+  if (columns.some((each) => each.perplexity)) rows.push(line(t("compare.perplexity"), columns.map((each) => make("td", {}, each.perplexity?.() ?? "-"))));
   const head = ["", ...SEMANTICS.map((name) => make("th", { scope: "col" }, COLUMNS[name].title, make("span", { class: "own" }, ` ${COLUMNS[name].remark}`)))];
   byId("compare").replaceChildren(table(make("span", { class: "unseen" }, t("compare.title")), head, rows, { class: "full compared" }));
 }

@@ -14,11 +14,18 @@ function drawWords() {
   edited.out.clear();
   byId("word-chips").replaceChildren(...edited.words.map((word, place) => {
     const input = make("input", { class: "word-text", value: word, size: Math.max(2, [...word].length), "aria-label": word });
-    const button = make("button", { type: "button", "aria-pressed": false, onclick: () => leaveOut(place, button, input) }, "\u2212");
+    const button = make("button", { type: "button", "aria-pressed": false, class: "leaves-out", onclick: () => leaveOut(place, button, input) }, "\u2212");
     input.addEventListener("input", () => { edited.words[place] = input.value; input.size = Math.max(2, input.value.length); wordsChanged(); });
-    button.setAttribute("aria-label", t("words.out", word));
     return make("span", { class: "word-edit" }, input, button);
-  }), make("button", { type: "button", onclick: () => typed(byId("live-text").value) }, t("words.all")));
+  }), make("button", { type: "button", "data-say": "words.all", onclick: () => typed(byId("live-text").value) }, t("words.all")));
+  nameWords();
+}
+
+/** The buttons' names, in the language that is chosen. */
+function nameWords() {
+  byId("word-chips").querySelectorAll(".leaves-out").forEach((button, place) => {
+    button.setAttribute("aria-label", t(edited.out.has(place) ? "words.in" : "words.out", edited.words[place]));
+  });
 }
 
 function leaveOut(place, button, input) {
@@ -28,7 +35,7 @@ function leaveOut(place, button, input) {
   input.disabled = isOut;
   button.textContent = isOut ? "+" : "\u2212";
   button.setAttribute("aria-pressed", isOut);
-  button.setAttribute("aria-label", t(isOut ? "words.in" : "words.out", edited.words[place]));
+  nameWords();
   wordsChanged();
 }
 

@@ -31,7 +31,7 @@ async function lookAhead(isDrawn = true) {
 }
 
 function drawNext({ broken, top, kept }) {
-  byId("live-kept").textContent = broken ? t("live.broken") : kept === undefined ? "" : t("next.kept", kept.toLocaleString(language), page.model.vocab_size.toLocaleString(language));
+  speak("live-kept", () => broken ? t("live.broken") : kept === undefined ? "" : t("next.kept", kept.toLocaleString(language), page.model.vocab_size.toLocaleString(language)));
   if (!top) {
     byId("live-next").replaceChildren();
     return;
@@ -45,7 +45,7 @@ function drawNext({ broken, top, kept }) {
   byId("live-next").replaceChildren(table(t(isSwitched() ? "next.switched" : "next.caption"), head, rows, { class: "full" }));
 }
 
-const plainly = (name) => name.replaceAll("\u2581", " ").trim() || "space";
+const plainly = (name) => name.replaceAll("\u2581", " ").trim() || told("space");
 
 /** A piece by its name, with a faint sign for the space before it. */
 const shownPiece = (name) => name.startsWith("\u2581")
@@ -80,7 +80,7 @@ async function makeMany(count = MOST_STEPS) {
   const isDue = () => performance.now() - drawn > DRAWN_MS && (drawn = performance.now()) > 0;
   while (making.isRunning && live.made.length - before < count && await makeOne(isDue()));
   const speed = (live.made.length - before) / ((performance.now() - start) / 1000);
-  byId("live-speed").textContent = speed > 0 ? t("made.speed", brief(speed)) : "";
+  speak("live-speed", () => speed > 0 ? t("made.speed", brief(speed)) : "");
   pauseMaking();
   if (making.ahead) drawNext(making.ahead);
   await drawMade();

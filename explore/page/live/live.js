@@ -3,23 +3,23 @@
 let started = false;
 
 function failed(error) {
-  byId("live-status").textContent = t("live.failed", error.message);
+  speak("live-status", () => t("live.failed", error.message));
   return null;
 }
 
 /** Read the text with the model as it is, draw it, then with the switches. */
 async function readAll() {
   const begun = performance.now();
-  byId("live-status").textContent = t("live.computing");
+  speak("live-status", () => t("live.computing"));
   const given = (column) => ({ text: live.text, added: added(), use: column, switches: switchesOf(column) });
   const right = await ask("read", given("right"), "read right").catch(failed);
   if (!right) return;
   if (!right.record) {
-    byId("live-status").textContent = right.bad.length ? t("live.unknown", right.bad[0]) : t("live.nothing");
+    speak("live-status", () => right.bad.length ? t("live.unknown", right.bad[0]) : t("live.nothing"));
     return;
   }
   const time = Math.round(performance.now() - begun);
-  byId("live-status").textContent = `${t("live.ready", right.ids.length, time)} ${right.first ? t("live.cut", right.ids.length, right.first + right.ids.length) : ""}`;
+  speak("live-status", () => `${t("live.ready", right.ids.length, time)} ${right.first ? t("live.cut", right.ids.length, right.first + right.ids.length) : ""}`);
   Object.assign(page.pieces, right.pieces);
   const shown = { text: live.text, gold: null, note: "", ids: right.ids, shown: right.record.shown, queries: right.queries, semantics: { right: right.record, now: null } };
   if (right.probabilities) shown.decision = { probabilities: right.probabilities, occlusion: right.probabilities.map(() => null).concat(Array((right.ids.length - 1) * right.probabilities.length).fill(null)), together: 1 };
@@ -56,22 +56,22 @@ let drawAtLast = null;
 /** Open what computes, and draw the rest of the page when the first text is read. draw: the set-up of the page. */
 async function startLive(draw) {
   drawAtLast = draw;
-  setUpHead();
   let steps = readAddress();
   document.documentElement.lang = language;
-  setUpLanguages(() => { describeColumns(); drawControls(); drawSwitches(); drawCompared(); if (started) show(text()); lookAhead(); });
+  setUpLanguages((name) => { setLanguage(name); writeAddress(); });
   setUpMaking();
   setUpBreaks();
   setUpCopying();
   if (page.live.classifier) setUpWords();
   sayAll();
+  drawHead();
   const area = byId("live-text");
   area.value = live.text;
   area.addEventListener("input", () => typed(area.value));
   addEventListener("hashchange", () => {
     steps = readAddress();
     area.value = live.text;
-    drawControls();
+    setLanguage(language);
     openAt(steps);
   });
   await openMachine().catch(failed);
@@ -87,6 +87,26 @@ async function startLive(draw) {
     byId("live").dataset.opened = location.hash;
     compare();
   }
+}
+
+/** Say everything in a language. */
+function setLanguage(name) {
+  language = document.documentElement.lang = name;
+  byId("language").querySelector(`[value="${name}"]`).checked = true;
+  sayAll();
+  drawHead();
+  describeColumns();
+  drawControls();
+  drawSwitches();
+  drawCompared();
+  nameWords();
+  say("");
+  byId("live-made").replaceChildren();
+  drawMade();
+  if (making.ahead) drawNext(making.ahead);
+  if (!started) return;
+  if (text().decision) drawDecision(text());
+  for (const part of parts) part(new Set(["language", "text"]));
 }
 
 async function typed(words) {
