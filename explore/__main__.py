@@ -2,6 +2,7 @@
 
     python -m explore checkpoints/minllama1M.pt --text "A warm little film." --out page.html
     python -m explore finetune-5-0.0002.pt --data data/films-dev.txt --out page.html
+    python -m explore finetune-5-0.0002.pt --beside checkpoints/minllama1M.pt --out page.html     # two models
     python -m explore LOG_DIR --out page.html                                   # a run with --log_dir
     python -m explore finetune-5-0.0002.pt --run LOG_DIR --out page.html        # both
     python -m explore advanced/experiments/results/NAME.jsonl --out page.html   # a grid of runs
@@ -39,6 +40,7 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--text", metavar="T", action="append", help=f"what is read; may be given several times; else: {SAMPLE_TEXT}")
     add("--data", metavar="FILE", help="data file, or a sentence a line: its first ones, a classifier's errors before")
     add("--count", type=int, default=6, help="how many sentences of --data are shown in full")
+    add("--beside", metavar="MODEL", help="a second model of the same shape and tokens, beside it in each figure")
     add("--run", metavar="LOG_DIR", help="a run to show beside the model: its --log_dir, or a file of results")
     add("--tokenizer", help="SentencePiece model; else the checkpoint's own .model, else tokenizer.model")
     add("--attention", choices=ATTENTION_KINDS, help="override what the checkpoint declares (nothing: bidirectional)")
@@ -66,20 +68,21 @@ def check_args(args: Namespace) -> None:
     if not 1 <= args.count <= 20:
         raise UserError(f"--count {args.count}: must be from 1 to 20")
     if is_run(args.model):
-        if given := [flag for flag in ("text", "data", "run", "tokenizer", "attention") if getattr(args, flag)]:
+        flags = ("text", "data", "beside", "run", "tokenizer", "attention")
+        if given := [flag for flag in flags if getattr(args, flag)]:
             raise UserError(f"--{given[0]} is for a model, and {args.model} is a run; give the model, and --run RUN")
         return
     if Path(args.model).is_dir() and not Path(args.model, "config.json").is_file():
         raise UserError(f"{args.model} is a folder without {FILE} or config.json: neither a run nor a model")
-    for flag in ("model", "data"):
-        if (name := getattr(args, flag)) is not None and not (flag == "model" and Path(name).is_dir()):
-            if (path := (find_checkpoint if flag == "model" else find_asset)(name)) is None:
-                what, hint = ("MODEL", hub_hint(name)) if flag == "model" else (f"--{flag}", "")
+    for flag in ("model", "beside", "data"):
+        if (name := getattr(args, flag)) is not None and not (flag != "data" and Path(name).is_dir()):
+            if (path := (find_asset if flag == "data" else find_checkpoint)(name)) is None:
+                what, hint = ("MODEL" if flag == "model" else f"--{flag}", "" if flag == "data" else hub_hint(name))
                 raise UserError(f"{what} {name} does not exist{hint}")
             setattr(args, flag, str(path))
     if args.run is not None and not is_run(args.run):
         raise UserError(f"--run {args.run} is neither a folder with {FILE} nor a file of results (.jsonl)")
-    inputs = (args.model, args.data, args.run)
+    inputs = (args.model, args.beside, args.data, args.run)
     if args.out is not None and Path(args.out).resolve() in {
         Path(path).resolve() for path in inputs if path is not None
     }:
@@ -97,8 +100,8 @@ def check_live(args: Namespace) -> None:
         raise UserError(f"--serve {args.serve}: a port is from 0 (a free one) to 65535")
     if args.bits and not args.live:
         raise UserError("--bits is for the weights of --live")
-    if is_live and (args.data or args.run or len(args.text or ()) > 1):
-        given = "data" if args.data else "run" if args.run else "text"
+    if is_live and (args.data or args.run or args.beside or len(args.text or ()) > 1):
+        given = next((flag for flag in ("data", "run", "beside") if getattr(args, flag)), "text")
         raise UserError(f"--{given} is for a page that is drawn once; a live page begins with one --text")
     if is_live and is_run(args.model):
         raise UserError(f"{args.model} is a run, and a live page is of a model")
@@ -201,7 +204,8 @@ def main() -> None:
 
         inspected = InspectedModel.open(args.model, args.tokenizer, args.attention)
         texts, content = texts_of(args, inspected)
-        content |= page_of_model(inspected, texts)
+        other = InspectedModel.open(args.beside, args.tokenizer, args.attention) if args.beside is not None else None
+        content |= page_of_model(inspected, texts, other)
         if args.run is not None:  # after the results on --data, if there are any
             run = page_of_run(args.run)["run"]
             content["run"] = run | {"runs": [*content.get("run", {"runs": []})["runs"], *run["runs"]]}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from config import ATTENTION_KINDS
 from engine.data import NO_GOLD_LABEL, Example
 from engine.families import encode_for, load_llama
 from engine.finding import is_gguf, tokenizer_name
@@ -21,7 +22,7 @@ from engine.saved import SavedRun, load_classifier
 from engine.storage import load_tensors
 from engine.weights import load_pretrained
 from explore.decision import Decision, decide, probabilities
-from explore.look import ForwardRecord, Lens, lenses, match_at_distance, read_both, rotated
+from explore.look import ForwardRecord, Lens, lenses, match_at_distance, read, read_both, rotated
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError, find_asset, shorten, warn
@@ -130,14 +131,35 @@ def examples_of(
     return [InspectedText(sentences[index], labels[index], note) for index, note in notes.items()]
 
 
-def page_of_model(inspected: InspectedModel, texts: Sequence[InspectedText]) -> dict[str, Any]:
-    """Plain values for the page. Raises `UserError` for a text that is too short or too long."""
+def page_of_model(
+    inspected: InspectedModel, texts: Sequence[InspectedText], other: InspectedModel | None = None
+) -> dict[str, Any]:
+    """Plain values for the page. other: a second model, which stands in the place of the other kind of attention.
+
+    Raises `UserError` for a text that is too short or too long, and for a model that the first cannot stand beside.
+    """
     pieces: dict[int, str] = {}
-    shown = [page_of_text(inspected, text, ATTENTION_BYTES // len(texts), pieces) for text in texts]
-    return {"model": inspected.facts(), "texts": shown, "pieces": pieces, "rope": page_of_rope(inspected.llama)}
+    shown = [page_of_text(inspected, text, ATTENTION_BYTES // len(texts), pieces, other) for text in texts]
+    page = {"model": inspected.facts(), "texts": shown, "pieces": pieces, "rope": page_of_rope(inspected.llama)}
+    if other is not None:
+        both = zip(("first", "second"), (inspected, other), strict=True)
+        page["columns"] = {key: {"title": each.name, "remark": each.llama.config.attention} for key, each in both}
+    return page
 
 
-def page_of_text(inspected: InspectedModel, text: InspectedText, room: int, pieces: dict[int, str]) -> dict[str, Any]:
+def check_beside(inspected: InspectedModel, other: InspectedModel, ids: Sequence[int]) -> None:
+    """Raises `UserError` if two models have no common figure of a text."""
+    one, two = ((config.n_layers, config.n_heads) for config in (inspected.llama.config, other.llama.config))
+    if one != two:
+        shapes = "{} layers of {} heads, but {} has {} of {}".format(*two, inspected.name, *one)
+        raise UserError(f"--beside {other.name} has {shapes}; both need the same shape")
+    if max(ids) >= other.llama.config.vocab_size or any(other.piece(id) != inspected.piece(id) for id in ids):
+        raise UserError(f"--beside {other.name} has other tokens than {inspected.name}")
+
+
+def page_of_text(
+    inspected: InspectedModel, text: InspectedText, room: int, pieces: dict[int, str], other: InspectedModel | None
+) -> dict[str, Any]:
     """room: the most bytes for its attention. pieces: all tokens on the page by id; those of this text are added."""
     ids = inspected.encode(text.text)
     if len(ids) < 2:
@@ -148,17 +170,20 @@ def page_of_text(inspected: InspectedModel, text: InspectedText, room: int, piec
         raise UserError(
             f"the text {shorten(text.text, 40)!r} has {len(ids)} tokens; the page takes {MAX_TOKENS} at most"
         )
-    records = read_both(inspected.llama, ids)
+    if other is None:
+        llamas, records = dict.fromkeys(ATTENTION_KINDS, inspected.llama), read_both(inspected.llama, ids)
+    else:
+        check_beside(inspected, other, ids)
+        llamas = {"first": inspected.llama, "second": other.llama}
+        records = {name: read(llama, ids, llama.config.attention) for name, llama in llamas.items()}
     semantics: dict[str, Any] = {name: None for name in records}
     for name, record in records.items():
         if record is not None:
-            semantics[name] = {
-                "lens": [page_of_lens(each) for each in lenses(inspected.llama, record, ids, CANDIDATES)]
-            }
+            semantics[name] = {"lens": [page_of_lens(each) for each in lenses(llamas[name], record, ids, CANDIDATES)]}
     shown = add_attention(records, semantics, room)
     named = {*ids}.union(*(layer["ids"] for each in semantics.values() if each for layer in each["lens"]))
     pieces |= {id: inspected.piece(id) for id in named}
-    own = records[inspected.llama.config.attention]
+    own = records[inspected.llama.config.attention if other is None else "first"]
     page = {
         "text": text.text, "gold": text.gold, "note": text.note, "ids": ids, "shown": shown,
         "semantics": semantics, "queries": page_of_queries(own, min(len(ids), QUERIES_SHOWN)),

@@ -152,6 +152,7 @@ function drawLooks(map, weights) {
 function setUpAttention() {
   if (!page.texts) return;
   byId("attention").hidden = false;
+  if (page.columns) byId("attention").querySelector(".lead").textContent = "Each row of a map is a token that looks, each column one that it may look at; a row adds up to 1. One map for each model.";
   const numbers = (most) => Array.from({ length: most }, (_, index) => String(index + 1));
   for (const [name, most] of [["layer", page.model.n_layers], ["head", page.model.n_heads]]) {
     options(byId(name), numbers(most), state[name]);
@@ -225,7 +226,7 @@ function weightTables() {
         make("th", { scope: "row" }, piece(text().ids[query])),
         ...places.map((key) => number((100 * weightAt(weights, asked.layer, asked.head, query, key)).toFixed(0))),
       ));
-      const name = told("{0}, layer {1}, head {2}: weights in percent", page.live ? COLUMNS[SEMANTICS[index]].title : SEMANTICS[index], asked.layer + 1, asked.head + 1);
+      const name = told("{0}, layer {1}, head {2}: weights in percent", isBothKinds ? SEMANTICS[index] : COLUMNS[SEMANTICS[index]].title, asked.layer + 1, asked.head + 1);
       region.append(table(name, heads, rows));
     });
   });

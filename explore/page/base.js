@@ -2,11 +2,12 @@
 // What every part of the page shares: the figures, what is looked at, and how elements are made.
 
 const page = JSON.parse(document.getElementById("data").textContent);
-const SEMANTICS = page.live ? ["right", "now"] : ["bidirectional", "causal"]; // the two columns of every figure
-const COLUMNS = {
+const COLUMNS = page.columns ?? {
   bidirectional: { title: "Bidirectional", remark: "every token sees all others" },
   causal: { title: "Causal", remark: "a token sees itself and those before it" },
 };
+const SEMANTICS = page.live ? ["right", "now"] : Object.keys(COLUMNS); // the two columns of every figure
+const isBothKinds = !page.live && !page.columns; // else the first column is the model itself
 
 const byId = (id) => document.getElementById(id);
 

@@ -52,9 +52,9 @@ function markColumn() {
 function setUpLens() {
   if (!page.texts) return;
   byId("lens").hidden = false;
-  state.semantics = page.live ? SEMANTICS[0] : page.model.attention;
+  state.semantics = isBothKinds ? page.model.attention : SEMANTICS[0];
   part(["language", "text"], () => {
-    const titles = SEMANTICS.map((name) => [name, page.live ? COLUMNS[name].title : name]);
+    const titles = SEMANTICS.map((name) => [name, isBothKinds ? name : COLUMNS[name].title]);
     segments(byId("semantics"), titles, state.semantics, (value) => update({ semantics: value }));
   });
   part(["text", "token"], drawLayers);

@@ -5,7 +5,7 @@ const ownProbability = (name, place) => (place ? text().semantics[name]?.lens.at
 
 function drawTokens() {
   const chips = Array.from({ length: count() }, (_, place) => {
-    const p = page.live ? ownProbability("right", place) : ownProbability("causal", place) ?? ownProbability("bidirectional", place);
+    const p = isBothKinds ? ownProbability("causal", place) ?? ownProbability("bidirectional", place) : ownProbability(SEMANTICS[0], place);
     const full = p === null ? 0 : Math.min(100, (100 * bits(p)) / 12);
     const label = told("{0}, token {1} of {2}", wordAt(place), place + 1, count()) + (p === null ? "" : told(", probability {0}", percent(p)));
     const button = chip("button", place, {
