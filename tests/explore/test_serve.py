@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ def test_a_long_text_is_read_as_far_as_its_attention_can_be_kept(bundled: Inspec
 
 
 @contextlib.contextmanager
-def serving(inspected: InspectedModel) -> Iterator[LiveServer]:
+def serving(open_model: Callable[[], tuple[InspectedModel, str]]) -> Iterator[LiveServer]:
     """A server in a thread of its own."""
     kept: list[LiveServer] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -166,7 +166,7 @@ def serving(inspected: InspectedModel) -> Iterator[LiveServer]:
             original(self, *more)
 
         patch.setattr(LiveServer, "serve_forever", forever)
-        runner = threading.Thread(target=serve, args=(lambda: (inspected, TEXT), 0), daemon=True)
+        runner = threading.Thread(target=serve, args=(open_model, 0), daemon=True)
         runner.start()
         assert ready.wait(60)
     yield kept[0]
@@ -177,7 +177,7 @@ def serving(inspected: InspectedModel) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def server(bundled: InspectedModel) -> Iterator[LiveServer]:
-    with serving(bundled) as found:
+    with serving(lambda: (bundled, TEXT)) as found:
         yield found
 
 

@@ -1,0 +1,74 @@
+"""`--serve` with a model of each format: what the server answers is what the checkpoint itself computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_llama, save_checkpoint
+from error_helpers import check_one_error
+from pages import Trained, trained  # noqa: F401
+from test_serve import ask, request, serving
+
+from bert import run
+from bert.config import BertConfig
+from bert.model import Bert
+from bert.save import save_pretrained
+from bert.wordpiece import WordPiece
+from convert import __main__ as convert
+from engine.saved import load_classifier, predict
+from explore import __main__ as program
+from tokenizer import Tokenizer
+
+TEXT = "A warm little film."
+
+
+def served(path: Path, kind: str, **given: object) -> dict:
+    """The answer to one question about the model that `python -m explore PATH --serve` serves."""
+    args = program.get_args([str(path), "--serve", "--text", TEXT])
+    program.check_args(args)
+    with serving(lambda: program.open_live(args)) as server:
+        assert TEXT.encode() in request(server, "GET", f"/{server.secret}/")[1]
+        status, answer = ask(
+            server, json.dumps({"kind": kind, "given": {"text": TEXT, "switches": {}} | given}).encode()
+        )
+    assert status == 200, answer
+    return json.loads(answer)
+
+
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+def test_a_converted_model(form: str, call: Callable, tokenizer: Tokenizer, tiny_tokenizer: Path, tmp_path: Path):
+    pytest.importorskip("gguf" if form == "gguf" else "safetensors", reason="the extra is not installed")
+    model = random_llama(attention="causal")
+    checkpoint = save_checkpoint(tmp_path / "model.pt", model)
+    out = tmp_path / ("folder" if form == "hf" else "model.gguf")
+    flags = (checkpoint, out, "--to", form, "--tokenizer", tiny_tokenizer)
+    assert call(*flags, main=convert.main)[0] == 0
+    answer = served(out, "next", sampling={"temperature": 0}, random=0)
+    ids = torch.tensor([tokenizer.encode(TEXT, bos=True, eos=False)])
+    p = model(ids)[0][0, -1].detach().softmax(-1)
+    assert answer["id"] == int(p.argmax()) and answer["p"] == pytest.approx(float(p.max()), abs=1e-5)
+    shown = {row["id"]: row["plain"] for row in answer["top"]}
+    assert shown == pytest.approx({id: float(p[id]) for id in p.topk(len(shown)).indices.tolist()}, abs=1e-5)
+
+
+def test_a_fine_tuned_classifier(trained: Trained):
+    expected = next(iter(predict(*load_classifier(trained.model), [TEXT])))
+    assert served(trained.model, "read", use="right")["probabilities"] == pytest.approx(
+        expected.probabilities, abs=1e-5
+    )
+
+
+def test_a_bert_is_refused_in_one_line(classify_flags: Callable, call: Callable, tmp_path: Path):
+    config = BertConfig.from_preset("mini", vocab_size=9, dim=32, n_heads=4, hidden_dim=48)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "good", "bad"]
+    save_pretrained(tmp_path / "bert", Bert(config), WordPiece(pieces))
+    flags = (*classify_flags("finetune"), "--pretrained-model-path", tmp_path / "bert", "--epochs", 1)
+    assert call(*flags, main=run.main)[0] == 0
+    (model,) = tmp_path.glob("*.pt")
+    status, out, err = call(model, "--serve", main=program.main)
+    check_one_error(status, err, f"{model.name} is a fine-tuned Bert, and the page shows what a Llama computes")
+    assert out.startswith("http://127.0.0.1:")  # which no longer answers
