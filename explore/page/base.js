@@ -145,6 +145,7 @@ function chip(tag, place, attributes) {
 /** A probability for people: percents, and one in so many where it is small. */
 function percent(p) {
   if (p === null || p === undefined || Number.isNaN(p)) return "-";
+  if (p === 0) return "0 %";
   if (p >= 0.1) return `${(100 * p).toFixed(1)} %`;
   if (p >= 0.001) return `${(100 * p).toFixed(2)} %`;
   return p >= 1e-9 ? told("1 in {0}", brief(1 / p)) : told("under 1 in 10\u2079");

@@ -52,6 +52,7 @@ function markColumn() {
 function setUpLens() {
   if (!page.texts) return;
   byId("lens").hidden = false;
+  if (page.columns) byId("semantics").querySelector("legend").textContent = "Model";
   state.semantics = isBothKinds ? page.model.attention : SEMANTICS[0];
   part(["language", "text"], () => {
     const titles = SEMANTICS.map((name) => [name, isBothKinds ? name : COLUMNS[name].title]);

@@ -63,7 +63,11 @@ function drawCurves() {
     scores.splice(0, scores.length, ...scores.filter((each) => !each.kind).map((each) => ({ ...each, name: run().name })), line);
   }
   if (scores.length) figures.unshift(chart("Score after each epoch", "epoch", scores));
-  if (epochs.length > 1) figures.splice(1, 0, chart("Train loss of each epoch", "epoch", [{ name: "train", dots: true, x, y: epochs.map((each) => each.train_loss ?? null) }]));
+  if (epochs.length > 1) {
+    const lossOf = (each, kind) => ({ name: each.name, kind, dots: true, x: each.epochs.map((one) => one.epoch), y: each.epochs.map((one) => one.train_loss ?? null) });
+    const losses = over() ? [lossOf(run(), ""), lossOf(over(), "second")] : [lossOf({ ...run(), name: "train" }, "")];
+    figures.splice(1, 0, chart("Train loss of each epoch", "epoch", losses));
+  }
   byId("curves").replaceChildren(...figures.filter(Boolean));
 }
 

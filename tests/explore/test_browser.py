@@ -28,6 +28,7 @@ from tokenizer import Tokenizer
 ROWS = "[...document.querySelectorAll('{} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
 HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
 
+CUT = "(each) => each.scrollWidth > each.clientWidth"
 CONTRAST, COMPARED = ((Path(__file__).parent / name).read_text("utf-8") for name in ("contrast.js", "compared.js"))
 
 
@@ -219,6 +220,8 @@ def test_all_that_can_be_used_has_a_name(page: Browser):
 def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, trained: Trained, width: int, dark: bool):
     browser.open(trained.page, width=width, dark=dark)
     assert browser.value("document.documentElement.scrollWidth") <= width
+    wide = "[...document.querySelectorAll('#errors .scroll, #judged .over, #epochs .scroll, .segments')]"
+    assert browser.value(f"{wide}.filter({CUT}).length") == 0
     assert browser.value(CONTRAST) == []
     assert len(browser.picture()) > 50_000 and browser.errors == []
     ground = browser.value("getComputedStyle(document.body).backgroundColor")
@@ -299,8 +302,9 @@ def test_runs_are_sorted_and_drawn_over_each_other(browser: Browser, tmp_path: P
         "[...document.querySelectorAll('#curves figure:last-child .line')].map((each) => each.getAttribute('points'))"
     )
     assert len(points) == 2 and points[0] != points[1]
-    titles = browser.value("byId('curves').textContent")
-    assert "c (full line), a (dashed)" in titles and browser.errors == []
+    figures = browser.value("[...document.querySelectorAll('#curves figcaption')].map((each) => each.textContent)")
+    names = ("Score after each epoch", "Train loss of each epoch", "Loss")
+    assert figures == [f"{name}: c (full line), a (dashed)" for name in names] and browser.errors == []
 
 
 # ------------------------------------------------------------------------------------------- docs/looking.md

@@ -17,7 +17,7 @@ import torch
 from chromium import Browser, browsing
 from conftest import ROOT
 from pages import Trained, trained  # noqa: F401
-from test_browser import CONTRAST
+from test_browser import CONTRAST, CUT
 from test_live_model import PROMPTS, TEXT, close
 from thread import ASKED, rounded
 
@@ -308,6 +308,7 @@ def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, live
     browser.tab.emulate_media(color_scheme="dark" if dark else "light")
     opened(browser, live_file, text="Once upon a time", temperature=0, steps=5, off="1.1", **{"break": "scores,gelu"})
     assert browser.value("document.documentElement.scrollWidth") <= width
+    assert browser.value(f"[...document.querySelectorAll('#compare, .segments')].filter({CUT}).length") == 0
     assert browser.value(CONTRAST) == [] and browser.errors == []
     for node in browser.accessibility_tree():
         named = {

@@ -226,7 +226,7 @@ const TOLD = {
   "The query of {0} at position {1} (the first token is at 0), layer 1, head {2}. Dashed before, full after.":
     "{0} 的查詢，在位置 {1}（第一個詞元的位置是 0），第 1 層，第 {2} 個頭。虛線是旋轉前，實線是旋轉後。",
   "Queries are shown of the first {0} tokens.": "只顯示前 {0} 個詞元的查詢。",
-  "a turn in {0} tokens": "{0} 個詞元轉一圈",
+  "a turn in {0} tokens": "{0} 個詞元一圈",
   "Pair {0}": "第 {0} 對",
   "The query's pairs": "這個查詢的數對",
   "Pair": "數對",
@@ -234,7 +234,7 @@ const TOLD = {
   "After it": "旋轉後",
   "Turned by": "轉了多少",
   "Tokens for a whole turn": "轉一圈要多少詞元",
-  "How well two equal vectors match, by how far apart they stand": "兩個相同的向量相距越遠，還有多吻合",
+  "How well two equal vectors match, by how far apart they stand": "兩個相同的向量有多吻合，隨距離變化",
   "tokens apart": "相距的詞元數",
   "match": "吻合程度",
   "1 is a perfect match. Near tokens match best without having learned to; what is far may match again where pairs have come round.":
