@@ -164,6 +164,46 @@ def test_an_address_is_computed_on_opening(browser: Browser, live_file: Path, bu
     assert browser.errors == []
 
 
+def test_an_address_is_read_with_care(browser: Browser, live_file: Path):
+    """What is empty, out of bounds, said twice or of no such head; then the switches by hand."""
+    given = {"temperature": " ", "min_p": "2", "top_k": "2.6", "seed": "7", "attention": "causal"}
+    opened(browser, live_file, text="The film", **given, **{"break": "scores,scores", "off": "0.1,1.0,1.1,1.1,0"})
+    assert browser.value("[live.sampling.temperature, live.sampling.min_p, live.sampling.top_k, live.seed]") == [
+        1,
+        1,
+        3,
+        7,
+    ]
+    none = {"attention": None, "breaks": [], "off": [], "uniform": []}
+    assert browser.value("live.switches") == none | {"attention": "causal", "breaks": ["scores"], "off": ["1.1"]}
+    browser.wait("location.hash.includes('seed=7')")
+    shown = "[live.switches, byId('break-none').disabled, COLUMNS.now.title]"
+    browser.click("#break-none")
+    assert browser.value(shown) == [none, True, "The other attention"]
+    assert browser.value("switchesOf('now').attention") == "bidirectional"
+    browser.click("#live-attention label:nth-of-type(2)")
+    assert browser.value(shown) == [none | {"attention": "bidirectional"}, False, "With your switches"]
+    browser.click("#live-attention label:nth-of-type(1)")
+    assert browser.value(shown) == [none, True, "The other attention"]
+    browser.value("live.switches.attention = 'causal', switchesChanged()")  # as the model is
+    assert browser.value(shown)[1:] == [True, "The other attention"]
+    assert browser.errors == []
+
+
+def test_what_the_two_models_say(browser: Browser, live_file: Path):
+    """A model that sees what follows has no perplexity; a text ends at the model's end; alike heads are told."""
+    opened(browser, live_file, text="The film", temperature=0)
+    assert browser.value("document.querySelectorAll('#mistakes p.soft').length") == 0
+    assert browser.value("page.model.n_kv_heads = page.model.n_heads, drawSwitches(), 0") == 0
+    assert browser.value("document.querySelectorAll('#mistakes p.soft').length") == 2
+    assert len(browser.tab.evaluate("goesOn('right')")) > 10
+    assert browser.tab.evaluate("page.live.stops = [making.ahead.id], goesOn('right')") == "-"
+    browser.click("#mistakes input[value=mask]")
+    browser.click("#measure")
+    browser.wait("comparing.shown.now.perplexity?.() === 'sees what it predicts'")
+    assert browser.value("comparing.shown.right.perplexity()").endswith("tokens") and browser.errors == []
+
+
 def test_a_text_is_made_token_by_token(browser: Browser, live_file: Path, bundled: InspectedModel):
     opened(browser, live_file, text="The film", temperature=0)
     made = "live.made.map((each) => each.id)"
