@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from conftest import ROOT, asset, random_llama
 from thread import Thread, rounded, thread_of
@@ -22,6 +24,7 @@ from explore.inspected import InspectedModel
 from explore.look import read
 from grading import mistakes, small_model
 from grading.rotation import halves, rotate_by_hand
+from rope import rotate
 from tokenizer import Tokenizer
 
 TEXT = "A warm little film about a baker and her stubborn goat."
@@ -91,7 +94,7 @@ def test_greedy_ids_of_prompts(thread: Thread, bundled: InspectedModel):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(tied=False, n_kv_heads=1, hidden_dim=50),
+        dict(tied=False, n_kv_heads=1, hidden_dim=50, layer_norm_eps=0.1),
         dict(rope_scaling=("llama3", 8.0, 1.0, 4.0, 32)),
         dict(rope_scaling=("linear", 4.0)),
     ],
@@ -101,7 +104,9 @@ def test_every_shape(changes: dict, attention: str, bits: int, tokenizer: Tokeni
     inspected = InspectedModel("random", random_llama(attention=attention, **changes), tokenizer)
     ids = torch.arange(3, 67).tolist()  # max_seq_len tokens
     with thread_of(inspected, tmp_path, bits) as found:
-        close(found.logits(ids), read(rounded(inspected, bits).llama, ids, attention).logits)
+        rounded(inspected, bits)
+        for length in (64, 3):  # four tokens at a time are multiplied with the weights, and those that are left
+            close(found.logits(ids[:length]), read(inspected.llama, ids[:length], attention).logits)
 
 
 def test_a_text_longer_than_the_model_is_read_at_its_end(tokenizer: Tokenizer, tmp_path: Path):
@@ -169,7 +174,7 @@ def test_byte_level_tokenizers(rule: str, begins: bool, tmp_path: Path):
         made.normalizer = tokenizers.normalizers.NFC()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=["<|end|>", "<|begin|>"],
+        special_tokens=["<|end|>", "<|begin|>", "<|end|>>"],
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
     made.train_from_iterator([TEXT, "I'll WE'LL 12 1234 12345\n\n  two", *TEXTS] * 4, trainer)
@@ -177,10 +182,53 @@ def test_byte_level_tokenizers(rule: str, begins: bool, tmp_path: Path):
     tokenizer = JsonTokenizer(made.to_str(), special)
     inspected = InspectedModel("random", random_llama(vocab_size=400), tokenizer)
     with thread_of(inspected, tmp_path) as found:
-        for text in (*TEXTS, "I'LL 12345 we've\r\n\r\n  x\x85\ufeffy\u3000 ", "a<|end|><|begin|> b<|en"):
+        for text in (*TEXTS, "I'LL 12345 we've\r\n\r\n  x\x85\ufeffy\u3000 ", "a<|end|><|begin|> b<|en<|end|>>"):
             ids = tokenizer.encode(text, bos=True, eos=False)
             assert found.ask("encoded", text=text)["ids"] == ids, text
             assert found.ask("decode", ids=ids)["text"] == tokenizer.decode(ids), text
+            assert found.ask("encodedNext", text=text)["ids"] == tokenizer.encode_next(text), text
+
+
+def test_letters_without_a_piece(tmp_path: Path):
+    """A vocabulary without pieces for bytes: unknown neighbours are one token."""
+    shape = dict(vocab_size=120, model_type="bpe", hard_vocab_limit=False, minloglevel=2)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([TEXT, *PROMPTS] * 3), model_prefix=str(tmp_path / "plain"), **shape
+    )
+    tokenizer = Tokenizer(tokenizer_model=tmp_path / "plain.model")
+    inspected = InspectedModel("random", random_llama(vocab_size=tokenizer.n_words), tokenizer)
+    with thread_of(inspected, tmp_path) as found:
+        for text in (TEXT, "\u8a5e\u5143 a \u8a5e b\u5143\u5143c", "\u8a5e"):
+            ids = inspected.encode(text)
+            assert found.ask("encoded", text=text)["ids"] == ids, text
+            assert found.ask("decode", ids=ids)["text"] == tokenizer.decode(ids), text
+
+
+def test_small_parts(thread: Thread, bundled: InspectedModel):
+    """Every float16; GELU; a position far away; of equal numbers the first; where top-p ends."""
+
+    def called(name: str, *given: Any) -> torch.Tensor:
+        return torch.tensor([float(value) for value in thread.ask("called", name=name, given=given)["value"]])
+
+    every = torch.arange(65536).to(torch.uint16).view(torch.float16).float()
+    torch.testing.assert_close(called("halves"), every, atol=0, rtol=0, equal_nan=True)
+    padded = [1, -1, 300]  # -1 is embedded as 0
+    close(thread.logits(padded), read(bundled.llama, padded, "causal").logits)
+    x = torch.linspace(-6, 6, 1001)
+    torch.testing.assert_close(called("gelu", x.tolist()), torch.nn.functional.gelu(x), atol=1e-6, rtol=0)
+    config, q = bundled.llama.config, torch.randn(bundled.llama.config.head_dim)
+    far = rotate(q[None, None, None], config.head_dim, config.max_seq_len, config.rope_theta, 30_000)[0, 0, 0]
+    torch.testing.assert_close(called("turned", q.tolist(), 30_000), far, atol=1e-5, rtol=0)
+    assert called("argmax", [1, 3, 3, 2]).tolist() == [1] and called("largest", [1, 3, 3, 2], 3).tolist() == [1, 2, 3]
+    assert [int(called("drawn", [0.25, 0.25, 0, 0.5], at)) for at in (0, 0.25, 0.5, 0.999)] == [0, 1, 3, 3]
+    logits = torch.tensor([0.0, 1.0, 0.0]) * math.log(2)  # a half and two quarters
+    for top_p, kept in ((0.5, [1]), (0.6, [0, 1]), (0.8, [0, 1, 2])):
+        found = called("distribution", logits.tolist(), dict(temperature=1, topP=top_p))
+        assert (
+            found.nonzero().flatten().tolist()
+            == kept
+            == truncate(logits.softmax(-1), top_p=top_p).nonzero().flatten().tolist()
+        )
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,8 @@ class Llama {
 /** In place, of the first `count` numbers. */
 function softmax(values, count = values.length) {
   let [most, sum] = [-Infinity, 0];
-  for (let i = 0; i < count; i++) if (!(values[i] <= most)) most = values[i]; // NaN stays
-  for (let i = 0; i < count; i++) sum += values[i] = Math.exp(values[i] - most);
+  for (let i = 0; i < count; i++) if (values[i] > most) most = values[i];
+  for (let i = 0; i < count; i++) sum += values[i] = Math.exp(values[i] - most); // NaN if any is
   for (let i = 0; i < count; i++) values[i] /= sum;
   return values;
 }

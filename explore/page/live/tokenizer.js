@@ -72,7 +72,7 @@ class Heap {
 class Vocabulary {
   constructor(about) {
     this.about = about;
-    this.ids = new Map(about.pieces.map((piece, id) => [piece, id]).reverse()); // of equal pieces the first
+    this.ids = new Map(about.pieces.map((piece, id) => [piece, id]));
     this.special = new Set(about.special);
   }
 
