@@ -1,6 +1,6 @@
 // What tests ask a live page's thread beside what the page asks.
 const CALLED = {
-  halves, largest, distribution,
+  halves, linear, largest, distribution,
   gelu: (values) => values.map(gelu),
   argmax: (values) => [argmax(values)],
   drawn: (values, random) => [drawn(values, random)],

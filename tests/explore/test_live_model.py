@@ -104,9 +104,7 @@ def test_every_shape(changes: dict, attention: str, bits: int, tokenizer: Tokeni
     inspected = InspectedModel("random", random_llama(attention=attention, **changes), tokenizer)
     ids = torch.arange(3, 67).tolist()  # max_seq_len tokens
     with thread_of(inspected, tmp_path, bits) as found:
-        rounded(inspected, bits)
-        for length in (64, 3):  # four tokens at a time are multiplied with the weights, and those that are left
-            close(found.logits(ids[:length]), read(inspected.llama, ids[:length], attention).logits)
+        close(found.logits(ids), read(rounded(inspected, bits).llama, ids, attention).logits)
 
 
 def test_a_text_longer_than_the_model_is_read_at_its_end(tokenizer: Tokenizer, tmp_path: Path):
@@ -205,7 +203,7 @@ def test_letters_without_a_piece(tmp_path: Path):
 
 
 def test_small_parts(thread: Thread, bundled: InspectedModel):
-    """Every float16; GELU; a position far away; of equal numbers the first; where top-p ends."""
+    """Every float16; matrices of odd sizes; GELU; a position far away; of equal numbers the first; where top-p ends."""
 
     def called(name: str, *given: Any) -> torch.Tensor:
         return torch.tensor([float(value) for value in thread.ask("called", name=name, given=given)["value"]])
@@ -214,6 +212,9 @@ def test_small_parts(thread: Thread, bundled: InspectedModel):
     torch.testing.assert_close(called("halves"), every, atol=0, rtol=0, equal_nan=True)
     padded = [1, -1, 300]  # -1 is embedded as 0
     close(thread.logits(padded), read(bundled.llama, padded, "causal").logits)
+    weight, vectors = torch.randn(3, 7), torch.randn(5, 7)  # four vectors and four numbers at a time, and what is left
+    product = called("linear", weight.flatten().tolist(), vectors.flatten().tolist(), 7, 3).view(5, 3)
+    torch.testing.assert_close(product, vectors @ weight.T)
     x = torch.linspace(-6, 6, 1001)
     torch.testing.assert_close(called("gelu", x.tolist()), torch.nn.functional.gelu(x), atol=1e-6, rtol=0)
     config, q = bundled.llama.config, torch.randn(bundled.llama.config.head_dim)
