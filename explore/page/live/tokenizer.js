@@ -29,7 +29,7 @@ function merged(symbols, rankOf) {
   for (let i = 0; i + 1 < symbols.length; i++) offer(i, i + 1);
   for (let pair = heap.pop(); pair; pair = heap.pop()) {
     const { left, right, one, other } = pair;
-    if (symbols[left] !== one || symbols[right] !== other || next[left] !== right) continue;
+    if (symbols[left] !== one || symbols[right] !== other) continue;
     [symbols[left], symbols[right]] = [one + other, null];
     next[left] = next[right];
     if (next[right] < symbols.length) before[next[right]] = left;
@@ -84,9 +84,7 @@ class Vocabulary {
 
   /** The ids that a space and a text add to those of an earlier text, see `Tokenizer.encode_next`. */
   encodeNext(text) {
-    if (this.about.kind === "sentencepiece") return this.encodeAll(text);
-    const [before, both] = [this.encodeAll("a"), this.encodeAll(`a ${text}`)];
-    return before.every((id, at) => both[at] === id) ? both.slice(before.length) : this.encodeAll(` ${text}`);
+    return this.encodeAll(this.about.kind === "sentencepiece" ? text : ` ${text}`); // the former puts a space before every text
   }
 }
 
