@@ -294,8 +294,8 @@ def test_with_executed_checks_a_grade_is_final(place, monkeypatch, failed, case,
 
 
 def test_a_part_that_was_not_judged_is_no_finding_beside_its_cause():
-    cause = PartCheck("RMSNorm", False, "WRONG: the mean is of x", "")
-    other = PartCheck("layer", False, "not judged: it needs RMSNorm", "")
+    cause = judge.Executed("RMSNorm", False, "WRONG: the mean is of x", "")
+    other = judge.Executed("layer", False, "not judged: it needs RMSNorm", "")
     assert [*map(str, judge._failed([other, cause]))] == ["RMSNorm: WRONG: the mean is of x"]
     assert [*map(str, judge._failed([other]))] == ["layer: not judged: it needs RMSNorm"]
 
