@@ -1,8 +1,8 @@
 """Decoders: objects that generate the same text as a model, sooner.
 
 A decoder computes next-token logits in the place of a model, as `Llama.generate`'s argument `next_logits`. Compiled
-loops continue one text if they are installed, agree with llama.py and save time. The model itself does the rest:
-prompts, several texts together, a window that slides, a bidirectional model.
+loops continue up to 32 texts at once if they are installed, agree with llama.py and save time. The model itself does
+the rest: prompts, more texts together, a window that slides, a bidirectional model.
 
 Shapes:  b texts   s positions   v vocabulary
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,15 @@ from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from fast.loop_engine import BestThreads, DecodeEngine
 
 PART = "decoding"
 LLAMA_MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, RMSNorm, nn.Linear}
 PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # methods of `Llama`
 REPLACED_BY_LOOPS = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
+MOST_TOGETHER = 32  # texts whose next tokens the loops compute at once
 SAMPLE = 32  # numbers of each weight that are compared before a text
 OUTDATED = "the model's weights were written to or replaced since this decoder was made; make another one"
 
@@ -64,7 +68,7 @@ def choose_decoder(device: torch.device, precision: str = "fp32") -> Choice:
         reason = "the loops are not compiled; python -m fast --compile makes long texts several times faster"
     if reason is not None:
         return Choice(PART, "plain", reason)
-    return Choice(PART, "numba", "for one text, where the work ahead is worth loading the loops")
+    return Choice(PART, "numba", f"for up to {MOST_TOGETHER} texts, where the work ahead is worth loading the loops")
 
 
 def _why_plain(llama: Llama) -> str | None:
@@ -144,7 +148,7 @@ class Decoder:
 
 
 class LoopDecoder(Decoder):
-    """Continues one text through compiled loops of one number format, while they agree with the model's code."""
+    """Continues texts through compiled loops of one number format, while they agree with the model's code."""
 
     def __init__(self, llama: Llama, choice: Choice, precision: str):
         """precision: the number format of the loops, which are loaded, and of the model."""
@@ -152,7 +156,7 @@ class LoopDecoder(Decoder):
         engine = compiled.load(precision)
         self._precision, self._kinds = precision, _kinds_of(llama)
         self._engine: DecodeEngine = engine.DecodeEngine(llama)
-        self._threads: BestThreads = engine.BestThreads()
+        self._threads: dict[bool, BestThreads] = {together: engine.BestThreads() for together in (False, True)}
 
     def _generate(
         self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
@@ -165,15 +169,17 @@ class LoopDecoder(Decoder):
         only_largest = llama.config.sampling == "plain" and _needs_only_largest(temperature, settings)
         only_largest = only_largest and LARGEST_CHECK.holds()
         threads = copy.deepcopy(self._threads)  # another thread of Python may be generating as well
-        settings["next_logits"] = partial(self._next_logits, threads, only_largest)
+        together = lru_cache(partial(_together, llama, self._precision))  # asked for once in a text, if at all
+        settings["next_logits"] = partial(self._next_logits, threads, only_largest, together)
         text = llama.generate(idx, max_new_tokens, temperature, **settings)
         self._threads = threads
         return text
 
     def _next_logits(
         self,
-        threads: BestThreads,
+        threads: dict[bool, BestThreads],
         only_largest: bool,
+        together: Callable[[], ModuleType | None],
         idx: torch.Tensor,
         cache: KVCache | None = None,
         *more: Any,
@@ -182,9 +188,14 @@ class LoopDecoder(Decoder):
         """As `Llama.next_logits`, which an edit may give more arguments. idx: b s -> b v"""
         llama = self.llama
         is_step = cache is not None and 0 < cache.length == idx.shape[1] - 1 < llama.config.max_seq_len
-        if more or named or not is_step or len(idx) > 1 or cache.keys.dtype != torch.float32:
+        if more or named or not is_step or cache.keys.dtype != torch.float32:
             return llama.next_logits(idx, cache, *more, **named)
-        return self._engine.next_logits(idx[:, -1:], cache, only_largest, threads)
+        if len(idx) == 1:
+            return self._engine.next_logits(idx, cache, only_largest, threads[False])
+        engine = together() if len(idx) <= MOST_TOGETHER else None
+        if engine is None:
+            return llama.next_logits(idx, cache)
+        return engine.next_logits(self._engine, idx, cache, only_largest, threads[True])
 
 
 def _needs_only_largest(temperature: float, settings: dict[str, Any]) -> bool:
@@ -222,12 +233,23 @@ def _agrees(llama: Llama, precision: str) -> bool:
     return all(check.holds() for check in (RMS_NORM_CHECK, FEED_FORWARD_CHECK, scores_check("cpu"), loops_check))
 
 
+def _together(llama: Llama, precision: str) -> ModuleType | None:
+    """The loops for several texts; None if they cannot be loaded, or do not compute what llama.py says."""
+    try:
+        check = _loops_check(tuple(vars(llama.config).items()), precision, compiled.TOGETHER)
+        return compiled.load(precision, compiled.TOGETHER) if check.holds() else None
+    except NotReady:
+        return None
+
+
 @lru_cache(maxsize=16)
-def _loops_check(config: tuple[tuple[str, Any], ...], precision: str) -> EquivalenceCheck:
+def _loops_check(
+    config: tuple[tuple[str, Any], ...], precision: str, engine_name: str = compiled.ONE_TEXT
+) -> EquivalenceCheck:
     """Whether the loops of one number format agree with a model of this shape."""
-    engine, kernel = compiled.load(precision), compiled.LINEAR_KERNELS[precision]
+    engine, kernel = compiled.load(precision, engine_name), compiled.LINEAR_KERNELS[precision]
     sides = partial(engine.sides, LlamaConfig(**dict(config)), kernel)
-    # `take` picks rows for a search, which gives the loops a text like any other
+    # `take` picks rows for a search, which gives the loops texts like any others
     return EquivalenceCheck("Llama", REPLACED_BY_LOOPS, sides, but=((KVCache, "take"),))
 
 

@@ -36,7 +36,7 @@ class ScreenedHead:
 
     def logits(self, x: np.ndarray) -> np.ndarray | None:
         """The largest is exact, others are approximate and smaller; None if too many can be the largest. x: D -> v"""
-        return self.pick(x, self.approximate(x), int(MAX_CANDIDATES * len(self.error)))
+        return self.pick(x, self.approximate(x))
 
     def approximate(self, x: np.ndarray) -> np.ndarray:
         """The copy's logits. x: D -> v"""
@@ -44,8 +44,9 @@ class ScreenedHead:
         matvec(self.copy, x, logits)
         return logits
 
-    def pick(self, x: np.ndarray, logits: np.ndarray, at_most: int) -> np.ndarray | None:
+    def pick(self, x: np.ndarray, logits: np.ndarray, at_most: int | None = None) -> np.ndarray | None:
         """`logits`, of which all that can be the largest are made exact; None if they are more than `at_most`."""
+        at_most = int(MAX_CANDIDATES * len(self.error)) if at_most is None else at_most
         norm = float(np.linalg.norm(x.astype(np.float64))) * (1 + 1e-6)  # the comparison is made in float32
         return logits if rescore(self.rows, x, self.error, norm, logits, at_most) else None
 

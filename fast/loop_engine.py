@@ -9,12 +9,10 @@ Shapes:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from torch import nn
@@ -27,6 +25,7 @@ from fast.head import ScreenedHead
 from fast.kernel import replace
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear
 from fast.loops import LayerWeights, Matrix, Norm
+from fast.threads import BestThreads, use_threads
 from llama import Llama, LlamaLayer, RMSNorm
 from rope import apply_rotary_emb, rope_table
 
@@ -43,9 +42,9 @@ class DecodeEngine:
         self.screen: ScreenedHead | None = None  # made for the first text at temperature 0
 
     def next_logits(
-        self, tokens: torch.Tensor, cache: KVCache, only_largest: bool = False, threads: BestThreads | None = None
+        self, idx: torch.Tensor, cache: KVCache, only_largest: bool = False, threads: BestThreads | None = None
     ) -> torch.Tensor:
-        """The logits after one more token, which is added to the cache. tokens: 1 1 -> 1 v
+        """The logits after one more token, which is added to the cache. idx: 1 s, of which the last is new -> 1 v
 
         only_largest: all but the largest may be approximate, and are smaller. threads: chosen for this text.
         Raises `RuntimeError` if the cache is full: the loops check no bounds.
@@ -54,89 +53,38 @@ class DecodeEngine:
             raise RuntimeError(f"the cache is for {cache.shape[3]} tokens, not {cache.length + 1}")
         with (threads or BestThreads()).timed() as number:
             use_threads(number)
-            x = self.embeddings[int(tokens)].numpy().copy()  # D
+            x = self.embeddings[int(idx[0, -1])].numpy().copy()  # D
             position = cache.length
             first = 0 if cache.pad is None else min(int(cache.pad), position)  # padding sees itself
-            angle = self.angle(position - first)
+            angle = self.angles(position - first)
             keys, values = cache.keys.numpy(), cache.values.numpy()  # L 1 g t d
             for layer, weights in enumerate(self.layers):
                 loops.layer_step_row(x, weights, angle, keys[layer, 0], values[layer, 0], (first, position + 1))
             cache.length += 1  # not extend(): it makes masks, which the loops have no use for
             return torch.from_numpy(self._head(loops.norm_row(x, self.norm), only_largest))[None]
 
-    def angle(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cosine and sine of a position, d/2 each."""
+    def angles(self, position: int | torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine and sine of a position, d/2 each, or of several, n: n d/2 each."""
         config = self.config
-        longest = max(config.max_seq_len, position + 1)
+        longest = max(config.max_seq_len, int(torch.as_tensor(position).max()) + 1)
         tables = rope_table(config.head_dim, longest, config.rope_theta, scaling=config.rope_scaling)
         return tuple(table[position].numpy() for table in tables)
 
+    def screened(self) -> ScreenedHead | None:
+        """The head with its 8-bit copy, made once; None for a head of 8 bits, which is read as it is."""
+        if self.screen is None and self.head.rows.dtype != np.int8:
+            self.screen = _screen(self.head)
+        return self.screen
+
     def _head(self, x: np.ndarray, only_largest: bool) -> np.ndarray:
         """x: D -> v"""
-        if only_largest and self.head.rows.dtype != np.int8:  # 8 bits are read as they are
-            if self.screen is None:
-                self.screen = _screen(self.head)
-            logits = self.screen.logits(x)
+        if only_largest and (screen := self.screened()) is not None:
+            logits = screen.logits(x)
             if logits is not None:
                 return logits
         logits = np.empty(len(self.head.scale), np.float32)
         loops.matvec(self.head, x, logits)
         return logits
-
-
-class BestThreads:
-    """The number of threads that decodes a token soonest: all of PyTorch's, or one if other programs use the processor.
-
-    Threads wait for each other many times in a token, also for one that another process has displaced. Results do not
-    depend on their number. The other number is tried for `TRY` tokens, again after `FIRST` tokens, and after twice as
-    many each time that nothing has changed, up to `LAST`.
-    """
-
-    TRY, FIRST, LAST = 3, 48, 384
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self.clock = clock
-        self.most = 0
-        self._restart(1)
-
-    def _restart(self, most: int) -> None:
-        self.most, self.present, self.tokens, self.pause = most, most, 0, self.FIRST
-        self.before = most
-        self.seconds: dict[int, list[float]] = {most: [], 1: []}
-
-    @contextmanager
-    def timed(self) -> Iterator[int]:
-        """Gives the number of threads for one more token, and notes its time."""
-        most = torch.get_num_threads()
-        if most != self.most:
-            self._restart(most)
-        start = self.clock()
-        yield self.present
-        if most > 1:
-            self._note(self.clock() - start)
-
-    def _note(self, seconds: float) -> None:
-        of_present = self.seconds[self.present]
-        of_present.append(seconds)
-        del of_present[: -self.TRY]
-        self.tokens += 1
-        other = 1 if self.present == self.most else self.most
-        if self.tokens == self.TRY:  # try the other number
-            self.before, self.present, self.seconds[other] = self.present, other, []
-        elif self.tokens == 2 * self.TRY:
-            self.present = min(self.seconds, key=lambda number: sorted(self.seconds[number])[self.TRY // 2])
-            self.pause = min(2 * self.pause, self.LAST) if self.present == self.before else self.FIRST
-        elif self.tokens >= self.pause:
-            self.tokens = 0
-
-
-def use_threads(threads: int) -> None:
-    """Run the loops on so many threads, and leave PyTorch its own number."""
-    of_pytorch = torch.get_num_threads()
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    # numba's first threads come from OpenMP, where it sets the number of threads for PyTorch as well
-    if torch.get_num_threads() != of_pytorch:
-        torch.set_num_threads(of_pytorch)
 
 
 def _matrix(linear: nn.Linear) -> Matrix:
@@ -177,11 +125,16 @@ class EnginePair(NamedTuple):
     engine: DecodeEngine
 
 
-def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Comparison:
+def sides(
+    config: LlamaConfig,
+    kernel: type[nn.Linear],
+    more_parts: Mapping[str, Callable[..., list[torch.Tensor]]] = MappingProxyType({}),
+    more_cases: Iterable[Case] = (),
+) -> Comparison:
     """A model and the loops: a rotation, a layer, and the next token, also of a model as deep as `config` says.
 
     kernel: of the linear layers, whose number format the loops read; the model computes with float32 numbers on that
-    format's grid.
+    format's grid. more_parts, more_cases: of other loops, by name.
     """
     small = {"dim": 32, "n_heads": 4, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0, "attention": "causal"}
     grouped = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 2, "max_seq_len": 8, "n_layers": 2})
@@ -189,6 +142,7 @@ def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Comparison:
     long = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 4, "max_seq_len": longest})
     pairs = {"grouped": make_pair(grouped, kernel), "long": make_pair(long, kernel)}
     parts = {"a rotation": _rotation, "a layer": _layer, "the next token": _next_tokens, "no cache": _uncached}
+    parts |= more_parts
 
     def ask(is_plain: bool) -> Callable[..., list[torch.Tensor]]:
         def run(part: str, which: str, *settings: Any) -> list[torch.Tensor]:
@@ -197,7 +151,7 @@ def sides(config: LlamaConfig, kernel: type[nn.Linear]) -> Comparison:
 
         return run
 
-    return Comparison(ask(True), ask(False), list(_cases(long.max_seq_len)))
+    return Comparison(ask(True), ask(False), [*_cases(long.max_seq_len), *more_cases])
 
 
 def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> EnginePair:
@@ -240,7 +194,7 @@ def _cases(max_seq_len: int) -> Iterator[Case]:
 def _rotation(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
     config, position = pair.model.config, pair.model.config.max_seq_len - 1
     x = torch.randn(1, 1, config.n_heads, config.head_dim)  # b s h d
-    angle = pair.engine.angle(position)
+    angle = pair.engine.angles(position)
     if is_plain:
         starts = position, torch.tensor([position])
         settings = config.head_dim, config.max_seq_len, config.rope_theta
@@ -255,7 +209,7 @@ def _layer(pair: EnginePair, is_plain: bool) -> list[torch.Tensor]:
     """A layer's output at the last of four positions with a cache, the cache, and its output at all without one."""
     config, layer = pair.model.config, pair.model.layers[0]
     x = torch.randn(1, 4, config.dim)
-    cache = _filled_cache(pair.model, torch.tensor([[1, 7, 4]]))
+    cache = filled_cache(pair.model, torch.tensor([[1, 7, 4]]))
     if is_plain:
         return [layer(x[:, 3:], cache.extend(1))[0], cache.keys[0], cache.values[0], layer(x)[0]]
     last, empty = x[0, 3:].clone(), torch.zeros(2, *cache.shape[2:])
@@ -268,7 +222,7 @@ def _layer_steps(pair: EnginePair, x: torch.Tensor, start: int, keys: torch.Tens
     """The first layer in compiled loops, one position after another, in place. x: s D; keys, values: g t d"""
     for position, row in enumerate(x.numpy(), start):
         seen = (0, position + 1)
-        angle = pair.engine.angle(position)
+        angle = pair.engine.angles(position)
         loops.layer_step_row(row, pair.engine.layers[0], angle, keys.numpy(), values.numpy(), seen)
 
 
@@ -276,13 +230,13 @@ def _next_tokens(pair: EnginePair, is_plain: bool, length: int, pad: int, only_l
     """Logits of two more tokens of a text of `length` tokens, `pad` of which are padding, and their keys."""
     model, limit = pair.model, pair.model.config.max_seq_len
     idx = torch.randint(0, model.config.vocab_size, (1, length + 2))
-    cache = _filled_cache(model, idx[:, :length], pad)
+    cache = filled_cache(model, idx[:, :length], [pad])
     answers = []
     for end in (length + 1, length + 2):
         if is_plain or end > limit:  # where the window slides, the model computes for both sides
             logits = model.next_logits(idx[:, :end], cache)
         else:
-            logits = pair.engine.next_logits(idx[:, end - 1 : end], cache, only_largest)
+            logits = pair.engine.next_logits(idx[:, :end], cache, only_largest)
         answers += [logits.max(-1).values, logits.argmax(-1)] if only_largest else [logits]
     return [*answers, cache.keys[:, :, :, length : length + 2]]
 
@@ -292,13 +246,13 @@ def _uncached(pair: EnginePair, is_plain: bool, length: int) -> list[torch.Tenso
     model, idx = pair.model, torch.randint(0, pair.model.config.vocab_size, (1, length))
     if is_plain:
         return [model.next_logits(idx, None), model.output(model.hidden_state_at(idx, torch.tensor([length - 1])))]
-    return [pair.engine.next_logits(idx[:, -1:], _filled_cache(model, idx[:, :-1]))] * 2
+    return [pair.engine.next_logits(idx, filled_cache(model, idx[:, :-1]))] * 2
 
 
-def _filled_cache(model: Llama, tokens: torch.Tensor, pad: int = 0) -> KVCache:
-    """The cache after a text: the model reads up to 16 tokens; a longer text has random keys and values. tokens: 1 s"""
-    config, length = model.config, tokens.shape[1]
-    cache = KVCache(model, 1, config.max_seq_len, torch.tensor([pad]) if pad else None)
+def filled_cache(model: Llama, tokens: torch.Tensor, pad: Sequence[int] = (0,)) -> KVCache:
+    """The cache after texts: the model reads up to 16 tokens; longer texts have random keys and values. tokens: b s"""
+    config, (texts, length) = model.config, tokens.shape
+    cache = KVCache(model, texts, config.max_seq_len, torch.tensor(pad))
     if length > 16:
         cache.keys, cache.values = torch.randn(2, *cache.shape)
         cache.length = length
@@ -312,6 +266,6 @@ def warm_up(kernel: type[nn.Linear]) -> None:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         pair = make_pair(LlamaConfig.from_preset("tiny", attention="causal"), kernel)
         for only_largest in (False, True):
-            cache = _filled_cache(pair.model, torch.tensor([[1, 2]]))
+            cache = filled_cache(pair.model, torch.tensor([[1, 2]]))
             pair.engine.next_logits(torch.tensor([[1]]), cache, only_largest)
         _rotation(pair, is_plain=False)
