@@ -233,11 +233,11 @@ def _files() -> list[Path]:
 
 
 def _remove_outdated_files() -> None:
-    """Remove what was compiled before one of the sources was written: numba looks at a loop's own source only."""
-    newest = max(file.stat().st_mtime_ns for file in LOOPS_FILES)
+    """Remove what is older than the first source: for loops of the second, which use it, numba looks at that alone."""
+    written = LOOPS_FILES[0].stat().st_mtime_ns
     for path in _files():
         with suppress(OSError):
-            if path.stat().st_mtime_ns < newest:
+            if path.stat().st_mtime_ns < written:
                 path.unlink()
 
 

@@ -169,7 +169,7 @@ class LoopDecoder(Decoder):
         only_largest = llama.config.sampling == "plain" and _needs_only_largest(temperature, settings)
         only_largest = only_largest and LARGEST_CHECK.holds()
         threads = copy.deepcopy(self._threads)  # another thread of Python may be generating as well
-        together = lru_cache(partial(_together, llama, self._precision))  # asked for once in a text, if at all
+        together = lru_cache(self._together)  # of a number of texts: asked for once in a text, if at all
         settings["next_logits"] = partial(self._next_logits, threads, only_largest, together)
         text = llama.generate(idx, max_new_tokens, temperature, **settings)
         self._threads = threads
@@ -179,7 +179,7 @@ class LoopDecoder(Decoder):
         self,
         threads: dict[bool, BestThreads],
         only_largest: bool,
-        together: Callable[[], ModuleType | None],
+        together: Callable[[int], ModuleType | None],
         idx: torch.Tensor,
         cache: KVCache | None = None,
         *more: Any,
@@ -188,14 +188,23 @@ class LoopDecoder(Decoder):
         """As `Llama.next_logits`, which an edit may give more arguments. idx: b s -> b v"""
         llama = self.llama
         is_step = cache is not None and 0 < cache.length == idx.shape[1] - 1 < llama.config.max_seq_len
+        is_step = is_step and cache.shape[1] == len(idx)
         if more or named or not is_step or cache.keys.dtype != torch.float32:
             return llama.next_logits(idx, cache, *more, **named)
         if len(idx) == 1:
             return self._engine.next_logits(idx, cache, only_largest, threads[False])
-        engine = together() if len(idx) <= MOST_TOGETHER else None
-        if engine is None:
+        if len(idx) > MOST_TOGETHER or (engine := together(len(idx))) is None:
             return llama.next_logits(idx, cache)
         return engine.next_logits(self._engine, idx, cache, only_largest, threads[True])
+
+    def _together(self, texts: int) -> ModuleType | None:
+        """The loops for several texts; None if they do not load, do not compute what llama.py says, or are slower."""
+        try:
+            check = _loops_check(tuple(vars(self.llama.config).items()), self._precision, compiled.TOGETHER)
+            engine = compiled.load(self._precision, compiled.TOGETHER) if check.holds() else None
+        except NotReady:
+            return None
+        return engine if engine and engine.is_fastest(self._engine, self.llama, texts) else None
 
 
 def _needs_only_largest(temperature: float, settings: dict[str, Any]) -> bool:
@@ -231,15 +240,6 @@ def _agrees(llama: Llama, precision: str) -> bool:
         return False
     loops_check = _loops_check(tuple(vars(llama.config).items()), precision)
     return all(check.holds() for check in (RMS_NORM_CHECK, FEED_FORWARD_CHECK, scores_check("cpu"), loops_check))
-
-
-def _together(llama: Llama, precision: str) -> ModuleType | None:
-    """The loops for several texts; None if they cannot be loaded, or do not compute what llama.py says."""
-    try:
-        check = _loops_check(tuple(vars(llama.config).items()), precision, compiled.TOGETHER)
-        return compiled.load(precision, compiled.TOGETHER) if check.holds() else None
-    except NotReady:
-        return None
 
 
 @lru_cache(maxsize=16)

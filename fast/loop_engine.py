@@ -40,6 +40,7 @@ class DecodeEngine:
         self.norm = _norm(llama.norm)
         self.head = _matrix(llama.output)
         self.screen: ScreenedHead | None = None  # made for the first text at temperature 0
+        self.fastest: dict[int, bool] = {}  # whether the loops are that for so many texts, see `fast.together`
 
     def next_logits(
         self, idx: torch.Tensor, cache: KVCache, only_largest: bool = False, threads: BestThreads | None = None

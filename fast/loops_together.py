@@ -1,92 +1,111 @@
 """The loops that numba compiles for generating several texts at once: one more token for each of them.
 
-Every weight is read from memory once for all texts. Four rows of a weight meet four texts at a time: their sixteen sums
-stay in registers, and each number that is loaded takes part in four products. So the inputs always have a multiple of
-four rows; what the rows beyond the last text hold is computed and never read.
+Every weight is read from memory once for all texts. A vector register holds one feature of all texts of a panel. Six
+rows of a weight meet a panel with their sums in registers: each number of a weight is loaded once and multiplied
+with a whole register, while later rows are fetched from memory. Lanes without a text are computed and never read.
 
 Shapes: those of `fast.loops`, and
-    n texts   N texts, to the next multiple of `TEXTS`
+    n texts   P panels   l lanes of a panel, 8 or 16: one for each text
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
 from numba import njit, prange, types
-from numba.core.typing import Context
 from numba.extending import intrinsic, overload
 
-from fast.loops import LOOPS, LayerWeights, Matrix, Norm, attend_with, norm_row, number, rotate_row, silu
+from fast.loops import LOOPS, LayerWeights, Matrix, Norm, attend_with, number, silu
 
-ROWS, TEXTS = 4, 4  # of a weight and of the inputs, whose products are summed at once
-PART = 16  # blocks of `ROWS` rows that a thread computes one after another
+ROWS = 6  # of a weight, summed at once: with 16 lanes they fill 12 of the 16 registers of AVX2
+AHEAD = 2 * ROWS  # rows between those that are read and those that are fetched
+PART = 12  # blocks of `ROWS` rows that a thread computes one after another
+
+FLOAT, INT32, INT64, BYTES = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
+FETCH = ir.FunctionType(ir.VoidType(), [BYTES, INT32, INT32, INT32])  # of llvm.prefetch
+
+
+# ------------------------------------------------------------------------------------------------ one block of a weight
+
+
+def block_code(lanes: int, context: Any, builder: Any, kinds: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+    """Write the code of a block for LLVM: no loop of numba's keeps its sums in registers. Arguments: see `block_8`."""
+    wide, x, y, rows, scale = (context.make_array(kinds[i])(context, builder, given[i]) for i in (0, 2, 3, 5, 6))
+    at, to = ([builder.extract_value(given[i], k) for k in range(ROWS)] for i in (1, 4))
+    vector, length = ir.VectorType(FLOAT, lanes), builder.extract_value(wide.shape, 1)
+
+    def lanes_at(data: Any, row: Any) -> Any:
+        start = builder.gep(data, [builder.mul(row, INT64(lanes))])
+        return builder.bitcast(start, vector.as_pointer())
+
+    def in_all_lanes(number: Any) -> Any:
+        single = builder.insert_element(ir.Constant(vector, ir.Undefined), number, INT32(0))
+        zeros = ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes)
+        return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
+
+    numbers = [builder.gep(wide.data, [builder.mul(row, length)]) for row in at]
+    fetched = builder.gep(rows.data, [builder.mul(builder.add(to[0], INT64(AHEAD)), length)])
+    before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    i, *sums = builder.phi(INT64), *(builder.phi(vector) for _ in range(ROWS))
+    for value in (i, *sums):
+        value.add_incoming(ir.Constant(value.type, None), before)  # zero
+    ahead = builder.bitcast(builder.gep(fetched, [builder.mul(i, INT64(ROWS))]), BYTES)
+    fetch = builder.module.declare_intrinsic("llvm.prefetch", (BYTES,), FETCH)
+    builder.call(fetch, [ahead, INT32(0), INT32(2), INT32(1)])  # to be read; into the second cache; data
+    inputs = builder.load(lanes_at(x.data, i), align=4)
+    for data, total in zip(numbers, sums, strict=True):
+        product = builder.fmul(in_all_lanes(builder.load(builder.gep(data, [i]))), inputs, flags=("contract",))
+        total.add_incoming(builder.fadd(total, product, flags=("contract",)), loop)
+    following = builder.add(i, INT64(1))
+    i.add_incoming(following, loop)
+    builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
+    builder.position_at_end(after)
+    for row, total in zip(to, sums, strict=True):
+        factor = in_all_lanes(builder.load(builder.gep(scale.data, [row])))
+        builder.store(builder.fmul(total.incomings[1][0], factor), lanes_at(y.data, row), align=4)
+    return context.get_dummy_value()
 
 
 @intrinsic
-def wide_registers(_: Context):  # numba reads the types from what it returns: no further type hints
-    """Let the loops of the calling function use registers of 512 bits, where a processor has them: LLVM prefers 256."""
+def block_8(_, wide, at, x, y, to, rows, scale):  # numba reads the types from what it returns: no type hints
+    """y[to] = scale[to] * (wide[at] x) for a panel of 8 lanes, while rows after `to` are fetched.
 
-    def generate(context, builder, signature, arguments):
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite knows no attributes with values
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-# --------------------------------------------------------------------------------------------------- blocks of a weight
+    wide: rows of a weight as float32, ... i; at: the numbers of `ROWS` of them; x: i l; y: o l; rows, scale: of the
+    `Matrix`; to: the numbers of the same rows there.
+    """
+    kinds = wide, at, x, y, to, rows, scale
+    return types.void(*kinds), lambda context, builder, _, given: block_code(8, context, builder, kinds, given)
 
 
-def four_rows(rows: np.ndarray, at: tuple[int, int, int, int], room: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Four rows of a weight as float32: the rows themselves, or copies in `room` (4 i). Compiled code only."""
+@intrinsic
+def block_16(_, wide, at, x, y, to, rows, scale):
+    """`block_8` for 16 lanes."""
+    kinds = wide, at, x, y, to, rows, scale
+    return types.void(*kinds), lambda context, builder, _, given: block_code(16, context, builder, kinds, given)
+
+
+def as_float32(rows: np.ndarray, to: tuple[int, ...], room: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Rows of a weight as float32, in place or copied to `room` (`ROWS` i), and their numbers. Compiled code only."""
     raise NotImplementedError
 
 
-@overload(four_rows)
-def _four_rows(rows, at, room):
+@overload(as_float32)
+def _as_float32(rows, to, room):
     if rows.dtype == types.float32:
-        return lambda rows, at, room: (rows[at[0]], rows[at[1]], rows[at[2]], rows[at[3]])
+        return lambda rows, to, room: (rows, to)
 
-    def widened(rows, at, room):
+    def copied(rows, to, room):
         for k in range(ROWS):
-            row, wide = rows[at[k]], room[k]
+            row, wide = rows[to[k]], room[k]
             for i in range(len(row)):
                 wide[i] = number(row[i])
-        return room[0], room[1], room[2], room[3]
+        return room, (0, 1, 2, 3, 4, 5)
 
-    return widened
-
-
-@njit(**LOOPS)
-def four_by_four(
-    w: tuple[np.ndarray, ...], x: np.ndarray, y: np.ndarray, at: tuple[int, int, int, int], scale: np.ndarray
-) -> None:
-    """The products of four rows and four texts. w: four of i; x: 4 i; y: 4 o, written at the columns `at`; scale: o"""
-    wide_registers()
-    w0, w1, w2, w3 = w
-    x0, x1, x2, x3 = x[0], x[1], x[2], x[3]
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
-    c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = np.float32(0)
-    for i in range(len(w0)):
-        a0 += w0[i] * x0[i]
-        a1 += w0[i] * x1[i]
-        a2 += w0[i] * x2[i]
-        a3 += w0[i] * x3[i]
-        b0 += w1[i] * x0[i]
-        b1 += w1[i] * x1[i]
-        b2 += w1[i] * x2[i]
-        b3 += w1[i] * x3[i]
-        c0 += w2[i] * x0[i]
-        c1 += w2[i] * x1[i]
-        c2 += w2[i] * x2[i]
-        c3 += w2[i] * x3[i]
-        d0 += w3[i] * x0[i]
-        d1 += w3[i] * x1[i]
-        d2 += w3[i] * x2[i]
-        d3 += w3[i] * x3[i]
-    a, b, c, d = at
-    y[0, a], y[1, a], y[2, a], y[3, a] = a0 * scale[a], a1 * scale[a], a2 * scale[a], a3 * scale[a]
-    y[0, b], y[1, b], y[2, b], y[3, b] = b0 * scale[b], b1 * scale[b], b2 * scale[b], b3 * scale[b]
-    y[0, c], y[1, c], y[2, c], y[3, c] = c0 * scale[c], c1 * scale[c], c2 * scale[c], c3 * scale[c]
-    y[0, d], y[1, d], y[2, d], y[3, d] = d0 * scale[d], d1 * scale[d], d2 * scale[d], d3 * scale[d]
+    return copied
 
 
 @njit(**LOOPS)
@@ -97,22 +116,25 @@ def parts_of(features: int) -> int:
 
 @njit(**LOOPS)
 def product_part(weight: Matrix, x: np.ndarray, y: np.ndarray, part: int) -> None:
-    """One part of y = x W^T. x: N i, y: N o
+    """One part of y = W x. x: P i l, y: P o l
 
-    Where o is no multiple of four, the last row is computed more than once, with the same result.
+    Where o is no multiple of `ROWS`, the last row is computed more than once, with the same result.
     """
     rows, scale = weight
     room, last = np.empty((ROWS, x.shape[1]), np.float32), len(rows) - 1
-    for first in range(part * ROWS * PART, min((part + 1) * ROWS * PART, last + 1), ROWS):
-        at = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
-        block = four_rows(rows, at, room)
-        for text in range(0, len(x), TEXTS):
-            four_by_four(block, x[text : text + TEXTS], y[text : text + TEXTS], at, scale)
+    for a in range(part * ROWS * PART, min((part + 1) * ROWS * PART, last + 1), ROWS):
+        to = a, min(a + 1, last), min(a + 2, last), min(a + 3, last), min(a + 4, last), min(a + 5, last)
+        wide, at = as_float32(rows, to, room)
+        for panel in range(len(x)):
+            if x.shape[2] == 8:
+                block_8(wide, at, x[panel], y[panel], to, rows, scale)
+            else:
+                block_16(wide, at, x[panel], y[panel], to, rows, scale)
 
 
 @njit(parallel=True, **LOOPS)
 def matmul(weight: Matrix, x: np.ndarray, y: np.ndarray) -> None:
-    """y = x W^T. x: N i, y: N o"""
+    """y = W x. x: P i l, y: P o l"""
     for part in prange(parts_of(len(weight.rows))):
         product_part(weight, x, y, part)
 
@@ -125,7 +147,7 @@ def project_together(
     to_query: Matrix, to_key: Matrix, to_value: Matrix, x: np.ndarray,
     query: np.ndarray, key: np.ndarray, value: np.ndarray,
 ) -> None:  # fmt: skip
-    """Query, key and value of x, in one loop. x: N D, query: N (h d), key and value: N (g d)"""
+    """Query, key and value of x, in one loop. x: P D l, query: P (h d) l, key and value: P (g d) l"""
     of_query, of_key = parts_of(query.shape[1]), parts_of(key.shape[1])
     for part in prange(of_query + 2 * of_key):
         if part < of_query:
@@ -138,36 +160,70 @@ def project_together(
 
 @njit(parallel=True, **LOOPS)
 def gate_together(w1: Matrix, w3: Matrix, x: np.ndarray, y: np.ndarray) -> None:
-    """y = silu(w1 x) * w3 x. x: N D, y: N f"""
-    features = y.shape[1]
-    times = np.empty_like(y)
+    """y = silu(w1 x) * w3 x. x: P D l, y: P f l"""
+    features, factor = y.shape[1], np.empty_like(y)
     for part in prange(parts_of(features)):
         product_part(w1, x, y, part)
-        product_part(w3, x, times, part)
+        product_part(w3, x, factor, part)
         first, end = part * ROWS * PART, min((part + 1) * ROWS * PART, features)
-        for text in range(len(y)):
-            for i in range(first, end):
-                y[text, i] = silu(y[text, i]) * times[text, i]
+        for panel in range(len(y)):
+            gated, factors = y[panel, first:end].reshape(-1), factor[panel, first:end].reshape(-1)
+            for i in range(len(gated)):
+                gated[i] = silu(gated[i]) * factors[i]
 
 
 @njit(**LOOPS)
 def norm_together(x: np.ndarray, norm: Norm) -> np.ndarray:
-    """x: N D -> N D"""
-    y = np.empty_like(x)
-    for text in range(len(x)):
-        y[text] = norm_row(x[text], norm)
+    """x: P D l -> P D l"""
+    y, (panels, dim, lanes) = np.empty_like(x), x.shape
+    for panel in range(panels):
+        scale = np.zeros(lanes, np.float32)
+        for i in range(dim):
+            for lane in range(lanes):
+                scale[lane] += x[panel, i, lane] * x[panel, i, lane]
+        scale = np.float32(1) / np.sqrt(scale / np.float32(dim) + np.float32(norm.eps))
+        for i in range(dim):
+            for lane in range(lanes):
+                y[panel, i, lane] = x[panel, i, lane] * scale[lane] * norm.weight[i]
     return y
+
+
+@njit(**LOOPS)
+def rotate_together(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
+    """RoPE in place. x: P (h d) l; cos, sin: P d/2 l"""
+    panels, features, lanes = x.shape
+    for panel in range(panels):
+        for i in range(0, features, 2):
+            pair = i // 2 % cos.shape[1]
+            for lane in range(lanes):
+                real, imag = x[panel, i, lane], x[panel, i + 1, lane]
+                c, s = cos[panel, pair, lane], sin[panel, pair, lane]
+                x[panel, i, lane] = real * c - imag * s
+                x[panel, i + 1, lane] = real * s + imag * c
 
 
 @njit(parallel=True, **LOOPS)
 def attend_together(query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: np.ndarray, end: int) -> None:
-    """Replace each query by what it attends to. query: N (h d); keys, values: n g t d; seen: from first (n) to end"""
+    """Replace each query by what it attends to. query: P (h d) l; keys, values: n g t d; seen: from first (n) to end"""
     texts, groups, _, dim = keys.shape
-    heads = query.shape[1] // dim
+    lanes, heads = query.shape[2], query.shape[1] // dim
     for which in prange(texts * heads):
         text, h = which // heads, which % heads
         group, start = h * groups // heads, first[text]
-        attend_with(query[text, h * dim : (h + 1) * dim], keys[text, group, start:end], values[text, group, start:end])
+        place = query[text // lanes, h * dim : (h + 1) * dim, text % lanes]  # d, far apart
+        head = place.copy()
+        attend_with(head, keys[text, group, start:end], values[text, group, start:end])
+        place[:] = head
+
+
+@njit(**LOOPS)
+def keep(new: np.ndarray, kept: np.ndarray, position: int) -> None:
+    """Write the keys or values of a position. new: P (g d) l; kept: n g t d"""
+    texts, groups, _, dim = kept.shape
+    for text in range(texts):
+        of_text = new[text // new.shape[2], :, text % new.shape[2]]  # (g d)
+        for group in range(groups):
+            kept[text, group, position] = of_text[group * dim : (group + 1) * dim]
 
 
 @njit(**LOOPS)
@@ -175,23 +231,21 @@ def layer_step_together(
     x: np.ndarray, weights: LayerWeights, angles: tuple[np.ndarray, np.ndarray],
     keys: np.ndarray, values: np.ndarray, first: np.ndarray, end: int,
 ) -> None:  # fmt: skip
-    """`LlamaLayer.forward` for position end - 1 of every text. Adds to x (N D), writes to keys and values (n g t d).
+    """`LlamaLayer.forward` for position end - 1 of every text. Adds to x (P D l), writes to keys and values (n g t d).
 
-    angles: cosines and sines, n d/2 each. first: n, the first position that a text sees.
+    angles: cosines and sines, P d/2 l each. first: n, the first position that a text sees.
     """
-    texts, groups, _, dim = keys.shape
-    query = np.empty((len(x), len(weights.query.scale)), np.float32)
-    key, value = np.empty((len(x), groups * dim), np.float32), np.empty((len(x), groups * dim), np.float32)
+    (panels, _, lanes), width = x.shape, keys.shape[1] * keys.shape[3]
+    query = np.empty((panels, len(weights.query.scale), lanes), np.float32)
+    key, value = np.empty((panels, width, lanes), np.float32), np.empty((panels, width, lanes), np.float32)
     normed = norm_together(x, weights.attention_norm)
     project_together(weights.query, weights.key, weights.value, normed, query, key, value)
-    cos, sin = angles
-    for text in range(texts):
-        rotate_row(query[text], cos[text], sin[text])
-        rotate_row(key[text], cos[text], sin[text])
-        keys[text, :, end - 1] = key[text].reshape(groups, dim)
-        values[text, :, end - 1] = value[text].reshape(groups, dim)
+    rotate_together(query, *angles)
+    rotate_together(key, *angles)
+    keep(key, keys, end - 1)
+    keep(value, values, end - 1)
     attend_together(query, keys, values, first, end)
-    added, gate = np.empty_like(x), np.empty((len(x), len(weights.w1.scale)), np.float32)
+    added, gate = np.empty_like(x), np.empty((panels, len(weights.w1.scale), lanes), np.float32)
     matmul(weights.output, query, added)
     x += added
     gate_together(weights.w1, weights.w3, norm_together(x, weights.ffn_norm), gate)

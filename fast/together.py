@@ -3,12 +3,13 @@
 Importing this module imports numba.
 
 Shapes:
-    b texts   s positions   n d/2 the angles of each text   v vocabulary   N texts, to the next multiple of four
+    b texts   s positions   i features   v vocabulary   P panels and l lanes, in which texts are computed
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,13 @@ from config import LlamaConfig
 from fast import loop_engine, loops_together
 from fast.equivalence import Case, Comparison
 from fast.loop_engine import DecodeEngine, EnginePair, filled_cache, make_pair
+from fast.measure import fastest
 from fast.threads import BestThreads, use_threads
+from llama import Llama
+
+KERNELS = "PyTorch's kernels"
+MEASURED_LENGTH = 64  # tokens of the texts that are measured
+MEASURED_WEIGHTS = 10**7  # in the layers that are measured: more than the processor's cache holds, milliseconds of work
 
 
 def next_logits(
@@ -34,37 +41,79 @@ def next_logits(
         raise RuntimeError(f"the cache is for {cache.shape[3]} tokens, not {cache.length + 1}")
     with (threads or BestThreads()).timed() as number:
         use_threads(number)
-        x = _to_whole_blocks(engine.embeddings[idx[:, -1]])
+        x = to_panels(engine.embeddings[idx[:, -1]])  # P D l
         layer_steps(engine, x, cache)
-        logits = _head(engine, loops_together.norm_together(x, engine.norm), len(idx), only_largest)
-        return torch.from_numpy(logits[: len(idx)])
+        return _head(engine, loops_together.norm_together(x, engine.norm), len(idx), only_largest)
 
 
 def layer_steps(engine: DecodeEngine, x: np.ndarray, cache: KVCache) -> None:
-    """All layers for one more position, which is added to the cache. x: N D, in place"""
+    """The layers that a cache is for, at one more position, which is added to it. x: P D l, in place"""
     position = torch.full(cache.shape[1:2], cache.length)
     first = torch.zeros_like(position) if cache.pad is None else cache.pad.minimum(position)  # padding sees itself
-    angles, end = engine.angles(position - first), cache.length + 1
-    keys, values = cache.keys.numpy(), cache.values.numpy()  # L b g t d
-    for layer, weights in enumerate(engine.layers):
+    angles = tuple(to_panels(torch.from_numpy(table)) for table in engine.angles(position - first))
+    keys, values, end = cache.keys.numpy(), cache.values.numpy(), cache.length + 1  # L b g t d
+    for layer in range(cache.shape[0]):
+        weights = engine.layers[layer]
         loops_together.layer_step_together(x, weights, angles, keys[layer], values[layer], first.numpy(), end)
     cache.length = end  # not extend(): it makes masks, which the loops have no use for
 
 
-def _to_whole_blocks(x: torch.Tensor) -> np.ndarray:
-    """Copy rows, and add zeros to the next multiple of four. b D -> N D"""
-    return torch.nn.functional.pad(x, (0, 0, 0, -len(x) % loops_together.TEXTS)).numpy().copy()
+def is_fastest(engine: DecodeEngine, llama: Llama, texts: int) -> bool:
+    """Whether the loops are not slower than PyTorch's kernels for so many texts: measured on some of the layers."""
+    texts = 1 << (texts - 1).bit_length()  # one measurement for 2, one for up to 4, 8, 16, 32
+    if texts not in engine.fastest:
+        engine.fastest[texts] = _measure(engine, llama, texts)
+    return engine.fastest[texts]
 
 
-def _head(engine: DecodeEngine, x: np.ndarray, texts: int, only_largest: bool) -> np.ndarray:
-    """x: N D -> N v"""
-    logits = np.empty((len(x), len(engine.head.scale)), np.float32)
+def _measure(engine: DecodeEngine, llama: Llama, texts: int) -> bool:
+    config = llama.config
+    of_layer = sum(weight.numel() for weight in llama.layers[0].parameters())
+    cache = KVCache(llama, texts, MEASURED_LENGTH + 1)
+    cache.shape = (min(config.n_layers, 1 + MEASURED_WEIGHTS // of_layer), *cache.shape[1:])
+    cache.keys, cache.values = torch.zeros(2, *cache.shape)
+    x = torch.randn(texts, 1, config.dim, generator=torch.Generator().manual_seed(0))
+
+    def loops(threads: int) -> None:
+        cache.length = MEASURED_LENGTH
+        use_threads(threads)
+        layer_steps(engine, to_panels(x[:, 0]), cache)
+
+    def kernels() -> None:
+        cache.length, h = MEASURED_LENGTH, x
+        context = cache.extend(1)
+        for layer in llama.layers[: cache.shape[0]]:
+            h = layer(h, context)
+
+    widths = config.dim, config.hidden_dim, config.n_heads, config.n_kv_heads
+    question = f"{texts} texts together, widths {widths}, {engine.head.rows.dtype}"
+    ways = {f"loops, {threads} threads": partial(loops, threads) for threads in (torch.get_num_threads(), 1)}
+    return fastest(question, {**ways, KERNELS: kernels})[0] != KERNELS
+
+
+def to_panels(rows: torch.Tensor) -> np.ndarray:
+    """Put texts into the lanes of panels, the rest of which is 0. b i -> P i l"""
+    lanes = 8 if len(rows) <= 8 else 16
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % lanes))
+    return rows.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous().numpy()
+
+
+def to_rows(panels: np.ndarray, texts: int) -> torch.Tensor:
+    """P i l -> b i"""
+    return torch.from_numpy(panels).transpose(1, 2).flatten(0, 1)[:texts]
+
+
+def _head(engine: DecodeEngine, x: np.ndarray, texts: int, only_largest: bool) -> torch.Tensor:
+    """x: P D l -> b v"""
+    panels, _, lanes = x.shape
+    logits = np.empty((panels, len(engine.head.scale), lanes), np.float32)
     if only_largest and (screen := engine.screened()) is not None:
         loops_together.matmul(screen.copy, x, logits)
-        if all(screen.pick(*each) is not None for each in zip(x[:texts], logits[:texts], strict=True)):
-            return logits
+        rows, approximate = to_rows(x, texts).numpy(), to_rows(logits, texts)
+        if all(screen.pick(*each) is not None for each in zip(rows, approximate.numpy(), strict=True)):
+            return approximate
     loops_together.matmul(engine.head, x, logits)
-    return logits
+    return to_rows(logits, texts)
 
 
 # ------------------------------------------------------------------------------------------- comparison with llama.py

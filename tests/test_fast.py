@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -705,12 +707,18 @@ def check_texts(plain: Llama, prompts: torch.Tensor, new: int, precision: str = 
     plain.load_state_dict(ours.llama.state_dict())  # which int8 has rounded
     expected = plain.generate(prompts, new, temperature=0.0, use_cache=False)
     alone = [ours.generate(prompt[None], new, temperature=0.0) for prompt in prompts]
-    together = ours.generate(prompts, new, temperature=0.0)
+    engine = importlib.import_module("fast.together")
+    with (
+        mock.patch.object(engine, "is_fastest", return_value=True),
+        mock.patch.object(engine, "next_logits", wraps=engine.next_logits) as at_once,
+    ):
+        together = ours.generate(prompts, new, temperature=0.0)
     for actual in (torch.cat(alone), together):
         assert_same_text(plain, actual, expected, prompts.shape[1])
     # all but the first token of each, or the comparison would be of the plain model with itself
     steps_of_each = min(new - 1, plain.config.max_seq_len - prompts.shape[1])
-    assert len(steps) == (len(prompts) * max(0, steps_of_each) if plain.config.is_causal else 0)
+    steps_of_each = max(0, steps_of_each) if plain.config.is_causal else 0
+    assert len(steps) == len(prompts) * steps_of_each and at_once.call_count == steps_of_each * (len(prompts) > 1)
     assert len(expected[:, prompts.shape[1] :].unique()) >= variety
 
 
@@ -737,33 +745,38 @@ SIZES = {  # vocab_size, dim, n_heads, n_kv_heads, hidden_dim, n_layers
 
 
 def decoded(plain: Llama, step: Callable, idx: torch.Tensor, pad: torch.Tensor | None, *settings: bool) -> tuple:
-    """All logits after a text of which the plain model has read four tokens, its keys and its values."""
-    cache = KVCache(plain, 1, idx.shape[1], pad)
+    """All logits after texts of which the plain model has read four tokens, their keys and values."""
+    cache = KVCache(plain, *idx.shape, pad)
     plain.hidden_states(idx[:, :4], cache)
     logits = [step(idx[:, :end], cache, *settings) for end in range(5, idx.shape[1] + 1)]
     return torch.cat(logits), cache.keys, cache.values
 
 
+@pytest.mark.parametrize("texts", [1, 3, 18])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @torch.no_grad()
 def test_every_logit_of_the_loops_is_the_plain_one_with_any_number_of_threads(
-    numba, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], precision: str
+    numba, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], precision: str, texts: int
 ):
-    from fast import loop_engine
+    from fast import loop_engine, together
 
     use_threads, threads = loop_engine.use_threads, 1
-    monkeypatch.setattr(loop_engine, "use_threads", lambda number: use_threads(threads))
+    for engine in (loop_engine, together):
+        monkeypatch.setattr(engine, "use_threads", lambda number: use_threads(threads))
     torch.manual_seed(0)
     names = "vocab_size", "dim", "n_heads", "n_kv_heads", "hidden_dim", "n_layers"
     config = LlamaConfig.from_preset("tiny", attention="causal", **dict(zip(names, sizes, strict=True)))
     plain, loops = loop_engine.make_pair(config, compiled.LINEAR_KERNELS[precision])
 
     def step(tokens: torch.Tensor, cache: KVCache, *settings: bool) -> torch.Tensor:
-        return loops.next_logits(tokens[:, -1:], cache, *settings)
+        if texts > 1:
+            return together.next_logits(loops, tokens, cache, *settings)
+        return loops.next_logits(tokens, cache, *settings)
 
-    idx = random_prompts(1, 20, config.vocab_size)
-    for pad in (None, torch.tensor([2]), torch.tensor([4])):  # the last has read nothing but padding
+    idx = random_prompts(texts, 20, config.vocab_size)
+    for most in (0, 2, 4):  # the last has read nothing but padding
+        pad = (most - torch.arange(texts)) % 5 if most else None
         expected, of_threads = decoded(plain, plain.next_logits, idx, pad), []
         for threads in (1, 2, 3):
             of_threads.append(decoded(plain, step, idx, pad))
@@ -796,7 +809,7 @@ def test_text_of_int8_weights_that_were_loaded_later(numba):
 @pytest.mark.parametrize("rows_and_lengths", [[(1, 3), (1, 5)], [(1, 3), (1, 4), (1, 5)], [(1, 3), (2, 4)]])
 def test_what_does_not_fit_a_cache_is_an_error_and_not_written_beside_it(numba, rows_and_lengths: list):
     ours = decoding(random_llama(attention="causal"))
-    through_loops = functools.partial(ours._next_logits, ours._threads, True)
+    through_loops = functools.partial(ours._next_logits, ours._threads, True, together=ours._together)
     for next_logits in (ours.llama.next_logits, through_loops):
         cache = KVCache(ours.llama, 1, 4)
         *fitting, last = (torch.ones(size, dtype=torch.int64) for size in rows_and_lengths)

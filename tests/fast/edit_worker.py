@@ -35,11 +35,13 @@ def make_model(attention: str) -> Llama:
 
 
 def numbers(model: Llama, generator: Any) -> list[float]:
-    """Of a text, of a classification, of a training step. generator: the model, or its decoder."""
+    """Of a text, of three together, of a classification, of a training step. generator: the model, or its decoder."""
     out: list[float] = []
     idx = torch.randint(0, 300, (1, 45), generator=torch.Generator().manual_seed(1))
     text = generator.generate(idx, 12, temperature=0.0)
     out += text[0, 45:].tolist()
+    texts = torch.randint(0, 300, (3, 10), generator=torch.Generator().manual_seed(4))
+    out += generator.generate(texts, 12, temperature=0.0)[:, 10:].flatten().tolist()
     settings = SimpleNamespace(num_labels=3, hidden_dropout_prob=0.0, option="finetune")
     torch.manual_seed(2)
     classifier = LlamaEmbeddingClassifier(settings, llama=model)

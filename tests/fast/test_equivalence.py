@@ -484,6 +484,17 @@ def test_where_more_than_the_largest_logit_is_read_all_are_exact(
     assert torch.equal(ours.generate(TOKENS[:1], 40, temperature=0.0), text) and not torch.equal(text, before)
 
 
+def test_an_edit_that_concerns_several_texts_only_is_what_they_get(monkeypatch: pytest.MonkeyPatch):
+    def shifted(self: Llama, idx: torch.Tensor, cache: base_llama.KVCache | None = None) -> torch.Tensor:
+        return next_logits(self, idx, cache) + torch.linspace(0, 9 * (len(idx) > 1), self.config.vocab_size)
+
+    (plain, ours), next_logits = both(), Llama.next_logits
+    before = plain.generate(TOKENS, 20, temperature=0.0)
+    monkeypatch.setattr(Llama, "next_logits", shifted)
+    text = plain.generate(TOKENS, 20, temperature=0.0)
+    assert torch.equal(ours.generate(TOKENS, 20, temperature=0.0), text) and not torch.equal(text, before)
+
+
 # ------------------------------------------------------------------------------------------------ the check itself
 
 
