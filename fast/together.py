@@ -100,7 +100,7 @@ def to_panels(rows: torch.Tensor) -> np.ndarray:
 
 def to_rows(panels: np.ndarray, texts: int) -> torch.Tensor:
     """P i l -> b i"""
-    return torch.from_numpy(panels).transpose(1, 2).flatten(0, 1)[:texts]
+    return torch.from_numpy(panels).transpose(1, 2).flatten(0, 1)[:texts].contiguous()
 
 
 def _head(engine: DecodeEngine, x: np.ndarray, texts: int, only_largest: bool) -> torch.Tensor:
