@@ -1,4 +1,6 @@
-"""The loops that numba compiles for generating text: all in this file, because numba compiles anew when it changes.
+"""The loops that numba compiles for generating one text, and what `fast.loops_together` shares with them.
+
+numba compiles anew when a function's own file changes: `fast.compiled` sees to those that call into this file.
 
 One new position uses each weight once, so the time goes into reading memory. There are few parallel loops, because
 threads wait for one another at the end of each, and each thread reads two rows far apart together, because two streams

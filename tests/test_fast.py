@@ -1004,10 +1004,17 @@ def test_exp_is_the_exponential_function(numba):
     assert exp(np.float32("inf")) == exp(np.float32(88)) and exp(np.float32("-inf")) == exp(np.float32(-87))
 
 
-def test_compiled_loops_are_in_one_file():
+def test_compiled_loops_are_never_older_than_what_they_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """numba compiles anew when a function's own file has changed, not when one has that it calls into."""
-    compiled = {path.name for path in (ROOT / "fast").glob("*.py") if "njit" in path.read_text(encoding="utf-8")}
-    assert compiled == {"loops.py"}
+    files = {path for path in (ROOT / "fast").glob("*.py") if "njit" in path.read_text(encoding="utf-8")}
+    assert files == {*compiled.LOOPS_FILES}
+    written = compiled.LOOPS_FILES[0].stat().st_mtime
+    for name, seconds in (("old", -1), ("new", 1)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (written + seconds, written + seconds))
+    monkeypatch.setattr(compiled, "_files", lambda: [*tmp_path.iterdir()])
+    compiled._remove_outdated_files()
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 # --------------------------------------------------------------------------------------------- the screened head
