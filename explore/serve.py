@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import os
 import secrets
 import sys
 import threading
@@ -148,4 +149,5 @@ def serve(open_model: Callable[[], tuple[InspectedModel, str]], port: int) -> No
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("ended", file=sys.stderr)
+            print("ended", file=sys.stderr, flush=True)
+            os._exit(0)  # a thread that ends in PyTorch while the interpreter is taken down ends in an abort
