@@ -40,7 +40,7 @@ def prompt(args: Namespace, compute: ComputeSettings, distributed: Distributed) 
         combine(args, compute)
         return
     splits, label_names = read_data(args)
-    llama, tokenizer = load_llama(args)
+    llama, tokenizer = load_llama(args, compute)
     train = splits.pop("train", ())
     texts, asked = [example.sentence for example in train], (args.question, compute, distributed)
     with naming_the_flag():
@@ -65,7 +65,7 @@ def perplexity(args: Namespace, compute: ComputeSettings) -> None:
     text = "\n".join(read_texts(args.input, args.columns)) if has_columns(args.input) else read_text(args.input)
     if not text.strip():
         raise UserError(f"--input {args.input} holds no text")
-    llama, tokenizer = load_llama(args)
+    llama, tokenizer = load_llama(args, compute)
     if not llama.config.is_causal:
         raise UserError("a bidirectional model sees the tokens that it would predict; add --attention causal")
     compute_fast(llama, compute, trains=False)

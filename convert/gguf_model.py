@@ -7,6 +7,7 @@ matrix is read as tied. Weights in blocks are unpacked to float32: that is what 
 from __future__ import annotations
 
 import json
+import math
 import os
 from array import array
 from collections.abc import Mapping, Sequence
@@ -53,13 +54,14 @@ Built = tuple[dict[str, Any], Vocabulary | None, bool]
 KEEPS_WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3")  # a word that is a piece is not merged from parts
 
 
-def load_pretrained(path: str | os.PathLike, attention: str | None = None) -> Llama:
-    """The Llama of a GGUF file, in float32 on the CPU; causal unless `attention` says otherwise.
+def load_pretrained(path: str | os.PathLike, attention: str | None = None, precision: str | None = None) -> Llama:
+    """The Llama of a GGUF file, on the CPU; causal unless `attention` says otherwise.
 
-    Its attribute `stop_ids` has the token that ends a text. Raises `UserError` if the file is damaged or describes
-    another kind of model: every missing, unexpected or misshapen tensor is named.
+    precision: see `engine.weights.load_pretrained`. Its attribute `stop_ids` has the token that ends a text. Raises
+    `UserError` if the file is damaged or describes another kind of model: every missing, unexpected or misshapen tensor
+    is named.
     """
-    return _model_in(GGUFFile(path), attention)
+    return _model_in(GGUFFile(path), attention, precision)
 
 
 def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonTokenizer:
@@ -68,30 +70,36 @@ def read_tokenizer(path: str | os.PathLike, max_len: int | None = None) -> JsonT
 
 
 def load_both(
-    path: str | os.PathLike, attention: str | None = None, max_len: int | None = None
+    path: str | os.PathLike, attention: str | None = None, max_len: int | None = None, precision: str | None = None
 ) -> tuple[Llama, JsonTokenizer]:
     """`load_pretrained` and `read_tokenizer` of a file that is opened once."""
     file = GGUFFile(path)
     tokenizer = _tokenizer_in(file, max_len)
-    return _model_in(file, attention), tokenizer
+    return _model_in(file, attention, precision), tokenizer
 
 
-def _model_in(file: GGUFFile, attention: str | None) -> Llama:
+def _model_in(file: GGUFFile, attention: str | None, precision: str | None = None) -> Llama:
     import torch
 
     from convert.names import all_names, in_names_of
-    from engine.weights import filled, shape_errors
+    from engine.weights import filled, keeper, shape_errors
 
     path, config = file.path, read_config(file, attention or "causal")
     if config.n_layers > len(file.tensors):
         raise UserError(f"{path}: it declares {config.n_layers} layers, but has only {len(file.tensors)} tensors")
     ours = {names.llama_cpp: names.ours for names in all_names(config)}
-    state = {ours.get(name, name): torch.from_numpy(file.tensor(name)) for name in file.tensors if name != FACTORS}
+    stored = {name: each for name, each in file.tensors.items() if name != FACTORS}
+    keep = keeper(path, sum(math.prod(each.shape) for each in stored.values()), precision)
+    state = {}
+    for name in stored:
+        own, tensor = ours.get(name, name), torch.from_numpy(file.tensor(name))
+        is_output = own == "tok_embeddings.weight" and config.tied
+        state[own] = keep("output.weight" if is_output else own, tensor) if keep else tensor
     if config.tied and "tok_embeddings.weight" in state:
         state["output.weight"] = state["tok_embeddings.weight"]
     if found := shape_errors(state, config):
         raise UserError(f"{path} does not fit what it declares: {in_names_of('llama_cpp', join_names(found))}")
-    model = filled(path, config, state)
+    model = filled(path, config, state, keep and (lambda _, tensor: tensor))
     model.stop_ids = _stop_ids(file)
     return model
 

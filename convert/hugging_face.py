@@ -47,17 +47,22 @@ ANGLES_TABLE = re.compile(r"rotary_emb\.inv_freq$")  # older versions saved it b
 
 
 def load_pretrained(
-    path: str | os.PathLike, attention: str | None = None, base: str | os.PathLike | None = None
+    path: str | os.PathLike,
+    attention: str | None = None,
+    base: str | os.PathLike | None = None,
+    precision: str | None = None,
 ) -> Llama:
-    """The Llama of a directory, in float32 on the CPU; causal unless `attention` says otherwise.
+    """The Llama of a directory, on the CPU; causal unless `attention` says otherwise.
 
     Of an adapter it is the base with the update merged. base: the base's directory; None: the one that it names.
+    precision: see `engine.weights.load_pretrained`.
     Its attribute `stop_ids` has the tokens that end a text; a model of a checkpoint has no such attribute.
     Raises `UserError` if a file is missing or damaged, or describes another kind of model: every missing, unexpected
     or misshapen key is named.
     """
     from convert.names import interleaved_rows, rotated_heads
-    from engine.weights import filled, shape_errors
+    from engine.storage import forget_pages
+    from engine.weights import filled, keeper, numbers_in, shape_errors
 
     folder = base_folder(Path(path)) if base is None else require_base(Path(base))
     config = read_config(folder, attention)
@@ -65,10 +70,12 @@ def load_pretrained(
     state, foreign = _under_our_names(file, tensors, config.tied)
     if found := [*shape_errors(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
         raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(join_names(found))}")
-    for name in state:
+    keep = keeper(file, numbers_in(state), precision)
+    for name, tensor in state.items():
         if heads := rotated_heads(name, config):
-            state[name] = interleaved_rows(state[name], heads)
-    model = filled(file, config, state)
+            state[name] = interleaved_rows(tensor, heads)
+            forget_pages(tensor)
+    model = filled(file, config, state, keep)
     model.stop_ids = stop_ids(folder)
     return model
 

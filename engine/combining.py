@@ -71,7 +71,7 @@ def vote(
     from engine.tasks import Evaluation
 
     for member in members:
-        compute_fast(member.model, compute_as_saved(args, compute, member.about))
+        compute_fast(member.model, compute_as_saved(args, compute, member.about.precision))
     sentences = {split: [example.sentence for example in splits[split]] for split in ("dev", "test")}
 
     def evaluated(split: str) -> Evaluation:
@@ -106,7 +106,7 @@ def soup(
     chosen_on = "held-out" if "held-out" in splits else "dev"
     splits.pop("train", None)
     states = [{name: tensor.clone() for name, tensor in each.model.state_dict().items()} for each in members]
-    compute_fast(first.model, compute_as_saved(args, compute, first.about))
+    compute_fast(first.model, compute_as_saved(args, compute, first.about.precision))
     datasets = encode(args, splits, first.about.tokenizer, first.model)
     loader = loader_of(datasets[chosen_on], first.about.config, first.about.batch_size, compute.device)
 

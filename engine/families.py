@@ -140,21 +140,22 @@ def load_llama(
     attention: str | None = None,
     max_sentence_len: int | None = None,
     norm: str | None = None,
+    precision: str | None = None,
 ) -> tuple[Llama, Tokenizer]:
     """Load a pretrained model and its tokenizer. Raises `OtherVocabulary` if they do not belong together.
 
     path: a checkpoint file, or a Hugging Face directory. tokenizer: its file; None: the checkpoint's own, see
     `finding.tokenizer_name`. attention, norm: replace the checkpoint's own settings. max_sentence_len: the most tokens
-    that the tokenizer keeps of a sentence.
+    that the tokenizer keeps of a sentence. precision: see `weights.load_pretrained`.
 
     A Hugging Face directory may have more embeddings than pieces (to round up the matrix): that is only a warning.
     """
     if norm is None and is_gguf(path) and os.fspath(tokenizer or path) == os.fspath(path):
         gguf_model = import_part("convert.gguf_model", "a GGUF file")
-        llama, read = gguf_model.load_both(path, attention, max_sentence_len)
+        llama, read = gguf_model.load_both(path, attention, max_sentence_len, precision)
     else:
         read = read_tokenizer(tokenizer or tokenizer_name(path), max_sentence_len)
-        llama = load_pretrained(path, attention=attention, norm=norm)
+        llama = load_pretrained(path, attention, norm, precision)
     require_vocabulary(read, llama, path)
     return llama, read
 

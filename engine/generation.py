@@ -55,7 +55,7 @@ class PromptDecoder(NamedTuple):
 
         if args.cuda_graphs:
             warn(NO_CUDA_GRAPHS)
-        llama, tokenizer = load_llama(args)
+        llama, tokenizer = load_llama(args, compute)
         generator = generator_of(llama, compute, texts * args.max_new_tokens)
         with naming_the_flag():
             search = search_of(llama, generator, args.beam, args.contrastive)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.columns import Columns, has_columns
+from engine.programs import import_folder
 from utils import sha256_of
 
 if TYPE_CHECKING:
@@ -114,3 +115,9 @@ class ComputeSettings(NamedTuple):
     kernels: str = "auto"
     shard: bool = False
     precision: str = "fp32"
+
+    @property
+    def kept_precision(self) -> str | None:
+        """The precision in which a large model is kept in memory if nothing is trained; None: in float32."""
+        is_plain = self.kernels == "plain" or self.shard or self.device.type != "cpu" or import_folder("fast") is None
+        return None if is_plain else self.precision

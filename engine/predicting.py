@@ -15,7 +15,7 @@ from engine.tables import Row, TableWriter, names_of_rows, read_rows
 
 if TYPE_CHECKING:
     from engine.plan import ComputeSettings
-    from engine.saved import Prediction, SavedRun
+    from engine.saved import Prediction
 
 PREDICTION, PROBABILITY = "prediction", "probability_{}"  # names of columns
 
@@ -27,9 +27,13 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
     from engine.runs import compute_fast
     from engine.saved import load_classifier
     from engine.saved import predict as predicted
+    from engine.weights import is_large
 
-    model, saved = load_classifier(args.model)
-    compute_fast(model, compute_as_saved(args, compute, saved))
+    def kept_precision(of_run: str) -> str | None:
+        return compute_as_saved(args, compute, of_run).kept_precision
+
+    model, saved = load_classifier(args.model, kept_precision=kept_precision)
+    compute_fast(model, compute_as_saved(args, compute, saved.precision), trains=not is_large(model))
     with opened_output(args.output) as file:
         write = _writer(args, file, saved.label_names, rows)
         count = too_long = 0
@@ -42,10 +46,10 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
     print_count(count, "predictions", args.output)
 
 
-def compute_as_saved(args: Namespace, compute: ComputeSettings, saved: SavedRun) -> ComputeSettings:
-    """With the precision that a model was saved with, unless a flag says otherwise."""
+def compute_as_saved(args: Namespace, compute: ComputeSettings, of_run: str) -> ComputeSettings:
+    """With the precision of the run that a model was saved with, unless a flag says otherwise."""
     is_free = isinstance(args.precision, Default) and args.kernels == "auto"
-    return compute._replace(precision=saved.precision) if is_free else compute
+    return compute._replace(precision=of_run) if is_free else compute
 
 
 def _writer(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from config import LlamaConfig
     from engine.batches import LlamaDataset
     from engine.methods import EpochResult
+    from engine.plan import ComputeSettings
     from engine.processes import Distributed
     from engine.tasks import Evaluation, Task
     from llama import Llama
@@ -42,11 +43,12 @@ def naming_the_flag() -> Iterator[None]:
         raise UserError(f"{error}; add --attention causal") from None
 
 
-def load_llama(args: Namespace) -> tuple[Llama, Tokenizer]:
+def load_llama(args: Namespace, compute: ComputeSettings) -> tuple[Llama, Tokenizer]:
+    """The model of a command that trains nothing, and its tokenizer."""
     from engine.families import load_llama
 
     with naming_the_flag():
-        changes = args.attention, args.max_sentence_len, args.norm
+        changes = args.attention, args.max_sentence_len, args.norm, compute.kept_precision
         llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer, *changes)
     if not prints_data(args):
         print_model(args, llama)

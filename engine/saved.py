@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,13 +21,21 @@ from config import PRECISIONS
 from engine.batches import Sentences, TextWindows
 from engine.checkpointer import KINDS
 from engine.data import NO_GOLD_LABEL, Example
-from engine.families import LLAMA_FAMILY, create_methods, encode_for, family_named, family_of, settings_of
+from engine.families import (
+    LLAMA_FAMILY,
+    create_methods,
+    encode_for,
+    family_named,
+    family_of,
+    require_shapes,
+    settings_of,
+)
 from engine.methods import prepare, pretrained_of
 from engine.processes import SINGLE_PROCESS, Distributed
 from engine.storage import load_tensors, save_tensors
 from engine.tasks import NextToken, perplexity_of
 from engine.training import evaluate
-from engine.weights import is_finite
+from engine.weights import Keep, fill, is_finite, keeper, numbers_in, state_dict_errors, tensor_errors, undrawn
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -83,8 +92,14 @@ def save_classifier(path: str | os.PathLike, model: nn.Module, record: dict[str,
     save_tensors(path, {"kind": KINDS["model"], "model": model.state_dict(), "methods": {}, **record})
 
 
-def load_classifier(path: str | os.PathLike, distributed: Distributed = SINGLE_PROCESS) -> tuple[nn.Module, SavedRun]:
+def load_classifier(
+    path: str | os.PathLike,
+    distributed: Distributed = SINGLE_PROCESS,
+    kept_precision: Callable[[str], str | None] = lambda _: None,
+) -> tuple[nn.Module, SavedRun]:
     """Load a saved classifier (token ids b s -> log-probabilities b c; on the CPU, in evaluation mode) and its values.
+
+    kept_precision: from the precision of the run to that of `weights.load_pretrained`, for a large Llama.
 
     Raises `UserError` if the file is missing, damaged, or not a saved classifier.
     """
@@ -92,7 +107,7 @@ def load_classifier(path: str | os.PathLike, distributed: Distributed = SINGLE_P
     if not isinstance(saved, dict) or saved.get("kind") != KINDS["model"]:
         raise UserError(f"{path} is not a saved classifier")
     try:
-        model, about = _open(saved, str(path))
+        model, about = _open(saved, str(path), kept_precision)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except Exception as error:  # a foreign file may hold any values under these names
@@ -100,10 +115,12 @@ def load_classifier(path: str | os.PathLike, distributed: Distributed = SINGLE_P
     return model, about
 
 
-def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
+def _open(saved: dict[str, Any], path: str, kept_precision: Callable[[str], str | None]) -> tuple[nn.Module, SavedRun]:
     settings, state = saved["model_config"], saved["model"]
     family = family_named(saved.get("family", LLAMA_FAMILY.name))
-    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced at once
+    keep = _keeper(saved, family, path, kept_precision)
+    making = undrawn if keep else nullcontext
+    with torch.random.fork_rng(devices=[]), making():  # the weights that are drawn here are replaced at once
         pretrained, tokenizer = family.reopen(saved, path)
     names, suffix, batch_size = saved["label_names"], saved["prompt_suffix"], saved["batch_size"]
     most, precision = saved["max_sentence_len"], saved["precision"]
@@ -112,20 +129,33 @@ def _open(saved: dict[str, Any], path: str) -> tuple[nn.Module, SavedRun]:
     is_possible &= isinstance(suffix, str | None) and precision in PRECISIONS
     if not is_possible:
         raise ValueError("settings that cannot be")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), making():
         settings = {"head_settings": {}, **settings}
         model = family.make_classifier(settings, pretrained, tokenizer, names)
         model.prompt_suffix = suffix
         own = saved["methods"]  # the methods that could not be merged into the plain model
         prepare(model, create_methods([(name, own[name]["settings"]) for name in reversed(own)]))
-    model.load_state_dict(_joined(state, *(each["tensors"] for each in own.values())))
-    if damaged := [name for name, tensor in model.state_dict().items() if not is_finite(tensor)]:
+    if keep:
+        require_shapes(state_dict_errors(state, model.state_dict()))
+        damaged = fill(model, pretrained, state, keep)
+    else:
+        model.load_state_dict(_joined(state, *(each["tensors"] for each in own.values())))
+        damaged = [name for name, tensor in model.state_dict().items() if not is_finite(tensor)]
+    if damaged:
         raise UserError(f"not all numbers are finite in {damaged[0]}")
     about = SavedRun(
         tuple(names), tokenizer, suffix, batch_size, precision, pretrained.config,
         saved.get("identity", {}), saved.get("epoch"), saved.get("dev_score"),
     )  # fmt: skip
     return model.requires_grad_(False).eval(), about
+
+
+def _keeper(saved: dict[str, Any], family: Any, path: str, kept_precision: Callable[[str], str | None]) -> Keep | None:
+    """`weights.keeper` for the Llama in a saved classifier; None for one whose methods could not be merged into it."""
+    if family is not LLAMA_FAMILY or saved["methods"] or tensor_errors(saved["model"]):
+        return None
+    keep = keeper(path, numbers_in(saved["model"]), kept_precision(saved["precision"]))
+    return keep and (lambda name, tensor: keep(name, tensor) if name.startswith("llama.") else tensor.float())
 
 
 def _joined(*states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -5,14 +5,19 @@ Importing this module is fast; PyTorch is imported inside the function that need
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 import warnings
 import zipfile
 import zlib
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from utils import UserError, atomic_write, hub_hint, shorten, warn
+
+if TYPE_CHECKING:
+    import torch
 
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
 LOCAL_HEADER = struct.Struct("<26xHH")  # of an entry of a zip file: the lengths of its name and of its extra field
@@ -109,3 +114,80 @@ def _checksum(file: Any, record: zipfile.ZipInfo) -> int:
     if left:
         raise Damaged(DAMAGED)
     return checksum
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+LIMITS = {  # of a folder of control groups, version 2 and 1: the files of the limit, and of what is used
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+DONT_NEED = 4  # of Linux's mman.h
+
+
+def require_memory(path: str | os.PathLike, needed: int, precision: str) -> None:
+    """Raise `UserError` if a model needs more bytes in this precision than are free. path: its file, for the error."""
+    free = free_memory()
+    if free is not None and needed > free:
+        sizes = f"{needed / 1e9:.2f} GB of memory in {precision}, and {free / 1e9:.2f} GB are free"
+        raise UserError(f"{path} needs {sizes}; use a --precision with fewer bits, or a smaller model")
+
+
+def free_memory() -> int | None:
+    """The bytes that this process can still get: of the machine, or of its control groups. None if unknown."""
+    try:
+        kilobytes = _numbers_in(Path("/proc/meminfo"))["MemAvailable:"]
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, KeyError, ValueError):  # not Linux
+        return None
+    free = kilobytes * 1024
+    for group in groups:
+        _, kinds, place = group.split(":", 2)
+        if kinds in LIMITS:
+            folder = CONTROL_GROUPS / kinds / place.lstrip("/")
+            free = min([free, *(_free_in(each, *LIMITS[kinds]) for each in (folder, *folder.parents))])
+    return free
+
+
+def _free_in(folder: Path, limit: str, used: str) -> float:
+    """The free bytes of a control group; infinite where there is no limit. Pages of files can be taken back."""
+    try:
+        files = _numbers_in(folder / "memory.stat")
+        cached = sum(files.get(f"{name}_file", 0) for name in ("active", "inactive"))
+        at_most, now = (int((folder / name).read_text(encoding="utf-8")) for name in (limit, used))
+        return max(0, at_most - now + cached)
+    except (OSError, ValueError):  # no such folder, or "max"
+        return float("inf")
+
+
+def _numbers_in(file: Path) -> dict[str, int]:
+    """The first number after each name in a file of the system."""
+    lines = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1}
+
+
+def forget_pages(tensor: torch.Tensor) -> None:
+    """Let the system take back the memory of a tensor that lies in a mapped file, which nothing writes to.
+
+    Its pages are read again when they are used. A tensor that lies elsewhere stays as it is.
+    """
+    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    first = tensor.data_ptr() // page * page if page else 0
+    end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+    if page and _is_in_file(first, end):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), DONT_NEED)
+
+
+def _is_in_file(first: int, end: int) -> bool:
+    """Whether these addresses are those of a mapped file (whose number, unlike that of other memory, is not 0)."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                addresses, _, _, _, number = line.split()[:5]
+                start, stop = (int(address, 16) for address in addresses.split("-"))
+                if start <= first < stop:
+                    return end <= stop and number != "0"
+    except OSError:  # not Linux
+        pass
+    return False

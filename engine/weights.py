@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from base_llama import with_norm_biases
 from config import Checks, LlamaConfig
 from engine.finding import is_gguf
 from engine.programs import import_part
-from engine.storage import load_tensors
+from engine.storage import forget_pages, load_tensors, require_memory
 from llama import Llama, own_name
 from utils import UserError, join_names, shorten
 
@@ -22,12 +23,16 @@ Model = TypeVar("Model", bound=nn.Module)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # 8-bit numbers need scales
 
 
-def load_pretrained(path: str | os.PathLike, attention: str | None = None, norm: str | None = None) -> Llama:
+def load_pretrained(
+    path: str | os.PathLike, attention: str | None = None, norm: str | None = None, precision: str | None = None
+) -> Llama:
     """Load a Llama from a checkpoint `{'model': state_dict, 'model_args': {...}, ...}`, in float32 on the CPU.
 
     Names may be the assignment's or the original TinyLlamas', with or without the prefix `_orig_mod.` that
     `torch.compile` adds. attention: replaces the checkpoint's own setting; without both, the model is bidirectional.
     norm: replaces the checkpoint's own; a LayerNorm whose biases the file does not hold has biases of 0.
+    precision: the one in which a model is computed that will not be trained; a large one is then kept in memory as that
+    precision needs it, see `fast/compact.py`. None: float32 that can be trained.
     Raises `UserError` if the file is missing, is not a checkpoint, or has tensors of other shapes; it names every
     missing, unexpected or misshapen key.
 
@@ -37,9 +42,10 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None, norm:
     if norm == "layer" and (os.path.isdir(path) or is_gguf(path)):
         raise UserError(f"{path} is a model with RMSNorm; the editions with LayerNorm are for checkpoints (.pt)")
     if os.path.isdir(path):
-        return import_part("convert.hugging_face", "a Hugging Face directory").load_pretrained(path, attention)
+        hugging_face = import_part("convert.hugging_face", "a Hugging Face directory")
+        return hugging_face.load_pretrained(path, attention, precision=precision)
     if is_gguf(path):
-        return import_part("convert.gguf_model", "a GGUF file").load_pretrained(path, attention)
+        return import_part("convert.gguf_model", "a GGUF file").load_pretrained(path, attention, precision)
     checkpoint = load_tensors(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise UserError(f"{path} is not a checkpoint: it has no state dict under the key 'model'")
@@ -56,18 +62,32 @@ def load_pretrained(path: str | os.PathLike, attention: str | None = None, norm:
         raise UserError(f"{path}: {error}") from None
     if found := shape_errors(state, config):
         raise UserError(f"{path} does not fit its model_args: {join_names(found)}")
-    return filled(path, config, state)
+    return filled(path, config, state, keeper(path, numbers_in(state), precision))
 
 
-def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.Tensor]) -> Llama:
-    """A Llama with these weights, whose shapes fit. Raises `UserError` if a number is not finite. path: for errors."""
+Keep = Callable[[str, torch.Tensor], torch.Tensor]  # from a tensor of a file and its name to what is kept in memory
+
+
+def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.Tensor], keep: Keep | None) -> Llama:
+    """A Llama with these weights, whose shapes fit. Raises `UserError` if a number is not finite. path: for errors.
+
+    keep: of `keeper`; the weights of a large model are then taken out of `state`.
+    """
+    if keep is not None:
+        model = blueprint(config)
+        _require_finite(path, fill(model, model, state, keep))
+        return model.eval()
     # Drawing weights that are replaced at once looks wasteful. It moves the random generator exactly as the
     # assignment's code does, so that a seed means the same head and the same shuffling here as there.
     model = Llama(config)
     model.load_state_dict(state)
-    if damaged := [name for name, tensor in model.named_parameters() if not is_finite(tensor)]:
-        raise UserError(f"{path} is damaged: not all numbers are finite in {join_names(damaged)}")
+    _require_finite(path, [name for name, tensor in model.named_parameters() if not is_finite(tensor)])
     return model.eval()
+
+
+def _require_finite(path: str | os.PathLike, damaged: list[str]) -> None:
+    if damaged:
+        raise UserError(f"{path} is damaged: not all numbers are finite in {join_names(damaged)}")
 
 
 def _methods_of(checkpoint: dict) -> str:
@@ -94,13 +114,77 @@ def canonical_state(state: dict, tied: bool = True) -> dict:
     return renamed
 
 
+# -------------------------------------------------------------------------------------------------------- large models
+
+LARGE = 2**27  # numbers: drawing them for nothing takes seconds, and a copy of them half a gigabyte
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number in memory
+
+
+def numbers_in(state: dict[str, torch.Tensor]) -> int:
+    """How many numbers there are; a matrix that stands under two names is counted once."""
+    return sum(tensor.numel() for tensor in {tensor.data_ptr(): tensor for tensor in state.values()}.values())
+
+
+def is_large(model: nn.Module) -> bool:
+    return sum(parameter.numel() for parameter in model.parameters()) >= LARGE
+
+
+def keeper(path: str | os.PathLike, numbers: int, precision: str | None = None) -> Keep | None:
+    """The function by which the tensors of a large model are kept in memory; None for a model with fewer numbers.
+
+    precision: see `load_pretrained`. Raises `UserError` for a model that is larger than the free memory.
+    """
+    if numbers < LARGE:
+        return None
+    require_memory(path, numbers * BYTES[precision or "fp32"], precision or "fp32")
+    if precision is None:
+        return _in_float32
+    compacted = import_part("fast.compact", f"the precision {precision}").compacted
+    return lambda name, tensor: compacted(name, tensor, precision)
+
+
+def _in_float32(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    """For training: of a file that is mapped into memory it is a copy."""
+    return tensor.to(torch.float32, copy=True)
+
+
+def fill(model: nn.Module, llama: Llama, state: dict[str, torch.Tensor], keep: Keep) -> list[str]:
+    """Give a model on device "meta" the tensors of `state`, one after another, so that none lies in memory twice.
+
+    llama: the part of `model`, or the model itself, that has embeddings. Returns the names of damaged tensors.
+    """
+    twin = next(name for name, part in model.named_modules() if part is llama.tok_embeddings) + ".weight"
+    if llama.config.tied:
+        del state[twin]
+    damaged = []
+    for name in list(state):
+        tensor = state.pop(name)
+        kept = keep(name, tensor)
+        if not is_finite(kept):
+            damaged.append(name)
+        owner, _, own = name.rpartition(".")
+        setattr(model.get_submodule(owner), own, nn.Parameter(kept, requires_grad=keep is _in_float32))
+        if kept.data_ptr() != tensor.data_ptr():
+            forget_pages(tensor)
+    if llama.config.tied:
+        llama.tok_embeddings.weight = llama.output.weight
+    return damaged
+
+
 # ------------------------------------------------------------------------------------------- checks of a file's content
 
 
 def blueprint(config: Checks, make: Callable[[Any], Model] = Llama) -> Model:
     """A model of this config on device "meta": names, shapes and settings, no numbers. It draws no random numbers."""
-    with torch.device("meta"), Unfilled():
+    with undrawn():
         return make(config)
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside it, models are made on device "meta", and no random numbers are drawn."""
+    with torch.device("meta"), Unfilled():
+        yield
 
 
 class Unfilled(TorchFunctionMode):
@@ -174,13 +258,19 @@ def _is_stored_in_full(tensor: torch.Tensor) -> bool:
     """False for a tensor that is sparse, has no data (device "meta"), or expands a few numbers to a large shape."""
     if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
+    if hasattr(tensor, "stored"):  # compact: this process has made it
+        return True
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride()):
+        return True
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
+    if (stored := getattr(tensor, "stored", None)) is not None:  # a compact one: a row's scale is as finite as the row
+        tensor = stored if tensor.scale is None else tensor.scale
     # a sum is not finite if one number is not, and takes a tenth of the time; finite numbers can have an infinite sum
     return bool(tensor.sum().isfinite() or tensor.isfinite().all())

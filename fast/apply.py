@@ -13,6 +13,7 @@ from torch import nn
 
 from base_llama import causal_mask
 from config import PRECISIONS
+from engine.weights import is_large
 from fast import linear, onednn
 from fast.attention import BY_PRODUCTS_FROM, FusedAttention, attention_by_products, scores_check
 from fast.equivalence import notice
@@ -101,6 +102,7 @@ def accelerate(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+    keeps_copies = keeps_copies and (trains or not is_large(model))
     purpose = Purpose(device or next(model.parameters()).device, precision, generates, trains, keeps_copies)
     if purpose.is_on_cpu:
         keep_freed_memory()

@@ -221,7 +221,7 @@ def _state_of_weights(weights: list[torch.Tensor]) -> list[Any]:
 
 
 def _sample(weight: torch.Tensor) -> bytes:
-    numbers = weight.detach().flatten()
+    numbers = getattr(weight, "stored", weight).detach().flatten()
     if weight.is_meta or not len(numbers):
         return b""
     return numbers[:: max(1, len(numbers) // SAMPLE)].clone().view(torch.uint8).cpu().numpy().tobytes()

@@ -27,9 +27,9 @@ class ScreenedHead:
     """
 
     def __init__(self, weight: torch.Tensor, rows: np.ndarray):
-        """weight: v D, float32; rows: the same numbers, as `Matrix` stores them."""
+        """weight: v D, float32 or bfloat16; rows: the same numbers, as `Matrix` stores them."""
         self.rows = rows
-        parts = [_bound(piece) for piece in weight.split(ROWS_TOGETHER)]
+        parts = [_bound(piece.float()) for piece in weight.split(ROWS_TOGETHER)]
         quantised, scale, error = (torch.cat(part) for part in zip(*parts, strict=True))  # v D, v, v
         self.copy = Matrix(quantised.numpy(), scale.numpy())
         self.error = error.numpy()

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fast.compact import CompactWeight, quantise
 from fast.kernel import Kernel
 from fast.onednn import has_onednn, onednn_linear, onednn_trained, pack, rows_of, weight_gradient
 
@@ -57,13 +58,14 @@ class KernelLinear(Kernel, nn.Linear):
         return kernel
 
     def set_formats(self, *, keeps_copies: bool = True) -> None:
-        """Once, when the kernel is made."""
-        self.keeps_copies = keeps_copies
+        """Once, when the kernel is made. A compact weight is read as it is stored."""
+        self.keeps_copies = keeps_copies and not isinstance(self.weight, CompactWeight)
 
     def copy_of_weight(self, *steps: Callable[..., Any]) -> Any:
         """The weight after `steps`, one after another: computed once for each state of the weight, or in each call."""
         if not self.keeps_copies:
-            return _after(steps, self.weight.detach())
+            is_compact = isinstance(self.weight, CompactWeight)
+            return _after(steps, self.weight if is_compact else self.weight.detach())
         state = (steps, *state_of(self.weight))
         if self._copied is None or self._copied[0] != state:
             # the weight itself is kept with its copy, so that no other weight can come to lie at its address
@@ -73,6 +75,8 @@ class KernelLinear(Kernel, nn.Linear):
 
     def product_of_copy(self, x: torch.Tensor, packs: bool, rounded: Callable) -> torch.Tensor:
         """x W^T in float32 with the rounded weight; packs: by oneDNN, if the product is large. ... i -> ... o"""
+        if isinstance(self.weight, CompactWeight) and x.dtype == torch.float32:
+            return self.weight.linear(x)
         if packs and x.dtype == torch.float32 and not is_small(x, self.weight):
             return onednn_linear(x, self.copy_of_weight(rounded, pack))
         return F.linear(x, self.copy_of_weight(rounded))
@@ -108,7 +112,7 @@ class OneDNNLinear(KernelLinear):
         self, *, packs: bool = True, trains: bool = True, trains_weights: bool = True, keeps_copies: bool = True
     ) -> None:
         super().set_formats(keeps_copies=keeps_copies)
-        self.packs, self.trains, self.trains_weights = packs and keeps_copies, trains, trains_weights
+        self.packs, self.trains, self.trains_weights = packs and self.keeps_copies, trains, trains_weights
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_float = x.dtype == self.weight.dtype == torch.float32
@@ -128,7 +132,7 @@ class OneDNNLinear(KernelLinear):
 
 
 def to_bf16(x: torch.Tensor) -> torch.Tensor:
-    return x.bfloat16()
+    return x.stored if isinstance(x, CompactWeight) and x.scale is None else x.bfloat16()
 
 
 def round_to_bf16(x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +181,7 @@ class RoundedLinear(KernelLinear):
 
     def set_formats(self, *, packs: bool = False, keeps_copies: bool = True) -> None:
         super().set_formats(keeps_copies=keeps_copies)
-        self.packs = packs and keeps_copies  # to pack a weight for one product saves nothing
+        self.packs = packs and self.keeps_copies  # to pack a weight for one product saves nothing
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_trained(x):
@@ -240,13 +244,16 @@ class Int8Linear(KernelLinear):
 
     def set_formats(self, *, packs: bool = False, rounds_inputs: bool = True, keeps_copies: bool = True) -> None:
         super().set_formats(keeps_copies=keeps_copies)
-        self.packs, self.rounds_inputs = packs and keeps_copies, rounds_inputs
+        self.packs, self.rounds_inputs = packs and self.keeps_copies, rounds_inputs
 
     def round_weight(self) -> None:
         quantised, scale = self.eight_bits()
-        with torch.no_grad():
-            self.weight.copy_(quantised * scale[:, None])
-        self.weight.requires_grad_(False)
+        if not isinstance(self.weight, CompactWeight):
+            with torch.no_grad():
+                self.weight.copy_(quantised * scale[:, None])
+            self.weight.requires_grad_(False)
+        elif self.weight.scale is None:  # loaded for another precision
+            self.weight = nn.Parameter(CompactWeight(quantised, scale), requires_grad=False)
 
     def eight_bits(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The weight as integers, o i, and their scales, o."""
@@ -264,13 +271,6 @@ class Int8Linear(KernelLinear):
             integers, scale = quantise(rows)
             y = self.product_of_copy(integers.float(), self.packs, on_grid).mul_(scale[:, None])  # r o
         return y.view(*x.shape[:-1], -1)
-
-
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row as 8-bit integers times a scale of its own, its largest number being 127. x: r i -> r i and r"""
-    scale = torch.linalg.vector_norm(x, ord=float("inf"), dim=-1) / 127  # r
-    scale = scale.clamp(min=torch.finfo(x.dtype).tiny)  # a row of zeros stays zeros
-    return (x / scale[:, None]).round_().to(torch.int8), scale
 
 
 def on_grid(weight: torch.Tensor) -> torch.Tensor:

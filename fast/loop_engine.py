@@ -23,7 +23,7 @@ from fast import loops
 from fast.equivalence import Case, Comparison
 from fast.head import ScreenedHead
 from fast.kernel import replace
-from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear
+from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear, to_bf16
 from fast.loops import LayerWeights, Matrix, Norm
 from fast.threads import BestThreads, use_threads
 from llama import Llama, LlamaLayer, RMSNorm
@@ -93,7 +93,7 @@ def _matrix(linear: nn.Linear) -> Matrix:
     if isinstance(linear, Int8Linear):
         in_8_bits, scale = linear.eight_bits()
         return Matrix(in_8_bits.numpy(), scale.numpy())
-    rows = weight.bfloat16().view(torch.uint16) if isinstance(linear, (Bf16Linear, RoundedLinear)) else weight
+    rows = to_bf16(weight).view(torch.uint16) if isinstance(linear, (Bf16Linear, RoundedLinear)) else weight
     return Matrix(rows.numpy(), np.ones(linear.out_features, np.float32))
 
 
@@ -103,7 +103,7 @@ def _norm(norm: RMSNorm) -> Norm:
 
 def _screen(head: Matrix) -> ScreenedHead:
     weight = torch.from_numpy(head.rows)
-    return ScreenedHead(weight.view(torch.bfloat16).float() if weight.dtype == torch.uint16 else weight, head.rows)
+    return ScreenedHead(weight.view(torch.bfloat16) if weight.dtype == torch.uint16 else weight, head.rows)
 
 
 def _layer_weights(layer: LlamaLayer) -> LayerWeights:

@@ -1,0 +1,218 @@
+"""Large models: weights in memory once, in the bits of the precision, and the same results as from float32 weights."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_llama, save_checkpoint
+from torch import nn
+
+from classifier import LlamaEmbeddingClassifier
+from convert import gguf, hugging_face
+from convert.vocabulary import read_vocabulary
+from engine import saved, storage, weights
+from engine.plan import ComputeSettings
+from engine.weights import load_pretrained
+from fast import accelerate, decoder
+from fast.compact import CompactWeight, compacted, quantise
+from llama import Llama
+from tokenizer import Tokenizer
+from utils import UserError
+
+IDS = torch.tensor([[1, 45, 299, 7, 120, 33, 8]])
+FORMATS = ("hf", "pt", "gguf")
+
+
+@pytest.fixture
+def written(tmp_path: Path, tiny_tokenizer: Path):
+    """Writes a tiny model, whose numbers bfloat16 has, as a directory, as a checkpoint or as a GGUF file."""
+
+    def write(format: str, tied: bool = True) -> Path:
+        model = random_llama(attention="causal", n_kv_heads=2, tied=tied)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+        if format == "hf":
+            hugging_face.write(tmp_path / "model", model.state_dict(), model.config, dtype="bf16", stop_ids=())
+            return tmp_path / "model"
+        if format == "pt":
+            save_checkpoint(tmp_path / "model.pt", model)
+            return tmp_path / "model.pt"
+        pytest.importorskip("gguf", reason="the package gguf is not installed")
+        vocabulary = read_vocabulary(Tokenizer(tokenizer_model=tiny_tokenizer).sp_model, tiny_tokenizer)
+        gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary, "f32")
+        return tmp_path / "m.gguf"
+
+    return write
+
+
+def small_and_large(path: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> list[Llama]:
+    """The model as a small one and as a large one is kept."""
+    models = [load_pretrained(path, "causal", precision=precision)]
+    monkeypatch.setattr(weights, "LARGE", 1)
+    return [*models, load_pretrained(path, "causal", precision=precision)]
+
+
+def bytes_of(model: nn.Module) -> int:
+    parts = [getattr(weight, "stored", weight) for weight in model.parameters()]
+    parts += [weight.scale for weight in model.parameters() if getattr(weight, "scale", None) is not None]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("generates", [True, False])
+def test_a_large_model_computes_what_a_small_one_does(
+    format: str, precision: str, generates: bool, written, monkeypatch: pytest.MonkeyPatch
+):
+    small, large = small_and_large(written(format), precision, monkeypatch)
+    size = {"fp32": 4, "bf16": 2, "int8": 1}[precision]
+    matrices = sum(weight.numel() for weight in small.parameters() if weight.dim() == 2)
+    others = sum(weight.numel() * 4 for weight in small.parameters() if weight.dim() == 1)
+    scales = 4 * sum(len(weight) for weight in small.parameters() if weight.dim() == 2) if size == 1 else 0
+    assert bytes_of(large) == size * matrices + others + scales
+    assert [*large.state_dict()] == [*small.state_dict()]
+    assert large.output.weight is large.tok_embeddings.weight
+    for model in (small, large):
+        monkeypatch.setattr(weights, "LARGE", 1 if model is large else 2**40)
+        accelerate(model, precision, generates=generates, trains=False)
+    assert bytes_of(large) == size * matrices + others + scales
+    with torch.inference_mode():
+        expected, actual = (model(IDS, targets=IDS)[0] for model in (small, large))
+        torch.testing.assert_close(actual, expected, atol=1e-4 * expected.abs().max().item(), rtol=0)
+        if generates:
+            texts = [decoder(model, precision).generate(IDS, 12, 0.0) for model in (small, large)]
+            assert torch.equal(*texts)
+
+
+def test_untied_embeddings_stay_in_bfloat16_in_8_bits(written, monkeypatch: pytest.MonkeyPatch):
+    small, large = small_and_large(written("hf", tied=False), "int8", monkeypatch)
+    assert large.tok_embeddings.weight.scale is None and large.output.weight.scale is not None
+    assert torch.equal(small.embed(IDS), large.embed(IDS))
+
+
+def test_training_and_plain_kernels_get_float32_that_can_be_written_to(written, monkeypatch: pytest.MonkeyPatch):
+    small, large = small_and_large(written("hf"), None, monkeypatch)
+    for name, weight in large.named_parameters():
+        assert type(weight) is nn.Parameter and weight.requires_grad and weight.dtype == torch.float32
+        assert torch.equal(weight, small.state_dict()[name])
+    compute = ComputeSettings(torch.device("cpu"), precision="bf16")
+    assert compute.kept_precision == "bf16" and compute._replace(kernels="plain").kept_precision is None
+    assert compute._replace(shard=True).kept_precision is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_large_saved_classifier_predicts_what_a_small_one_does(
+    precision: str, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tokenizer = Tokenizer(tokenizer_model=tiny_tokenizer)
+    llama = random_llama(attention="causal", vocab_size=tokenizer.n_words)
+    settings = SimpleNamespace(num_labels=3, hidden_dropout_prob=0.0, option="finetune", pad_id=tokenizer.pad_id)
+    classifier = LlamaEmbeddingClassifier(settings, llama=llama)
+    record = saved.record_of(classifier, tokenizer, ["a", "b", "c"], 8, precision)
+    saved.save_classifier(tmp_path / "model.pt", classifier, record)
+    models = []
+    for numbers in (2**40, 1):
+        monkeypatch.setattr(weights, "LARGE", numbers)
+        model, about = saved.load_classifier(tmp_path / "model.pt", kept_precision=lambda of_run: of_run)
+        assert about.precision == precision and not any(weight.is_meta for weight in model.parameters())
+        accelerate(model, precision, generates=False, trains=False)
+        models.append(model)
+    size = {"fp32": 4, "bf16": 2, "int8": 1}[precision]
+    assert bytes_of(models[1].llama) < 1.2 * bytes_of(models[0].llama) * size / 4
+    with torch.inference_mode():
+        torch.testing.assert_close(*(model(IDS % llama.config.vocab_size) for model in models), atol=1e-2, rtol=0)
+
+
+def test_a_damaged_number_is_found_in_every_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(weights, "LARGE", 1)
+    for damage in (float("nan"), float("inf")):
+        model = random_llama(attention="causal")
+        model.layers[1].feed_forward.w2.weight.data[3, 2] = damage
+        save_checkpoint(tmp_path / "model.pt", model)
+        for precision in (None, "fp32", "bf16", "int8"):
+            with pytest.raises(UserError, match=r"not all numbers are finite in layers\.1\.feed_forward\.w2\.weight"):
+                load_pretrained(tmp_path / "model.pt", precision=precision)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_model_larger_than_the_memory_is_refused_with_the_numbers(
+    format: str, written, monkeypatch: pytest.MonkeyPatch
+):
+    path = written(format)
+    monkeypatch.setattr(weights, "LARGE", 1)
+    numbers = sum(weight.numel() for weight in load_pretrained(path).parameters())
+    monkeypatch.setattr(storage, "free_memory", lambda: 2 * numbers)
+    load_pretrained(path, precision="bf16")
+    for precision in ("fp32", None):
+        with pytest.raises(UserError, match=r"needs 0\.00 GB of memory in fp32, and 0\.00 GB are free; use"):
+            load_pretrained(path, precision=precision)
+
+
+def test_limits_of_control_groups_count_and_pages_of_files_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if storage.free_memory() is None:
+        pytest.skip("this system says nothing of its memory")
+    monkeypatch.setattr(storage, "CONTROL_GROUPS", tmp_path)
+    for names, stat in ((storage.LIMITS[""], ""), (storage.LIMITS["memory"], "memory")):
+        folder = tmp_path / stat
+        folder.mkdir(exist_ok=True)
+        (folder / "memory.stat").write_text("anon 7\nactive_file 100\ninactive_file 20\n")
+        (folder / names[0]).write_text("max\n")
+        assert storage._free_in(folder, *names) == float("inf")
+        for name, number in zip(names, (1000, 900), strict=True):
+            (folder / name).write_text(f"{number}\n")
+        assert storage._free_in(folder, *names) == 220
+    assert storage.free_memory() == 220  # of the machine and the folders above its own group, the least
+
+
+# ------------------------------------------------------------------------------------------------------ compact weights
+
+
+@pytest.fixture(params=["bfloat16", "8 bits"])
+def weight(request: pytest.FixtureRequest) -> nn.Parameter:
+    numbers = torch.randn(600, 24, generator=torch.Generator().manual_seed(0))
+    made = CompactWeight(*quantise(numbers)) if request.param == "8 bits" else CompactWeight(numbers.bfloat16())
+    return nn.Parameter(made, requires_grad=False)
+
+
+def test_a_compact_weight_is_a_float32_tensor_to_all_code(weight: nn.Parameter):
+    plain = weight.widened()
+    assert isinstance(weight, nn.Parameter) and weight.dtype == torch.float32 and weight.shape == plain.shape
+    x = torch.randn(3, 24, requires_grad=True)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            assert torch.equal(F.linear(x, weight), F.linear(x, plain))
+            assert torch.equal(weight @ x.T, plain @ x.T) and torch.equal(weight.detach() + 1, plain + 1)
+            ids = torch.tensor([[3, 599], [0, 3]])
+            assert torch.equal(F.embedding(ids, weight), plain[ids]) and torch.equal(weight[5], plain[5])
+            torch.testing.assert_close(weight.linear(x), F.linear(x, plain))
+    gradient, expected = (torch.autograd.grad(F.linear(x, each).square().sum(), x)[0] for each in (weight, plain))
+    assert torch.equal(gradient, expected)
+    assert torch.equal(copy.deepcopy(weight).widened(), plain)
+
+
+def test_writing_to_a_compact_weight_is_an_error(weight: nn.Parameter):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="read only"):
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="read only"):
+        nn.init.normal_(weight)
+
+
+def test_8_bits_in_pieces_are_those_of_the_whole():
+    numbers = torch.randn(700, 16, generator=torch.Generator().manual_seed(1))
+    piecewise = compacted("w", numbers.bfloat16(), "int8")
+    whole, scale = quantise(numbers.bfloat16().float())
+    assert torch.equal(piecewise.stored, whole) and torch.equal(piecewise.scale, scale)
+
+
+def test_pages_of_a_file_are_forgotten_and_other_memory_is_not(tmp_path: Path):
+    torch.save({"a": torch.arange(10**6)}, tmp_path / "a.pt")
+    mapped = torch.load(tmp_path / "a.pt", mmap=True)["a"]
+    for tensor in (mapped, torch.arange(10**6)):
+        assert int(tensor.sum()) == 499999500000
+        storage.forget_pages(tensor)
+        assert int(tensor.sum()) == 499999500000
