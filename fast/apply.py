@@ -90,7 +90,8 @@ def accelerate(
     Such models are computed in float32.
     device: where the model will be computed, if it is not there yet. generates: False if the model writes no text.
     trains: False if no gradient is needed, which saves measuring. keeps_copies: False if a weight must not lie twice in
-    memory: then a kernel makes a copy, in any precision, for the time of a call. `fast.decoder` chooses how text is
+    memory, as those of a large model that is not trained (`engine.weights.LARGE`): then a kernel makes a copy, in any
+    precision, for the time of a call. `fast.decoder` chooses how text is
     generated.
     Kernels are modules in the places of the model's own, with which they share everything but their settings
     (`fast.kernel`); kernels of an earlier call are taken away first. Parameters stay the same objects under the same

@@ -9,13 +9,14 @@ Shapes:  r rows   i input features   o output features
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
-ROWS_TOGETHER = 256  # are converted at a time: they stay in the processor's cache
+ROWS_TOGETHER = 128  # are converted at a time: they stay in the processor's cache
 aten = torch.ops.aten
 
 
@@ -52,7 +53,7 @@ class CompactWeight(torch.Tensor):
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """`F.linear` in float32, widening some rows at a time. x: ... i -> ... o"""
-        y = torch.cat([F.linear(x, rows.float()) for rows in self.stored.split(ROWS_TOGETHER)], dim=-1)
+        y = torch.cat([F.linear(x, rows) for rows in in_float32(self.stored)], dim=-1)
         return y if self.scale is None else y.mul_(self.scale)
 
     @classmethod
@@ -75,7 +76,7 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row as 8-bit integers times a scale of its own, its largest number being 127. x: r i -> r i and r"""
     if isinstance(x, CompactWeight) and x.scale is not None:
         return x.stored, x.scale
-    scale = torch.linalg.vector_norm(x, ord=float("inf"), dim=-1) / 127  # r
+    scale = x.abs().amax(-1) / 127  # r
     scale = scale.clamp(min=torch.finfo(x.dtype).tiny)  # a row of zeros stays zeros
     return (x / scale[:, None]).round_().to(torch.int8), scale
 
@@ -89,8 +90,12 @@ def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
         return tensor.float()
     if precision == "bf16" or name.endswith("tok_embeddings.weight"):
         return CompactWeight(tensor.bfloat16())
-    stored, scale = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))
-    for first in range(0, len(tensor), ROWS_TOGETHER):
-        rows = slice(first, first + ROWS_TOGETHER)
-        stored[rows], scale[rows] = quantise(tensor[rows].float())
-    return CompactWeight(stored, scale)
+    parts = [quantise(rows) for rows in in_float32(tensor)]
+    return CompactWeight(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def in_float32(matrix: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The rows of a matrix, some at a time, each time in the same memory: new memory takes longer than the numbers."""
+    piece = torch.empty(ROWS_TOGETHER, matrix.shape[1])
+    for rows in matrix.split(ROWS_TOGETHER):
+        yield piece[: len(rows)].copy_(rows)
