@@ -89,10 +89,9 @@ def accelerate(
     The class of a model of another kind names the module that plans its kernels, as `bert.model.Bert.kernels` does.
     Such models are computed in float32.
     device: where the model will be computed, if it is not there yet. generates: False if the model writes no text.
-    trains: False if no gradient is needed, which saves measuring. keeps_copies: False if a weight must not lie twice in
-    memory, as those of a large model that is not trained (`engine.weights.LARGE`): then a kernel makes a copy, in any
-    precision, for the time of a call. `fast.decoder` chooses how text is
-    generated.
+    trains: False if no gradient is needed, which saves measuring; a large model then gets no packed copies of float32
+    weights. keeps_copies: False if a weight must not lie twice in memory: then a kernel makes a copy, in any precision,
+    for the time of a call. `fast.decoder` chooses how text is generated.
     Kernels are modules in the places of the model's own, with which they share everything but their settings
     (`fast.kernel`); kernels of an earlier call are taken away first. Parameters stay the same objects under the same
     names, with the same float32 values in fp32 and bf16; int8 rounds them for good and is for inference. A layer that
@@ -103,7 +102,7 @@ def accelerate(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
-    keeps_copies = keeps_copies and (trains or not is_large(model))
+    keeps_copies = keeps_copies and (trains or precision != "fp32" or not is_large(model))
     purpose = Purpose(device or next(model.parameters()).device, precision, generates, trains, keeps_copies)
     if purpose.is_on_cpu:
         keep_freed_memory()
