@@ -126,12 +126,12 @@ LIMITS = {  # of a folder of control groups, version 2 and 1: the files of the l
 DONT_NEED = 4  # of Linux's mman.h
 
 
-def require_memory(path: str | os.PathLike, needed: int, precision: str) -> None:
+def require_memory(path: str | os.PathLike, needed: int, precision: str, remedy: str) -> None:
     """Raise `UserError` if a model needs more bytes in this precision than are free. path: its file, for the error."""
     free = free_memory()
     if free is not None and needed > free:
         sizes = f"{needed / 1e9:.2f} GB of memory in {precision}, and {free / 1e9:.2f} GB are free"
-        raise UserError(f"{path} needs {sizes}; use a --precision with fewer bits, or a smaller model")
+        raise UserError(f"{path} needs {sizes}; {remedy}")
 
 
 def free_memory() -> int | None:

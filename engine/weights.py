@@ -136,7 +136,9 @@ def keeper(path: str | os.PathLike, numbers: int, precision: str | None = None) 
     """
     if numbers < LARGE:
         return None
-    require_memory(path, numbers * BYTES[precision or "fp32"], precision or "fp32")
+    has_fewer_bits = precision in ("fp32", "bf16")  # others are trained, or have the fewest already
+    remedy = "use --precision int8, or a smaller model" if has_fewer_bits else "use a smaller model"
+    require_memory(path, numbers * BYTES[precision or "fp32"], precision or "fp32", remedy)
     if precision is None:
         return _in_float32
     compacted = import_part("fast.compact", f"the precision {precision}").compacted

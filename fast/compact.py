@@ -9,14 +9,13 @@ Shapes:  r rows   i input features   o output features
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
-ROWS_TOGETHER = 128  # are converted at a time: they stay in the processor's cache
+WIDENED_TOGETHER, QUANTISED_TOGETHER = 512, 64  # rows that stay in the processor's cache
 aten = torch.ops.aten
 
 
@@ -53,7 +52,9 @@ class CompactWeight(torch.Tensor):
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """`F.linear` in float32, widening some rows at a time. x: ... i -> ... o"""
-        y = torch.cat([F.linear(x, rows) for rows in in_float32(self.stored)], dim=-1)
+        piece = torch.empty(WIDENED_TOGETHER, self.shape[1])  # new memory for each takes longer than the conversion
+        pieces = ((rows, piece[: len(rows)]) for rows in self.stored.split(WIDENED_TOGETHER))
+        y = torch.cat([F.linear(x, wide.copy_(rows)) for rows, wide in pieces], dim=-1)
         return y if self.scale is None else y.mul_(self.scale)
 
     @classmethod
@@ -90,12 +91,13 @@ def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
         return tensor.float()
     if precision == "bf16" or name.endswith("tok_embeddings.weight"):
         return CompactWeight(tensor.bfloat16())
-    parts = [quantise(rows) for rows in in_float32(tensor)]
-    return CompactWeight(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-
-def in_float32(matrix: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The rows of a matrix, some at a time, each time in the same memory: new memory takes longer than the numbers."""
-    piece = torch.empty(ROWS_TOGETHER, matrix.shape[1])
-    for rows in matrix.split(ROWS_TOGETHER):
-        yield piece[: len(rows)].copy_(rows)
+    stored, scale = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for one another after each of thousands of small operations
+    try:
+        for first in range(0, len(tensor), QUANTISED_TOGETHER):
+            rows = slice(first, first + QUANTISED_TOGETHER)
+            stored[rows], scale[rows] = quantise(tensor[rows].float())
+    finally:
+        torch.set_num_threads(threads)
+    return CompactWeight(stored, scale)
