@@ -61,7 +61,6 @@ def load_pretrained(
     or misshapen key is named.
     """
     from convert.names import interleaved_rows, rotated_heads
-    from engine.storage import forget_pages
     from engine.weights import filled, keeper, numbers_in, shape_errors
 
     folder = base_folder(Path(path)) if base is None else require_base(Path(base))
@@ -71,11 +70,14 @@ def load_pretrained(
     if found := [*shape_errors(state, config), *(f"unexpected {shorten(name)}" for name in foreign)]:
         raise UserError(f"{file} does not fit its {CONFIG}: {in_their_words(join_names(found))}")
     keep = keeper(file, numbers_in(state), precision)
-    for name, tensor in state.items():
-        if heads := rotated_heads(name, config):
-            state[name] = interleaved_rows(tensor, heads)
-            forget_pages(tensor)
-    model = filled(file, config, state, keep)
+
+    def turned(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        heads = rotated_heads(name, config)
+        return tensor if heads is None else interleaved_rows(tensor, heads)
+
+    if keep is None:
+        state = {name: turned(name, tensor) for name, tensor in state.items()}
+    model = filled(file, config, state, keep and (lambda name, tensor: keep(name, turned(name, tensor))))
     model.stop_ids = stop_ids(folder)
     return model
 

@@ -140,14 +140,9 @@ def keeper(path: str | os.PathLike, numbers: int, precision: str | None = None) 
     remedy = "use --precision int8, or a smaller model" if has_fewer_bits else "use a smaller model"
     require_memory(path, numbers * BYTES[precision or "fp32"], precision or "fp32", remedy)
     if precision is None:
-        return _in_float32
+        return lambda _, tensor: tensor.to(torch.float32, copy=True)  # not in the mapped file, which may change
     compacted = import_part("fast.compact", f"the precision {precision}").compacted
     return lambda name, tensor: compacted(name, tensor, precision)
-
-
-def _in_float32(_: str, tensor: torch.Tensor) -> torch.Tensor:
-    """For training: of a file that is mapped into memory it is a copy."""
-    return tensor.to(torch.float32, copy=True)
 
 
 def fill(model: nn.Module, llama: Llama, state: dict[str, torch.Tensor], keep: Keep) -> list[str]:
@@ -165,7 +160,7 @@ def fill(model: nn.Module, llama: Llama, state: dict[str, torch.Tensor], keep: K
         if not is_finite(kept):
             damaged.append(name)
         owner, _, own = name.rpartition(".")
-        setattr(model.get_submodule(owner), own, nn.Parameter(kept, requires_grad=keep is _in_float32))
+        setattr(model.get_submodule(owner), own, nn.Parameter(kept, requires_grad=type(kept) is torch.Tensor))
         if kept.data_ptr() != tensor.data_ptr():
             forget_pages(tensor)
     if llama.config.tied:

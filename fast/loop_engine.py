@@ -30,6 +30,9 @@ from llama import Llama, LlamaLayer, RMSNorm
 from rope import apply_rotary_emb, rope_table
 
 
+LARGEST_SCREENED = 2**25  # numbers of a head; to screen a larger one takes seconds, and saves little of a large model
+
+
 class DecodeEngine:
     """A Llama's weights as the loops read them: its own float32 ones, copies in fewer bits."""
 
@@ -72,8 +75,8 @@ class DecodeEngine:
         return tuple(table[position].numpy() for table in tables)
 
     def screened(self) -> ScreenedHead | None:
-        """The head with its 8-bit copy, made once; None for a head of 8 bits, which is read as it is."""
-        if self.screen is None and self.head.rows.dtype != np.int8:
+        """The head with its 8-bit copy, made once; None for one of 8 bits, which is read as it is, or too large."""
+        if self.screen is None and self.head.rows.dtype != np.int8 and self.head.rows.size <= LARGEST_SCREENED:
             self.screen = _screen(self.head)
         return self.screen
 
