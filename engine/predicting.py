@@ -27,13 +27,12 @@ def predict(args: Namespace, compute: ComputeSettings) -> None:
     from engine.runs import compute_fast
     from engine.saved import load_classifier
     from engine.saved import predict as predicted
-    from engine.weights import is_large
 
     def kept_precision(of_run: str) -> str | None:
         return compute_as_saved(args, compute, of_run).kept_precision
 
     model, saved = load_classifier(args.model, kept_precision=kept_precision)
-    compute_fast(model, compute_as_saved(args, compute, saved.precision), trains=not is_large(model))
+    compute_fast(model, compute_as_saved(args, compute, saved.precision))
     with opened_output(args.output) as file:
         write = _writer(args, file, saved.label_names, rows)
         count = too_long = 0

@@ -102,7 +102,8 @@ def accelerate(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
-    keeps_copies = keeps_copies and (trains or precision != "fp32" or not is_large(model))
+    is_trained = trains and any(parameter.requires_grad for parameter in model.parameters())
+    keeps_copies = keeps_copies and (is_trained or precision != "fp32" or not is_large(model))
     purpose = Purpose(device or next(model.parameters()).device, precision, generates, trains, keeps_copies)
     if purpose.is_on_cpu:
         keep_freed_memory()

@@ -30,9 +30,6 @@ from llama import Llama, LlamaLayer, RMSNorm
 from rope import apply_rotary_emb, rope_table
 
 
-LARGEST_SCREENED = 2**25  # numbers of a head; to screen a larger one takes seconds, and saves little of a large model
-
-
 class DecodeEngine:
     """A Llama's weights as the loops read them: its own float32 ones, copies in fewer bits."""
 
@@ -119,6 +116,7 @@ def _layer_weights(layer: LlamaLayer) -> LayerWeights:
 
 # ------------------------------------------------------------------------------------------- comparison with llama.py
 
+LARGEST_SCREENED = 2**25  # numbers of a head; to screen a larger one takes seconds, and saves little of a large model
 LONGEST_COMPARED = 4096  # positions of a compared model: its keys and values take memory
 
 
