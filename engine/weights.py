@@ -68,7 +68,9 @@ def load_pretrained(
 Keep = Callable[[str, torch.Tensor], torch.Tensor]  # from a tensor of a file and its name to what is kept in memory
 
 
-def filled(path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.Tensor], keep: Keep | None) -> Llama:
+def filled(
+    path: str | os.PathLike, config: LlamaConfig, state: dict[str, torch.Tensor], keep: Keep | None = None
+) -> Llama:
     """A Llama with these weights, whose shapes fit. Raises `UserError` if a number is not finite. path: for errors.
 
     keep: of `keeper`; the weights of a large model are then taken out of `state`.
