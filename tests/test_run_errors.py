@@ -289,8 +289,9 @@ STREAMS = {"no output": ">&-", "no error": "2>&-", "neither": ">&- 2>&-", "a rea
 
 @pytest.mark.parametrize(
     ("option", "stream"),
-    [("finetune", "neither"), *(("generate", stream) for stream in STREAMS)]
-    + [pytest.param("finetune", stream, marks=pytest.mark.slow) for stream in STREAMS if stream != "neither"],
+    [("generate", "neither"), ("generate", "a reader that goes")]
+    + [pytest.param("generate", stream, marks=pytest.mark.slow) for stream in ("no output", "no error")]
+    + [pytest.param("finetune", stream, marks=pytest.mark.slow) for stream in STREAMS],
 )
 def test_work_goes_on_where_nobody_listens(tmp_path: Path, flags_for: Callable, option: str, stream: str) -> None:
     flags = " ".join(f"'{flag}'" for flag in [*flags_for(option), *(["--epochs", 1] if option == "finetune" else [])])

@@ -484,6 +484,7 @@ def test_finetune_needs_no_label_names_as_in_the_course(drive: Callable, course_
 # ------------------------------------------------------------------------------------------ as processes of their own
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_ends_as_undisturbed(tmp_path: Path, drive: Callable, classify_flags: Callable):
     """kill -9 in the first epoch, and a while after the third one, wherever the run then is."""
     flags = [*classify_flags("finetune"), "--epochs", 12, "--lr", "0.01", "--batch_size", 2, "--resume"]
@@ -541,6 +542,7 @@ def test_remains_of_the_engine_are_no_engine(course_folder: Path, run: Callable,
     check_one_error(done.returncode, done.stderr, "needs the folder engine/")
 
 
+@pytest.mark.slow
 def test_the_listed_modules_and_the_engine_run_the_three_commands(course_folder: Path, run: Callable):
     for name in LISTED:
         shutil.copy(ROOT / f"{name}.py", course_folder)

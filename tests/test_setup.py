@@ -375,6 +375,7 @@ def test_no_answer_of_a_server_does_harm(script, hostile, headers, settings, say
     assert "\x1b" not in result.stderr and "0 of 11" in result.stdout and files_under(script.parent) == LEFT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [None, "Content-Length: 499723"], ids=["headers", "body"])
 def test_a_download_that_trickles_is_given_up(impatient, hostile, head):
     def answer(handler):

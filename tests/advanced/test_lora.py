@@ -8,6 +8,7 @@ import math
 import pytest
 import test_contract
 import torch
+from conftest import slow_among
 from steps import share_factors
 from test_contract import Laboratory, laboratory, outputs_of  # noqa: F401 (a fixture)
 from test_frozen import ATTENTIONS, HEAD, prepared, trained_names
@@ -106,7 +107,7 @@ def test_lora_plus_gives_b_a_higher_rate():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", slow_among(ATTENTIONS, ["bidirectional"]))
 def test_a_variant_is_like_every_method(
     laboratory: Laboratory, variant: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ):

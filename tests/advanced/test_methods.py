@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FIGURES, ROOT, drive_in, outputs, random_llama
+from conftest import FIGURES, ROOT, drive_in, outputs, random_llama, slow_among
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -374,7 +374,7 @@ def test_flags_that_do_not_fit_a_method_are_refused(
 # ---------------------------------------------------------------------------------------------------- whole runs
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", slow_among(["fp32", "bf16"], ["bf16"]))
 @pytest.mark.parametrize("names", ["lora", "ema", "lora,ema"])
 def test_a_run_with_methods_saves_one_plain_model_that_predicts_as_it_was_judged(
     tmp_path: Path, drive: Callable, classify_flags: Callable, tiny_checkpoint: Path, names: str, precision: str

@@ -219,6 +219,7 @@ def test_what_is_resumed_must_read_the_same_text(tmp_path: Path, text: Path, tin
         rows_of(arguments(*flags))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [("precision", "bf16"), ("warmup", 0.5), ("clip", 0.01), ("weight_decay", 5.0), ("lr", 0.1)]
 )
@@ -313,6 +314,7 @@ def test_the_figures_are_written_without_text_or_folders(
     assert len(figures["curve"]) == printed.count("held-out loss ::") and "save the model to" in printed
 
 
+@pytest.mark.slow
 def test_a_model_that_is_made_again_counts_as_the_same_one(
     tmp_path: Path, text: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ):

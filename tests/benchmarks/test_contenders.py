@@ -290,6 +290,7 @@ class Elsewhere:
         return [self.weight, os.getpid()]
 
 
+@pytest.mark.slow
 def test_a_library_computes_in_a_process_of_its_own(tmp_path: Path):
     model = LibraryModel(tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1, "f32")
     kind = f"{__name__}.Elsewhere"

@@ -165,6 +165,7 @@ def test_how_much_is_read_in_a_pass_is_said(flags: list, text: Path, capsys: pyt
     assert tokens / args.length < int(printed[2]) < tokens
 
 
+@pytest.mark.slow
 def test_a_text_is_learned(flags: list):
     rows = made_of(*flags, "--epochs", 60, "--lr", 0.005, "--every", 40, "--dropout", 0)
     # 2026-11-25, AMD EPYC, 2 cores, 24 seeds: 0.68 (sd 0.02), 1.00 untrained; at --lr 0.01 one of 20 stayed at 0.92.
@@ -256,6 +257,7 @@ def test_a_model_that_is_made_again_counts_as_the_same_one(flags: list, tmp_path
     assert identity_of(tmp_path / "other") != identity_of(here)
 
 
+@pytest.mark.slow
 def test_a_model_that_has_learned_nothing_is_said_to_have_not(flags: list, tmp_path: Path, capsys):
     """Where some tokens are left as they are, the accuracy of all does not show it."""
     run_main(*flags, "--lr", 1e-9)

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, random_llama, save_checkpoint
+from conftest import SENTENCES, random_llama, save_checkpoint, slow_among
 from conversions import BUNDLED, run_convert, run_module, trained_vocabulary, vocabulary_in
 from error_helpers import ROOT, check_one_error, refused, snapshot
 
@@ -231,7 +231,7 @@ def test_a_bidirectional_model_is_refused_and_causal_converts_it(tiny_checkpoint
     assert {tensor.name for tensor in reader(tmp_path / "out.gguf").tensors} >= {"token_embd.weight"}
 
 
-@pytest.mark.parametrize("to", ["hf", "llama2c", "gguf"])
+@pytest.mark.parametrize("to", slow_among(["hf", "llama2c", "gguf"], ["hf", "llama2c"]))
 def test_a_model_with_layer_norm_is_nothing_that_others_know(to: str, tiny_checkpoint: Path, tmp_path: Path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -242,6 +242,7 @@ def test_a_model_with_layer_norm_is_nothing_that_others_know(to: str, tiny_check
     assert [*tmp_path.iterdir()] == [folder]
 
 
+@pytest.mark.slow
 def test_another_tokenizer_names_both_sizes_and_no_file_is_overwritten(tiny_checkpoint: Path, tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
     flags = ["--to", "gguf", "--attention", "causal", "--tokenizer", BUNDLED.with_suffix(".model")]

@@ -462,6 +462,7 @@ def test_copies_that_are_not_wanted_are_not_kept(monkeypatch: pytest.MonkeyPatch
     loss.backward()
 
 
+@pytest.mark.slow
 def test_a_sharded_model_lies_whole_in_no_process(tmp_path: Path):
     """Each layer's weights are gathered for its computation, and nothing that is made of them outlives it."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])

@@ -278,6 +278,7 @@ def test_loops_that_are_compiled_decode(compiled_loops: Path, tiny_checkpoint: P
     assert decode(tiny_checkpoint, **environment(compiled_loops)) == ("loops", "")
 
 
+@pytest.mark.slow
 def test_loops_that_are_not_compiled_are_not_waited_for(tmp_path: Path, tiny_checkpoint: Path):
     assert decode(tiny_checkpoint, **environment(tmp_path)) == ("PyTorch", "")
     assert not list(tmp_path.rglob("*.nbc"))

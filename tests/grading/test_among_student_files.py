@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, slow_among
 from judging import add, check_failed, run, student  # noqa: F401
 
 from grading.child import Child
@@ -29,9 +29,8 @@ def copy_scripts(folder: Path) -> None:
     shutil.copy(ROOT / "checkpoints" / "parts.json", folder / "checkpoints")
 
 
-@pytest.mark.parametrize(
-    "is_copied", [pytest.param(True, marks=pytest.mark.slow), False], ids=["copied into the folder", "with --code"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copied into the folder", "with --code"])
 def test_the_scripts_judge_the_hand_outs_files(tmp_path: Path, is_copied: bool):
     folder = tmp_path / "hand-out"
     folder.mkdir()
@@ -58,7 +57,7 @@ SHADOWS = ("random", "inspect", "json", "argparse", "__future__", "dataclasses",
 HIDE = {"numpy", "torch"}  # of the others, it depends on the version of Python and of PyTorch
 
 
-@pytest.mark.parametrize("name", SHADOWS)
+@pytest.mark.parametrize("name", slow_among(SHADOWS, set(SHADOWS) - {"json", "numpy"}))
 def test_a_file_with_the_name_of_a_library_does_not_reach_the_script(student: Path, name: str):
     """In the student's process it may hide the library, as it would from run_llama.py: then that is said."""
     copy_scripts(student)
@@ -93,6 +92,7 @@ def test_a_library_that_is_absent_is_one_of_the_course_or_not(library: str, reme
     assert Child.remedy(library).endswith(remedy)
 
 
+@pytest.mark.slow
 def test_a_broken_rotation_is_seen_although_the_model_does_not_use_it(student: Path):
     """`llama.py` turns queries and keys one by one; `apply_rotary_emb` is what the student writes."""
     add(student / "rope.py", "def apply_rotary_emb(query, key, *others, **named):\n    return query, key\n")

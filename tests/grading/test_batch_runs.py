@@ -100,6 +100,7 @@ def test_a_batch_from_the_command_line(place):
     assert "| sst-dev-finetuning-output.txt | 200 | 0.410 | 0.414 | 0.200 |" in report
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_equal_bytes(place):
     for seed in range(20):
         (place / "in" / f"s{seed}.zip").write_bytes(make_zip(f"s{seed}", 10 + seed))

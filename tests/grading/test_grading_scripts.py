@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, random_llama, save_checkpoint
+from conftest import ROOT, random_llama, save_checkpoint, slow_among
 from error_helpers import check_one_error
 from local_student import LocalStudent
 
@@ -39,7 +39,7 @@ TOKENS = torch.tensor([[1, 45, 299, 7, 0, 0], [1, 45, 8, 260, 9, 3]])
 # ------------------------------------------------------------------------------------------- rope and optimizer
 
 
-@pytest.mark.parametrize("script", ["rope_test.py", "optimizer_test.py"])
+@pytest.mark.parametrize("script", slow_among(["rope_test.py", "optimizer_test.py"], ["optimizer_test.py"]))
 def test_they_pass_from_any_folder_with_one_closing_line(script: str, run: Callable, tmp_path: Path):
     done = run(script, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith("test passed!") and not done.stderr
@@ -106,7 +106,7 @@ class SwiftAdamW(AdamW):
         super().__init__(params, **{**settings, "lr": 2 * settings["lr"]})
 
 
-@pytest.mark.parametrize("wrong", [ScaledDecay, FactorDecay, NoDecay, SwiftAdamW])
+@pytest.mark.parametrize("wrong", slow_among([ScaledDecay, FactorDecay, NoDecay, SwiftAdamW], [FactorDecay, NoDecay]))
 def test_that_the_courses_own_check_would_accept_it_is_said_where_it_would(wrong: type, monkeypatch, capsys):
     monkeypatch.setattr(optimizer, "AdamW", wrong)
     assert call_main(monkeypatch, optimizer_test) == 1
@@ -171,6 +171,7 @@ def test_a_model_is_right_under_both_semantics_or_its_mask_is_the_cause(checkpoi
     assert out.count(": ok") == 4 if words is None else all(word in out for word in words)
 
 
+@pytest.mark.slow
 def test_the_course_files_are_used_where_they_are(tmp_path: Path, run: Callable):
     save_course_files(tmp_path)
     done = run("sanity_check.py", cwd=tmp_path)
@@ -424,6 +425,7 @@ class ByAlpha(AdamW):
         return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "edition", "said"), [
     (AdamW, "cmu2025", None), (ByAlpha, "cmu2026", None), (ByAlpha, "ucsc", "the weight decay is scaled by alpha_t"),
     (WithoutClipping, "ucsc", None), (WithoutClipping, "cmu2025", "max_grad_norm is ignored"),
@@ -442,6 +444,7 @@ def test_the_unit_scripts_refuse_arguments_that_they_do_not_know(monkeypatch, ca
         check_one_error(run_main(script.main), capsys.readouterr().err, flags[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--edition", "cmu2025"]])
 @pytest.mark.parametrize("script", [rope_test, optimizer_test, sanity_check])
 def test_with_json_a_script_prints_one_object(monkeypatch, capsys, script: ModuleType, flags: list[str]):

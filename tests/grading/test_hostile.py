@@ -178,6 +178,24 @@ SLOW = {  # said already by the others, in another module or in other words
     "an alarm",
     "waits for input",
     "endless recursion",
+    "os._exit(0) in a timer",
+    "three tensors",
+    "a module whose name is a verdict",
+    "nothing",
+    "exit in a call",
+    "an exception without a message",
+    "tensors that agree with everything",
+    "huge tensors",
+    "sparse tensors",
+    "os._exit(0) at exit",
+    "verdicts on the terminal",
+    "verdicts printed by a wrong function",
+    "ended by itself with a signal",
+    "an exception with a verdict",
+    "os._exit in a call",
+    "all descriptors closed",
+    "a string",
+    "exit at import",
     "no memory",
     "a dictionary",
     "complex tensors",
@@ -226,6 +244,7 @@ def test_an_import_that_does_not_end_is_waited_for_once(student: Path, judge: Ca
     assert "RMSNorm:                             not judged: it needs import of llama.py" in out
 
 
+@pytest.mark.slow
 def test_a_module_is_run_once_however_many_parts_need_it(student: Path, judge: Callable, tmp_path: Path):
     """Also one that cannot be imported."""
     runs = tmp_path / "runs.txt"
@@ -257,6 +276,7 @@ def test_copies_of_the_process_are_ended_with_it(student: Path, judge: Callable,
         wait_for(lambda process=process: has_ended(process), 20)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc for processes")
 def test_the_process_ends_when_the_script_is_killed(student: Path, tmp_path: Path):
     note = f"import os\nopen({str(tmp_path / 'number')!r}, 'w').write(str(os.getpid()))\n"

@@ -349,12 +349,15 @@ def without_body(source: str, function: str) -> str:
 def rows() -> list:
     """(script, file, what the script says, what stands in the file, what is put there) of every mistake."""
     return [
-        pytest.param(script, file, f"{said}: {more}", old, new, id=f"{script}-{said}: {more}")
+        pytest.param(
+            script, file, f"{said}: {more}", old, new, id=f"{script}-{said}: {more}",
+            marks=[pytest.mark.slow] if script == "sanity_check" else [],  # half a minute for all of them
+        )
         for script, files in MISTAKES.items()
         for file, table in files.items()
         for said, mistakes in table.items()
         for more, old, new in mistakes
-    ]
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- making them, one by one

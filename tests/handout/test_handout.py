@@ -82,6 +82,7 @@ def test_while_all_is_empty_every_program_says_so_in_one_line(tmp_path: Path, ed
     assert "passed" not in said and len(re.findall(r"^not written yet: ", said, re.MULTILINE)) >= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edition", [pytest.param("ucsc", marks=pytest.mark.slow), "cmu2026"])
 def test_filled_with_our_functions_it_passes_alone_and_its_files_are_ours(tmp_path: Path, edition: str):
     write_handout(tmp_path / "out", edition, holes=[])

@@ -270,6 +270,7 @@ def test_a_steady_stream_is_answered(saved: Path):
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "status"), [("\n", 2), ("a film\n", 130)], ids=["a bad line", "an interrupt"])
 def test_it_ends_in_one_line_while_standard_input_is_open(saved: Path, first: str, status: int):
     with predicting(saved, text=True, stderr=subprocess.PIPE, preexec_fn=hear_interrupts) as process:
