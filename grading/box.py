@@ -152,6 +152,11 @@ def each_check(folder: Path, edition: str, box: Box, drawer: random.Random) -> I
                 yield Executed(END, not trouble, trouble, student.tail() if trouble else "")
     except GradingError as error:  # the box has been tried before: what keeps it from starting is in the folder
         yield Executed(START, False, str(error))
+    for name in EDITIONS[edition].folders:
+        from grading.trained import check_models
+
+        with tempfile.TemporaryDirectory(prefix="minllama-") as empty, BoxedStudent(Path(empty), box=box) as reader:
+            yield from check_models(reader, Path(folder, name), drawer)
 
 
 def check_scripts(student: BoxedStudent, drawer: random.Random, edition: str) -> Iterator[Executed]:

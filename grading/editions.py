@@ -95,13 +95,6 @@ LATER_ACCURACIES = {  # of the same checkpoint with LayerNorm, by edition
     },
     "cmu2026": {("sst", "prompting"): (0.197, 0.176), ("cfimdb", "prompting"): (0.514, None)},
 }  # fmt: skip
-DEVIATIONS = {  # of these means over ten seeds, by norm; prompting has none
-    "rms": {("sst", "finetuning"): (0.014, 0.017), ("cfimdb", "finetuning"): (0.115, None)},
-    "layer": {
-        ("sst", "finetuning"): (0.025, 0.023), ("sst", "lora"): (0.024, 0.020),
-        ("cfimdb", "finetuning"): (0.060, None), ("cfimdb", "lora"): (0.051, None),
-    },
-}  # fmt: skip
 ACCURACY_BANDS = {"sst": 0.05, "cfimdb": 0.15}
 
 

@@ -104,6 +104,14 @@ CHECKS = {
     "E079-failed": Check("refuse", "", "the checker itself failed on it", "grade it by hand; report the defect"),
     "E080-part": Check("deduct", "B", "a part of the student's code is wrong", "run sanity_check.py --parts"),
     "E081-import": Check("deduct", "B", "a module cannot be imported", "start Python in the folder and import it"),
+    "E082-addition": Check("deduct", "A-", "best_model does not solve the additions", "train it longer, or widen it"),
+    "E083-model": Check("flag", "", "a trained model cannot be read as plain tensors, or has another structure",
+                        "never load it outside of a box; ask how it was saved"),
+    "E084-capacity": Check("deduct", "A", "a model was trained with more operations than allowed",
+                           "train with the course's --capacity"),
+    "E085-ablations": Check("flag", "", "best_model is not the smallest that solves the additions, or too few models "
+                            "miss one", "compare with experiment_summary.json; A+ needs both"),
+    "E086-claims": Check("flag", "", "a JSON file beside a model says something else than the model shows", BY_HAND),
 }  # fmt: skip
 
 

@@ -30,12 +30,16 @@ from grading.texts import NOT_JUDGED, TextJudge, check_texts
 
 
 class Executed(NamedTuple):
-    """The verdict on one executed check. message: "" or one line. tail: the last 40 lines that the code printed."""
+    """The verdict on one executed check. message: "" or one line. tail: the last 40 lines that the code printed.
+
+    code: of the finding that a failure is; "": it is a part of the code.
+    """
 
     part: str
     passed: bool
     message: str = ""
     tail: str = ""
+    code: str = ""
 
 
 RunCode = Callable[[Path, str], list[Executed]]  # of the folder of a submission's files, and the edition
@@ -166,4 +170,4 @@ def _failed(parts: list[Executed]) -> Iterator[Message]:
     failed = [part for part in parts if not part.passed]
     for part in [part for part in failed if not part.message.startswith("not judged")] or failed:
         code = "E081-import" if part.part.startswith("import") else "E080-part"
-        yield Message(f"{part.part}: {part.message}", code)
+        yield Message(f"{part.part}: {part.message}", part.code or code)

@@ -1,6 +1,7 @@
 """A Llama that judges texts, computed by hand: a grader imports no `llama.py`, which may be a student's.
 
-It is causal, has RMSNorm and is read from a checkpoint as llama2.c and the assignment have them.
+It is causal, and is read from a checkpoint as llama2.c and the assignment have them: with RMSNorms, or with LayerNorms
+if the norms have biases.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 
 from grading.programs import GradingError, find_asset
 from grading.reference import load_tensors
-from grading.small_model import below, feed_forward, norm
+from grading.small_model import below, feed_forward, normed
 
 META_NAMES = {"wq": "compute_query", "wk": "compute_key", "wv": "compute_value", "wo": "compute_output"}
 Cache = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer so far, b g t d
@@ -87,10 +88,11 @@ class LanguageModel:
         eps, cache = self.shape["eps"], [] if cache is None else cache
         h = F.embedding(tokens, self.weights["tok_embeddings.weight"])  # b s D
         for number, layer in enumerate(self.layers):
-            normed = norm(h, layer["attention_norm.weight"], eps)
-            h = h + self._attention(normed, below(layer, "attention."), number, cache)
-            h = h + feed_forward(norm(h, layer["ffn_norm.weight"], eps), below(layer, "feed_forward."))
-        return F.linear(norm(h, self.weights["norm.weight"], eps), self.weights["output.weight"])
+            x = normed(h, below(layer, "attention_norm."), eps)
+            h = h + self._attention(x, below(layer, "attention."), number, cache)
+            x = normed(h, below(layer, "ffn_norm."), eps)
+            h = h + feed_forward(x, below(layer, "feed_forward."))
+        return F.linear(normed(h, below(self.weights, "norm."), eps), self.weights["output.weight"])
 
     def _attention(self, x: torch.Tensor, layer: dict[str, torch.Tensor], number: int, cache: Cache) -> torch.Tensor:
         """x: b s D -> b s D. Adds keys and values to the cache."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from grading import adapted, wire
-from grading.returned import StateDict, Wrong, check_gradients, check_takes, is_float, numbers_of
+from grading.returned import StateDict, Wrong, check_gradients, check_takes, is_float, numbers_of, saved_model
 
 Weights = dict[str, torch.Tensor]
 NEARLY_0, HOT = 1e-3, 1e4  # temperatures
@@ -316,5 +316,5 @@ WITHOUT_GRADIENTS = (
 QUESTIONS: dict[str, Callable[..., Any]] = {
     **{part.__name__: torch.no_grad()(part) for part in WITHOUT_GRADIENTS},
     **{one.__name__: one for one in (import_module, rotate, train, few_steps, step_with_closure)},
-    **{one.__name__: one for one in (has_context, names_attention, model, gradients)},
+    **{one.__name__: one for one in (has_context, names_attention, model, gradients, saved_model)},
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from grading.editions import EDITIONS
 from grading.findings import Finding
 from grading.intake import Submission, read_table
 from grading.judge import Judgement
@@ -57,13 +58,16 @@ def grade_of(findings: Iterable[Finding], judgement: Judgement | None, settings:
     if late and settings.penalties.late_steps:
         letter = lower(letter, settings.penalties.late_steps)
         reasons.append(f"{settings.penalties.late_steps} step(s) down: late")
-    still_open = _open(findings, deducted, judgement)
+    still_open = _open(findings, deducted, judgement, settings)
     return Grade(letter, PROVISIONAL if still_open else FINAL, reasons, still_open)
 
 
-def _open(findings: list[Finding], deducted: list[Finding], judgement: Judgement) -> list[str]:
+def _open(findings: list[Finding], deducted: list[Finding], judgement: Judgement, settings: Settings) -> list[str]:
     """What is not decided yet. Every grade needs the executed checks."""
-    still_open = [] if judgement.parts is not None else ["the student's code was not run"]
+    still_open = []
+    if judgement.parts is None:
+        folders = EDITIONS[settings.edition].folders
+        still_open = ["the student's code was not run", *(f"the models in {name}/ were not judged" for name in folders)]
     if judgement.coherence == NOT_JUDGED:
         still_open.append("coherence of the text at temperature 0 was not judged")
     if any(one.check.most == "B" for one in deducted):

@@ -1,0 +1,148 @@
+"""The trained models of additions: each file is read in an empty box, and the model runs here, by hand.
+
+So nothing is unpickled here, and no code of the student's has a part in a model's size and accuracy. The problems are
+drawn for each run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grading.addition import ABLATION, BEST, Experiment, accuracy_of, capacity_of, contradictions, judge
+from grading.asking import ChildQuestion, Student
+from grading.judge import Executed
+from grading.language_model import LanguageModel
+from grading.programs import few
+from grading.wire import MAX_BYTES
+
+NORMS = ("attention_norm", "ffn_norm")
+LETTERS = "\0+0123456789="  # by token id; 0 begins and ends a text
+PROBLEMS, AT_ONCE = 2000, 500
+ANSWER = 6  # tokens: five digits, and what follows them
+EPS = 1e-5  # of addition_run.py, as all that is not in a model's shape
+WIDEST = 4096  # numbers of a hidden state
+MAX_JSON = 100_000  # bytes
+
+
+class Unfit(ValueError):
+    """A model that cannot be judged, with the reason."""
+
+
+def check_models(reader: Student, folder: Path, drawer: random.Random) -> Iterator[Executed]:
+    """The verdict on each model of a folder, then on all. reader: a box without code. drawer: draws the problems."""
+    problems, found, unread = draw_problems(drawer), {}, 0
+    for place in sorted(filter(Path.is_dir, folder.glob("*"))):
+        files = {path.name: path for path in sorted(place.iterdir()) if is_plain(path, folder.parent)}
+        models = [path for name, path in files.items() if name.endswith(".pth")]
+        if not (models and (place.name == BEST or ABLATION.fullmatch(place.name))):
+            continue
+        part = f"{folder.name}/{place.name}"
+        try:
+            training, one = experiment_of(reader, files, models[0], problems)
+        except Unfit as error:
+            unread += 1
+            yield Executed(part, False, str(error), code="E083-model")
+            continue
+        found[place.name] = one
+        said = list(contradictions(one, training, read_json(files, "experiment_summary.json")))
+        shown = f"{one.parameters:,} parameters, {one.capacity:,} operations, {one.accuracy:.2%} of drawn problems"
+        yield Executed(part, not said, "; ".join(said) or shown, code="E086-claims" if said else "")
+    for message in judge(found, unread) if found else ():
+        yield Executed(folder.name, False, str(message), code=message.code)
+
+
+def is_plain(path: Path, root: Path) -> bool:
+    """Whether a path is a file in which no link leads elsewhere."""
+    return path.is_file() and path.resolve() == root.resolve() / path.relative_to(root)
+
+
+def read_json(files: Mapping[str, Path], name: str) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is none."""
+    try:
+        if name in files and files[name].stat().st_size <= MAX_JSON:
+            found = json.loads(files[name].read_bytes())
+            return found if isinstance(found, dict) else {}
+    except (ValueError, RecursionError):
+        pass
+    return {}
+
+
+def experiment_of(
+    reader: Student, files: Mapping[str, Path], path: Path, problems: list[str]
+) -> tuple[dict[str, Any], Experiment]:
+    """A model with its training_config.json. Raises `Unfit`."""
+    training, config = read_json(files, "training_config.json"), read_json(files, "model_config.json")
+    for said, names in ((training, ("train_samples", "n_epochs", "batch_size")), (config, ("n_heads",))):
+        if not all(type(said.get(name)) is int and 0 < said[name] < 1 << 40 for name in names):
+            file = "training_config.json" if said is training else "model_config.json"
+            raise Unfit(f"{file} beside it is missing, or says no {', '.join(names)}")
+    weights = read_weights(reader, path)
+    steps, parameters = int(weights.pop("steps")), parameters_of(weights)
+    capacity = capacity_of(parameters, training["train_samples"], training["n_epochs"])
+    texts = continued(weights, config["n_heads"], [problem.partition("=")[0] + "=" for problem in problems])
+    return training, Experiment(parameters, capacity, accuracy_of(problems, texts), steps)
+
+
+def read_weights(reader: Student, path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a .pth file in float32, and `steps`. Raises `Unfit`."""
+    size = path.stat().st_size
+    if size > MAX_BYTES - 8:
+        raise Unfit(f"{path.name} has {size:,} bytes, too many for a model of additions")
+    content = torch.frombuffer(bytearray(path.read_bytes() + bytes(8 - size % 8)), dtype=torch.int64)
+    answer = reader.ask(ChildQuestion("saved_model", path.stem, {"size": size}, {"file": content}))
+    if answer.trouble:
+        raise Unfit(f"{path.name} cannot be read as plain tensors: {answer.trouble}")
+    return {name: tensor.float() for name, tensor in zip(answer.names, answer.tensors, strict=True)}
+
+
+def parameters_of(weights: Mapping[str, torch.Tensor]) -> int:
+    """The size of a Llama with LayerNorms and the letters of additions. Raises `Unfit` for the tensors of another."""
+    try:
+        hidden, dim = weights["layers.0.feed_forward.w1.weight"].shape
+        heads = (len(weights["layers.0.attention.compute_key.weight"]), dim)
+    except (KeyError, ValueError, TypeError):
+        raise Unfit("it holds no Llama: there is no first layer") from None
+    layer = {"feed_forward.w1": (hidden, dim), "feed_forward.w2": (dim, hidden), "feed_forward.w3": (hidden, dim)}
+    layer |= {f"attention.compute_{name}": (dim, dim) for name in ("query", "output")}
+    layer |= {f"attention.compute_{name}": heads for name in ("key", "value")} | dict.fromkeys(NORMS, (dim,))
+    shapes = {"tok_embeddings.weight": (len(LETTERS), dim), "output.weight": (len(LETTERS), dim)}
+    shapes |= {"norm.weight": (dim,), "norm.bias": (dim,)}
+    for number in range(layers_of(weights)):
+        shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+        shapes |= {f"layers.{number}.{name}.bias": (dim,) for name in NORMS}
+    given = {name: tuple(one.shape) for name, one in weights.items() if name.endswith((".weight", ".bias"))}
+    if others := dict(shapes.items() ^ given.items()):  # a mask or a table that a module keeps is no parameter
+        raise Unfit(f"it holds no Llama of additions: {few(others, 3)}")
+    if max(dim, hidden, *heads) > WIDEST:
+        raise Unfit(f"it is wider than {WIDEST:,}")
+    is_tied = torch.equal(weights["output.weight"], weights["tok_embeddings.weight"])
+    return sum(map(math.prod, shapes.values())) - is_tied * len(LETTERS) * dim
+
+
+def layers_of(weights: Mapping[str, torch.Tensor]) -> int:
+    return len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+
+
+def continued(weights: dict[str, torch.Tensor], n_heads: int, prompts: list[str]) -> list[str]:
+    """The likeliest texts that begin with these prompts, all of one length. Raises `Unfit` for a number of heads."""
+    key, dim = weights["layers.0.attention.compute_key.weight"].shape
+    head_dim = dim // n_heads
+    if dim % n_heads or head_dim % 2 or not head_dim or key % head_dim or not key or n_heads % (key // head_dim):
+        raise Unfit(f"model_config.json says {n_heads} heads, which do not fit its {dim} and {key} rows")
+    model = LanguageModel(weights, {"n_layers": layers_of(weights), "head_dim": head_dim, "eps": EPS}, None)
+    tokens = torch.tensor([[0, *map(LETTERS.index, prompt)] for prompt in prompts])
+    rows = [model.continued(some, ANSWER, 0.0, torch.Generator()) for some in tokens.split(AT_ONCE)]
+    return ["".join(LETTERS[one] for one in row[1:]).partition(LETTERS[0])[0] for row in torch.cat(rows).tolist()]
+
+
+def draw_problems(drawer: random.Random) -> list[str]:
+    """Additions of two numbers with four digits, each with its sum."""
+    pairs = [(drawer.randint(1000, 9999), drawer.randint(1000, 9999)) for _ in range(PROBLEMS)]
+    return [f"{first}+{second}={first + second}" for first, second in pairs]
