@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -83,9 +82,9 @@ def saved_model(file: torch.Tensor, size: int) -> StateDict:
     with torch.serialization.safe_globals([*names, numpy.ndarray, numpy.dtype, type(numpy.dtype("uint32"))]):
         try:
             found = torch.load(io.BytesIO(file.numpy().tobytes()[:size]), map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:  # which advises to load it nevertheless
+        except Exception as error:  # many kinds; PyTorch's sentence advises to load the file nevertheless
             asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-            raise Wrong(f"it would call {asked[1]}" if asked else "it is no file of torch.save") from None
+            raise Wrong(f"it would call {asked[1]}" if asked else "it is no file of torch.save, or damaged") from None
     weights = {name.removeprefix("_orig_mod."): tensor for name, tensor in found["model"].items()}
     steps = [int(each.get("step", 0)) for each in found.get("optim", {}).get("state", {}).values()]
     return StateDict(weights, steps=torch.tensor(max(steps, default=0)))

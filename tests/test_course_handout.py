@@ -18,8 +18,9 @@ import torch
 from conftest import ROOT, random_llama, save_checkpoint
 
 import llama
-from grading.addition import parameters_of
 from grading.editions import EDITIONS
+from grading.returned import saved_model
+from grading.trained import parameters_of
 from handout.writing import FIELDS, with_defaults
 
 # of the files in the assignment's own list, those that its driver and scripts import
@@ -118,7 +119,7 @@ def test_the_driver_generates_what_ours_generates(folder: Path, run: Callable, e
 
 @pytest.mark.parametrize("edition", ["cmu2026"], indirect=True)
 def test_the_models_of_additions_are_made_from_our_modules(folder: Path, run: Callable):
-    """Their size is the one that the grader computes, and they learn: two steps on one batch lower the loss."""
+    """The grader reads their size and steps from the course's file, and they learn: two steps lower the loss."""
     pytest.importorskip("matplotlib")
     code = """
 import torch, addition_run, addition_lib
@@ -133,7 +134,11 @@ for _ in range(3):
     losses.append(F.cross_entropy(model(x, y)[0].flatten(0, 1), y.flatten(), ignore_index=-1))
     optimizer.zero_grad(); losses[-1].backward(); optimizer.step()
 print(sum(p.numel() for p in model.parameters()), bool(losses[2] < losses[0]))
+addition_run.save_model(model, optimizer, shape, {}, "models/best_model.pth")
 """
     (folder / "try_it.py").write_text(code)
     done = run(folder / "try_it.py", cwd=folder)
-    assert done.stdout.split() == [str(parameters_of(16, 6, 4, 4)), "True"], done.stderr
+    raw = (folder / "models/best_model.pth").read_bytes()
+    saved = saved_model(torch.frombuffer(bytearray(raw + bytes(-len(raw) % 8)), dtype=torch.int64), len(raw))
+    assert saved.pop("steps") == 3
+    assert done.stdout.split()[:2] == [str(parameters_of(saved)), "True"], done.stderr

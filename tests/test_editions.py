@@ -20,10 +20,9 @@ from llama import Llama
 from optimizer import AdamW
 from utils import UserError
 
-SIZES = dict(dim=16, n_layers=6, n_heads=4, n_kv_heads=4)
 ADDITION = {  # what addition_run.py of spring 2026 gives to `LlamaConfig`
     "vocab_size": 13, "dropout": 0.0, "max_seq_len": 20, "layer_norm_eps": 1e-5, "multiple_of": 32, "hidden_dim": None,
-    "position_embedding_type": "rotary", "use_cache": True, **SIZES,
+    "position_embedding_type": "rotary", "use_cache": True, "dim": 16, "n_layers": 6, "n_heads": 4, "n_kv_heads": 4,
 }  # fmt: skip
 
 
@@ -144,13 +143,6 @@ def test_lora_of_the_fall_2025_edition_begins_with_normal_factors():
 # --------------------------------------------------------------------------------------------------------- additions
 
 
-@pytest.mark.parametrize("changes", [{}, {"dim": 24, "n_heads": 6, "n_kv_heads": 3, "n_layers": 2}])
-def test_the_size_of_a_model_is_computed_from_its_shape(changes: dict):
-    for norm in ("layer", "rms"):
-        model = Llama(LlamaConfig(**{**ADDITION, **changes}, norm=norm))
-        assert addition.parameters_of(**{**SIZES, **changes}, norm=norm) == sum(p.numel() for p in model.parameters())
-
-
 def test_a_text_counts_if_question_and_sum_are_right():
     problems = ["1249+7996=9245", "3213+2675=5888", "9999+9999=19998", "1000+1000=2000"]
     texts = ["1249+7996=9245", "1000+1000=2000", "9999+9999=1999", "1000+1000=20000"]
@@ -165,13 +157,14 @@ def test_a_text_counts_if_question_and_sum_are_right():
 def test_the_trained_models_are_judged_by_what_was_computed_again():
     fine = {f"ablation_{number}": Experiment(900, 10**12, 0.9) for number in range(1, 6)}
     best = {"best_model": Experiment(500, addition.CAPACITY_LIMIT, 1.0)}
-    assert addition.judge(fine | best) == []
+    assert [*addition.judge(fine | best)] == []
     assert addition.capacity_of(500, 1000, 10) == 6 * 500 * 1000 * 10
-    for changed, said in (
-        ({"best_model": Experiment(500, 6 * 10**12, 1.0)}, "more than 5,808,844,800,000 operations: best_model"),
-        ({"best_model": Experiment(500, 10**12, 0.9999)}, "best_model solves 99.99%"),
-        ({"ablation_2": Experiment(400, 10**12, 1.0)}, "smaller models solve all: ablation_2"),
-        ({name: Experiment(900, 10**12, 1.0) for name in fine}, "0 ablations miss a problem"),
+    assert [*addition.judge({"ablation_1": fine["ablation_1"]}, unread=1)] == []  # which may miss a problem
+    for changed, code, said in (
+        ({"best_model": Experiment(500, 6 * 10**12, 1.0)}, "E084-capacity", "5,808,844,800,000 operations: best_model"),
+        ({"best_model": Experiment(500, 10**12, 0.997)}, "E082-addition", "best_model solves 99.70%"),
+        ({"ablation_2": Experiment(400, 10**12, 1.0)}, "E085-ablations", "smaller models solve all: ablation_2"),
+        ({name: Experiment(900, 10**12, 1.0) for name in fine}, "E085-ablations", "0 ablations miss a problem"),
     ):
         (problem,) = addition.judge(fine | best | changed)
-        assert said in problem
+        assert said in problem and problem.code == code
