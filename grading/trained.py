@@ -19,7 +19,7 @@ from grading.addition import ABLATION, BEST, Experiment, accuracy_of, capacity_o
 from grading.asking import ChildQuestion, Student
 from grading.judge import Executed
 from grading.language_model import LanguageModel
-from grading.programs import few
+from grading.programs import few, printable
 from grading.wire import MAX_BYTES
 
 NORMS = ("attention_norm", "ffn_norm")
@@ -45,13 +45,14 @@ def check_models(reader: Student, folder: Path, drawer: random.Random) -> Iterat
             continue
         part = f"{folder.name}/{place.name}"
         try:
-            training, one = experiment_of(reader, files, models[0], problems)
+            one = experiment_of(reader, files, models[0], problems)
         except Unfit as error:
             unread += 1
             yield Executed(part, False, str(error), code="E083-model")
             continue
         found[place.name] = one
-        said = list(contradictions(one, training, read_json(files, "experiment_summary.json")))
+        claims = (read_json(files, f"{name}.json") for name in ("training_config", "experiment_summary"))
+        said = list(contradictions(one, *claims))
         shown = f"{one.parameters:,} parameters, {one.capacity:,} operations, {one.accuracy:.2%} of drawn problems"
         yield Executed(part, not said, "; ".join(said) or shown, code="E086-claims" if said else "")
     for message in judge(found, unread) if found else ():
@@ -74,10 +75,8 @@ def read_json(files: Mapping[str, Path], name: str) -> dict[str, Any]:
     return {}
 
 
-def experiment_of(
-    reader: Student, files: Mapping[str, Path], path: Path, problems: list[str]
-) -> tuple[dict[str, Any], Experiment]:
-    """A model with its training_config.json. Raises `Unfit`."""
+def experiment_of(reader: Student, files: Mapping[str, Path], path: Path, problems: list[str]) -> Experiment:
+    """What the model in a .pth file is worth, with the JSON files beside it. Raises `Unfit`."""
     training, config = read_json(files, "training_config.json"), read_json(files, "model_config.json")
     for said, names in ((training, ("train_samples", "n_epochs", "batch_size")), (config, ("n_heads",))):
         if not all(type(said.get(name)) is int and 0 < said[name] < 1 << 40 for name in names):
@@ -87,19 +86,19 @@ def experiment_of(
     steps, parameters = int(weights.pop("steps")), parameters_of(weights)
     capacity = capacity_of(parameters, training["train_samples"], training["n_epochs"])
     texts = continued(weights, config["n_heads"], [problem.partition("=")[0] + "=" for problem in problems])
-    return training, Experiment(parameters, capacity, accuracy_of(problems, texts), steps)
+    return Experiment(parameters, capacity, accuracy_of(problems, texts), steps)
 
 
 def read_weights(reader: Student, path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a .pth file in float32, and `steps`. Raises `Unfit`."""
-    size = path.stat().st_size
+    size, name = path.stat().st_size, printable(path.name)
     if size > MAX_BYTES - 8:
-        raise Unfit(f"{path.name} has {size:,} bytes, too many for a model of additions")
+        raise Unfit(f"{name} has {size:,} bytes, too many for a model of additions")
     content = torch.frombuffer(bytearray(path.read_bytes() + bytes(8 - size % 8)), dtype=torch.int64)
     answer = reader.ask(ChildQuestion("saved_model", path.stem, {"size": size}, {"file": content}))
     if answer.trouble:
-        raise Unfit(f"{path.name} cannot be read as plain tensors: {answer.trouble}")
-    return {name: tensor.float() for name, tensor in zip(answer.names, answer.tensors, strict=True)}
+        raise Unfit(f"{name} cannot be read as plain tensors: {answer.trouble}")
+    return {each: tensor.float() for each, tensor in zip(answer.names, answer.tensors, strict=True)}
 
 
 def parameters_of(weights: Mapping[str, torch.Tensor]) -> int:
@@ -138,7 +137,12 @@ def continued(weights: dict[str, torch.Tensor], n_heads: int, prompts: list[str]
         raise Unfit(f"model_config.json says {n_heads} heads, which do not fit its {dim} and {key} rows")
     model = LanguageModel(weights, {"n_layers": layers_of(weights), "head_dim": head_dim, "eps": EPS}, None)
     tokens = torch.tensor([[0, *map(LETTERS.index, prompt)] for prompt in prompts])
-    rows = [model.continued(some, ANSWER, 0.0, torch.Generator()) for some in tokens.split(AT_ONCE)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for tiny models: threads that wait for one another took six times the time
+    try:
+        rows = [model.continued(some, ANSWER, 0.0, torch.Generator()) for some in tokens.split(AT_ONCE)]
+    finally:
+        torch.set_num_threads(threads)
     return ["".join(LETTERS[one] for one in row[1:]).partition(LETTERS[0])[0] for row in torch.cat(rows).tolist()]
 
 

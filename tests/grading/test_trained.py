@@ -125,8 +125,8 @@ CASES = {  # what is done to the folder of the best model; codes; what is said
     "code": (lambda place: torch.save({"model": Call(Path("/tmp/called"))}, place / "best_model.pth"),
              ["E083-model"], "it would call posix.mkdir"),
     "no tensors": (lambda place: (place / "best_model.pth").write_bytes(b"tensors"), ["E083-model"], "no file of"),
-    "a link": (lambda place: ((place / "best_model.pth").rename(place / "x"),
-                              (place / "best_model.pth").symlink_to("x")), [], ""),
+    "a link": (lambda place: ((place / "best_model.pth").unlink(),
+                              (place / "best_model.pth").symlink_to("/etc/passwd")), [], ""),  # it is not followed
 }  # fmt: skip
 
 
