@@ -20,8 +20,8 @@ ROUNDED = 0.01  # by how much more than the limit a training may take: its numbe
 FEWEST_ABLATIONS, FEWEST_IMPERFECT = 5, 2
 BEST, ABLATION = "best_model", re.compile(r"ablation_[0-9]{1,9}")
 PROBLEM = re.compile(r"([0-9]{4})\+([0-9]{4})=([0-9]+)")
-# The share of 2,000 drawn problems that counts as all: a model that misses one in 3,000, and may well solve the course's
-# 9,999, misses more less than once in a thousand runs. SPREAD: 4.5 standard deviations of the difference between the
+# The share of 2,000 drawn problems that counts as all: a model that misses one in 3,000, and may well solve the 9,999
+# of the course, misses more less than once in a thousand runs. SPREAD: 4.5 standard deviations of the difference of
 # accuracies on 2,000 and on 9,999 problems, divided by the root of p (1 - p).
 SOLVED, SPREAD = 0.998, 0.11
 
