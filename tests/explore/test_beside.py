@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +65,11 @@ def test_both_models_are_read_in_their_own_attention(call: Callable, tmp_path: P
     ],
     ids=str,
 )
-def test_models_that_cannot_stand_beside_each_other(flags: list, words: str, call: Callable, tmp_path: Path):
+def test_models_that_cannot_stand_beside_each_other(
+    flags: list, words: str, call: Callable, tmp_path: Path, tiny_tokenizer: Path
+):
     for name, layers in (("small", 2), ("other", 4)):
+        shutil.copy(tiny_tokenizer, tmp_path / f"{name}.model")
         save_checkpoint(tmp_path / f"{name}.pt", random_llama(n_layers=layers, n_heads=4, vocab_size=300))
     status, _, err = call(BUNDLED, *flags, "--out", "p.html", main=program.main)
     check_one_error(status, err, words)

@@ -113,7 +113,7 @@ def test_the_language_is_a_switch(browser: Browser, live_file: Path):
     )
     browser.tab.locator("#measured").fill("The film was long.")
     browser.click("#measure")
-    browser.wait("/^[0-9.,]+ of/.test(comparing.shown.now.perplexity?.() ?? '')")
+    browser.wait("/^[0-9.,]+ of/.test(comparing.shown.now?.perplexity?.() ?? '')")
     check_language(browser, "en")
     browser.click("#language label:nth-of-type(2)")
     check_language(browser, "zh-TW")

@@ -200,7 +200,7 @@ def test_what_the_two_models_say(browser: Browser, live_file: Path):
     assert browser.tab.evaluate("page.live.stops = [making.ahead.id], goesOn('right')") == "-"
     browser.click("#mistakes input[value=mask]")
     browser.click("#measure")
-    browser.wait("comparing.shown.now.perplexity?.() === 'sees what it predicts'")
+    browser.wait("comparing.shown.now?.perplexity?.() === 'sees what it predicts'")
     assert browser.value("comparing.shown.right.perplexity()").endswith("tokens") and browser.errors == []
 
 
@@ -264,7 +264,7 @@ def test_a_switch_shows_both_models(browser: Browser, live_file: Path, bundled: 
     text = "There was a girl who lived in a town between two hills."
     browser.tab.locator("#measured").fill(text)
     browser.click("#measure")
-    browser.wait("/^[0-9.,]+ of/.test(comparing.shown.now.perplexity?.() ?? '')")
+    browser.wait("/^[0-9.,]+ of/.test(comparing.shown.now?.perplexity?.() ?? '')")
     for column, breaks in (("right", []), ("now", ["scores"])):
         with broken(bundled.llama, Switches(breaks=breaks)):
             expected = perplexity(bundled.llama, bundled.tokenizer, text).perplexity
