@@ -108,7 +108,9 @@ TRIED = {
     "many files": Tried(
         "import itertools\nfor number in itertools.count():\n    open(f'/tmp/{number}', 'wb').close()\n",
         "wrote more than 1,000 files"),
-    "memory": Tried("memory = [bytearray(1 << 26) for _ in range(1 << 20)]\n", "MemoryError in rope.py"),
+    "memory": Tried(
+        "memory = [bytearray(1 << 26) for _ in range(1 << 20)]\n",
+        "MemoryError in rope.py|used more than 1,024 MiB of memory"),
     "shared memory": Tried(
         "import mmap, time\nshared = mmap.mmap(-1, 2 << 30)\nfor at in range(0, 2 << 30, 4096):\n    shared[at] = 1\n"
         "time.sleep(60)\n", "used more than 1,024 MiB of memory"),
