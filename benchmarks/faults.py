@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import traceback
 from pathlib import Path
 
@@ -18,6 +19,12 @@ def reason_of(error: Exception) -> str:
     """One line."""
     said = " ".join(str(error).split())
     return said if type(error) in (OwnFault, RuntimeError) else f"{type(error).__name__}: {said}"
+
+
+def ending_of(done: subprocess.CompletedProcess[str]) -> str:
+    """How a process ended, and the last that it said."""
+    last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
+    return f"ended with {done.returncode}: {last}"
 
 
 def is_own_fault(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.faults import OwnFault
+from benchmarks.faults import OwnFault, ending_of
 from utils import ROOT
 
 OUR_CONTENDERS = ("ours-fp32-bidirectional", "ours-bf16-causal")  # beside them "naive" and "hf-bf16"
@@ -23,9 +23,8 @@ def peak_memory(contender: str, checkpoint: Path, rows: int, length: int, thread
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, env=env)
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
         kind = RuntimeError if done.returncode < 0 else OwnFault
-        raise kind(f"the process that measures the memory of {contender} ended with {done.returncode}: {last}")
+        raise kind(f"the process that measures the memory of {contender} {ending_of(done)}")
     return int(done.stdout.split()[-1])
 
 

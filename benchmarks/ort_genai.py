@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.apart import LibraryModel
+from benchmarks.faults import ending_of
 from convert import hugging_face
 
 BUILDER = "onnxruntime_genai.models.builder"
@@ -28,17 +29,18 @@ class OrtGenAI:
             flags = ["-i", source, "-o", built, "-p", model.dtype, "-e", "cpu", "-c", model.folder / "genai-cache"]
             done = subprocess.run([sys.executable, "-m", BUILDER, *map(str, flags)], capture_output=True, text=True)
             if done.returncode != 0:
-                raise RuntimeError(f"its builder ended with {done.returncode}: {done.stderr.strip().splitlines()[-1]}")
+                raise RuntimeError(f"its builder {ending_of(done)}")
         config = onnxruntime_genai.Config(str(built))
         settings = {"intra_op_num_threads": model.threads}
         config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
-        self.library, self.model = onnxruntime_genai, onnxruntime_genai.Model(config)
+        self.make_settings, self.make_generator = onnxruntime_genai.GeneratorParams, onnxruntime_genai.Generator
+        self.model = onnxruntime_genai.Model(config)
 
     def generate(self, prompt: list[int], new: int) -> list[int]:
         """The most likely `new` ids, without eos, which would end them."""
-        length, settings = len(prompt) + new, self.library.GeneratorParams(self.model)
+        length, settings = len(prompt) + new, self.make_settings(self.model)
         settings.set_search_options(max_length=length, min_length=length, do_sample=False)
-        generator = self.library.Generator(self.model, settings)
+        generator = self.make_generator(self.model, settings)
         generator.append_tokens(np.array([prompt], dtype=np.int32))
         while not generator.is_done():
             generator.generate_next_token()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.faults import ending_of
 from benchmarks.measure import Contender, Turns
 from benchmarks.sentences import find_tokenizers
 from benchmarks.table import Bench, Line, lines_of
@@ -63,8 +64,7 @@ class Copies:
         done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, encoding="utf-8")
         seconds = time.perf_counter() - start
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-            raise UserError(f"run_llama.py --kernels {KERNELS_FLAG[name]} ended with {done.returncode}: {last}")
+            raise UserError(f"run_llama.py --kernels {KERNELS_FLAG[name]} {ending_of(done)}")
         self.texts[name] = (copy / GREEDY_TEXT).read_text(encoding="utf-8")
         return seconds
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from benchmarks import work
+from benchmarks.faults import ending_of
 from benchmarks.growth import Growth
 from benchmarks.measure import Contender, Turns
 from benchmarks.peers import Peers, classify, our_optimizer, random_llama, train_step
@@ -149,6 +150,5 @@ def _predict(bench: Bench, model: Path, lines: int) -> tuple[float, float]:
     )  # fmt: skip
     seconds = time.perf_counter() - start
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        raise RuntimeError(f"predict ended with {done.returncode}: {last}")
+        raise RuntimeError(f"predict {ending_of(done)}")
     return seconds, int(done.stdout.split()[-1]) / 1e6
