@@ -110,6 +110,11 @@ def reference_accuracy(edition: str, dataset: str, split: str, kind: str) -> flo
 
 
 BUNDLED_NORM = "rms"  # of the bundled model and the parts' numbers, and of what public repositories share
+# The norm and attention of the published files sanity_check.data, by the beginning of their SHA-256.
+PUBLISHED_TENSORS = {
+    "34f7c763a3bb0259": ("rms", "bidirectional"), "94f5f19530f4bdff": ("layer", "bidirectional"),
+    "2dcdc958f99d4983": ("layer", "causal"),
+}  # fmt: skip
 DEFAULT_EDITION = "ucsc"
 
 # The libraries that a submission may import: the packages that the hand-outs' set-up installs, by the names that Python

@@ -16,7 +16,7 @@ from grading import small_model
 from grading.asking import ChildAnswer, ChildQuestion, Student, takes_attention
 from grading.checked import small_config
 from grading.compare import alike
-from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS, Edition
+from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS, PUBLISHED_TENSORS, Edition
 from grading.parts import kinds_to_check
 from grading.programs import DefaultText, GradingError, find_course_file, find_own
 
@@ -24,13 +24,6 @@ ATOL, RTOL = 1e-5, 1e-3
 BUNDLED_CHECKPOINT, BUNDLED_REFERENCE = "checkpoints/minllama1M.pt", "checkpoints/minllama1M-reference.pt"
 # the two sequences behind the course's sanity_check.data (github.com/neubig/minllama-assignment, commit 2951cdd)
 COURSE_TOKENS = ((101, 7592, 2088, 102, 0, 0, 0, 0), (101, 7592, 15756, 2897, 2005, 17953, 2361, 102))
-
-
-# The norm and attention of the published files sanity_check.data, by the beginning of their SHA-256.
-PUBLISHED_TENSORS = {
-    "34f7c763a3bb0259": ("rms", "bidirectional"), "94f5f19530f4bdff": ("layer", "bidirectional"),
-    "2dcdc958f99d4983": ("layer", "causal"),
-}  # fmt: skip
 
 
 class Reference(NamedTuple):
