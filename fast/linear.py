@@ -164,11 +164,16 @@ class Bf16Linear(KernelLinear):
         if self.is_trained(x):
             self.drop_copy()
             return _ProductIn16Bits.apply(x, self.weight, to_bf16, self.keeps_copies).to(self.out_dtype)
-        if x.device.type == "cpu" and self.keeps_copies and has_onednn(torch.bfloat16):
-            y = onednn_linear(x.bfloat16(), self.copy_of_weight(to_bf16, pack))
-        else:
-            y = F.linear(x.bfloat16(), self.copy_of_weight(to_bf16))
+        packed = self.packed(x)
+        x = x.bfloat16()
+        y = F.linear(x, self.copy_of_weight(to_bf16)) if packed is None else onednn_linear(x, packed)
         return y.to(self.read_dtype or self.out_dtype)
+
+    def packed(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The weight in oneDNN's layout, where oneDNN is to compute and x needs no gradient; else None."""
+        if self.is_trained(x) or x.device.type != "cpu" or not self.keeps_copies or not has_onednn(torch.bfloat16):
+            return None
+        return self.copy_of_weight(to_bf16, pack)
 
 
 class RoundedLinear(KernelLinear):

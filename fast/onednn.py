@@ -52,6 +52,29 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return torch.ops.mkldnn._linear_pointwise(x, _in_layout(weight), bias, "none", [], "")
 
 
+def onednn_gated(x: torch.Tensor, gate: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """silu(x W1^T) * (x W3^T), where each product applies what follows to its sums. x: ... i; weights: o i -> ... o"""
+    gates = torch.ops.mkldnn._linear_pointwise(x, _in_layout(gate), None, "swish", [], "")
+    return torch.ops.mkldnn._linear_pointwise.binary(x, gates, _in_layout(factor), None, "mul")
+
+
+@cache
+def has_gated_products() -> bool:
+    """Whether these work in bfloat16 on this processor. To be asked where `has_onednn` says that others do."""
+
+    def sides() -> Comparison:
+        gate, factor = torch.randn(2, 40, 24).bfloat16()
+        cases = [Case(f"{rows} rows", (torch.randn(rows, 24).bfloat16(), gate, factor)) for rows in (1, 3, 65)]
+
+        def plain(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+            gates, factors = (F.linear(x.float(), weight.float()) for weight in weights)
+            return [(F.silu(gates) * factors).bfloat16()]
+
+        return Comparison(plain, lambda x, *weights: [onednn_gated(x, *map(pack, weights))], cases)
+
+    return difference(sides, tolerance=2e-2) is None
+
+
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """A weight in the layout that oneDNN reads fastest. o i"""
     return torch.ops.mkldnn._reorder_linear_weight(_in_layout(weight), PACKED_FOR)

@@ -20,6 +20,7 @@ from test_fast import CUDA, TOKENS, TWO_LABELS, ShiftedLinear, assert_near
 from torch import nn
 
 import fast.apply
+import fast.layers
 import fast.linear
 from classifier import LlamaEmbeddingClassifier
 from fast import accelerate
@@ -27,6 +28,7 @@ from fast.attention import FusedAttention
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
+from fast.onednn import has_onednn, onednn_gated
 from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from optimizer import AdamW
@@ -433,6 +435,28 @@ def test_renamed_layers_are_computed(monkeypatch: pytest.MonkeyPatch):
     plain = classifier_of(model)
     for precision in ("fp32", "bf16"):
         check_computes_as(accelerated(plain, precision, generates=False), plain, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("changed", ["nothing", "a hook", "another layer", "a method"])
+def test_gated_products_stand_for_two_plain_layers_only(monkeypatch: pytest.MonkeyPatch, changed: str):
+    if not has_onednn(torch.bfloat16):
+        pytest.skip("oneDNN's products in bfloat16 do not work here")
+    monkeypatch.setattr(fast.apply, "_bf16", lambda: ("bfloat16 products", ""))
+    calls = []
+    monkeypatch.setattr(fast.layers, "onednn_gated", lambda *given: calls.append(given) or onednn_gated(*given))
+    plain = random_llama()
+    model = accelerated(plain, "bf16", generates=False)
+    for llama in (plain, model):
+        layer = llama.layers[0].feed_forward
+        if changed == "a hook":
+            layer.w3.register_forward_hook(lambda module, given, result: result * 2)
+        elif changed == "another layer":
+            layer.w1 = nn.Sequential(layer.w1, nn.Tanh())
+        elif changed == "a method":
+            layer.w1.forward = lambda x, linear=layer.w1: F.linear(x.float(), linear.weight * 3).to(x.dtype)
+    assert_near(logits_of(model), logits_of(plain), TOLERANCE["bf16"])
+    with_gates = len(plain.layers) - (changed != "nothing")
+    assert len(calls) == with_gates
 
 
 # ---------------------------------------------------------------------------------------------- copies of weights

@@ -27,7 +27,7 @@ from fast import accelerate, compiled, decoder, measure, memory
 from fast.linear import Bf16Linear, RoundedLinear
 from fast.measure import fastest, recall, remember
 from fast.memory import USERS_SETTINGS
-from fast.onednn import has_onednn, why_no_onednn
+from fast.onednn import has_gated_products, has_onednn, why_no_onednn
 
 # Decodes 20 tokens through whatever is chosen, and says whether that were the loops.
 DECODE = """
@@ -192,6 +192,18 @@ def test_onednn_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPa
             why_no_onednn.cache_clear()
             assert not has_onednn(dtype) and words in why_no_onednn(dtype)
     why_no_onednn.cache_clear()
+
+
+def test_gated_products_that_fail_or_are_wrong_are_not_taken(monkeypatch: pytest.MonkeyPatch):
+    if not has_onednn(torch.bfloat16):
+        pytest.skip("oneDNN's products in bfloat16 do not work here")
+    for broken in (None, lambda x, *weights: x[..., :1].expand(*x.shape[:-1], 40)):
+        with monkeypatch.context() as patch:
+            patch.setattr(fast.onednn, "onednn_gated", broken)
+            has_gated_products.cache_clear()
+            assert not has_gated_products()
+    has_gated_products.cache_clear()
+    assert has_gated_products()
 
 
 def test_in_training_products_are_measured_with_the_gradients_that_their_names_say(monkeypatch: pytest.MonkeyPatch):
