@@ -1,7 +1,7 @@
 """The kernels that compute a model on this machine, and why; and compiling the loops.
 
 python -m fast                       # a table: precision, part, kernel, reason
-python -m fast --compile             # the loops that generate text in float32; or name fp32, bf16, int8
+python -m fast --compile             # the loops that generate text, of every precision, or of those that are named
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import platform
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
 from config import PRECISIONS, LlamaConfig
 from engine.programs import ArgumentParser, import_folder, import_part, run_main
@@ -19,7 +20,7 @@ from utils import UserError
 def get_args() -> Namespace:
     parser = ArgumentParser(prog="python -m fast", description="the kernels of this machine, with reasons")
     add = parser.add_argument
-    add("--compile", nargs="*", choices=PRECISIONS, metavar="PRECISION", help="compile the loops (of fp32)")
+    add("--compile", nargs="*", choices=PRECISIONS, metavar="PRECISION", help="compile the loops (of all)")
     return parser.parse_args()
 
 
@@ -62,7 +63,7 @@ def print_bert(devices: list[str]) -> None:
             print(f"{device:5} bert  {choice.part:16} {choice.kernel:20} {choice.reason}")
 
 
-def compile_loops(formats: list[str]) -> None:
+def compile_loops(formats: Sequence[str]) -> None:
     """Raises `UserError` if numba does not work."""
     from fast.compiled import NotReady, are_compiled, compile_now
 
@@ -88,7 +89,7 @@ def main() -> None:
         from fast.apply import measure_all
 
         measure_all()
-        compile_loops(args.compile or ["fp32"])
+        compile_loops(args.compile or PRECISIONS)
 
 
 if __name__ == "__main__":

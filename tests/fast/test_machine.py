@@ -276,7 +276,7 @@ def compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of compiled loops, and what is known of them."""
     pytest.importorskip("numba")
     folder = tmp_path_factory.mktemp("numba")
-    done = run_python("-m", "fast", "--compile", **environment(folder))
+    done = run_python("-m", "fast", "--compile", "fp32", **environment(folder))
     assert done.returncode == 0, done.stderr
     return folder
 
