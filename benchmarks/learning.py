@@ -196,13 +196,18 @@ def peak_memory(bench: Bench) -> list[Line]:
     for (work, contenders), contender in zip(LINES["memory"].items(), memory.OUR_CONTENDERS, strict=True):
         ours = peak(contender)
         for against in contenders:
-            line = Line(work, against, unit="MB", lower_is_better=True)
-            if against in peaks:
-                line.ratio = ratio([ours], [peaks[against]])
-                line.ours, line.theirs = ours, peaks[against]
-                line.costs = {OURS: [ours], against: [peaks[against]]}
-                line.note = "lower is better"
-            else:
-                line.note, line.failed = bench.missing[against], against in bench.failed
-            lines.append(line)
+            lines.append(memory_line(bench, work, against, ours, peaks))
     return lines
+
+
+def memory_line(bench: Bench, work: str, against: str, ours: float, peaks: dict[str, float]) -> Line:
+    """Ours / theirs, in MB. peaks: of each contender that was measured."""
+    line = Line(work, against, unit="MB", lower_is_better=True)
+    if against in peaks:
+        line.ratio = ratio([ours], [peaks[against]])
+        line.ours, line.theirs = ours, peaks[against]
+        line.costs = {OURS: [ours], against: [peaks[against]]}
+        line.note = "lower is better"
+    else:
+        line.note, line.failed = bench.missing[against], against in bench.failed
+    return line

@@ -14,6 +14,12 @@ from benchmarks.faults import OwnFault, ending_of
 from utils import ROOT
 
 OUR_CONTENDERS = ("ours-fp32-bidirectional", "ours-bf16-causal")  # beside them "naive" and "hf-bf16"
+# `run_llama.py`, which then says how many bytes it had in memory at most.
+RUN_AND_TELL = """import sys, run_llama
+from benchmarks.memory import own_peak
+status = run_llama.start()
+print(own_peak())
+sys.exit(status)"""
 MEASURED_STEPS = 2  # the second has the optimizer's state, which the first allocates
 
 

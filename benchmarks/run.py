@@ -13,7 +13,20 @@ from typing import Any
 
 import torch
 
-from benchmarks import decoding, encoders, learning, machine, plots, processes, rates, report, scaling, sentences, table
+from benchmarks import (
+    decoding,
+    encoders,
+    large,
+    learning,
+    machine,
+    plots,
+    processes,
+    rates,
+    report,
+    scaling,
+    sentences,
+    table,
+)
 from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C, find_program
 from benchmarks.measure import PAUSE, Turns
 from benchmarks.peers import Peers, load_accelerate, random_llama
@@ -39,6 +52,7 @@ MEASURING: Sequence[Callable[[Bench], list[Line]]] = (  # in the order of `targe
     learning.peak_memory,
     encoders.classify,
     encoders.train,
+    large.large,
     scaling.context,
     scaling.batches,
 )

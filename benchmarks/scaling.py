@@ -18,6 +18,7 @@ from benchmarks import work
 from benchmarks.faults import ending_of
 from benchmarks.growth import Growth
 from benchmarks.measure import Contender, Turns
+from benchmarks.memory import RUN_AND_TELL
 from benchmarks.peers import Peers, classify, our_optimizer, random_llama, train_step
 from benchmarks.table import Bench, Line
 from benchmarks.targets import NUM_LABELS
@@ -33,12 +34,6 @@ from utils import ROOT
 MAX_ROUNDS = 3
 ROWS_OF_LAYERS = 4  # texts of a batch where the layers grow
 PREDICT_BATCH = 64
-# `run_llama.py`, which then says how many bytes it had in memory at most.
-PREDICT_PROGRAM = """import sys, run_llama
-from benchmarks.memory import own_peak
-status = run_llama.start()
-print(own_peak())
-sys.exit(status)"""
 
 
 class Work(NamedTuple):
@@ -145,7 +140,7 @@ def _predict(bench: Bench, model: Path, lines: int) -> tuple[float, float]:
     flags = ["--option", "predict", "--model", model, "--input", source, "--output", target]
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", PREDICT_PROGRAM, *map(str, flags)],
+        [sys.executable, "-c", RUN_AND_TELL, *map(str, flags)],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(bench.threads)}, capture_output=True, text=True,
     )  # fmt: skip
     seconds = time.perf_counter() - start

@@ -14,6 +14,7 @@ CT2, CT2_INT8 = "CTranslate2 fp32", "CTranslate2 int8"
 ORT_GENAI = "ORT GenAI fp32"
 CT2_TYPES = {CT2: "float32", CT2_INT8: "int8"}  # what it computes in
 LIMIT = "machine's limit"
+LARGE_TASKS = ("generate", "perplexity")
 NUM_LABELS = 5  # classes of every classifier
 
 # A measurement, named on the command line, fills one or more lines of the table; each line has several contenders.
@@ -58,6 +59,12 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
             for texts in ("no padding", "padded")
         }
         for name, what, more in (("bert-classify", "classify", (OPENVINO, OPENVINO_BF16)), ("bert-train", "step", ()))
+    },
+    "large": {
+        f"{what}, {task}, {precision}": (against,)
+        for task in LARGE_TASKS
+        for precision, against in (("fp32", HF), ("bf16", HF_BF16), ("int8", HF_BF16))
+        for what in ("large model", "large model's memory")
     },
     "context": {},  # these two fill a table of their own: how cost grows
     "batches": {},
