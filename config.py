@@ -13,7 +13,8 @@ Config = TypeVar("Config", bound="Checks")
 ATTENTION_KINDS = ("bidirectional", "causal")
 NORM_KINDS = ("rms", "layer")
 SAMPLINGS = {"plain": {}, "epsilon": {"epsilon": 0.05}, "top-p": {"top_p": 0.95}}  # of the course's editions
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
+ROUNDING = ("int8", "int4")  # those that round the weights for good, so that they cannot be trained
 MAX_POSITIONS = 2**20  # the RoPE table has a row for each; a damaged config must not ask for terabytes
 ROPE_SCALINGS = {  # the numbers of each kind, under their Hugging Face names
     "linear": ("factor",),

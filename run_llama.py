@@ -137,6 +137,7 @@ def main() -> None:
     check_args(args)
     if os.environ.get("RANK", "0") == "0":
         announce(args)
+    from engine.declaration import Insisted
     from engine.finetuning import finetune
     from engine.generation import continue_each, continue_prompt
     from engine.plan import ComputeSettings
@@ -145,7 +146,8 @@ def main() -> None:
     with join_world(args) as distributed:
         seed_everything(args.seed)
         device = choose_device(args.device, args.use_gpu)
-        compute = ComputeSettings(device, args.kernels, args.shard, str(args.precision))
+        insists = isinstance(args.precision, Insisted)
+        compute = ComputeSettings(device, args.kernels, args.shard, str(args.precision), insists)
         if args.option in ("prompt", "finetune", "lora"):
             {"prompt": prompt, "finetune": finetune, "lora": finetune}[args.option](args, compute, distributed)
         else:

@@ -19,7 +19,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from config import PRECISIONS, LlamaConfig
+from config import PRECISIONS, ROUNDING, LlamaConfig
 from engine.finding import tokenizer_name
 from engine.lineage import origin
 from engine.programs import ArgumentParser, run_main
@@ -36,7 +36,8 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--init", metavar="CHECKPOINT", help="go on from this one, with its shape and tokenizer")
     add("--tokenizer", help="SentencePiece model; else that of --init, or one that is trained on the texts")
     add_text_flags(parser)
-    add("--precision", choices=[each for each in PRECISIONS if each != "int8"], default="fp32", help="of the products")
+    can_train = [each for each in PRECISIONS if each not in ROUNDING]
+    add("--precision", choices=can_train, default="fp32", help="of the products")
     shape = parser.add_argument_group("the shape of a new model").add_argument
     for name, value in DEFAULT_SHAPE.items():
         shape(f"--{name}", type=int, help=f"{value} if not given")

@@ -6,7 +6,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable
 
-from config import SAMPLINGS
+from config import ROUNDING, SAMPLINGS
 from engine.columns import FORMATS, Columns, has_columns
 from engine.files import check_files, check_overlaps, find_llama
 from engine.flags import (
@@ -133,8 +133,9 @@ def _columns_of(args: Namespace) -> Columns:
 
 
 def _check_precision(args: Namespace) -> None:
-    if args.precision == "int8" and args.option in TRAINING:
-        raise UserError("--precision int8 rounds the weights, which cannot be trained then; use bf16 or fp32")
+    if args.precision in ROUNDING and args.option in TRAINING:
+        flag = f"--precision {args.precision}"
+        raise UserError(f"{flag} rounds the weights, which cannot be trained then; use bf16 or fp32")
     if args.precision != "fp32" and args.kernels == "plain":
         raise UserError(f"--kernels plain is fp32 alone; leave it out for --precision {args.precision}")
     if args.precision != "fp32":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from engine.programs import ArgumentParser
+from engine.programs import ArgumentParser, Default
 from utils import UserError, decimal_number, whole_number
 
 
@@ -20,6 +20,19 @@ class Once(argparse.Action):
         if getattr(namespace, self.dest) is not None:
             parser.error(f"{option} is given twice; name several with a comma between them")
         setattr(namespace, self.dest, values)
+
+
+class Insisted(str):
+    """A choice that the user has made twice on the command line."""
+
+
+class Insisting(argparse.Action):
+    """Tells a choice that is made twice, which insists on it, from one that is made once."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        insists = before == values and not isinstance(before, Default)
+        setattr(namespace, self.dest, Insisted(values) if insists else values)
 
 
 def number_and_count(text: str) -> tuple[float, int]:

@@ -109,12 +109,14 @@ class ComputeSettings(NamedTuple):
 
     kernels: "auto": the fastest kernels that agree with the code; "plain": the code as it is written. shard: split the
     model over several processes. precision: the number format of matrix products, see `config.PRECISIONS`.
+    insists: on that precision, although it suits no model of this size.
     """
 
     device: torch.device
     kernels: str = "auto"
     shard: bool = False
     precision: str = "fp32"
+    insists: bool = False
 
     @property
     def kept_precision(self) -> str | None:

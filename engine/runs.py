@@ -32,6 +32,8 @@ from utils import UserError, prompt_suffix, warn
 if TYPE_CHECKING:
     from engine.training import TrainingCallback
 
+FEWEST_IN_4_BITS, MANY_IN_4_BITS = 20_000_000, 100_000_000  # parameters, below which int4 is refused; has a warning
+
 # ------------------------------------------------------------------------------------------------------------- assembly
 
 
@@ -157,7 +159,8 @@ def _asked_of(model: nn.Module, head: tuple[str, Any] | None, label_names: Seque
 def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = True, generates: bool = False) -> None:
     """Move `model` to its device and replace its modules by the fastest kernels of this machine.
 
-    Without the folder fast/, float32 is computed as the code is written; another precision raises `UserError`.
+    Without the folder fast/, float32 is computed as the code is written; another precision raises `UserError`, and so
+    does int4 for a small model, unless `compute` insists.
     """
     if not compute.shard:  # a model that will be split may be too large for one device
         model.to(compute.device)
@@ -165,6 +168,8 @@ def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = T
         return
     if compute.precision != "fp32":
         require_folder("fast", f"the precision {compute.precision}")
+    if compute.precision == "int4":
+        _check_size(sum(parameter.numel() for parameter in model.parameters()), compute.insists)
     if (fast := import_folder("fast")) is None:
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
         return
@@ -172,6 +177,14 @@ def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = T
     fast.accelerate(
         model, compute.precision, compute.device, generates=generates, trains=trains, keeps_copies=keeps_copies
     )
+
+
+def _check_size(numbers: int, insists: bool) -> None:
+    if numbers < FEWEST_IN_4_BITS and not insists:
+        size = f"a model of {numbers / 1e6:.1f} M parameters"
+        raise UserError(f"--precision int4 makes {size} much worse; use int8, or insist: --precision int4 given twice")
+    if numbers < MANY_IN_4_BITS:
+        warn("4 bits cost quality in models of under 100 M parameters; int8 loses less")
 
 
 def generator_of(llama: Llama, compute: ComputeSettings, tokens: int) -> Any:

@@ -119,7 +119,7 @@ def canonical_state(state: dict, tied: bool = True) -> dict:
 # -------------------------------------------------------------------------------------------------------- large models
 
 LARGE = 2**27  # numbers: drawing them for nothing takes seconds, and a copy of them half a gigabyte
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number in memory
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 4.5 / 8}  # of a number in memory
 
 
 def numbers_in(state: dict[str, torch.Tensor]) -> int:
@@ -138,8 +138,8 @@ def keeper(path: str | os.PathLike, numbers: int, precision: str | None = None) 
     """
     if numbers < LARGE:
         return None
-    has_fewer_bits = precision in ("fp32", "bf16")  # others are trained, or have the fewest already
-    remedy = "use --precision int8, or a smaller model" if has_fewer_bits else "use a smaller model"
+    smaller = {"fp32": "int8", "bf16": "int8", "int8": "int4"}.get(precision)  # None: it is trained, or the smallest
+    remedy = f"use --precision {smaller}, or a smaller model" if smaller else "use a smaller model"
     require_memory(path, numbers * BYTES[precision or "fp32"], precision or "fp32", remedy)
     if precision is None:
         return lambda _, tensor: tensor.to(torch.float32, copy=True)  # not in the mapped file, which may change

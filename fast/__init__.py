@@ -1,8 +1,8 @@
 """Kernels and precisions, applied to a model by one function that walks its modules.
 
 `accelerate(model, precision)` changes how and in which number format a model is computed; its parameters keep their
-names, shapes and float32 values (int8 rounds them), so that checkpoints do not change. `decoder(llama, precision)`
-makes an object that generates text with a model. Without this package models compute the same, more slowly.
+names, shapes and float32 values (int8 and int4 round them), so that checkpoints do not change. `decoder(llama,
+precision)` makes an object that generates text with a model. Without this package models compute the same, more slowly.
 """
 
 import importlib

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from base_llama import causal_mask
-from config import PRECISIONS
+from config import PRECISIONS, ROUNDING
 from engine.weights import is_large
 from fast import linear, onednn
 from fast.attention import BY_PRODUCTS_FROM, FusedAttention, attention_by_products, scores_check
 from fast.equivalence import notice
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
-from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
+from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from fast.measure import fastest
 from fast.memory import keep_freed_memory
 from fast.onednn import has_onednn
@@ -94,7 +94,7 @@ def accelerate(
     for the time of a call. `fast.decoder` chooses how text is generated.
     Kernels are modules in the places of the model's own, with which they share everything but their settings
     (`fast.kernel`); kernels of an earlier call are taken away first. Parameters stay the same objects under the same
-    names, with the same float32 values in fp32 and bf16; int8 rounds them for good and is for inference. A layer that
+    names, with the same float32 values in fp32 and bf16; int8 and int4 round them for good, for inference. A layer that
     something else has replaced stays as it is, and no kernel computes what llama.py, as it stands in this process, does
     not (`fast.equivalence`). On a CPU, freed memory is kept for later steps (`fast.memory`); for CUDA, attention
     through cuDNN is switched off in this process.
@@ -143,6 +143,8 @@ def _plan_llamas(plan: KernelPlan, llamas: list[Llama], purpose: Purpose) -> lis
     for llama in llamas:
         if linears is not None:
             plan_linears(plan, llama, *linears)
+            if linears[0] is Int4Linear:  # the output matrix in 4 bits costs more loss than it saves time
+                plan_linears(plan, nn.ModuleList([llama.output]), Int8Linear, linears[1])
         if layers.kernel != "plain":
             plan_parts(plan, llama, RMSNorm, FusedRMSNorm.from_norm)
             plan_parts(plan, llama, FeedForward, FusedFeedForward.sharing)
@@ -159,10 +161,12 @@ def _plan_llamas(plan: KernelPlan, llamas: list[Llama], purpose: Purpose) -> lis
 def choose_linear(purpose: Purpose, products: Products = PRODUCTS_OF_LLAMAS) -> Choice:
     part, precision = "linear layers", purpose.precision
     if not purpose.is_on_cpu:
-        reason = "rounded weights, no faster on this device" if precision == "int8" else "PyTorch's own kernels"
+        reason = "rounded weights, no faster on this device" if precision in ROUNDING else "PyTorch's own kernels"
         return Choice(part, "plain" if precision == "fp32" else precision, f"{reason} ({purpose.device.type})")
     if precision == "int8":
         return _choose_int8(part, purpose.generates)
+    if precision == "int4":
+        return Choice(part, "int4", "rounded weights, those of the output to 8 bits; products in float32")
     if precision == "bf16":
         return _choose_bf16(part)
     if not purpose.keeps_copies:
@@ -212,6 +216,7 @@ def _linear_kernel(kernel: str, purpose: Purpose, products: Products = PRODUCTS_
         "bf16": (Bf16Linear, {}),
         "rounded to bf16": (RoundedLinear, {"packs": packs}),
         "int8": (Int8Linear, {"packs": packs, "rounds_inputs": not purpose.generates}),
+        "int4": (Int4Linear, {"packs": packs, "rounds_inputs": False}),
     }[kernel]
     return kind, {**settings, "keeps_copies": purpose.keeps_copies}
 

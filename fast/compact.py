@@ -3,7 +3,7 @@
 To all code a `CompactWeight` is a float32 tensor. An operation on it reads its numbers widened to float32; the kernels
 of `linear.py` and the loops read what is stored.
 
-Shapes:  r rows   i input features   o output features
+Shapes:  r rows   i input features   o output features   n = i / 32 groups of 4-bit numbers
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
+from utils import UserError
+
+GROUP = 32  # numbers of 4 bits with one scale
 WIDENED_TOGETHER, QUANTISED_TOGETHER = 512, 64  # rows that stay in the processor's cache
 aten = torch.ops.aten
 
 
 class CompactWeight(torch.Tensor):
-    """A matrix, o i, whose numbers are `stored` in bfloat16, or as 8-bit integers times the `scale` of a row, o.
+    """A matrix, o i, whose numbers are `stored` in bfloat16, or as 8-bit integers times the `scale` of a row, o, or in
+    4 bits, see `quantise_4`.
 
     It is read-only: writing to it raises `RuntimeError`.
     """
 
     @staticmethod
     def __new__(cls, stored: torch.Tensor, scale: torch.Tensor | None = None) -> CompactWeight:
-        weight = torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=torch.float32)
+        features = stored.shape[1] * (2 if stored.dtype == torch.uint8 else 1)
+        weight = torch.Tensor._make_wrapper_subclass(cls, (len(stored), features), dtype=torch.float32)
         weight.stored, weight.scale = stored, scale
         return weight
 
@@ -43,15 +48,16 @@ class CompactWeight(torch.Tensor):
 
     def rows(self, index: int | torch.Tensor) -> torch.Tensor:
         """Some rows in float32. index: ... -> ... i"""
-        numbers = self.stored[index].float()
-        return numbers if self.scale is None else numbers * self.scale[index][..., None]
+        return widened(self.stored[index], None if self.scale is None else self.scale[index])
 
     def widened(self) -> torch.Tensor:
-        numbers = self.stored.float()
-        return numbers if self.scale is None else numbers.mul_(self.scale[:, None])
+        return widened(self.stored, self.scale)
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """`F.linear` in float32, widening some rows at a time. x: ... i -> ... o"""
+        if self.stored.dtype == torch.uint8:
+            some = zip(self.stored.split(WIDENED_TOGETHER), self.scale.split(WIDENED_TOGETHER), strict=True)
+            return torch.cat([F.linear(x, widened(*rows)) for rows in some], dim=-1)
         piece = torch.empty(WIDENED_TOGETHER, self.shape[1])  # new memory for each takes longer than the conversion
         pieces = ((rows, piece[: len(rows)]) for rows in self.stored.split(WIDENED_TOGETHER))
         y = torch.cat([F.linear(x, wide.copy_(rows)) for rows, wide in pieces], dim=-1)
@@ -75,29 +81,65 @@ class CompactWeight(torch.Tensor):
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row as 8-bit integers times a scale of its own, its largest number being 127. x: r i -> r i and r"""
-    if isinstance(x, CompactWeight) and x.scale is not None:
+    if isinstance(x, CompactWeight) and x.stored.dtype == torch.int8:
         return x.stored, x.scale
     scale = x.abs().amax(-1) / 127  # r
     scale = scale.clamp(min=torch.finfo(x.dtype).tiny)  # a row of zeros stays zeros
     return (x / scale[:, None]).round_().to(torch.int8), scale
 
 
+def quantise_4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each group of 32 numbers of a row as q times a scale, q from -8 to 7. weight: o i -> o i/2, uint8, and o n
+
+    That number of a group which is furthest from 0 becomes -8 times the scale, as in Q4_0 of GGUF files; scales of less
+    squared error made SmolLM2's loss larger. q + 8 lies in half a byte: the first 16 of a group in the lower halves of
+    its 16 bytes, the others in the upper ones. Scales are bfloat16, so that q times a scale is exact in float32.
+    Raises `UserError` if i is no multiple of 32.
+    """
+    if isinstance(weight, CompactWeight) and weight.stored.dtype == torch.uint8:
+        return weight.stored, weight.scale
+    require_groups(weight.shape[1])
+    groups = weight.float().unflatten(1, (-1, GROUP))  # o n 32
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = (least.where(-least >= most, most) / -8).bfloat16()  # o n 1: NaN stays
+    q = (groups / scale.float().where(scale != 0, 1)).add_(8.5).floor_().clamp_(0, 15).to(torch.uint8)
+    return (q[..., :16] | q[..., 16:] << 4).flatten(1), scale[..., 0]
+
+
+def require_groups(features: int) -> None:
+    if features % GROUP:
+        raise UserError(f"int4 takes {GROUP} numbers of a row together, and a row here has {features}; use int8")
+
+
+def widened(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Rows as float32. stored, scale: of a `CompactWeight`, or the same index of both. Returns ... i"""
+    if stored.dtype != torch.uint8:
+        return stored.float() if scale is None else stored.float().mul_(scale[..., None])
+    halves = stored.unflatten(-1, (-1, GROUP // 2))  # ... n 16
+    q = torch.cat([halves & 15, halves >> 4], dim=-1).float().sub_(8)  # ... n 32
+    return q.mul_(scale.float()[..., None]).flatten(-2)
+
+
 def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
     """A tensor of a state dict as a model that computes in this precision keeps it, if it is not trained.
 
     Vectors are float32 in any precision; embeddings are bfloat16 in int8, unless they are the output matrix as well.
+    In int4 the matrices of the layers have 4 bits, the others what they have in int8: the output matrix in 4 bits costs
+    more loss than it saves time.
     """
     if tensor.dim() < 2 or precision == "fp32":
         return tensor.float()
     if precision == "bf16" or name.endswith("tok_embeddings.weight"):
         return CompactWeight(tensor.bfloat16())
-    stored, scale = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))
+    in_few_bits = quantise_4 if precision == "int4" and "layers." in name else quantise
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several would wait for one another after each of thousands of small operations
     try:
+        of_one = in_few_bits(tensor[:1].float())
+        stored, scale = (torch.empty((len(tensor), *each.shape[1:]), dtype=each.dtype) for each in of_one)
         for first in range(0, len(tensor), QUANTISED_TOGETHER):
             rows = slice(first, first + QUANTISED_TOGETHER)
-            stored[rows], scale[rows] = quantise(tensor[rows].float())
+            stored[rows], scale[rows] = in_few_bits(tensor[rows].float())
     finally:
         torch.set_num_threads(threads)
     return CompactWeight(stored, scale)

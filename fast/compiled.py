@@ -27,14 +27,14 @@ from torch import nn
 
 from config import LlamaConfig
 from fast.equivalence import notice
-from fast.linear import Bf16Linear, Int8Linear, RoundedLinear
+from fast.linear import Bf16Linear, Int4Linear, Int8Linear, RoundedLinear
 from fast.measure import recall, remember
 from utils import ROOT
 
-LOOPS = ("fast.loops", "fast.loops_together")  # the modules that numba compiles, the second from the first as well
+LOOPS = ("fast.loops", "fast.loops_together", "fast.nibbles")  # what numba compiles; each file uses others
 LOOPS_FILES = [Path(__file__).resolve().parent / f"{name.partition('.')[2]}.py" for name in LOOPS]
 ONE_TEXT, TOGETHER = ENGINES = ("fast.loop_engine", "fast.together")  # the modules that run them
-LINEAR_KERNELS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear}
+LINEAR_KERNELS = {"fp32": nn.Linear, "bf16": Bf16Linear, "int8": Int8Linear, "int4": Int4Linear}
 KEPT_AS = "loops"  # the name of the checksums and formats in `fast.measure`
 LOAD_SECONDS = 0.6  # to import numba and load the compiled loops
 
@@ -54,6 +54,8 @@ class NotReady(Exception):
 def format_of(llama: nn.Module) -> str:
     """The number format in which the loops read a model's weights."""
     kind = type(llama.output)
+    if any(type(module) is Int4Linear for module in llama.modules()):  # whose output matrix has 8 bits
+        return "int4"
     return "int8" if kind is Int8Linear else "bf16" if kind in (Bf16Linear, RoundedLinear) else "fp32"
 
 
@@ -233,8 +235,8 @@ def _files() -> list[Path]:
 
 
 def _remove_outdated_files() -> None:
-    """Remove what is older than the first source: for loops of the second, which use it, numba looks at that alone."""
-    written = LOOPS_FILES[0].stat().st_mtime_ns
+    """Remove what is older than a source: numba looks at a loop's own file alone, not at those that it uses."""
+    written = max(file.stat().st_mtime_ns for file in LOOPS_FILES)
     for path in _files():
         with suppress(OSError):
             if path.stat().st_mtime_ns < written:

@@ -6,7 +6,7 @@ Shapes:  r rows, batch and positions together   i input features   o output feat
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from fast.compact import CompactWeight, quantise
+from fast.compact import CompactWeight, quantise, quantise_4, require_groups, widened
 from fast.kernel import Kernel
 from fast.onednn import has_onednn, onednn_linear, onednn_trained, pack, rows_of, weight_gradient
 
@@ -236,6 +236,12 @@ def _reads_bf16(layer: nn.Module) -> bool:
 # --------------------------------------------------------------------------------------------------------------- 8 bits
 
 
+def on_grid(in_few_bits: Callable[..., tuple[torch.Tensor, ...]], weight: torch.Tensor) -> torch.Tensor:
+    """A rounded weight; itself if it is rounded already, as all are that were not loaded later. o i -> o i"""
+    rounded = widened(*in_few_bits(weight))
+    return weight if torch.equal(rounded, weight) else rounded
+
+
 class Int8Linear(KernelLinear):
     """Weights of 8 bits, one scale for each output feature (Dettmers et al. 2022, arXiv:2208.07339, section 2.1).
 
@@ -246,43 +252,47 @@ class Int8Linear(KernelLinear):
     """
 
     __slots__ = ("packs", "rounds_inputs")
+    in_few_bits, on_grid = staticmethod(quantise), staticmethod(partial(on_grid, quantise))
 
     def set_formats(self, *, packs: bool = False, rounds_inputs: bool = True, keeps_copies: bool = True) -> None:
         super().set_formats(keeps_copies=keeps_copies)
         self.packs, self.rounds_inputs = packs and self.keeps_copies, rounds_inputs
 
     def round_weight(self) -> None:
-        quantised, scale = self.eight_bits()
+        quantised, scale = self.in_few_bits(self.weight.detach())
         if not isinstance(self.weight, CompactWeight):
             with torch.no_grad():
-                self.weight.copy_(quantised * scale[:, None])
+                self.weight.copy_(widened(quantised, scale))
             self.weight.requires_grad_(False)
-        elif self.weight.scale is None:  # loaded for another precision
+        elif self.weight.stored is not quantised:  # loaded for another precision
             self.weight = nn.Parameter(CompactWeight(quantised, scale), requires_grad=False)
-
-    def eight_bits(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weight as integers, o i, and their scales, o."""
-        return quantise(self.weight.detach())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cpu" or x.dtype != torch.float32 or self.is_trained(x):
             return F.linear(x, self.weight)
         if not self.rounds_inputs:
-            return self.product_of_copy(x, self.packs, on_grid)
+            return self.product_of_copy(x, self.packs, self.on_grid)
         rows = rows_of(x)  # r i
         if has_integer_products():
             y = int8_linear(*quantise(rows), *self.copy_of_weight(quantise))  # r o
         else:
             integers, scale = quantise(rows)
-            y = self.product_of_copy(integers.float(), self.packs, on_grid).mul_(scale[:, None])  # r o
+            y = self.product_of_copy(integers.float(), self.packs, self.on_grid).mul_(scale[:, None])  # r o
         return y.view(*x.shape[:-1], -1)
 
 
-def on_grid(weight: torch.Tensor) -> torch.Tensor:
-    """A weight rounded to 8 bits; itself if it is already, as all are that were not loaded later. o i -> o i"""
-    quantised, scale = quantise(weight)
-    rounded = quantised * scale[:, None]
-    return weight if torch.equal(rounded, weight) else rounded
+class Int4Linear(Int8Linear):
+    """Weights of 4 bits in groups of 32, see `quantise_4`; what meets them is not rounded.
+
+    Raises `UserError` when it is made for a number of input features that is no multiple of 32.
+    """
+
+    __slots__ = ()
+    in_few_bits, on_grid = staticmethod(quantise_4), staticmethod(partial(on_grid, quantise_4))
+
+    def set_formats(self, *, packs: bool = False, rounds_inputs: bool = False, keeps_copies: bool = True) -> None:
+        require_groups(self.in_features)
+        super().set_formats(packs=packs, rounds_inputs=False, keeps_copies=keeps_copies)
 
 
 @cache

@@ -20,10 +20,11 @@ from torch import nn
 from base_llama import KVCache
 from config import LlamaConfig
 from fast import loops
+from fast.compact import widened
 from fast.equivalence import Case, Comparison
 from fast.head import ScreenedHead
 from fast.kernel import replace
-from fast.linear import Bf16Linear, Int8Linear, KernelLinear, RoundedLinear, to_bf16
+from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, RoundedLinear, to_bf16
 from fast.loops import LayerWeights, Matrix, Norm
 from fast.threads import BestThreads, use_threads
 from llama import Llama, LlamaLayer, RMSNorm
@@ -91,8 +92,8 @@ class DecodeEngine:
 def _matrix(linear: nn.Linear) -> Matrix:
     weight = linear.weight.detach()
     if isinstance(linear, Int8Linear):
-        in_8_bits, scale = linear.eight_bits()
-        return Matrix(in_8_bits.numpy(), scale.numpy())
+        stored, scale = linear.in_few_bits(weight)
+        return Matrix(stored.numpy(), (scale if scale.dtype == torch.float32 else scale.view(torch.uint16)).numpy())
     rows = to_bf16(weight).view(torch.uint16) if isinstance(linear, (Bf16Linear, RoundedLinear)) else weight
     return Matrix(rows.numpy(), np.ones(linear.out_features, np.float32))
 
@@ -139,6 +140,8 @@ def sides(
     format's grid. more_parts, more_cases: of other loops, by name.
     """
     small = {"dim": 32, "n_heads": 4, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0, "attention": "causal"}
+    if kernel is Int4Linear:  # whose rows have multiples of 32 numbers
+        small["hidden_dim"] = 96
     grouped = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 2, "max_seq_len": 8, "n_layers": 2})
     longest = min(config.max_seq_len, LONGEST_COMPARED)
     long = LlamaConfig(**{**vars(config), **small, "n_kv_heads": 4, "max_seq_len": longest})
@@ -163,7 +166,9 @@ def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> EnginePair:
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)
     if kernel is not nn.Linear:
-        replace(model, {part: kernel.from_linear(part) for part in model.modules() if type(part) is nn.Linear})
+        kinds = {model.output: Int8Linear} if kernel is Int4Linear else {}
+        linears = [part for part in model.modules() if type(part) is nn.Linear]
+        replace(model, {part: kinds.get(part, kernel).from_linear(part) for part in linears})
     for linear in model.modules():
         if isinstance(linear, nn.Linear):
             linear.weight.copy_(_numbers(_matrix(linear)))  # rounding them again changes nothing
@@ -173,9 +178,11 @@ def make_pair(config: LlamaConfig, kernel: type[nn.Linear]) -> EnginePair:
 
 
 def _numbers(matrix: Matrix) -> torch.Tensor:
-    rows = torch.from_numpy(matrix.rows)
-    numbers = rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
-    return numbers.float() * torch.from_numpy(matrix.scale)[:, None]
+    rows, scale = (
+        torch.from_numpy(each).view(torch.bfloat16) if each.dtype == np.uint16 else torch.from_numpy(each)
+        for each in matrix
+    )
+    return widened(rows, scale)
 
 
 def _cases(max_seq_len: int) -> Iterator[Case]:

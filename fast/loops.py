@@ -19,6 +19,8 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
+from fast.nibbles import fetch, nibble_sums
+
 LANES = 16  # float32 numbers in a vector register of AVX-512, and in two or four of other processors
 # Sums of floats may be reordered, but infinities and NaNs stay possible, so that a damaged checkpoint shows.
 # Division is NumPy's: a check for zero would keep loops out of vector lanes.
@@ -26,9 +28,10 @@ LOOPS = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "num
 
 
 class Matrix(NamedTuple):
-    """A weight as rows times a scale for each row.
+    """A weight as rows times a scale for each row, or for each group of a row.
 
-    rows: o i, float32, int8, or the bits of bfloat16 as uint16; scale: o, float32.
+    rows: o i, float32, int8, or the bits of bfloat16 as uint16; scale: o, float32. Or, see `compact.quantise_4`,
+    rows: o i/2, uint8; scale: o i/32, the bits of bfloat16 as uint16.
     """
 
     rows: np.ndarray
@@ -73,6 +76,30 @@ def dot(row: np.ndarray, x: np.ndarray) -> np.float32:
     for i in range(len(x)):
         total += number(row[i]) * x[i]
     return total
+
+
+@njit(**LOOPS)
+def plain_sums(v: Matrix, r: int, w: Matrix, s: int, x: np.ndarray) -> tuple[np.float32, np.float32]:
+    a, b = np.float32(0), np.float32(0)
+    for start in range(0, v.rows.shape[1] * v.rows.itemsize, 64):  # the processor's own guesses come too late
+        fetch(v.rows, r, start)
+        fetch(w.rows, s, start)
+    for i in range(len(x)):
+        a += number(v.rows[r, i]) * x[i]
+        b += number(w.rows[s, i]) * x[i]
+    return a * v.scale[r], b * w.scale[s]
+
+
+def two_sums(v: Matrix, r: int, w: Matrix, s: int, x: np.ndarray) -> tuple[np.float32, np.float32]:
+    """Row r of v and row s of w times x. Compiled code only."""
+    raise NotImplementedError
+
+
+@overload(two_sums)
+def _two_sums(v, r, w, s, x):
+    if v.types[0].dtype == types.uint8:
+        return lambda v, r, w, s, x: nibble_sums(v.rows, v.scale, r, w.rows, w.scale, s, x)
+    return lambda v, r, w, s, x: plain_sums(v, r, w, s, x)
 
 
 @njit(**{**LOOPS, "fastmath": {"contract"}})
@@ -153,13 +180,8 @@ def two_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, first: int) -> None:
 
     With an odd o the last is computed twice, with the same result.
     """
-    rows, scale = weight
     second = min(first + (len(y) + 1) // 2, len(y) - 1)
-    a, b = np.float32(0), np.float32(0)
-    for i in range(len(x)):
-        a += number(rows[first, i]) * x[i]
-        b += number(rows[second, i]) * x[i]
-    y[first], y[second] = a * scale[first], b * scale[second]
+    y[first], y[second] = two_sums(weight, first, weight, second, x)
 
 
 @njit(parallel=True, **LOOPS)
@@ -189,11 +211,8 @@ def project_heads(
 def gate_row(w1: Matrix, w3: Matrix, x: np.ndarray, y: np.ndarray) -> None:
     """y = silu(w1 x) * w3 x. x: D, y: f"""
     for r in prange(len(y)):
-        a, b = np.float32(0), np.float32(0)
-        for i in range(len(x)):
-            a += number(w1.rows[r, i]) * x[i]
-            b += number(w3.rows[r, i]) * x[i]
-        y[r] = silu(a * w1.scale[r]) * (b * w3.scale[r])
+        a, b = two_sums(w1, r, w3, r, x)
+        y[r] = silu(a) * b
 
 
 @njit(**LOOPS)

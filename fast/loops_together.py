@@ -18,6 +18,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic, overload
 
 from fast.loops import LOOPS, LayerWeights, Matrix, Norm, attend_with, number, silu
+from fast.nibbles import widen_nibbles
 
 ROWS = 6  # of a weight, summed at once: with 16 lanes they fill 12 of the 16 registers of AVX2
 AHEAD = 2 * ROWS  # rows between those that are read and those that are fetched
@@ -46,7 +47,8 @@ def block_code(lanes: int, context: Any, builder: Any, kinds: tuple[Any, ...], g
         return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
 
     numbers = [builder.gep(wide.data, [builder.mul(row, length)]) for row in at]
-    fetched = builder.gep(rows.data, [builder.mul(builder.add(to[0], INT64(AHEAD)), length)])
+    stored_length = builder.extract_value(rows.shape, 1)  # half as long where a byte has two numbers
+    fetched = builder.gep(rows.data, [builder.mul(builder.add(to[0], INT64(AHEAD)), stored_length)])
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -65,8 +67,10 @@ def block_code(lanes: int, context: Any, builder: Any, kinds: tuple[Any, ...], g
     builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
     builder.position_at_end(after)
     for row, total in zip(to, sums, strict=True):
-        factor = in_all_lanes(builder.load(builder.gep(scale.data, [row])))
-        builder.store(builder.fmul(total.incomings[1][0], factor), lanes_at(y.data, row), align=4)
+        result = total.incomings[1][0]
+        if kinds[6].ndim == 1:  # else there is one for each group, and `wide` holds products with it
+            result = builder.fmul(result, in_all_lanes(builder.load(builder.gep(scale.data, [row]))))
+        builder.store(result, lanes_at(y.data, row), align=4)
     return context.get_dummy_value()
 
 
@@ -88,24 +92,32 @@ def block_16(_, wide, at, x, y, to, rows, scale):
     return types.void(*kinds), lambda context, builder, _, given: block_code(16, context, builder, kinds, given)
 
 
-def as_float32(rows: np.ndarray, to: tuple[int, ...], room: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Rows of a weight as float32, in place or copied to `room` (`ROWS` i), and their numbers. Compiled code only."""
+def as_float32(weight: Matrix, to: tuple[int, ...], room: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Rows of a weight as float32, in place or copied to `room` (`ROWS` i), and their numbers. Compiled code only.
+
+    They are still to be multiplied by the scale of a row, but not by that of a group.
+    """
     raise NotImplementedError
 
 
 @overload(as_float32)
-def _as_float32(rows, to, room):
-    if rows.dtype == types.float32:
-        return lambda rows, to, room: (rows, to)
+def _as_float32(weight, to, room):
+    if weight.types[0].dtype == types.float32:
+        return lambda weight, to, room: (weight.rows, to)
 
-    def copied(rows, to, room):
+    def copied(weight, to, room):
         for k in range(ROWS):
-            row, wide = rows[to[k]], room[k]
+            row, wide = weight.rows[to[k]], room[k]
             for i in range(len(row)):
                 wide[i] = number(row[i])
         return room, (0, 1, 2, 3, 4, 5)
 
-    return copied
+    def copied_from_4_bits(weight, to, room):
+        for k in range(ROWS):
+            widen_nibbles(weight.rows, weight.scale, to[k], room[k])
+        return room, (0, 1, 2, 3, 4, 5)
+
+    return copied_from_4_bits if weight.types[0].dtype == types.uint8 else copied
 
 
 @njit(**LOOPS)
@@ -124,7 +136,7 @@ def product_part(weight: Matrix, x: np.ndarray, y: np.ndarray, part: int) -> Non
     room, last = np.empty((ROWS, x.shape[1]), np.float32), len(rows) - 1
     for a in range(part * ROWS * PART, min((part + 1) * ROWS * PART, last + 1), ROWS):
         to = a, min(a + 1, last), min(a + 2, last), min(a + 3, last), min(a + 4, last), min(a + 5, last)
-        wide, at = as_float32(rows, to, room)
+        wide, at = as_float32(weight, to, room)
         for panel in range(len(x)):
             if x.shape[2] == 8:
                 block_8(wide, at, x[panel], y[panel], to, rows, scale)

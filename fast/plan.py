@@ -16,10 +16,10 @@ from fast.attention import FusedAttention
 from fast.equivalence import notice
 from fast.kernel import own_methods, replace
 from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
+from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from llama import Attention, FeedForward, Llama, LlamaLayer
 
-LLAMA_KERNELS = {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear}
+LLAMA_KERNELS = {OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, Int4Linear}
 LLAMA_KERNELS |= {FusedRMSNorm, FusedFeedForward, FusedAttention}
 OF_ATTENTION = ("compute_query", "compute_key", "compute_value", "compute_output")
 OF_FEED_FORWARD = ("w1", "w3", "w2")
@@ -67,7 +67,7 @@ def plan_parts(plan: KernelPlan, model: nn.Module, kind: type[nn.Module], make: 
 
 
 def apply_plan(plan: KernelPlan, model: nn.Module) -> None:
-    """Make the kernels and put them in their places. Kernels of 8 bits round their weights, for good."""
+    """Make the kernels and put them in their places. Kernels of 8 or 4 bits round their weights, for good."""
     kernels = {part: make(part, **settings) for part, (make, settings) in plan.items()}
     for kernel in kernels.values():
         if isinstance(kernel, Int8Linear):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -34,13 +35,24 @@ import fast.small_job
 from advanced.decoding import BeamSearch, ContrastiveSearch
 from base_llama import KVCache
 from config import LlamaConfig
+from engine import runs
 from engine.weights import load_pretrained
 from fast import accelerate, compiled, decoder
 from fast.apply import BY_PRODUCTS, Purpose, choose_attention
 from fast.attention import FusedAttention, attention_by_products, fuse_attention, scores_check
+from fast.compact import quantise_4, widened
 from fast.decode import OUTDATED, Decoder, LoopDecoder, choose_decoder
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
-from fast.linear import Bf16Linear, Int8Linear, OneDNNLinear, RoundedLinear, has_integer_products, int8_linear, quantise
+from fast.linear import (
+    Bf16Linear,
+    Int4Linear,
+    Int8Linear,
+    OneDNNLinear,
+    RoundedLinear,
+    has_integer_products,
+    int8_linear,
+    quantise,
+)
 from fast.onednn import has_onednn, onednn_linear, onednn_trained, onednn_weight_gradient, pack, why_no_onednn
 from llama import Attention, FeedForward, Llama, RMSNorm
 from optimizer import AdamW
@@ -148,7 +160,7 @@ def test_the_model_and_the_machine_decide_what_decodes(numba):
         assert type(other) is Decoder and other.choice.kernel == "plain" and words in other.choice.reason
     assert choose_decoder(CUDA).kernel == "plain"
     for function in (decoder, accelerate):
-        with pytest.raises(ValueError, match="fp64.*fp32, bf16, int8"):
+        with pytest.raises(ValueError, match="fp64.*fp32, bf16, int8, int4"):
             function(model, "fp64")
 
 
@@ -161,11 +173,12 @@ def test_tokens_that_end_a_text_leave_a_model_the_compiled_loops():
     assert "the model has other settings" in fast.decode._what_changed_in(model)
 
 
-def test_int8_rounds_once():
+@pytest.mark.parametrize("rounding", ["int8", "int4"])
+def test_weights_are_rounded_once(rounding: str):
     model = random_llama()
-    accelerate(model, "int8")
+    accelerate(model, rounding)
     rounded, logits = copy.deepcopy(model.state_dict()), outputs(model)[0]
-    for precision in ("int8", "fp32", "int8"):
+    for precision in (rounding, "fp32", rounding):
         accelerate(model, precision)
     assert all(torch.equal(value, rounded[name]) for name, value in model.state_dict().items())
     assert torch.equal(outputs(model)[0], logits)
@@ -674,6 +687,50 @@ def test_what_int8_leaves_to_be_trained_gets_the_gradients_of_the_rounded_model(
             assert_near(gradient, expected[name], 2e-5)
 
 
+# ------------------------------------------------------------------------------------------------------- int4
+
+
+def test_quantise_4_packs_as_q4_0_of_gguf():
+    """Its scales are float16, ours bfloat16: these groups have scales that both have."""
+    quants = pytest.importorskip("gguf.quants", reason="the package gguf is not installed")
+    x = torch.randn(40, 96, generator=torch.Generator().manual_seed(0)).clamp(-1.9, 1.9)
+    groups = x.view(40, 3, 32)
+    largest = groups.abs().argmax(-1, keepdim=True)
+    groups.scatter_(-1, largest, groups.gather(-1, largest).sign() * 2.0 ** torch.arange(1, 4)[:, None])
+    x[7] = 0.0
+    packed, scale = quantise_4(x)
+    theirs = torch.from_numpy(quants.quantize(x.numpy(), quants.GGMLQuantizationType.Q4_0)).view(40, 3, 18)
+    assert torch.equal(packed.view(40, 3, 16), theirs[..., 2:])
+    assert torch.equal(scale.float(), theirs[..., :2].contiguous().view(torch.float16)[..., 0].float())
+    dequantised = quants.dequantize(theirs.flatten(1).numpy(), quants.GGMLQuantizationType.Q4_0)
+    assert torch.equal(widened(packed, scale), torch.from_numpy(dequantised))
+
+
+def test_int4_rounds_the_layers_to_4_bits_and_the_output_to_8():
+    plain = random_llama(attention="causal", tied=False)
+    model = accelerated(plain, "int4")
+    assert type(model.output) is Int8Linear and type(model.layers[0].attention.compute_key) is Int4Linear
+    assert torch.equal(model.tok_embeddings.weight, plain.tok_embeddings.weight)
+    for name, weight in plain.state_dict().items():
+        if weight.dim() == 2 and name.startswith("layers"):
+            groups, rounded = (each.view(-1, 32) for each in (weight, model.state_dict()[name]))
+            step = groups.abs().amax(1, keepdim=True) / 8
+            assert ((rounded - groups).abs() <= step * 1.05).all()  # a whole step beyond 7; scales are rounded
+            assert all(len(row.unique()) <= 16 for row in rounded)
+    expected = copy.deepcopy(plain)
+    expected.load_state_dict(model.state_dict())
+    for actual, wanted in zip(outputs(model), outputs(expected), strict=True):
+        assert_near(actual, wanted, 1e-5)
+
+
+def test_int4_is_refused_for_rows_that_are_no_whole_groups():
+    model = random_llama(hidden_dim=40)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UserError, match="32 numbers of a row together, and a row here has 40; use int8"):
+        accelerate(model, "int4")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 # ----------------------------------------------------------------------------------------------------- decoding
 
 
@@ -754,9 +811,13 @@ def decoded(plain: Llama, step: Callable, idx: torch.Tensor, pad: torch.Tensor |
     return torch.cat(logits), cache.keys, cache.values
 
 
+SIZES_IN_GROUPS = {"groups": (301, 96, 6, 3, 160, 3), "one of them": (18, 32, 1, 1, 32, 2)}
+CASES = [*itertools.product(("fp32", "bf16", "int8"), SIZES.values())]
+CASES += [*itertools.product(("int4",), (*SIZES_IN_GROUPS.values(), (3001, 192, 6, 2, 512, 2)))]
+
+
 @pytest.mark.parametrize("texts", [1, 18])
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(("precision", "sizes"), CASES)
 @torch.no_grad()
 def test_every_logit_of_the_loops_is_the_plain_one_with_any_number_of_threads(
     numba, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], precision: str, texts: int
@@ -856,7 +917,7 @@ def test_trained_models_tell_the_same_stories(numba, request: pytest.FixtureRequ
     plain = load_pretrained(path, attention="causal")
     prompts = random_prompts(4, 3, plain.config.vocab_size)
     prompts[:, 0] = 1
-    for precision in ("fp32", "int8"):
+    for precision in ("fp32", "int8", *["int4"] * (name == BUNDLED.name)):  # the other's rows are no whole groups
         check_texts(plain, prompts, 60, precision)
     check_texts(load_pretrained(path, attention="bidirectional"), prompts[:2], 12)
 
@@ -909,7 +970,7 @@ def test_penalized_texts_and_searched_ones_are_the_plain_ones(numba):
     assert len(steps) == 4 * 2 * 29  # of the penalized text, and of the one beam
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["output.weight", "layers.0.feed_forward.w2.weight", "layers.1.attention_norm.weight"])
 def test_a_damaged_model_is_reported(numba, precision: str, value: float, name: str):
@@ -1150,6 +1211,7 @@ def test_finetune_in_bf16_learns_and_saves_float32(
     ("flags", "words"),
     [
         (["--option", "finetune", "--precision", "int8"], "--precision int8 rounds .* use bf16"),
+        (["--option", "lora", "--precision", "int4"], "--precision int4 rounds .* use bf16"),
         (["--precision", "bf16", "--kernels", "plain"], "--kernels plain is .* --precision bf16"),
     ],
 )
@@ -1157,3 +1219,22 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, drive: Callable, f
     with pytest.raises(UserError, match=words):
         drive(*flags)
     assert not list(tmp_path.iterdir())
+
+
+def test_int4_is_for_large_models_unless_it_is_asked_for_twice(
+    tmp_path: Path, drive: Callable, flags_for: Callable, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    once, twice = (["--precision", "int4"] * times for times in (1, 2))
+    for option in ("generate", "prompt"):
+        before = {*tmp_path.iterdir()}
+        with pytest.raises(UserError, match="0.0 M parameters much worse.* given twice"):
+            drive(*flags_for(option), *once)
+        assert {*tmp_path.iterdir()} == before
+        drive(*flags_for(option), *twice)
+        assert "int8 loses less" in capsys.readouterr().err
+    monkeypatch.setattr(runs, "FEWEST_IN_4_BITS", 1)
+    drive(*flags_for("generate"), *once)
+    assert "int8 loses less" in capsys.readouterr().err
+    monkeypatch.setattr(runs, "MANY_IN_4_BITS", 1)
+    drive(*flags_for("generate"), *once)
+    assert "int8" not in capsys.readouterr().err

@@ -35,6 +35,7 @@ from advanced.experiments.choice import Done, Tried, chosen, tuning
 from advanced.experiments.models import Model
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, Trial
 from advanced.experiments.schema import SOLVED, check_table
+from config import ROUNDING
 from engine.json_text import read_json
 from utils import UserError, join_names, warn
 
@@ -83,8 +84,8 @@ class Table:
                 except UserError as error:
                     raise UserError(f"row {row.name}: {error}") from None
                 settings = dict(trial.settings)
-                if row.option == "finetune" and settings["precision"] == "int8":
-                    raise UserError(f"row {row.name}: precision int8 rounds the weights, which cannot be trained then")
+                if row.option == "finetune" and (precision := settings["precision"]) in ROUNDING:
+                    raise UserError(f"row {row.name}: precision {precision} rounds the weights, which are trained")
                 chooses = [name for name in row.methods if METHODS[name].holds_out] + ["its tune"] * bool(row.tune)
                 chooses += ["its C"] * (row.option in SOLVED)
                 chooses += ["its epoch"] * bool(self.settings_of(row, data)["judged_on"])

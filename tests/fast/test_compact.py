@@ -19,7 +19,7 @@ from engine import saved, storage, weights
 from engine.plan import ComputeSettings
 from engine.weights import load_pretrained
 from fast import accelerate, decoder
-from fast.compact import CompactWeight, compacted, quantise
+from fast.compact import CompactWeight, compacted, quantise, quantise_4
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import UserError
@@ -63,24 +63,28 @@ def bytes_of(model: nn.Module) -> int:
     return sum(part.numel() * part.element_size() for part in parts)
 
 
+def size_of(name: str, weight: torch.Tensor, precision: str) -> float:
+    """The bytes of a kept weight, with its scales."""
+    if weight.dim() == 1 or precision in ("fp32", "bf16"):
+        return weight.numel() * (2 if weight.dim() == 2 and precision == "bf16" else 4)
+    return weight.numel() * 4.5 / 8 if precision == "int4" and "layers" in name else weight.numel() + 4 * len(weight)
+
+
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("generates", [True, False])
 def test_a_large_model_computes_what_a_small_one_does(
     format: str, precision: str, generates: bool, written, monkeypatch: pytest.MonkeyPatch
 ):
     small, large = small_and_large(written(format), precision, monkeypatch)
-    size = {"fp32": 4, "bf16": 2, "int8": 1}[precision]
-    matrices = sum(weight.numel() for weight in small.parameters() if weight.dim() == 2)
-    others = sum(weight.numel() * 4 for weight in small.parameters() if weight.dim() == 1)
-    scales = 4 * sum(len(weight) for weight in small.parameters() if weight.dim() == 2) if size == 1 else 0
-    assert bytes_of(large) == size * matrices + others + scales
+    size = sum(size_of(name, weight, precision) for name, weight in small.named_parameters())
+    assert bytes_of(large) == size
     assert [*large.state_dict()] == [*small.state_dict()]
     assert large.output.weight is large.tok_embeddings.weight
     for model in (small, large):
         monkeypatch.setattr(weights, "LARGE", 1 if model is large else 2**40)
         accelerate(model, precision, generates=generates, trains=False)
-    assert bytes_of(large) == size * matrices + others + scales
+    assert bytes_of(large) == size
     with torch.inference_mode():
         expected, actual = (model(IDS, targets=IDS)[0] for model in (small, large))
         torch.testing.assert_close(actual, expected, atol=1e-4 * expected.abs().max().item(), rtol=0)
@@ -105,7 +109,7 @@ def test_training_and_plain_kernels_get_float32_that_can_be_written_to(written, 
     assert compute._replace(shard=True).kept_precision is None
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 def test_a_large_saved_classifier_predicts_what_a_small_one_does(
     precision: str, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -122,7 +126,7 @@ def test_a_large_saved_classifier_predicts_what_a_small_one_does(
         assert about.precision == precision and not any(weight.is_meta for weight in model.parameters())
         accelerate(model, precision, generates=False, trains=False)
         models.append(model)
-    size = {"fp32": 4, "bf16": 2, "int8": 1}[precision]
+    size = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.7}[precision]
     assert bytes_of(models[1].llama) < 1.2 * bytes_of(models[0].llama) * size / 4
     with torch.inference_mode():
         torch.testing.assert_close(*(model(IDS % llama.config.vocab_size) for model in models), atol=1e-2, rtol=0)
@@ -134,7 +138,7 @@ def test_a_damaged_number_is_found_in_every_precision(tmp_path: Path, monkeypatc
         model = random_llama(attention="causal")
         model.layers[1].feed_forward.w2.weight.data[3, 2] = damage
         save_checkpoint(tmp_path / "model.pt", model)
-        for precision in (None, "fp32", "bf16", "int8"):
+        for precision in (None, "fp32", "bf16", "int8", "int4"):
             with pytest.raises(UserError, match=r"not all numbers are finite in layers\.1\.feed_forward\.w2\.weight"):
                 load_pretrained(tmp_path / "model.pt", precision=precision)
 
@@ -172,17 +176,18 @@ def test_limits_of_control_groups_count_and_pages_of_files_do_not(tmp_path: Path
 # ------------------------------------------------------------------------------------------------------ compact weights
 
 
-@pytest.fixture(params=["bfloat16", "8 bits"])
+@pytest.fixture(params=["bfloat16", "8 bits", "4 bits"])
 def weight(request: pytest.FixtureRequest) -> nn.Parameter:
-    numbers = torch.randn(600, 24, generator=torch.Generator().manual_seed(0))
-    made = CompactWeight(*quantise(numbers)) if request.param == "8 bits" else CompactWeight(numbers.bfloat16())
+    numbers = torch.randn(600, 64, generator=torch.Generator().manual_seed(0))
+    made = {"8 bits": quantise, "4 bits": quantise_4, "bfloat16": lambda x: (x.bfloat16(),)}[request.param](numbers)
+    made = CompactWeight(*made)
     return nn.Parameter(made, requires_grad=False)
 
 
 def test_a_compact_weight_is_a_float32_tensor_to_all_code(weight: nn.Parameter):
     plain = weight.widened()
     assert isinstance(weight, nn.Parameter) and weight.dtype == torch.float32 and weight.shape == plain.shape
-    x = torch.randn(3, 24, requires_grad=True)
+    x = torch.randn(3, 64, requires_grad=True)
     for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
         with mode():
             assert torch.equal(F.linear(x, weight), F.linear(x, plain))

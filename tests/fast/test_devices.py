@@ -18,7 +18,7 @@ from optimizer import AdamW
 from rope import apply_rotary_emb
 
 PRESENT = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "int8": 5e-2}
+TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "int8": 5e-2, "int4": 0.5}
 
 
 @pytest.fixture(params=PRESENT)
@@ -39,7 +39,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("n_kv_heads", [4, 2])
 def test_logits(device: torch.device, attention: str, precision: str, n_kv_heads: int):
     plain = random_llama(attention=attention, n_kv_heads=n_kv_heads)

@@ -451,6 +451,6 @@ def test_the_table_of_kernels_is_printed():
     assert done.returncode == 0, done.stderr
     for words in ("linear layers", "norms and gates", "attention", "decoding", "compiled loops:", "torch"):
         assert words in done.stdout
-    assert all(precision in done.stdout for precision in ("fp32", "bf16", "int8"))
+    assert all(precision in done.stdout for precision in ("fp32", "bf16", "int8", "int4"))
     done = run_python("-m", "fast", "--compile", "fp8")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
