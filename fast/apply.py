@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from base_llama import causal_mask
 from config import PRECISIONS, ROUNDING
 from engine.weights import is_large
 from fast import linear, onednn
-from fast.attention import BY_PRODUCTS_FROM, FusedAttention, attention_by_products, scores_check
+from fast.attention import BY_PRODUCTS_FROM, FusedAttention, scores_check
+from fast.attention_products import BY_PRODUCTS, TRAINED_BY_PRODUCTS, ways_read, ways_trained
 from fast.equivalence import notice
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
@@ -25,7 +25,6 @@ from fast.onednn import has_onednn
 from fast.plan import LLAMA_KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
 from llama import Attention, FeedForward, Llama, RMSNorm
 
-BY_PRODUCTS = "fused, short texts in two products"  # attention of texts that are classified in bfloat16
 ROWS, WIDTH, HIDDEN = 512, 512, 1376  # of measured products: a small batch in the feed-forward of stories42M
 LinearKernel = tuple[type[KernelLinear], dict[str, Any]]  # the class, and the settings of `from_linear`
 
@@ -149,8 +148,10 @@ def _plan_llamas(plan: KernelPlan, llamas: list[Llama], purpose: Purpose) -> lis
             plan_parts(plan, llama, RMSNorm, FusedRMSNorm.from_norm)
             plan_parts(plan, llama, FeedForward, FusedFeedForward.sharing)
         if attention.kernel != "plain":
-            products_from = {torch.bfloat16: BY_PRODUCTS_FROM} if attention.kernel == BY_PRODUCTS else {}
-            plan_parts(plan, llama, Attention, FusedAttention.from_attention, products_from=products_from)
+            products_from = {torch.bfloat16: BY_PRODUCTS_FROM} if BY_PRODUCTS in attention.kernel else {}
+            trained = {torch.bfloat16} if TRAINED_BY_PRODUCTS in attention.kernel else set()
+            settings = {"products_from": products_from, "trained_by_products": trained}
+            plan_parts(plan, llama, Attention, FusedAttention.from_attention, **settings)
         pass_on_bf16(plan, llama, purpose.device, generates=purpose.generates)
     return [linear, layers, attention]
 
@@ -291,25 +292,25 @@ def choose_attention(purpose: Purpose) -> Choice:
     part, found = "attention", scores_check(purpose.device.type).difference()
     if found:
         return Choice(part, "plain", f"llama.py has changed: {found}")
-    is_in_bf16 = purpose.is_on_cpu and purpose.precision == "bf16" and not purpose.generates
-    if is_in_bf16 and _bf16()[0] == "bfloat16 products":
-        return Choice(part, *_attention_in_bf16())
-    return Choice(part, "fused", "PyTorch's own kernel, which keeps no scores")
+    if not purpose.is_on_cpu or purpose.precision != "bf16" or _bf16()[0] != "bfloat16 products":
+        return Choice(part, "fused", "PyTorch's own kernel, which keeps no scores")
+    measured = [] if purpose.generates else [_attention_in_bf16()]
+    measured += [_attention_in_training()] if purpose.trains else []
+    ways = [way for way, _ in measured if way in (BY_PRODUCTS, TRAINED_BY_PRODUCTS)]
+    return Choice(part, ", ".join(["fused", *ways]), "; ".join(why for _, why in measured) or "keeps no scores")
 
 
 def _attention_in_bf16() -> tuple[str, str]:
-    """Of short texts, such as are classified in bfloat16."""
-    texts = torch.ones(3, 10, 8, 48, 64, dtype=torch.bfloat16)
-    mask = causal_mask(48, 48, texts.device)
-    ways = {
-        "fused": lambda: F.scaled_dot_product_attention(*texts, is_causal=True),
-        BY_PRODUCTS: lambda: attention_by_products(*texts, mask),
-    }
-    return fastest("attention in bfloat16", ways)
+    return fastest("attention in bfloat16", ways_read())
+
+
+def _attention_in_training() -> tuple[str, str]:
+    return fastest("attention in bfloat16, trained", ways_trained())
 
 
 def measure_all() -> None:
     """Measure everything now, so that no later run has to wait for it."""
     products = (_packs, _in_training) if has_onednn() else ()
-    for measure in (*products, _bf16, _attention_in_bf16, *((_layers,) if RMS_NORM_CHECK.holds() else ())):
+    layers = (_layers,) if RMS_NORM_CHECK.holds() else ()
+    for measure in (*products, _bf16, _attention_in_bf16, _attention_in_training, *layers):
         measure()

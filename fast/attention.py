@@ -1,7 +1,8 @@
 """PyTorch's fused attention in the place of the one that llama.py spells out.
 
 It computes the same without keeping the scores (Dao et al. 2022, "FlashAttention", arXiv:2205.14135), in less time, on
-every device. For short texts in bfloat16 on CPUs two batched products can be faster, which is measured (`fast.apply`).
+every device. In bfloat16 on CPUs batched products can be faster, for short texts and for gradients, which is measured
+(`fast.apply`).
 
 Shapes:  b batch   s query position   t key position   h query heads   d head dim
 """
@@ -9,7 +10,7 @@ Shapes:  b batch   s query position   t key position   h query heads   d head di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from base_llama import causal_mask
 from config import LlamaConfig
+from fast.attention_products import MOST_QUERIES, attention_by_products, trained_by_products
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods, replace
 from fast.layers import CheckedKernel, has_more
@@ -34,23 +36,27 @@ class FusedAttention(CheckedKernel, Attention):
     """`Attention` whose scores, softmax and weighted sum are one kernel.
 
     products_from: for a number format, how many scores are enough for `attention_by_products`, if texts are short and
-    nothing is trained.
+    nothing is trained. trained_by_products: number formats whose gradients are those of `trained_by_products`.
     """
 
-    __slots__ = ("products_from",)
+    __slots__ = ("products_from", "trained_by_products")
     replaces = Attention
 
-    def __init__(self, config: LlamaConfig, products_from: Mapping[torch.dtype, int] | None = None):
+    def __init__(self, config: LlamaConfig, **settings: Any):
         super().__init__(config)
-        self.products_from = dict(products_from or {})
+        self.set_ways(**settings)
 
     @classmethod
-    def from_attention(
-        cls, attention: Attention, products_from: Mapping[torch.dtype, int] | None = None
-    ) -> FusedAttention:
+    def from_attention(cls, attention: Attention, **settings: Any) -> FusedAttention:
         kernel = cls.sharing(attention)
-        kernel.products_from = dict(products_from or {})
+        kernel.set_ways(**settings)
         return kernel
+
+    def set_ways(
+        self, products_from: Mapping[torch.dtype, int] | None = None, trained_by_products: Collection[torch.dtype] = ()
+    ) -> None:
+        """Once, when the kernel is made."""
+        self.products_from, self.trained_by_products = dict(products_from or {}), frozenset(trained_by_products)
 
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """As `Attention.forward`, of inputs that the norm may give in bfloat16. inputs: b s D, and others"""
@@ -81,6 +87,8 @@ class FusedAttention(CheckedKernel, Attention):
             return super().compute_query_key_value_scores(query, key, value, mask)
         if self._multiplies(query, key):
             return attention_by_products(query, key, value, mask)
+        if torch.is_grad_enabled() and query.dtype in self.trained_by_products:
+            return trained_by_products(query, key, value, mask, is_causal)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=None if is_causal else mask, is_causal=is_causal
         )
@@ -105,24 +113,6 @@ def alike(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(part.float() if part.dtype == torch.bfloat16 else part for part in parts)
 
 
-def attention_by_products(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """Attention by two batched products, with all scores b h s t in memory, in the inputs' dtype.
-
-    query: b h s d, key and value: b h t d -> b h s d
-    mask: bool, broadcasts to b h s t, True where a query may see a key.
-    """
-    hidden = query.new_zeros(())  # is added to the scores
-    if mask is not None:
-        hidden = hidden.expand(mask.shape).masked_fill(~mask, float("-inf"))  # ... s t
-        if hidden.dim() > 2:
-            hidden = hidden.expand(*query.shape[:3], key.shape[2]).flatten(0, 1)  # bh s t
-    queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))  # bh s d, or t
-    scores = torch.baddbmm(hidden, queries, keys.transpose(1, 2), alpha=query.shape[-1] ** -0.5)  # bh s t
-    return torch.bmm(scores.softmax(-1), values).view_as(query)  # b h s d
-
-
 def is_lower_triangle(mask: torch.Tensor) -> bool:
     """Whether a mask hides exactly what follows each query. Compared once for each mask: a GPU would have to wait."""
     if mask.dim() != 2 or mask.shape[0] != mask.shape[1]:
@@ -141,18 +131,18 @@ def _sides(device: str) -> Comparison:
     kinds = ("bidirectional", "causal")
     plain = {kind: Attention(LlamaConfig(**{**vars(config), "attention": kind})) for kind in kinds}
 
-    def ask(make: Callable[[Attention, dict], Attention]) -> Callable[..., list[torch.Tensor]]:
+    def ask(make: Callable[..., Attention]) -> Callable[..., list[torch.Tensor]]:
         def run(kind: str, training: bool, *tensors: torch.Tensor) -> list[torch.Tensor]:
-            answers = []
-            for products_from in ({},) if training else ({}, {torch.float32: 0}):
-                layer = make(plain[kind].train(training), products_from)
+            answers, by_products = [], {"products_from": {torch.float32: 0}, "trained_by_products": {torch.float32}}
+            for settings in ({}, by_products):
+                layer = make(plain[kind].train(training), **settings)
                 with torch.set_grad_enabled(training):
                     answers.append(layer.compute_query_key_value_scores(*(tensor.to(device) for tensor in tensors)))
             return answers
 
         return run
 
-    return Comparison(ask(lambda layer, _: layer), ask(FusedAttention.from_attention), list(_cases()))
+    return Comparison(ask(lambda layer, **_: layer), ask(FusedAttention.from_attention), list(_cases()))
 
 
 def _cases() -> Iterator[Case]:
@@ -165,8 +155,10 @@ def _cases() -> Iterator[Case]:
 
     at = torch.arange(6) <= torch.tensor([[5], [2]])  # b t
     padded = triangle(4, 8) & (torch.arange(8) >= torch.tensor([[3], [0]]))[:, None]  # b s t
+    many = 2 * MOST_QUERIES, 2 * MOST_QUERIES
     for kind in ("bidirectional", "causal"):
         yield Case(f"{kind} attention", (kind, True, *tensors(3, 7, 7)))
+        yield Case(f"{kind} attention, {2 * MOST_QUERIES} positions", (kind, True, *tensors(1, *many)))
         yield Case(f"{kind} attention, large scores", (kind, False, *tensors(2, 5, 5, 4.0, grad=False)))
         yield Case(f"{kind} attention, many texts", (kind, False, *tensors(81, 3, 3, grad=False)))
         yield Case(f"{kind} attention, {LONG_TEXT} positions", (kind, False, *tensors(1, 64, LONG_TEXT, grad=False)))

@@ -143,8 +143,9 @@ def round_to_bf16(x: torch.Tensor) -> torch.Tensor:
 class Bf16Linear(KernelLinear):
     """Products of bfloat16 numbers, summed in float32; the weight that is trained and saved stays float32.
 
-    out_dtype: of the result. Every other layer can read float32. bfloat16 is what autocast would give; on a CPU the
-    backward pass of attention is several times slower in it, so what feeds attention in training is float32 there.
+    out_dtype: of the result. Every other layer can read float32. bfloat16 is what autocast would give; on a CPU
+    PyTorch's gradients of attention are several times slower in it, so there what feeds attention in training is
+    float32 unless others are taken (`fast.attention.trained_by_products`).
     read_dtype: of the result while nothing is trained; None for `out_dtype`.
     """
 

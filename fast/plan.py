@@ -82,7 +82,8 @@ def pass_on_bf16(plan: KernelPlan, llama: Llama, device: torch.device, *, genera
     """Plan bfloat16 outputs for kernels whose readers all read bfloat16.
 
     On a CPU queries, keys and values are float32 again for rotation and attention if text is generated, because the
-    loops read float32 keys. Where texts are only classified, attention in bfloat16 saves the conversions.
+    loops read float32 keys. Where texts are only classified, attention in bfloat16 saves the conversions, and in
+    training where its gradients are computed in bfloat16.
     """
     for layer in llama.modules():
         if isinstance(layer, LlamaLayer):
@@ -93,7 +94,9 @@ def _pass_on_in_layer(plan: KernelPlan, layer: LlamaLayer, device: torch.device,
     heads = _usual_parts(layer._modules.get("attention"), Attention, OF_ATTENTION)
     gates = _usual_parts(layer._modules.get("feed_forward"), FeedForward, OF_FEED_FORWARD)
     if heads and _all_in_bf16(plan, heads):
-        _give_bf16(plan, heads[:3], device, generates)
+        attention = plan.get(layer.attention)
+        is_trained = attention is not None and bool(attention.settings["trained_by_products"])
+        _give_bf16(plan, heads[:3], device, generates, is_trained)
     if gates and _all_in_bf16(plan, gates):
         for gate in gates[:2]:
             plan[gate].settings["out_dtype"] = torch.bfloat16
@@ -107,13 +110,20 @@ def _pass_on_in_layer(plan: KernelPlan, layer: LlamaLayer, device: torch.device,
             _give_bf16(plan, [last], device, generates)
 
 
-def _give_bf16(plan: KernelPlan, linears: Iterable[nn.Module], device: torch.device, generates: bool) -> None:
-    """For layers whose outputs go to attention or the residual stream, which read either format."""
+def _give_bf16(
+    plan: KernelPlan, linears: Iterable[nn.Module], device: torch.device, generates: bool, is_trained: bool = False
+) -> None:
+    """For layers whose outputs go to attention or the residual stream, which read either format.
+
+    is_trained: also in training on a CPU.
+    """
     for linear in linears:
-        if device.type != "cpu":
+        if device.type != "cpu" or is_trained:
             plan[linear].settings["out_dtype"] = torch.bfloat16
         if not generates:
             plan[linear].settings["read_dtype"] = torch.bfloat16
+        elif device.type == "cpu":
+            plan[linear].settings["read_dtype"] = torch.float32
 
 
 def _all_in_bf16(plan: KernelPlan, linears: Iterable[nn.Module]) -> bool:

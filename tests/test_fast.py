@@ -6,6 +6,7 @@ import copy
 import functools
 import importlib
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -29,17 +30,19 @@ from torch import nn
 
 import fast.apply
 import fast.attention
+import fast.attention_products
 import fast.decode
 import fast.linear
 import fast.small_job
 from advanced.decoding import BeamSearch, ContrastiveSearch
-from base_llama import KVCache
+from base_llama import KVCache, causal_mask
 from config import LlamaConfig
 from engine import runs
 from engine.weights import load_pretrained
 from fast import accelerate, compiled, decoder
 from fast.apply import BY_PRODUCTS, Purpose, choose_attention
-from fast.attention import FusedAttention, attention_by_products, fuse_attention, scores_check
+from fast.attention import FusedAttention, fuse_attention, scores_check
+from fast.attention_products import TRAINED_BY_PRODUCTS, attention_by_products, trained_by_products
 from fast.compact import quantise_4, widened
 from fast.decode import OUTDATED, Decoder, LoopDecoder, choose_decoder
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
@@ -430,6 +433,44 @@ def test_attention_by_two_products_is_attention(shape: tuple[int, ...] | None):
     assert_near(actual, expected, 2e-2)
 
 
+@pytest.mark.parametrize("shape", [None, "causal", (6, 6), (2, 1, 1, 6), (2, 1, 6, 6)])
+def test_gradients_of_attention_by_products_are_those_of_attention(monkeypatch, shape: tuple[int, ...] | str | None):
+    monkeypatch.setattr(fast.attention_products, "MOST_QUERIES", 4)  # two groups of three queries
+    inputs = [x.transpose(1, 2).detach().requires_grad_() for x in torch.randn(3, 2, 6, 4, 8).bfloat16()]  # b h s d
+    mask = None if shape is None else causal_mask(6, 6) if shape == "causal" else torch.rand(shape) < 0.7
+    if shape not in (None, "causal"):
+        mask[..., 0] = True  # every query sees something
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    hidden = 0.0 if mask is None else torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
+    expected = (wide[0] @ wide[1].transpose(-2, -1) / math.sqrt(8) + hidden).softmax(-1) @ wide[2]
+    actual = trained_by_products(*inputs, mask, shape == "causal")
+    assert_near(actual, expected, 2e-2)
+    along = torch.randn(expected.shape)
+    true = torch.autograd.grad(expected, wide, along.double())
+    for mine, its in zip(torch.autograd.grad(actual, inputs, along.bfloat16()), true, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert_near(mine, its, 3e-2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"way": "fused in float32"}, {"generates": True}, {"trains": False}])
+def test_attention_is_trained_in_bfloat16_where_that_is_faster(monkeypatch: pytest.MonkeyPatch, changes: dict):
+    case = {"way": TRAINED_BY_PRODUCTS, "generates": False, "trains": True} | changes
+    ways = {"products of bfloat16": "bfloat16 products", "attention in bfloat16, trained": case["way"]}
+    monkeypatch.setattr(fast.apply, "fastest", lambda question, _: (ways.get(question, "fused"), "as the test says"))
+    asked, way = [], lambda query, *others: asked.append(query.dtype) or trained_by_products(query, *others)
+    monkeypatch.setattr(fast.attention, "trained_by_products", way)
+    model = random_llama(attention="causal")
+    choices = accelerate(model, "bf16", generates=case["generates"], trains=case["trains"])
+    is_taken = case["trains"] and case["way"] == TRAINED_BY_PRODUCTS
+    assert (TRAINED_BY_PRODUCTS in choices[2].kernel) == is_taken
+    asked.clear()  # by the comparison with llama.py
+    model(TOKENS)
+    assert asked == [torch.bfloat16] * (model.n_layers * is_taken)
+    with torch.no_grad():
+        query = model.layers[0].attention.compute_query(torch.ones(1, 1, model.config.dim))
+    assert (query.dtype == torch.float32) == case["generates"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -451,7 +492,7 @@ def test_two_products_attend_to_short_texts_in_bfloat16_alone(monkeypatch, chang
     choices = accelerate(model, "bf16", generates=case["generates"], trains=False)
     layer = next(module for module in model.modules() if isinstance(module, Attention))
     assert type(layer) is FusedAttention
-    assert (choices[2].kernel == BY_PRODUCTS) == (case["way"] == BY_PRODUCTS and not case["generates"])
+    assert (BY_PRODUCTS in choices[2].kernel) == (case["way"] == BY_PRODUCTS and not case["generates"])
     asked = []
     monkeypatch.setattr(fast.attention, "attention_by_products", lambda *args: asked.append(args))
     texts = torch.randn(3, case["texts"], 2, case["length"], 8, dtype=case["dtype"])
@@ -460,9 +501,9 @@ def test_two_products_attend_to_short_texts_in_bfloat16_alone(monkeypatch, chang
     assert bool(asked) == (not changes)
 
 
-def test_an_attention_by_products_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch):
-    wrong = lambda query, key, value, mask: 1.01 * attention_by_products(query, key, value, mask)  # noqa: E731
-    monkeypatch.setattr(fast.attention, "attention_by_products", wrong)
+@pytest.mark.parametrize("way", [attention_by_products, trained_by_products])
+def test_an_attention_by_products_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch, way: Callable):
+    monkeypatch.setattr(fast.attention, way.__name__, lambda *given: 1.01 * way(*given))
     scores_check.cache_clear()
     try:
         assert "differ" in scores_check("cpu").difference()
@@ -609,7 +650,7 @@ def test_bf16_is_fp32_but_for_its_rounding(attention: str, n_kv_heads: int, gene
         assert gradient.dtype == torch.float32
         assert_near(gradient, expected[name], 3e-2)
         assert gradient.norm() / expected[name].norm() == pytest.approx(1.0, abs=1e-2)
-    assert seen == [torch.float32 if generates else torch.bfloat16, torch.float32]  # read, then trained
+    assert seen == [torch.float32 if generates else torch.bfloat16, torch.bfloat16]  # read, then trained
 
 
 # ------------------------------------------------------------------------------------------------------- int8
