@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from benchmarks import peers
 from benchmarks.apart import LibraryModel
 from benchmarks.llama2c import EOS_ID
 from benchmarks.measure import Contender
-from benchmarks.table import Bench, BenchmarkTask, Line, lines_of
+from benchmarks.peers import Peers, random_llama
+from benchmarks.table import QUICK_SIZES, Bench, BenchmarkTask, Line, lines_of
 from benchmarks.targets import (
     COURSE,
     CT2_TYPES,
@@ -29,6 +31,7 @@ from benchmarks.targets import (
     PLAIN_PATH,
 )
 from benchmarks.work import decoding, recomputing
+from config import LlamaConfig
 from llama import Llama
 
 if TYPE_CHECKING:
@@ -40,6 +43,10 @@ LIBRARIES = {  # the class that computes with it, in a process of its own, and t
     **{name: ("benchmarks.ct2.CTranslate2", dtype) for name, dtype in CT2_TYPES.items()},
     ORT_GENAI: ("benchmarks.ort_genai.OrtGenAI", "fp32"),
 }
+SMOLLM2 = dict(
+    vocab_size=49152, dim=576, n_layers=30, n_heads=9, n_kv_heads=3, hidden_dim=1536, max_seq_len=1024,
+    attention="causal",
+)  # fmt: skip
 # Computes as long as the process that started it lives.
 BUSY_PROGRAM = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
@@ -141,6 +148,31 @@ def decode_int8(bench: Bench) -> list[Line]:
         race = _one_text(bench, precision, dtype=dtype)
         race.add_peers(contenders)
         lines += race.lines(work, contenders, _decoding_task(bench, precision), must_agree=False)
+    return lines
+
+
+def decode_int4(bench: Bench) -> list[Line]:
+    """A model of SmolLM2-135M's shape, because 4 bits are for models of that size and more.
+
+    The plain path has the rounded weights, and so must give the same ids.
+    """
+    ((work, contenders),) = LINES["decode-int4"].items()
+    config = bench.config if bench.sizes == QUICK_SIZES else LlamaConfig(**SMOLLM2)
+    peers = Peers(random_llama(config, bench.seed), bench.seed)
+    peers.kernels = bench.peers.kernels
+    bench = replace(bench, config=config, peers=peers, folder=bench.folder / "135M")
+    race, ours, plain = Decoding(bench), peers.ours("int4"), peers.plain()
+    plain.load_state_dict(ours.llama.state_dict())
+    race.add_llama(OURS, ours)
+    race.add_llama(PLAIN_PATH, plain)
+    race.add_peers(contenders)
+    passes, precision = _decoding_task(bench, "int4")
+    more = round(config.vocab_size * config.dim * (8 / 4.5 - 1))  # the output matrix has 8 bits, not 4.5
+    task = BenchmarkTask([each._replace(weights=each.weights + more) for each in passes], precision)
+    lines = race.lines(work, contenders, task, must_agree=False)
+    for line in lines:
+        if line.against == PLAIN_PATH:
+            line.same_result = line.note.startswith("identical")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from itertools import islice
 
 from benchmarks.apart import LibraryModel
@@ -25,7 +26,13 @@ class LlamaCpp:
         import llama_cpp
 
         path = model.folder / f"{model.dtype}.gguf"
-        gguf.write(path, model.state, model.config, made_up_vocabulary(model.config.vocab_size), model.dtype)
+        written = model.folder / "f32.gguf" if model.dtype == "q4_0" else path
+        vocabulary = made_up_vocabulary(model.config.vocab_size)
+        gguf.write(written, model.state, model.config, vocabulary, written.stem)
+        if written != path:  # our writer has no 4 bits
+            settings = llama_cpp.llama_model_quantize_default_params()
+            settings.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+            llama_cpp.llama_model_quantize(bytes(written), bytes(path), ctypes.byref(settings))
         self.model = llama_cpp.Llama(
             str(path),
             n_ctx=model.config.max_seq_len,

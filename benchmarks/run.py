@@ -40,6 +40,7 @@ from utils import atomic_write
 MEASURING: Sequence[Callable[[Bench], list[Line]]] = (  # in the order of `targets.LINES`, which has their names
     decoding.decode_fp32,
     decoding.decode_int8,
+    decoding.decode_int4,
     decoding.decode_together,
     decoding.generate_bidirectional,
     decoding.busy,

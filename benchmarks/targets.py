@@ -6,7 +6,13 @@ OURS, PLAIN_PATH, ONE_BY_ONE = "min-llama", "plain path", "one after another"
 COURSE, LLAMA2C = "course's way", "llama2.c"
 HF, HF_BF16 = "HF transformers", "HF, bf16"  # in float32, which is its default; in bfloat16
 LLAMACPP, LLAMACPP_F16, LLAMACPP_Q8 = "llama.cpp f32", "llama.cpp f16", "llama.cpp Q8_0"
-LLAMACPP_DTYPES = {LLAMACPP: "f32", LLAMACPP_F16: "f16", LLAMACPP_Q8: "q8_0"}  # of the weights in its file
+LLAMACPP_Q4 = "llama.cpp Q4_0"
+LLAMACPP_DTYPES = {  # of the weights in its file
+    LLAMACPP: "f32",
+    LLAMACPP_F16: "f16",
+    LLAMACPP_Q8: "q8_0",
+    LLAMACPP_Q4: "q4_0",
+}
 COMPILED = "HF, torch.compile"  # in the precision of the line
 OPENVINO, OPENVINO_BF16 = "OpenVINO fp32", "OpenVINO bf16"
 OPENVINO_TYPES = {OPENVINO: "f32", OPENVINO_BF16: "bf16"}  # of its products
@@ -24,6 +30,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
         "decode, int8": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP_Q8, CT2_INT8),
         "decode, bf16": (LIMIT, PLAIN_PATH, LLAMA2C, LLAMACPP_F16),
     },
+    "decode-int4": {"decode, int4, 135M": (LIMIT, PLAIN_PATH, LLAMACPP_Q4)},
     "decode-together": {"decode, 16 together, fp32": (LIMIT, PLAIN_PATH, ONE_BY_ONE)},
     "generate-bidirectional": {"bidirectional generate, fp32": (LIMIT, PLAIN_PATH, COURSE)},
     "busy": {"decode, fp32, one core busy": (PLAIN_PATH,)},
@@ -74,6 +81,7 @@ GOALS: dict[str, float] = {
     "decode, fp32": 0.9,
     "decode, int8": 0.7,
     "decode, bf16": 0.85,
+    "decode, int4, 135M": 0.7,
     "decode, 16 together, fp32": 0.6,
     "bidirectional generate, fp32": 0.85,
     **{work: 0.9 if work.endswith("fp32") else 0.7 for work in LINES["forward"]},

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from config import LlamaConfig
 
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "int8": 1}  # of a weight
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 4.5 / 8}  # of a weight, with the scale of a group
 
 
 class Pass(NamedTuple):
