@@ -27,7 +27,7 @@ from fast import accelerate
 from fast.attention import FusedAttention
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
-from fast.linear import Bf16Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
+from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
 from fast.onednn import has_onednn, onednn_gated
 from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
@@ -94,8 +94,8 @@ def check_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.T
 def made_of() -> dict[type, tuple[nn.Module, Kernel]]:
     """Every kernel, and the module that it is made of."""
     model = random_llama(dropout=0.1)
-    linear, (layer, *_) = nn.Linear(8, 12, bias=False), model.layers
-    linears = (OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear)
+    linear, (layer, *_) = nn.Linear(32, 12, bias=False), model.layers
+    linears = (OneDNNLinear, Bf16Linear, RoundedLinear, Int8Linear, Int4Linear)
     return {
         **{kind: (linear, kind.from_linear(linear)) for kind in linears},
         FusedRMSNorm: (layer.ffn_norm, FusedRMSNorm.from_norm(layer.ffn_norm)),
@@ -122,7 +122,7 @@ def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
     one.register_forward_hook(lambda module, args, y: called.append("after"))
     one.register_full_backward_hook(lambda module, into, out: called.append((len(into), len(out))))
     config = random_llama().config
-    x = torch.randn(2, 3, {nn.Linear: 8}.get(kind.replaces, config.dim), requires_grad=True)
+    x = torch.randn(2, 3, {nn.Linear: 32}.get(kind.replaces, config.dim), requires_grad=True)
     other(x).sum().backward()
     assert called == ["before", "after", (1, 1)]
 
