@@ -91,7 +91,8 @@ def _lines(bench: Bench, task: str, folder: Path) -> list[Line]:
 
 
 def _our_command(task: str, precision: str, folder: Path) -> list[str]:
-    flags = ["--pretrained-model-path", folder, "--tokenizer", folder / TOKENIZER_MODEL, "--precision", precision]
+    flags = ["--pretrained-model-path", folder, "--tokenizer", folder / TOKENIZER_MODEL]
+    flags += ["--precision", precision] * 2  # twice: --quick has a model that is too small for int4
     if task == "generate":
         flags += ["--max_new_tokens", NEW_TOKENS, "--ignore_eos"]
         for when in ("low", "high"):

@@ -70,7 +70,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     "large": {
         f"{what}, {task}, {precision}": (against,)
         for task in LARGE_TASKS
-        for precision, against in (("fp32", HF), ("bf16", HF_BF16), ("int8", HF_BF16))
+        for precision, against in (("fp32", HF), ("bf16", HF_BF16), ("int8", HF_BF16), ("int4", HF_BF16))
         for what in ("large model", "large model's memory")
     },
     "context": {},  # these two fill a table of their own: how cost grows

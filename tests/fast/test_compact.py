@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from conftest import random_llama, save_checkpoint
 from torch import nn
 
+import fast.layers
 from classifier import LlamaEmbeddingClassifier
 from convert import gguf, hugging_face
 from convert.vocabulary import read_vocabulary
@@ -26,6 +27,12 @@ from utils import UserError
 
 IDS = torch.tensor([[1, 45, 299, 7, 120, 33, 8]])
 FORMATS = ("hf", "pt", "gguf")
+
+
+@pytest.fixture(autouse=True)
+def one_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with a gate round once where others round three times, and are only for small models."""
+    monkeypatch.setattr(fast.layers, "has_gated_products", lambda: False)
 
 
 @pytest.fixture
