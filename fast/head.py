@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fast.linear import quantise
-from fast.loops import Matrix, matvec, rescore
+from fast.loops import matvec, rescore
+from fast.row_sums import Matrix
 
 MAX_CANDIDATES = 1 / 16  # of the vocabulary: beyond that, computing all logits is faster than picking
 ROWS_TOGETHER = 2048  # that fit into the processor's cache
@@ -24,6 +25,8 @@ class ScreenedHead:
     With w = s q + e for a row of the head, w.x and s (q.x) differ by e.x, at most |e| |x| (Cauchy-Schwarz). The true
     logit and the other are float32 sums of D products, in whatever order, and so off by at most D u / (1 - D u) times
     |w| |x| and |s q| |x|, u = 2^-24 (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.1).
+    The copy meets inputs of 24 bits (`row_sums.in_two_parts`): each is off by little more than u max|x| up to 8192
+    inputs, D / 8192 times that beyond, which in s (q.x) is less than D u |s q| |x|.
     """
 
     def __init__(self, weight: torch.Tensor, rows: np.ndarray):
@@ -57,7 +60,8 @@ def _bound(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     lost = weight - quantised * scale[:, None]  # r D: s q is rounded, which `rounding` covers
     size = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)  # r: |s q| is at most |w| + |e|
     error = torch.linalg.vector_norm(lost, dim=-1, dtype=torch.float64)
-    terms = (weight.shape[1] + 6) * 2.0**-24  # D products, their sum, scale, s q here, its distance from w, the norm
+    # D products and their sum, D inputs, two scales, s q here, its distance from w, the norm
+    terms = (2 * weight.shape[1] + 8) * 2.0**-24
     rounding = terms / (1 - terms) * (2 * size + error)
     more = 1 + 1e-5  # the comparison is made in float32 as well
     return quantised, scale, ((error + rounding) * more).float()

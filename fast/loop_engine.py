@@ -25,7 +25,8 @@ from fast.equivalence import Case, Comparison
 from fast.head import ScreenedHead
 from fast.kernel import replace
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, RoundedLinear, to_bf16
-from fast.loops import LayerWeights, Matrix, Norm
+from fast.loops import LayerWeights, Norm
+from fast.row_sums import Matrix
 from fast.threads import BestThreads, use_threads
 from llama import Llama, LlamaLayer, RMSNorm
 from rope import apply_rotary_emb, rope_table

@@ -16,26 +16,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange, types
-from numba.extending import overload
+from numba import njit, prange
 
-from fast.nibbles import fetch, nibble_sums
+from fast.row_sums import LOOPS, Inputs, Matrix, dot, inputs, two_sums
 
 LANES = 16  # float32 numbers in a vector register of AVX-512, and in two or four of other processors
-# Sums of floats may be reordered, but infinities and NaNs stay possible, so that a damaged checkpoint shows.
-# Division is NumPy's: a check for zero would keep loops out of vector lanes.
-LOOPS = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy", "cache": True}
-
-
-class Matrix(NamedTuple):
-    """A weight as rows times a scale for each row, or for each group of a row.
-
-    rows: o i, float32, int8, or the bits of bfloat16 as uint16; scale: o, float32. Or, see `compact.quantise_4`,
-    rows: o i/2, uint8; scale: o i/32, the bits of bfloat16 as uint16.
-    """
-
-    rows: np.ndarray
-    scale: np.ndarray
 
 
 class Norm(NamedTuple):
@@ -55,51 +40,7 @@ class LayerWeights(NamedTuple):
     w3: Matrix  # f D
 
 
-# ------------------------------------------------------------------------------------------------------- innermost sums
-
-
-def number(stored: np.number) -> np.float32:
-    """A stored number of a `Matrix` as float32. Compiled code only."""
-    raise NotImplementedError
-
-
-@overload(number)
-def _number(stored):  # numba compares its signature with those of the functions inside: no type hints
-    if stored == types.uint16:  # bfloat16 is the upper half of a float32
-        return lambda stored: np.uint32(np.uint32(stored) << np.uint32(16)).view(np.float32)
-    return lambda stored: np.float32(stored)
-
-
-@njit(**LOOPS)
-def dot(row: np.ndarray, x: np.ndarray) -> np.float32:
-    total = np.float32(0)
-    for i in range(len(x)):
-        total += number(row[i]) * x[i]
-    return total
-
-
-@njit(**LOOPS)
-def plain_sums(v: Matrix, r: int, w: Matrix, s: int, x: np.ndarray) -> tuple[np.float32, np.float32]:
-    a, b = np.float32(0), np.float32(0)
-    for start in range(0, v.rows.shape[1] * v.rows.itemsize, 64):  # the processor's own guesses come too late
-        fetch(v.rows, r, start)
-        fetch(w.rows, s, start)
-    for i in range(len(x)):
-        a += number(v.rows[r, i]) * x[i]
-        b += number(w.rows[s, i]) * x[i]
-    return a * v.scale[r], b * w.scale[s]
-
-
-def two_sums(v: Matrix, r: int, w: Matrix, s: int, x: np.ndarray) -> tuple[np.float32, np.float32]:
-    """Row r of v and row s of w times x. Compiled code only."""
-    raise NotImplementedError
-
-
-@overload(two_sums)
-def _two_sums(v, r, w, s, x):
-    if v.types[0].dtype == types.uint8:
-        return lambda v, r, w, s, x: nibble_sums(v.rows, v.scale, r, w.rows, w.scale, s, x)
-    return lambda v, r, w, s, x: plain_sums(v, r, w, s, x)
+# ------------------------------------------------------------------------------------------------------------ attention
 
 
 @njit(**{**LOOPS, "fastmath": {"contract"}})
@@ -174,9 +115,9 @@ def mean(values: np.ndarray, weights: np.ndarray, total: np.float32, y: np.ndarr
 # ----------------------------------------------------------------------------------------------------- one new position
 
 
-@njit(**LOOPS)
-def two_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, first: int) -> None:
-    """An element of each half of y = W x, `first` in the first. x: i, y: o
+@njit(forceinline=True, **LOOPS)
+def two_rows(weight: Matrix, x: Inputs, y: np.ndarray, first: int) -> None:
+    """An element of each half of y = W x, `first` in the first. x: i, see `inputs`; y: o
 
     With an odd o the last is computed twice, with the same result.
     """
@@ -187,8 +128,9 @@ def two_rows(weight: Matrix, x: np.ndarray, y: np.ndarray, first: int) -> None:
 @njit(parallel=True, **LOOPS)
 def matvec(weight: Matrix, x: np.ndarray, y: np.ndarray) -> None:
     """y = W x. x: i, y: o"""
+    given = inputs(weight, x)
     for r in prange((len(y) + 1) // 2):
-        two_rows(weight, x, y, r)
+        two_rows(weight, given, y, r)
 
 
 @njit(parallel=True, **LOOPS)
@@ -198,20 +140,22 @@ def project_heads(
 ) -> None:  # fmt: skip
     """Query, key and value of x, in one loop. x: D, query: (h d), key and value: (g d)"""
     of_query, of_key = (len(query) + 1) // 2, (len(key) + 1) // 2
+    given = inputs(to_query, x)
     for r in prange(of_query + 2 * of_key):
         if r < of_query:
-            two_rows(to_query, x, query, r)
+            two_rows(to_query, given, query, r)
         elif r < of_query + of_key:
-            two_rows(to_key, x, key, r - of_query)
+            two_rows(to_key, given, key, r - of_query)
         else:
-            two_rows(to_value, x, value, r - of_query - of_key)
+            two_rows(to_value, given, value, r - of_query - of_key)
 
 
 @njit(parallel=True, **LOOPS)
 def gate_row(w1: Matrix, w3: Matrix, x: np.ndarray, y: np.ndarray) -> None:
     """y = silu(w1 x) * w3 x. x: D, y: f"""
+    given = inputs(w1, x)
     for r in prange(len(y)):
-        a, b = two_sums(w1, r, w3, r, x)
+        a, b = two_sums(w1, r, w3, r, given)
         y[r] = silu(a) * b
 
 

@@ -17,8 +17,9 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic, overload
 
-from fast.loops import LOOPS, LayerWeights, Matrix, Norm, attend_with, number, silu
+from fast.loops import LayerWeights, Norm, attend_with, silu
 from fast.nibbles import widen_nibbles
+from fast.row_sums import LOOPS, Matrix, number
 
 ROWS = 6  # of a weight, summed at once: with 16 lanes they fill 12 of the 16 registers of AVX2
 AHEAD = 2 * ROWS  # rows between those that are read and those that are fetched

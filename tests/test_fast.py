@@ -1106,6 +1106,25 @@ def test_exp_is_the_exponential_function(numba):
     assert exp(np.float32("inf")) == exp(np.float32(88)) and exp(np.float32("-inf")) == exp(np.float32(-87))
 
 
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 8192, 70000])
+def test_sums_of_8_bit_rows_are_those_of_float64_and_never_overflow(numba, width: int):
+    from fast.loops import matvec
+    from fast.row_sums import Matrix
+
+    rows = np.full((5, width), 127, np.int8)
+    rows[2] = np.arange(width) * 37 % 255 - 127
+    weight = Matrix(rows, np.linspace(0.5, 1, 5, dtype=np.float32))
+    x, y = np.full(width, -0.7, np.float32), np.empty(5, np.float32)
+    x[::2] = -np.float32(1 / 3)
+    matvec(weight, x, y)
+    products = rows.astype(np.float64) * x * weight.scale[:, None]
+    assert (np.abs(y - products.sum(1)) <= 1e-6 * np.abs(products).sum(1)).all()
+    for value in (np.nan, np.inf):
+        x[-1] = value
+        matvec(weight, x, y)
+        assert not np.isfinite(y).any()
+
+
 def test_compiled_loops_are_never_older_than_what_they_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """numba compiles anew when a function's own file has changed, not when one has that it calls into."""
     sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "fast").glob("*.py")}
