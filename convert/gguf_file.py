@@ -67,7 +67,7 @@ class GGUFFile:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):  # of damaged scales; the sums are checked later
                 warnings.simplefilter("ignore")
-                return np.array(gguf.dequantize(packed, kind), dtype=np.float32)
+                return np.require(gguf.dequantize(packed, kind), np.float32, "W")  # a copy of float32 in the file
         except NotImplementedError:
             raise UserError(f"{self.path}: {name} is of the kind {kind.name}, which gguf cannot unpack") from None
 
