@@ -91,7 +91,7 @@ class DecodeEngine:
 
 
 def _matrix(linear: nn.Linear) -> Matrix:
-    weight = linear.weight.detach()
+    weight = linear.weight.detach().contiguous()  # code for LLVM finds a row by the length of one
     if isinstance(linear, Int8Linear):
         stored, scale = linear.in_few_bits(weight)
         return Matrix(stored.numpy(), (scale if scale.dtype == torch.float32 else scale.view(torch.uint16)).numpy())

@@ -893,6 +893,20 @@ def test_every_logit_of_the_loops_is_the_plain_one_with_any_number_of_threads(
         assert_near(likeliest.amax(-1), expected[0].amax(-1), 2e-5 if texts == 1 else 4e-5)
 
 
+@pytest.mark.parametrize("kind", compiled.LINEAR_KERNELS.values(), ids=compiled.LINEAR_KERNELS)
+def test_loops_get_rows_that_lie_one_after_another(kind: type[nn.Linear]):
+    """Their code for LLVM reads no strides."""
+    pytest.importorskip("numba", reason="numba is not installed")
+    from fast.loop_engine import _matrix
+
+    linears = [nn.Linear(64, 96, bias=False) for _ in range(2)]
+    linears[1].weight.data = linears[0].weight.detach().t().contiguous().t()
+    if kind is not nn.Linear:
+        linears = [kind.from_linear(linear) for linear in linears]
+    for usual, by_columns in zip(*map(_matrix, linears), strict=True):
+        assert by_columns.flags.c_contiguous and (by_columns == usual).all()
+
+
 def test_text_of_int8_weights_that_were_loaded_later(numba):
     others = random_llama(7, gain=8.0, attention="causal")
     model = accelerated(random_llama(attention="causal"), "int8")
