@@ -168,7 +168,7 @@ def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = T
         return
     if compute.precision != "fp32":
         require_folder("fast", f"the precision {compute.precision}")
-    if compute.precision == "int4":
+    if compute.precision == "int4" and any(isinstance(part, Llama) for part in model.modules()):
         _check_size(sum(parameter.numel() for parameter in model.parameters()), compute.insists)
     if (fast := import_folder("fast")) is None:
         warn("the folder fast/ is not here: all is computed as it is written, long texts and training more slowly")
