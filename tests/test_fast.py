@@ -466,9 +466,10 @@ def test_attention_is_trained_in_bfloat16_where_that_is_faster(monkeypatch: pyte
     asked.clear()  # by the comparison with llama.py
     model(TOKENS)
     assert asked == [torch.bfloat16] * (model.n_layers * is_taken)
+    project, x = model.layers[0].attention.compute_query, torch.ones(1, 1, model.config.dim)
+    assert (project(x).dtype == torch.bfloat16) == is_taken
     with torch.no_grad():
-        query = model.layers[0].attention.compute_query(torch.ones(1, 1, model.config.dim))
-    assert (query.dtype == torch.float32) == case["generates"]
+        assert (project(x).dtype == torch.float32) == case["generates"]
 
 
 @pytest.mark.parametrize(
