@@ -1303,8 +1303,9 @@ def test_int4_is_for_large_models_unless_it_is_asked_for_twice(
     once, twice = (["--precision", "int4"] * times for times in (1, 2))
     for option in ("generate", "prompt"):
         before = {*tmp_path.iterdir()}
-        with pytest.raises(UserError, match="0.0 M parameters much worse.* given twice"):
-            drive(*flags_for(option), *once)
+        for flags in (once, ["--precision", "int8", *once]):
+            with pytest.raises(UserError, match="0.0 M parameters much worse.* given twice"):
+                drive(*flags_for(option), *flags)
         assert {*tmp_path.iterdir()} == before
         drive(*flags_for(option), *twice)
         assert "int8 loses less" in capsys.readouterr().err
