@@ -96,7 +96,7 @@ FLAGS = (
     Flag("--seed", "seed of everything random", int, 1337, Range("must be from 0 to 2^32 - 1", 0, 2**32 - 1)),
     Flag("--device", "where to compute", choices=("auto", "cpu", "cuda", "mps"), default="cpu"),
     Flag("--use_gpu", "insist on a GPU: CUDA, else MPS, else an error", bool),
-    Flag("--precision", "of the products; int8 and int4 are not for finetune, int4 is for large models",
+    Flag("--precision", "of the products; int8 and int4 are not for training, int4 is for large models",
          choices=PRECISIONS, default=Default("fp32"), action=Insisting),
     Flag("--kernels", "the fastest here, or everything as it is written", choices=("auto", "plain"), default="auto"),
     Flag("--shard", "under torchrun: split the model over the processes (FSDP)", bool),

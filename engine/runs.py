@@ -32,7 +32,8 @@ from utils import UserError, prompt_suffix, warn
 if TYPE_CHECKING:
     from engine.training import TrainingCallback
 
-FEWEST_IN_4_BITS, MANY_IN_4_BITS = 20_000_000, 100_000_000  # parameters, below which int4 is refused; has a warning
+FEWEST_IN_4_BITS = 20_000_000  # parameters: below them int4 is refused
+MANY_IN_4_BITS = 100_000_000  # below them it has a warning
 
 # ------------------------------------------------------------------------------------------------------------- assembly
 

@@ -119,7 +119,8 @@ def canonical_state(state: dict, tied: bool = True) -> dict:
 # -------------------------------------------------------------------------------------------------------- large models
 
 LARGE = 2**27  # numbers: drawing them for nothing takes seconds, and a copy of them half a gigabyte
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 4.5 / 8}  # of a number in memory
+# Of a number in memory. In int8 and int4 embeddings and output matrix may take more.
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 4.5 / 8}
 
 
 def numbers_in(state: dict[str, torch.Tensor]) -> int:

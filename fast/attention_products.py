@@ -87,8 +87,8 @@ class _TrainedByProducts(torch.autograd.Function):
         grad_query, grad_key, grad_value = torch.empty_like(queries), None, None
         size = math.ceil(length / math.ceil(length / MOST_QUERIES))
         for start in reversed(range(0, length, size)):  # the last queries see every key
-            some = slice(start, min(start + size, length))
-            seen = slice(some.stop if ctx.is_causal else None)
+            some = slice(start, start + size)
+            seen = slice(start + size if ctx.is_causal else None)
             q, k, v, g = queries[:, some], keys[:, seen], values[:, seen], grads[:, some]
             shown = None if mask is None else mask[..., some, seen]
             hidden = _added_to_scores(query[:, :, some], key[:, :, seen], shown)

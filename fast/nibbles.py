@@ -2,7 +2,7 @@
 
 A register of 16 lanes holds half a group of numbers, see `fast.compact.quantise_4`. A number of 4 bits becomes a float
 without being converted: its bits are put into those of a power of two, which is subtracted again. Rows are fetched from
-memory long before they are read: a processor that is busy with lanes looks too few bytes ahead.
+memory long before they are read: a processor that is busy with lanes fetches too little by itself.
 
 Shapes:  o, i a matrix's output and input features   n = i / 32 groups
 """

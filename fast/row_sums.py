@@ -1,7 +1,7 @@
 """Rows of a weight times the inputs of one text.
 
-Rows are fetched from memory long before they are read: a processor that is busy with arithmetic looks too few bytes
-ahead. 8-bit rows are multiplied as integers, which takes fewer instructions than to make them float32: each input is
+Rows are fetched from memory long before they are read: a processor that is busy with arithmetic fetches too little by
+itself. 8-bit rows are multiplied as integers, which takes fewer instructions than to make them float32: each input is
 256 times one integer of 16 bits and another, nearly as exact as a float32. That loop is written for LLVM, because
 numba's own did not get those instructions.
 

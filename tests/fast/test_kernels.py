@@ -437,7 +437,7 @@ def test_renamed_layers_are_computed(monkeypatch: pytest.MonkeyPatch):
         check_computes_as(accelerated(plain, precision, generates=False), plain, TOLERANCE[precision])
 
 
-@pytest.mark.parametrize("changed", ["nothing", "a hook", "another layer", "a method", "the input"])
+@pytest.mark.parametrize("changed", ["nothing", "a hook", "another layer", "a method", "the input", "the result"])
 def test_gated_products_stand_for_two_plain_layers_only(monkeypatch: pytest.MonkeyPatch, changed: str):
     if not has_onednn(torch.bfloat16):
         pytest.skip("oneDNN's products in bfloat16 do not work here")
@@ -456,6 +456,8 @@ def test_gated_products_stand_for_two_plain_layers_only(monkeypatch: pytest.Monk
             layer.w1.forward = lambda x, linear=layer.w1: F.linear(x.float(), linear.weight * 3).to(x.dtype)
         elif changed == "the input":
             layer.register_forward_pre_hook(lambda module, given: (given[0].float(),))
+        elif changed == "the result":
+            layer.w1.out_dtype = layer.w3.out_dtype = torch.float32
     assert_near(logits_of(model), logits_of(plain), TOLERANCE["bf16"])
     with_gates = len(plain.layers) - (changed != "nothing")
     assert len(calls) == with_gates
