@@ -91,11 +91,11 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """dx = s * (g w - n * mean(g w n)), and dw is the sum of g n over all rows."""
         x, weight, scale = ctx.saved_tensors
-        normed = x * scale  # ... D
-        along = grad.to(x.dtype) * normed  # ... D: g n
+        grad, normed = grad.to(x.dtype), x * scale  # ... D
+        along = grad * normed  # ... D: g n
         grad_weight = along.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None  # D
         mean = (along @ weight)[..., None].div_(x.shape[-1])  # ... 1
-        grad_x = normed.mul_(mean).neg_().addcmul_(grad, weight).mul_(scale)
+        grad_x = torch.mul(grad, weight, out=along).addcmul_(normed, mean, value=-1.0).mul_(scale)
         return grad_x, grad_weight, None, None
 
 
