@@ -5,17 +5,14 @@ python -m benchmarks.large TASK DTYPE FOLDER     # what stands for transformers:
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.faults import OwnFault, ending_of
 from benchmarks.learning import memory_line
 from benchmarks.measure import Contender, Turns
-from benchmarks.memory import RUN_AND_TELL, own_peak
+from benchmarks.memory import RUN_AND_TELL, own_peak, run_and_ask
 from benchmarks.sentences import find_tokenizers
 from benchmarks.table import QUICK_SIZES, Bench, Line, lines_of
 from benchmarks.targets import HF, HF_BF16, LARGE_TASKS, LINES, OURS
@@ -103,15 +100,10 @@ def _our_command(task: str, precision: str, folder: Path) -> list[str]:
 
 
 def _seconds(bench: Bench, peaks: dict[str, float], name: str, command: list[str]) -> float:
-    """Of a process, which prints its peak memory last. Raises `OwnFault` or `RuntimeError` as `memory.peak_memory`."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(bench.threads)}
+    """Of a process, which prints its peak memory last. Raises as `memory.run_and_ask`."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True)
-    seconds = time.perf_counter() - start
-    if done.returncode != 0:
-        raise (RuntimeError if done.returncode < 0 else OwnFault)(f"its process {ending_of(done)}")
-    peaks[name] = int(done.stdout.split()[-1]) / 1e6
-    return seconds
+    peaks[name] = run_and_ask("its process", command, bench.threads) / 1e6
+    return time.perf_counter() - start
 
 
 def use_transformers(task: str, dtype: str, folder: str) -> None:

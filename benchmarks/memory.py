@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.faults import OwnFault, ending_of
@@ -24,13 +25,20 @@ MEASURED_STEPS = 2  # the second has the optimizer's state, which the first allo
 
 
 def peak_memory(contender: str, checkpoint: Path, rows: int, length: int, threads: int) -> int:
-    """Bytes. Raises `OwnFault`, with the last that the process said, if it fails; `RuntimeError` if it is killed."""
-    command = [sys.executable, "-m", "benchmarks.memory", contender, checkpoint, rows, length, threads]
+    """Bytes. Raises as `run_and_ask`."""
+    command = ["-m", "benchmarks.memory", contender, checkpoint, rows, length, threads]
+    return run_and_ask(f"the process that measures the memory of {contender}", command, threads)
+
+
+def run_and_ask(what: str, command: Sequence[object], threads: int) -> int:
+    """Run Python on a program that prints its peak memory last; returns that, in bytes. what: for errors.
+
+    Raises `OwnFault`, with the last that the process said, if it fails; `RuntimeError` if it is killed.
+    """
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, env=env)
     if done.returncode != 0:
-        kind = RuntimeError if done.returncode < 0 else OwnFault
-        raise kind(f"the process that measures the memory of {contender} {ending_of(done)}")
+        raise (RuntimeError if done.returncode < 0 else OwnFault)(f"{what} {ending_of(done)}")
     return int(done.stdout.split()[-1])
 
 
