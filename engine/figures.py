@@ -5,6 +5,7 @@ What may stand in a line, and reading a file of them: a file that was edited or 
 
 from __future__ import annotations
 
+import lzma
 import os
 import zlib
 from collections.abc import Callable, Hashable, Mapping
@@ -15,6 +16,7 @@ from engine.json_text import lines_of, misfit, parse_json
 from utils import UserError, warn
 
 Record = dict[str, Any]  # one line
+PACKED = ".xz"
 NUMBER = (float, None)  # None: it was not measured, or not finite
 OUTCOME_ERROR = {"sentence": str, "label": int, "prediction": int, "probability": float, "gold_probability": float}
 KINDS_OF_RUN = {
@@ -91,14 +93,14 @@ def entry_of(result: Mapping[str, Any], name: str) -> Any:
 def read_figures(
     path: str | os.PathLike, error_of: Callable[[Any], str], key_of: Callable[[Record], Hashable], what: str
 ) -> list[Record]:
-    """The lines of a file, without a last one that was cut, as after a kill.
+    """The lines of a file, packed or not, without a last one that was cut, as after a kill.
 
     error_of: where a line is wrong, or "". key_of: what only one line may be about; of equal lines the first counts.
     Raises `UserError` for a line that is none of these, and for two lines about one thing that differ.
     what: the name of such a line, for the message.
     """
     found: dict[Hashable, tuple[int, Record]] = {}
-    lines = lines_of(path)
+    lines = packed_lines(path) if os.fspath(path).endswith(PACKED) else lines_of(path)
     for number, line in enumerate(lines, 1):
         try:
             record = parse_json(line, is_line=True)
@@ -113,3 +115,14 @@ def read_figures(
         if other != record:
             raise UserError(f"{path} lines {first} and {number} are about the same and differ; remove one of them")
     return [record for _, record in found.values()]
+
+
+def packed_lines(path: str | os.PathLike) -> list[str]:
+    """The lines of a file that the program `xz` has packed. Raises `UserError` if it is damaged."""
+    try:
+        with lzma.open(path) as file:
+            return file.read().decode().removesuffix("\n").split("\n")
+    except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None

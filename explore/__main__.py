@@ -108,7 +108,7 @@ def check_live(args: Namespace) -> None:
 
 
 def is_run(path: str) -> bool:
-    return (Path(path) / FILE).is_file() or (Path(path).suffix == ".jsonl" and Path(path).is_file())
+    return (Path(path) / FILE).is_file() or (path.removesuffix(".xz").endswith(".jsonl") and Path(path).is_file())
 
 
 def page_of_run(path: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from advanced.experiments.statistics import Difference, macro_f1_table, two_way
 from engine.data import unpack
-from engine.figures import SETTINGS, entry_of, error_of_result, read_figures
+from engine.figures import PACKED, SETTINGS, entry_of, error_of_result, packed_lines, read_figures
 from engine.json_text import parse_json
 from utils import UserError, atomic_write
 
@@ -36,12 +36,25 @@ KINDS_OF_TRIAL = {  # in the line of every run of a table
 
 
 def read_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Results by key. A last line that is cut, as after a kill, is left out, so that its run is done again.
+    """Results by key. What lies packed beside one of `paths`, see `parts_of`, is read as well.
+
+    A last line that is cut, as after a kill, is left out, so that its run is done again.
 
     Raises `UserError` for any other line that is no result, and for two lines of one run that differ.
     """
-    each = (read_figures(path, result_error, itemgetter("key"), "a result") for path in paths if path.is_file())
+    parts = (part for path in paths for part in parts_of(path))
+    each = (read_figures(part, result_error, itemgetter("key"), "a result") for part in parts)
     return {result["key"]: result for results in each for result in results}
+
+
+def parts_of(path: Path) -> list[Path]:
+    """What there is of a file of results: the lines that `xz` has packed, and those that have come since."""
+    return [part for part in (path.with_name(path.name + PACKED), path) if part.is_file()]
+
+
+def files_of_results(folder: Path, pattern: str) -> list[Path]:
+    """The names NAME.jsonl of results in a folder, packed or not. pattern: of NAME."""
+    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in folder.glob(f"{pattern}.jsonl*")})
 
 
 class GrowingFile:
@@ -49,14 +62,12 @@ class GrowingFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._state: tuple[int, int] | None = None
+        self._state: list[tuple[int, int]] = []
         self._results: dict[str, dict[str, Any]] = {}
 
     def read(self) -> dict[str, dict[str, Any]]:
-        if not self.path.is_file():
-            return {}
-        now = self.path.stat()
-        if (state := (now.st_size, now.st_mtime_ns)) != self._state:
+        states = (part.stat() for part in parts_of(self.path))
+        if (state := [(now.st_size, now.st_mtime_ns) for now in states]) != self._state:
             self._results, self._state = read_results([self.path]), state
         return self._results
 
@@ -67,9 +78,11 @@ def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
     A line that is no result is skipped: another process may be writing to the file.
     """
     found: dict[str, dict[str, Any]] = {}
-    for other in sorted(path.parent.glob(f"*-{glob.escape(name)}.jsonl")):
-        if other != path and other.is_file():
-            results = map(_result_in, other.read_text(encoding="utf-8", errors="replace").split("\n"))
+    for other in files_of_results(path.parent, f"*-{glob.escape(name)}"):
+        for part in parts_of(other) if other != path else ():
+            is_packed = part.suffix == PACKED
+            lines = packed_lines(part) if is_packed else part.read_text("utf-8", errors="replace").split("\n")
+            results = map(_result_in, lines)
             found |= {result["key"]: result for result in results if result is not None}
     return found
 

@@ -20,7 +20,7 @@ from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
-from advanced.experiments.results import compare, read_results
+from advanced.experiments.results import compare, files_of_results, read_results
 from advanced.experiments.statistics import Difference, holm, pooled
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
@@ -45,7 +45,7 @@ def panels_in(folder: Path, names: Sequence[str] = TABLES) -> Iterator[tuple[str
     """The panels of all files TABLE-CHECKPOINT.jsonl in a folder, with the names of the checkpoints."""
     for name in names:
         table = Table.read(HERE / "tables" / f"{name}.json")
-        for path in sorted(folder.glob(f"{name}-*.jsonl")):
+        for path in files_of_results(folder, f"{name}-*"):
             if not (done := read_results([path])):
                 continue
             first = next(iter(done.values()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import re
 from pathlib import Path
 
@@ -20,12 +21,21 @@ from advanced.experiments.grid import Table
 from advanced.experiments.models import Model, model_of
 from advanced.experiments.panel import panels_of
 from advanced.experiments.render import render
-from advanced.experiments.results import GrowingFile, append_result, read_results, table_of
+from advanced.experiments.results import (
+    GrowingFile,
+    append_result,
+    files_of_results,
+    parts_of,
+    read_results,
+    results_beside,
+    table_of,
+)
 from advanced.experiments.statistics import two_way
 from advanced.experiments.summary import panels_in, render_summary
+from utils import UserError
 
 RESULTS = program.HERE / "results"
-LINES = sorted(RESULTS.glob("*.jsonl"))
+LINES = files_of_results(RESULTS, "*")
 PAGES = [path for path in LINES if path.with_suffix(".md").exists()]
 TABLES = sorted((path.stem for path in (program.HERE / "tables").glob("*.json")), key=len, reverse=True)
 
@@ -54,8 +64,8 @@ def opened(path: Path) -> tuple[Table, Model, dict[str, dict]]:
 @pytest.mark.parametrize("path", LINES, ids=lambda path: path.stem)
 def test_lines_hold_figures_alone_and_say_what_they_were_computed_with(path: Path):
     """No sentence of a data set, no folder of a machine; the code of a commit, with nothing changed."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        result = json.loads(line)
+    for result in read_results([path]).values():
+        line = json.dumps(result)
         assert "/" not in result["model"] and len(result["checksums"]) == 2
         assert re.fullmatch("[0-9a-f]{64}", result["weights"]) and re.fullmatch("[0-9a-f]{12}", result["commit"])
         assert result["processor"] and result["torch"] and result["kernels"] == "plain"
@@ -100,6 +110,22 @@ def test_the_readme_quotes_the_pages():
         page = (RESULTS / name).read_text(encoding="utf-8").splitlines()
         rows = block.splitlines()
         assert len(rows) > 2 and not {*rows} - {*page}, name
+
+
+def test_packed_lines_are_read_with_those_that_came_later(tmp_path: Path):
+    path, file = tmp_path / "t-a.jsonl", GrowingFile(tmp_path / "t-a.jsonl")
+    for key in "bc":
+        append_result(path, {"key": key, "model": "a", "checksums": []})
+    packed = tmp_path / "t-a.jsonl.xz"
+    packed.write_bytes(lzma.compress(path.read_bytes()))
+    path.unlink()
+    assert [*file.read()] == ["b", "c"] and files_of_results(tmp_path, "t-*") == [path]
+    append_result(path, {"key": "d", "model": "a", "checksums": []})
+    assert [*file.read()] == [*read_results([path])] == ["b", "c", "d"] and parts_of(path) == [packed, path]
+    assert results_beside(tmp_path / "u-a.jsonl", "a") == file.read()
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"t-a\.jsonl\.xz is damaged"):
+        file.read()
 
 
 def test_a_growing_file_is_read_anew_when_it_has_changed_and_not_before(tmp_path: Path):
