@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks import epoch, memory, peers
-from benchmarks.apart import LibraryModel
+from benchmarks.apart import Apart, LibraryModel
 from benchmarks.measure import Contender, Turns, ratio
 from benchmarks.table import QUICK_SIZES, Bench, BenchmarkTask, Line, classification_lines, lines_of
 from benchmarks.targets import (
@@ -42,18 +42,12 @@ def forward(bench: Bench) -> list[Line]:
             OURS: bench.peers.our_classifier(precision),
             PLAIN_PATH: bench.peers.our_classifier(None).to(dtype),
         }
-        makers = {
-            HF: bench.peers.hf_classifier,
-            HF_BF16: partial(bench.peers.hf_classifier, torch.bfloat16),
-            COMPILED: lambda dtype=dtype: _compiled(bench, bench.peers.hf_classifier(dtype)),
-        }
+        makers = {HF: bench.peers.hf_classifier, HF_BF16: partial(bench.peers.hf_classifier, torch.bfloat16)}
         _add_models(bench, models, {name: makers[name] for name in contenders if name in makers})
         token_ids = bench.batch(rows, length)[0]
         answers = {name: partial(peers.classify, model, token_ids) for name, model in models.items()}
-        for name in filter(bench.has, OPENVINO_TYPES.keys() & contenders):
-            state, folder = bench.peers.our_classifier(None).state_dict(), bench.folder / "classifier"
-            model = LibraryModel(folder, state, bench.config, bench.threads, OPENVINO_TYPES[name])
-            if library := bench.start(name, "benchmarks.ov.OpenVino", model):
+        for name, number_format in {**OPENVINO_TYPES, COMPILED: precision}.items():
+            if name in contenders and (library := _start(bench, name, number_format)):
                 answers[name] = partial(library.classify, token_ids)
         task = BenchmarkTask(classifying(bench.config, rows, length, NUM_LABELS), precision)
         lines += classification_lines(bench, work, contenders, answers, unit="sentences/s", task=task)
@@ -67,9 +61,14 @@ def _add_models(bench: Bench, models: dict[str, nn.Module], makers: dict[str, Ca
             models[name] = makers[name]()
 
 
-def _compiled(bench: Bench, model: nn.Module) -> nn.Module:
-    """By PyTorch's default compiler; a quick run traces the model only, since compiling C++ takes a minute a batch."""
-    return torch.compile(model, backend="aot_eager" if bench.sizes == QUICK_SIZES else "inductor")
+def _start(bench: Bench, name: str, dtype: str) -> Apart | None:
+    """A classifier in a process of its own until the next race is over; None where it does not start."""
+    if not bench.has(name):
+        return None
+    compiled = "benchmarks.compiled.Traced" if bench.sizes == QUICK_SIZES else "benchmarks.compiled.Compiled"
+    state, folder = bench.peers.our_classifier(None).state_dict(), bench.folder / "classifier"
+    model = LibraryModel(folder, state, bench.config, bench.threads, dtype)
+    return bench.start(name, compiled if name == COMPILED else "benchmarks.ov.OpenVino", model)
 
 
 def _training_lines(
@@ -81,18 +80,21 @@ def _training_lines(
     precision: str,
 ) -> list[Line]:
     batch = bench.batch(*shape)
-    makers = {COURSE: peers.naive_optimizer, **dict.fromkeys((HF, HF_BF16, COMPILED), peers.hf_optimizer)}
+    makers = {COURSE: peers.naive_optimizer, **dict.fromkeys((HF, HF_BF16), peers.hf_optimizer)}
     runs = []
     for name, model in models.items():
         optimizer = makers.get(name, peers.our_optimizer)(model)
         runs.append(Contender(name, partial(peers.train_step, model, optimizer, *batch)))
+    number_format = "autocast" if precision == "bf16" else precision
+    if COMPILED in contenders and (library := _start(bench, COMPILED, number_format)):
+        runs.append(Contender(COMPILED, partial(library.train_step, *batch)))
     task = BenchmarkTask(training(models[OURS].llama.config, *shape, NUM_LABELS), precision)
     return lines_of(bench, work, contenders, bench.race(work, runs), task=task)
 
 
 def train_fp32(bench: Bench) -> list[Line]:
     """Like with like: against the course's way bidirectional, against Hugging Face causal."""
-    lines, hf = [], bench.peers.hf_classifier
+    lines = []
     for (work, contenders), shape in zip(LINES["train-fp32"].items(), bench.sizes.train.values(), strict=True):
         bidirectional = {
             OURS: bench.peers.our_classifier("fp32", "bidirectional", training=True),
@@ -100,7 +102,7 @@ def train_fp32(bench: Bench) -> list[Line]:
             COURSE: bench.peers.naive_classifier("bidirectional"),
         }
         causal: dict[str, nn.Module] = {OURS: bench.peers.our_classifier("fp32", "causal", training=True)}
-        _add_models(bench, causal, {HF: hf, COMPILED: lambda: _compiled(bench, hf())})
+        _add_models(bench, causal, {HF: bench.peers.hf_classifier})
         others = tuple(name for name in contenders if name not in (HF, COMPILED))
         lines += _training_lines(bench, work, others, shape, bidirectional, "fp32")
         lines += _training_lines(bench, work, (HF, COMPILED), shape, causal, "fp32")
@@ -118,7 +120,6 @@ def train_bf16(bench: Bench) -> list[Line]:
         makers = {
             HF: bench.peers.hf_classifier,
             HF_BF16: lambda: peers.Autocast(bench.peers.hf_classifier()),
-            COMPILED: lambda: _compiled(bench, peers.Autocast(bench.peers.hf_classifier())),
         }
         _add_models(bench, models, makers)
         lines += _training_lines(bench, work, contenders, shape, models, "bf16")

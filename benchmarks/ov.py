@@ -61,11 +61,17 @@ class OpenVino:
 
 def llama_module(model: LibraryModel) -> tuple[nn.Module, tuple[torch.Tensor]]:
     """The classifier with a rotation in real numbers, and an example of its input."""
+    classifier = our_classifier(model)
+    fuse_attention(classifier.llama)
+    return RealClassifier(classifier).eval(), (torch.ones(2, 9, dtype=torch.long),)
+
+
+def our_classifier(model: LibraryModel) -> LlamaEmbeddingClassifier:
+    """Ours as the root modules have it."""
     settings = SimpleNamespace(num_labels=NUM_LABELS, hidden_dropout_prob=0.0, option="finetune")
     classifier = LlamaEmbeddingClassifier(settings, llama=Llama(model.config)).eval()
     classifier.load_state_dict(model.state)
-    fuse_attention(classifier.llama)
-    return RealClassifier(classifier).eval(), (torch.ones(2, 9, dtype=torch.long),)
+    return classifier
 
 
 def bert_module(model: LibraryModel) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:

@@ -179,11 +179,15 @@ def hf_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, token_ids: torch.Tensor, labels: torch.Tensor
 ) -> None:
-    """One step of fine-tuning, the same for every contender. token_ids: b s, labels: b"""
+    """One step of fine-tuning, the same for every contender. token_ids: b s, labels: b
+
+    Raises `RuntimeError` for a loss that is not finite.
+    """
     model.train()
     optimizer.zero_grad()
     loss = F.nll_loss(model(token_ids), labels, reduction="sum") / len(labels)
-    loss.item()  # which every loop reads
+    if not math.isfinite(loss.item()):  # which every loop reads
+        raise RuntimeError(f"its loss is {loss.item()}")
     loss.backward()
     optimizer.step()
 

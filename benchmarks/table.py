@@ -292,7 +292,10 @@ def classification_lines(
     answers: dict[str, torch.Tensor] = {}
 
     def run(name: str) -> None:
-        answers[name] = classify[name]().float()
+        answer = classify[name]().float()
+        if not answer.isfinite().all():
+            raise RuntimeError("its log-probabilities are not finite")
+        answers[name] = answer
 
     runs = [Contender(name, partial(run, name)) for name in classify]
     costs = bench.race(work, runs, is_watched=task is not None)

@@ -276,6 +276,21 @@ def test_openvino_classifies_as_ours_does(precision: str, tolerance: float, cont
             torch.testing.assert_close(torch.from_numpy(theirs), model(*given), atol=tolerance, rtol=0)
 
 
+@pytest.mark.slow
+def test_a_traced_classifier_answers_as_ours_does_and_learns(contenders: Peers, tmp_path: Path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from benchmarks.compiled import Traced
+
+    tokens, ours = torch.randint(4, 300, (3, 31)), contenders.our_classifier(None)
+    given = LibraryModel(tmp_path, ours.state_dict(), contenders.config, torch.get_num_threads(), "fp32")
+    for dtype, tolerance in (("fp32", 1e-4), ("bf16", 0.2), ("autocast", 0.2)):
+        library = Traced(given._replace(dtype=dtype))
+        theirs = torch.from_numpy(library.classify(tokens.numpy()))
+        torch.testing.assert_close(theirs, peers.classify(ours, tokens), atol=tolerance, rtol=0)
+    library.train_step(tokens.numpy(), np.array([0, 1, 4]))
+    assert not np.array_equal(library.classify(tokens.numpy()), theirs.numpy())
+
+
 class Elsewhere:
     """Answers with the number of its process, and fails where it is told to."""
 

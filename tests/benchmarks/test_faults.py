@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from benchmarks import __main__ as benchmarks_main
-from benchmarks import decoding, run, table, targets
+from benchmarks import decoding, learning, peers, run, table, targets
 from benchmarks.apart import Apart, LibraryModel
 from benchmarks.faults import OwnFault, is_own_fault, reason_of
 from benchmarks.measure import Contender, Turns
@@ -36,6 +40,9 @@ class Dies:
     def generate(self, prompt: list[int], new: int) -> list[int]:
         os.kill(os.getpid(), signal.SIGSEGV)
         return []
+
+    def train_step(self, token_ids: np.ndarray, labels: np.ndarray) -> None:
+        os.kill(os.getpid(), signal.SIGABRT)
 
 
 def error_of(code: str) -> Exception:
@@ -120,6 +127,35 @@ def test_a_run_ends_with_all_others_measured(
     assert f"| decode, fp32 | llama.cpp f32 | - | - | - | - | {verdict}" in text
     assert "| decode, fp32 | course's way | " in text and "identical ids |" in text
     assert (f"wrong: llama.cpp f32 failed: {verdict.partition(': ')[2]}" in capsys.readouterr().err) == bool(status)
+
+
+@pytest.mark.slow
+def test_a_contender_whose_process_dies_in_training_leaves_the_other_lines_standing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    start = table.Bench.start
+    monkeypatch.setattr(table.Bench, "start", lambda self, name, _, model: start(self, name, f"{__name__}.Dies", model))
+    config = LlamaConfig.from_preset("tiny", attention="causal")
+    models, missing = peers.Peers(peers.random_llama(config, 1)), {targets.HF: "left out"}
+    bench = table.Bench(config, models, Turns(1, 0.0), table.QUICK_SIZES, None, tmp_path, 1, 1, None, missing)
+    lines = learning.train_fp32(bench)
+    notes = {line.note for line in lines if line.against == targets.COMPILED}
+    assert notes == {"its process ended with signal 6"} and not bench.failed
+    measured = {line.against for line in lines if line.ratio is not None}
+    assert measured == {targets.PLAIN_PATH, targets.COURSE} and len(lines) == 10
+
+
+def test_an_answer_that_is_no_number_is_not_measured():
+    answers = {
+        name: partial(torch.full, (2, 5), value) for name, value in ((targets.OURS, 1), ("a", 2), ("b", math.nan))
+    }
+    bench = table.Bench(None, None, Turns(1, 0.0), table.QUICK_SIZES, None, None, 1, 1, None, {})
+    a, b = table.classification_lines(bench, "a line", "ab", answers, unit="texts/s")
+    assert a.note.endswith("at most 1e+00") and b.ratio is None and b.note == "its log-probabilities are not finite"
+    model, ids = nn.Sequential(nn.Embedding(3, 5), nn.Flatten(0, 1)), torch.ones(2, 1, dtype=torch.long)
+    nn.init.constant_(model[0].weight, math.nan)
+    with pytest.raises(RuntimeError, match="its loss is nan"):
+        peers.train_step(model, peers.our_optimizer(model), ids, ids[:, 0])
 
 
 def test_what_fails_in_another_process_says_whose_fault_it_is(tmp_path: Path):
