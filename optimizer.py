@@ -83,7 +83,7 @@ class AdamW(Optimizer):
                 if group["correct_bias"]:
                     alpha *= math.sqrt(1 - group["betas"][1] ** t) / (1 - group["betas"][0] ** t)
                 for piece in self._pieces(parameters):
-                    _update(*piece, alpha, group)
+                    self._update(*piece, alpha, group)
         return loss
 
     def _by_step(self, parameters: list[torch.nn.Parameter]) -> dict[int, list[torch.nn.Parameter]]:
@@ -117,6 +117,20 @@ class AdamW(Optimizer):
             else:
                 yield tuple([tensor] for tensor in quad)
 
+    @staticmethod
+    def _update(parameters: Tensors, gradients: Tensors, m: Tensors, v: Tensors, alpha: float, group: dict) -> None:
+        """The update that the docstring of the class gives, in place, on lists of tensors."""
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(m, gradients, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
+        denominators = torch._foreach_sqrt(v)
+        torch._foreach_add_(denominators, group["eps"])
+        torch._foreach_addcdiv_(parameters, m, denominators, -alpha)
+        if group["weight_decay"] > 0.0:
+            # not a product with 1 - lr * weight_decay: in float32 that would lose most digits of a decay like 1e-7
+            torch._foreach_add_(parameters, parameters, alpha=-group["lr"] * group["weight_decay"])
+
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This process's shard of a sharded tensor (DTensor); any other tensor as it is."""
@@ -125,17 +139,3 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tensor.view(-1).split(CACHE_PIECE)
-
-
-def _update(parameters: Tensors, gradients: Tensors, m: Tensors, v: Tensors, alpha: float, group: dict) -> None:
-    """The update that the docstring of `AdamW` gives, in place, on lists of tensors."""
-    beta1, beta2 = group["betas"]
-    torch._foreach_lerp_(m, gradients, 1 - beta1)
-    torch._foreach_mul_(v, beta2)
-    torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
-    denominators = torch._foreach_sqrt(v)
-    torch._foreach_add_(denominators, group["eps"])
-    torch._foreach_addcdiv_(parameters, m, denominators, -alpha)
-    if group["weight_decay"] > 0.0:
-        # not a product with 1 - lr * weight_decay: in float32 that would lose most digits of a decay like 1e-7
-        torch._foreach_add_(parameters, parameters, alpha=-group["lr"] * group["weight_decay"])

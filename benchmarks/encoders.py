@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks.apart import LibraryModel
 from benchmarks.measure import Contender
-from benchmarks.peers import hf_optimizer, load_accelerate, our_optimizer
+from benchmarks.peers import hf_optimizer, load_accelerate, our_optimizer, plain_optimizer
 from benchmarks.sentences import length_at
 from benchmarks.table import Bench, Line, classification_lines, lines_of
 from benchmarks.targets import HF, LINES, NUM_LABELS, OPENVINO_BF16, OPENVINO_TYPES, OURS, PLAIN_PATH
@@ -107,9 +107,8 @@ def _log_probs(model: nn.Module, batch: Batch) -> torch.Tensor:
 def train(bench: Bench) -> list[Line]:
     """A step: gradients to zero, forward with dropout of 0.1, loss, backward, AdamW (theirs: PyTorch's fused one)."""
     lines, models = [], make_models(bench, trains=True)
-    optimizers = {
-        name: (hf_optimizer if name == HF else our_optimizer)(model.train()) for name, model in models.items()
-    }
+    makers = {HF: hf_optimizer, PLAIN_PATH: plain_optimizer}
+    optimizers = {name: makers.get(name, our_optimizer)(model.train()) for name, model in models.items()}
     for work, contenders, batch in _works(bench, "bert-train", models[OURS]):
         here = filter(bench.has, models)
         runs = [Contender(name, partial(_step, models[name], optimizers[name], batch)) for name in here]

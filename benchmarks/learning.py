@@ -80,7 +80,8 @@ def _training_lines(
     precision: str,
 ) -> list[Line]:
     batch = bench.batch(*shape)
-    makers = {COURSE: peers.naive_optimizer, **dict.fromkeys((HF, HF_BF16), peers.hf_optimizer)}
+    makers = {PLAIN_PATH: peers.plain_optimizer, COURSE: peers.naive_optimizer}
+    makers |= dict.fromkeys((HF, HF_BF16), peers.hf_optimizer)
     runs = []
     for name, model in models.items():
         optimizer = makers.get(name, peers.our_optimizer)(model)

@@ -19,6 +19,7 @@ from benchmarks.targets import NUM_LABELS
 from classifier import PAD_ID, LlamaEmbeddingClassifier
 from config import LlamaConfig
 from engine.programs import import_part
+from engine.runs import update_fast
 from llama import Llama
 from optimizer import AdamW
 from utils import ROOT
@@ -164,6 +165,10 @@ class Peers:
 
 
 def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return update_fast(plain_optimizer(model))
+
+
+def plain_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return AdamW(model.parameters(), lr=LEARNING_RATE)
 
 

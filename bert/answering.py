@@ -27,7 +27,7 @@ from convert.directory import BESIDE_BERT, SAFETENSORS, lock_of
 from engine.lineage import checksum
 from engine.methods import EpochResult
 from engine.plan import ComputeSettings
-from engine.runs import compute_fast
+from engine.runs import compute_fast, update_fast
 from engine.text.flags import Outputs, follow
 from engine.text.runs import alone, make_optimizer, resume
 from engine.training import Trainer, evaluate
@@ -152,7 +152,7 @@ def _epochs(
     data, dev = (SpanData(each, tokenizer, args.length, args.stride) for each in (questions, of_dev))
     print(f"{len(questions)} questions in {len(data)} windows to train on, {len(of_dev)} in {len(dev)} to be answered")
     compute_fast(model, compute)
-    optimizer = make_optimizer(model, args.lr, 0.01)
+    optimizer = update_fast(make_optimizer(model, args.lr, 0.01), compute.kernels)
     methods = [create("schedule", {"warmup": 0.1, "decay": "linear"})]
     identity = {
         "train": sha256_of(args.train),

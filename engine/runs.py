@@ -95,7 +95,7 @@ def assemble(
     plan = dataclasses.replace(plan, attention=pretrained.config.attention)
     trainer = Trainer(
         model,
-        AdamW(groups, lr=plan.lr, weight_decay=plan.weight_decay),
+        update_fast(AdamW(groups, lr=plan.lr, weight_decay=plan.weight_decay), compute.kernels),
         methods=methods,
         seed=plan.seed,
         clip=plan.clip,
@@ -178,6 +178,13 @@ def compute_fast(model: nn.Module, compute: ComputeSettings, *, trains: bool = T
     fast.accelerate(
         model, compute.precision, compute.device, generates=generates, trains=trains, keeps_copies=keeps_copies
     )
+
+
+def update_fast(optimizer: AdamW, kernels: str = "auto") -> AdamW:
+    """Let the fastest kernel of this machine compute the optimizer's updates, if `kernels` is "auto". In place."""
+    if kernels == "auto" and (fast := import_folder("fast")) is not None:
+        fast.accelerate_optimizer(optimizer)
+    return optimizer
 
 
 def _check_size(numbers: int, insists: bool) -> None:

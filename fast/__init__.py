@@ -2,13 +2,15 @@
 
 `accelerate(model, precision)` changes how and in which number format a model is computed; its parameters keep their
 names, shapes and float32 values (int8 and int4 round them), so that checkpoints do not change. `decoder(llama,
-precision)` makes an object that generates text with a model. Without this package models compute the same, more slowly.
+precision)` makes an object that generates text with a model; `accelerate_optimizer(optimizer)` lets a kernel compute
+AdamW's updates. Without this package models compute the same, more slowly.
 """
 
 import importlib
 from typing import Any
 
-MODULES = {"Choice": "apply", "accelerate": "apply", "decoder": "decode", "is_small_job": "small_job"}
+MODULES = {"Choice": "apply", "accelerate": "apply", "accelerate_optimizer": "adamw", "decoder": "decode"}
+MODULES |= {"is_small_job": "small_job"}
 __all__ = sorted(MODULES)
 
 

@@ -28,6 +28,7 @@ def print_table() -> None:
     import torch
 
     from fast import accelerate
+    from fast.adamw import choose_update
     from fast.compiled import are_compiled
     from fast.decode import choose_decoder
     from fast.memory import keep_freed_memory
@@ -40,8 +41,9 @@ def print_table() -> None:
     for device in devices:
         for precision in PRECISIONS:
             model = Llama(LlamaConfig.from_preset("tiny", attention="causal"))
-            choices = accelerate(model, precision, torch.device(device))
-            for choice in (*choices, choose_decoder(torch.device(device), precision)):
+            where = torch.device(device)
+            choices = accelerate(model, precision, where)
+            for choice in (*choices, choose_update(where), choose_decoder(where, precision)):
                 print(f"{device:5} {precision:5} {choice.part:16} {choice.kernel:20} {choice.reason}")
     print_bert(devices)
     print(f"compiled loops: {', '.join(filter(are_compiled, PRECISIONS)) or 'none'}")

@@ -40,7 +40,7 @@ HOLES = (
     Hole("rope.py", "apply_rotary_emb", ROPE, gone=(
         "rope_table", "_angles", "frequencies", "_closer", "_slow_ones_closer", "SCALINGS", "rotate", "_rotate_pairs")),
     Hole("optimizer.py", "AdamW.step", OPTIMIZER, gone=(
-        "AdamW._by_step", "AdamW._pieces", "_local", "_split", "_update", "CACHE_PIECE", "Tensors")),
+        "AdamW._by_step", "AdamW._pieces", "AdamW._update", "_local", "_split", "CACHE_PIECE", "Tensors")),
     Hole("classifier.py", "LlamaEmbeddingClassifier.forward", SANITY, "embedding classifier, {}"),
 )  # fmt: skip
 

@@ -590,6 +590,7 @@ CHANGES = {
     "layers swapped": swap_layers,
     "p.data, then eval()": change_data,
     "AdamW": step(AdamW),
+    "AdamW, by its kernel": step(lambda *args, **settings: runs.update_fast(AdamW(*args, **settings))),
     "torch's AdamW": step(torch.optim.AdamW),
     "torch's AdamW, in one kernel": step(torch.optim.AdamW, fused=True),
 }

@@ -20,6 +20,7 @@ from engine.methods import EpochResult, Method
 from engine.plan import InputFile
 from engine.processes import device_of
 from engine.programs import check_new
+from engine.runs import update_fast
 from engine.tasks import Task
 from engine.text.flags import Outputs, columns_of
 from engine.text.windows import hold_out, read_documents
@@ -125,7 +126,7 @@ def train_in_rounds(
 
     A round is about `--every` steps, then a measurement. `dev_score`: minus the held-out loss.
     """
-    optimizer = make_optimizer(model, args.lr, args.weight_decay)
+    optimizer = update_fast(make_optimizer(model, args.lr, args.weight_decay))
     history = resume(args, checkpointer, model, optimizer)
     yield from history
     with watched(args, checkpointer, model, history) as callback:

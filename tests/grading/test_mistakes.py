@@ -59,7 +59,7 @@ HALVES = "x1, x2 = x.float().chunk(2, -1)\n    return torch.cat((x1 * cos - x2 *
 TURN_QUERY, TURN_KEY = "rotate(query, *angles, query_start, scaling)", "rotate(key, *angles, start_pos, scaling)"
 TURN_BOTH = f"return {TURN_QUERY}, {TURN_KEY}"
 
-STEP = "_update(*piece, alpha, group)"
+STEP = "self._update(*piece, alpha, group)"
 SKIP = "if parameter.grad is None:\n                continue"
 NO_GRADIENT = "parameter.grad = torch.zeros_like(parameter)"
 DECAY = "p -= lr * wd * p"
