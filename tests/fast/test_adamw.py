@@ -179,6 +179,12 @@ def test_an_edited_step_keeps_the_kernel(monkeypatch: pytest.MonkeyPatch, calls:
     assert torch.equal(first, parameters()[0]) and not torch.equal(others[1], parameters()[2]) and calls
 
 
+def test_pytorch_counts_what_the_kernel_writes():
+    trained = parameters()
+    train(accelerated(AdamW(trained, lr=0.01)), range(1))
+    assert trained[0]._version > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_number_formats_are_computed_as_they_are_written(calls: list, dtype: torch.dtype):
     optimizer = accelerated(AdamW(parameters(dtype), lr=0.01))
