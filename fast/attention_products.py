@@ -84,7 +84,9 @@ class _TrainedByProducts(torch.autograd.Function):
         if mask is not None:
             mask = mask.expand(*mask.shape[:-2], length, key.shape[2])  # ... s t
         queries, keys, values, grads = (x.flatten(0, 1) for x in (query, key, value, grad))  # bh s d, or t
-        grad_query, grad_key, grad_value = torch.empty_like(queries), None, None
+        needs_query, needs_key, needs_value = ctx.needs_input_grad[:3]
+        grad_query = torch.empty_like(queries) if needs_query else None
+        grad_key = grad_value = None
         size = math.ceil(length / math.ceil(length / MOST_QUERIES))
         for start in reversed(range(0, length, size)):  # the last queries see every key
             some = slice(start, start + size)
@@ -93,16 +95,26 @@ class _TrainedByProducts(torch.autograd.Function):
             shown = None if mask is None else mask[..., some, seen]
             hidden = _added_to_scores(query[:, :, some], key[:, :, seen], shown)
             weights = torch.baddbmm(hidden, q, k.transpose(1, 2), alpha=scale).softmax(-1)  # bh s t
+            if needs_value:
+                grad_value = _added(grad_value, seen, torch.bmm(weights.transpose(1, 2), g))
+            if not (needs_query or needs_key):
+                continue
             along = torch.bmm(g, v.transpose(1, 2))  # bh s t
             along = torch._softmax_backward_data(along, weights, -1, along.dtype).mul_(scale)
-            grad_query[:, some] = torch.bmm(along, k)
-            of_keys, of_values = torch.bmm(along.transpose(1, 2), q), torch.bmm(weights.transpose(1, 2), g)
-            if grad_key is None:
-                grad_key, grad_value = of_keys, of_values
-            else:
-                grad_key[:, seen] += of_keys
-                grad_value[:, seen] += of_values
-        return grad_query.view_as(query), grad_key.view_as(key), grad_value.view_as(value), None, None
+            if needs_query:
+                grad_query[:, some] = torch.bmm(along, k)
+            if needs_key:
+                grad_key = _added(grad_key, seen, torch.bmm(along.transpose(1, 2), q))
+        pairs = zip((grad_query, grad_key, grad_value), (query, key, value), strict=True)
+        return *(found if found is None else found.view_as(x) for found, x in pairs), None, None
+
+
+def _added(total: torch.Tensor | None, seen: slice, of_some: torch.Tensor) -> torch.Tensor:
+    """A sum over queries, bh t d, with that of some queries more, for the keys that these see."""
+    if total is None:
+        return of_some
+    total[:, seen] += of_some
+    return total
 
 
 def ways_read() -> dict[str, Callable[[], object]]:

@@ -452,6 +452,20 @@ def test_gradients_of_attention_by_products_are_those_of_attention(monkeypatch, 
         assert_near(mine, its, 3e-2)
 
 
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2)])
+def test_attention_by_products_computes_the_gradients_that_are_needed(monkeypatch, needed: tuple[int, ...]):
+    inputs = [torch.randn(2, 4, 6, 8, requires_grad=index in needed) for index in range(3)]  # b h s d
+    monkeypatch.setattr(fast.attention_products, "MOST_QUERIES", 4)
+    trained = [inputs[index] for index in needed]
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(*inputs).square().sum(), trained)
+    loss, products, multiply = trained_by_products(*inputs, None, False).square().sum(), [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *pair: products.append(None) or multiply(*pair))
+    for mine, its in zip(torch.autograd.grad(loss, trained), expected, strict=True):
+        assert_near(mine, its, 1e-5)
+    # two groups of queries; the gradients of queries and keys need one product more
+    assert len(products) == 2 * (len(needed) + (needed != (2,)))
+
+
 @pytest.mark.parametrize("changes", [{}, {"way": "fused in float32"}, {"generates": True}, {"trains": False}])
 def test_attention_is_trained_in_bfloat16_where_that_is_faster(monkeypatch: pytest.MonkeyPatch, changes: dict):
     case = {"way": TRAINED_BY_PRODUCTS, "generates": False, "trains": True} | changes
