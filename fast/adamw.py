@@ -27,7 +27,7 @@ class FusedAdamW(AdamW):
 
     def _update(self, *inputs: Any, **named: Any) -> None:
         """Inputs as for `AdamW._update`. Others are for an edited one."""
-        if named or len(inputs) != INPUTS or not _fit(*inputs[:4]) or not UPDATE_CHECK.holds():
+        if named or len(inputs) != INPUTS or not UPDATE_CHECK.holds() or not _fit(*inputs[:4]):
             super()._update(*inputs, **named)
         else:
             _fused_update(*inputs)

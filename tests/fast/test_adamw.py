@@ -170,6 +170,15 @@ def test_an_own_step_without_an_update_is_computed(monkeypatch: pytest.MonkeyPat
     assert "it has no _update" in capfd.readouterr().err
 
 
+def test_an_update_may_take_other_inputs(monkeypatch: pytest.MonkeyPatch):
+    optimizer = accelerated(AdamW(parameters(), lr=0.01))
+    taken: list[tuple] = []
+    monkeypatch.setattr(AdamW, "step", lambda self: self._update(1, 2.0, {}, "v", 5, 6))
+    monkeypatch.setattr(AdamW, "_update", staticmethod(lambda *inputs: taken.append(inputs)))
+    train(optimizer, range(1))
+    assert taken[-1] == (1, 2.0, {}, "v", 5, 6)
+
+
 def test_an_edited_step_keeps_the_kernel(monkeypatch: pytest.MonkeyPatch, calls: list):
     pieces = AdamW._pieces
     monkeypatch.setattr(AdamW, "_pieces", lambda self, some: list(pieces(self, some))[1:])
