@@ -203,6 +203,13 @@ def classify(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     return model(token_ids)
 
 
+def finite(log_probs: torch.Tensor) -> torch.Tensor:
+    """Raises `RuntimeError` if they are not finite."""
+    if not log_probs.isfinite().all():
+        raise RuntimeError("its log-probabilities are not finite")
+    return log_probs
+
+
 def generate_with_hf(model: nn.Module, prompt: torch.Tensor, new: int) -> torch.Tensor:
     """Greedy decoding with Hugging Face's key/value cache; no token ends it. prompt: b s -> b (s + new)"""
     return model.generate(

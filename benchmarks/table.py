@@ -22,7 +22,7 @@ from benchmarks.growth import Growth
 from benchmarks.llama2c import BOS_ID, SPACE_ID, Llama2C
 from benchmarks.measure import Contender, Ratio, Turns, ratio
 from benchmarks.operations import Share, shares
-from benchmarks.peers import Peers
+from benchmarks.peers import Peers, finite
 from benchmarks.sentences import MeasuredSentences
 from benchmarks.targets import (
     COMPILED,
@@ -292,10 +292,7 @@ def classification_lines(
     answers: dict[str, torch.Tensor] = {}
 
     def run(name: str) -> None:
-        answer = classify[name]().float()
-        if not answer.isfinite().all():
-            raise RuntimeError("its log-probabilities are not finite")
-        answers[name] = answer
+        answers[name] = finite(classify[name]().float())
 
     runs = [Contender(name, partial(run, name)) for name in classify]
     costs = bench.race(work, runs, is_watched=task is not None)
