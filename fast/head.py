@@ -49,9 +49,16 @@ class ScreenedHead:
 
     def pick(self, x: np.ndarray, logits: np.ndarray, at_most: int | None = None) -> np.ndarray | None:
         """`logits`, of which all that can be the largest are made exact; None if they are more than `at_most`."""
-        at_most = int(MAX_CANDIDATES * len(self.error)) if at_most is None else at_most
-        norm = float(np.linalg.norm(x.astype(np.float64))) * (1 + 1e-6)  # the comparison is made in float32
-        return logits if rescore(self.rows, x, self.error, norm, logits, at_most) else None
+        at_most = self.most_candidates if at_most is None else at_most
+        return logits if rescore(self.rows, x, self.error, self.norm(x), logits, at_most) else None
+
+    @property
+    def most_candidates(self) -> int:
+        return int(MAX_CANDIDATES * len(self.error))
+
+    def norm(self, x: np.ndarray) -> np.ndarray:
+        """|x|, and a little more, because the comparison is made in float32. x: ... D -> ..."""
+        return np.linalg.norm(x.astype(np.float64), axis=-1) * (1 + 1e-6)
 
 
 def _bound(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

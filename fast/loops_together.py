@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic, overload
 
-from fast.loops import LayerWeights, Norm, attend_with, silu
+from fast.loops import LayerWeights, Norm, attend_with, rescore, silu
 from fast.nibbles import widen_nibbles
 from fast.row_sums import LOOPS, Matrix, number
 
@@ -216,27 +216,27 @@ def rotate_together(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
 
 
 @njit(parallel=True, **LOOPS)
-def attend_together(query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: np.ndarray, end: int) -> None:
-    """Replace each query by what it attends to. query: P (h d) l; keys, values: n g t d; seen: from first (n) to end"""
+def attend_together(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray,
+    keys: np.ndarray, values: np.ndarray, first: np.ndarray, end: int,
+) -> None:  # fmt: skip
+    """Write keys and values of position end - 1, and replace each query by what it attends to.
+
+    query: P (h d) l; key, value: P (g d) l; keys, values: n g t d; seen: from first (n) to end. Heads of one group
+    write the same key and value: so none waits for another.
+    """
     texts, groups, _, dim = keys.shape
     lanes, heads = query.shape[2], query.shape[1] // dim
     for which in prange(texts * heads):
         text, h = which // heads, which % heads
         group, start = h * groups // heads, first[text]
-        place = query[text // lanes, h * dim : (h + 1) * dim, text % lanes]  # d, far apart
+        panel, lane, of_group = text // lanes, text % lanes, slice(group * dim, (group + 1) * dim)
+        keys[text, group, end - 1] = key[panel, of_group, lane]
+        values[text, group, end - 1] = value[panel, of_group, lane]
+        place = query[panel, h * dim : (h + 1) * dim, lane]  # d, far apart
         head = place.copy()
         attend_with(head, keys[text, group, start:end], values[text, group, start:end])
         place[:] = head
-
-
-@njit(**LOOPS)
-def keep(new: np.ndarray, kept: np.ndarray, position: int) -> None:
-    """Write the keys or values of a position. new: P (g d) l; kept: n g t d"""
-    texts, groups, _, dim = kept.shape
-    for text in range(texts):
-        of_text = new[text // new.shape[2], :, text % new.shape[2]]  # (g d)
-        for group in range(groups):
-            kept[text, group, position] = of_text[group * dim : (group + 1) * dim]
 
 
 @njit(**LOOPS)
@@ -255,12 +255,36 @@ def layer_step_together(
     project_together(weights.query, weights.key, weights.value, normed, query, key, value)
     rotate_together(query, *angles)
     rotate_together(key, *angles)
-    keep(key, keys, end - 1)
-    keep(value, values, end - 1)
-    attend_together(query, keys, values, first, end)
+    attend_together(query, key, value, keys, values, first, end)
     added, gate = np.empty_like(x), np.empty((panels, len(weights.w1.scale), lanes), np.float32)
     matmul(weights.output, query, added)
     x += added
     gate_together(weights.w1, weights.w3, norm_together(x, weights.ffn_norm), gate)
     matmul(weights.w2, gate, added)
     x += added
+
+
+# ------------------------------------------------------------------------------------------------------------- the head
+
+
+@njit(parallel=True, **LOOPS)
+def logits_together(weight: Matrix, x: np.ndarray, y: np.ndarray) -> None:
+    """`matmul` whose results lie in rows, one for each text. x: P D l, y: n v"""
+    (panels, _, lanes), (texts, features) = x.shape, y.shape
+    room = np.empty((panels, features, lanes), np.float32)
+    for part in prange(parts_of(features)):
+        product_part(weight, x, room, part)
+        first, end = part * ROWS * PART, min((part + 1) * ROWS * PART, features)
+        for text in range(texts):
+            y[text, first:end] = room[text // lanes, first:end, text % lanes]
+
+
+@njit(parallel=True, **LOOPS)
+def rescore_together(
+    rows: np.ndarray, x: np.ndarray, error: np.ndarray, norms: np.ndarray, logits: np.ndarray, at_most: int
+) -> bool:
+    """`rescore` for every text; False if it is for one of them. x: n D, norms: n, logits: n v"""
+    is_done = np.empty(len(x), np.bool_)
+    for text in prange(len(x)):
+        is_done[text] = rescore(rows, x[text], error, norms[text], logits[text], at_most)
+    return is_done.all()

@@ -105,15 +105,15 @@ def to_rows(panels: np.ndarray, texts: int) -> torch.Tensor:
 
 def _head(engine: DecodeEngine, x: np.ndarray, texts: int, only_largest: bool) -> torch.Tensor:
     """x: P D l -> b v"""
-    panels, _, lanes = x.shape
-    logits = np.empty((panels, len(engine.head.scale), lanes), np.float32)
+    logits = np.empty((texts, len(engine.head.scale)), np.float32)
     if only_largest and (screen := engine.screened()) is not None:
-        loops_together.matmul(screen.copy, x, logits)
-        rows, approximate = to_rows(x, texts).numpy(), to_rows(logits, texts)
-        if all(screen.pick(*each) is not None for each in zip(rows, approximate.numpy(), strict=True)):
-            return approximate
-    loops_together.matmul(engine.head, x, logits)
-    return to_rows(logits, texts)
+        loops_together.logits_together(screen.copy, x, logits)
+        rows = to_rows(x, texts).numpy()
+        given = screen.rows, rows, screen.error, screen.norm(rows), logits, screen.most_candidates
+        if loops_together.rescore_together(*given):
+            return torch.from_numpy(logits)
+    loops_together.logits_together(engine.head, x, logits)
+    return torch.from_numpy(logits)
 
 
 # ------------------------------------------------------------------------------------------- comparison with llama.py
