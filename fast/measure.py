@@ -2,7 +2,7 @@
 
 A choice that came out differently in the next run would change the last digits of its results, so it is kept on disk.
 If nothing can be kept, or several processes would disturb each other's measurements, nothing is measured, and the plain
-way is taken.
+way is taken. So it is for an hour after a measurement that other programs have disturbed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +26,8 @@ MEASURED_ROUNDS, MEASURED_TRIES = 7, 3
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # variables that forbid newer instructions
 STEADY = 1.25  # the third best round takes at most so many times the best one's time, else the processor was busy
 MOST_BYTES, MOST_LEVELS = 1 << 20, 3  # of what is kept: more is not of this program
+AGAIN = 3600.0  # seconds after which a measurement that was disturbed is tried again
+BUSY, TOO_BUSY = "busy until", "the machine was too busy to measure; that is tried again after an hour"
 MARGIN = 1.05  # another way than the plain one must be this much faster, or noise would choose
 
 
@@ -38,13 +41,16 @@ def fastest(question: str, ways: dict[str, Callable[[], object]]) -> tuple[str, 
     if not others:
         return plain, "there is no other"
     question = f"{settings()} {question}"
-    kept = recall(question)
+    kept, now = recall(question), time.time()
+    if isinstance(kept, dict) and _is_soon(kept.get(BUSY), now):
+        return plain, TOO_BUSY
     if not isinstance(kept, dict) or kept.keys() != ways.keys() or not all(_is_time(t) for t in kept.values()):
         if int(os.environ.get("WORLD_SIZE") or 1) > 1:
             return plain, "several processes do not measure"
         kept = next(filter(None, (_best_times(ways) for _ in range(MEASURED_TRIES))), None)
         if kept is None:
-            return plain, "the machine is too busy to measure"
+            remember(question, {BUSY: now + AGAIN})
+            return plain, TOO_BUSY
         if not remember(question, kept):
             return plain, f"{cache_file()} cannot be written, so no measurement can be kept"
     best = min(others, key=kept.__getitem__)
@@ -52,21 +58,40 @@ def fastest(question: str, ways: dict[str, Callable[[], object]]) -> tuple[str, 
     return (best if ratio >= MARGIN else plain), f"{best} is {ratio:.2f} times as fast as {plain}, measured here"
 
 
+def _is_soon(value: object, now: float) -> bool:
+    return isinstance(value, float) and now < value <= now + AGAIN
+
+
 def _is_time(value: object) -> bool:
     return isinstance(value, float) and 0.0 < value < 1e3
 
 
 def _best_times(ways: dict[str, Callable[[], object]]) -> dict[str, float] | None:
-    """The least seconds of each way over some rounds, in turns; None if its third best round was much slower."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    """The least seconds of each way over some rounds, in turns.
+
+    None if another program has interrupted a way's best round, or if its third best round was much slower. All rounds
+    beside a program that computes without a pause take about the same time, in which the slower way may be the faster.
+    """
+    rounds: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
     for _ in range(MEASURED_ROUNDS + 1):
         for name, run in ways.items():
-            start = time.perf_counter()
+            before, start = interruptions(), time.perf_counter()
             run()
-            times[name].append(time.perf_counter() - start)
-    best = {name: sorted(seconds[1:])[:3] for name, seconds in times.items()}  # the first round warms up
-    is_steady = all(third <= STEADY * first for first, _, third in best.values())
-    return {name: seconds[0] for name, seconds in best.items()} if is_steady else None
+            seconds = time.perf_counter() - start
+            rounds[name].append((seconds, interruptions() - before))
+    best = {name: sorted(taken[1:])[:3] for name, taken in rounds.items()}  # the first round warms up
+    if any(first[1] or third[0] > STEADY * first[0] for first, _, third in best.values()):
+        return None
+    return {name: first[0] for name, (first, *_) in best.items()}
+
+
+def interruptions() -> int:
+    """How often another program has taken a processor from this process, on Linux; 0 elsewhere."""
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def remember(question: str, answer: Any) -> bool:

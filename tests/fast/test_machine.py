@@ -67,6 +67,7 @@ def decode(checkpoint: Path, *, mends: bool = False, **environment: str) -> tupl
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINLLAMA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure, "interruptions", lambda: 0)  # other tests run beside these
     return tmp_path / "cache/machine.json"
 
 
@@ -124,7 +125,33 @@ def test_a_busy_machine_is_not_measured(cache: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     name, why = fastest("a question", {"plain": run, "other": run})
-    assert name == "plain" and "too busy" in why and not cache.exists()
+    assert name == "plain" and "too busy" in why
+
+
+def test_a_measurement_that_was_interrupted_does_not_count_and_is_tried_again_after_an_hour(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[float] = []
+    ways = {"plain": waiting(0.002, calls), "other": waiting(0.001, calls)}
+    monkeypatch.setattr(measure, "interruptions", lambda: len(calls))  # one a round
+    assert fastest("a question", ways) == ("plain", measure.TOO_BUSY) and calls
+    count, now = len(calls), time.time()
+    monkeypatch.setattr(measure, "interruptions", lambda: 0)
+    assert fastest("a question", ways) == ("plain", measure.TOO_BUSY) and len(calls) == count
+    monkeypatch.setattr(measure.time, "time", lambda: now + measure.AGAIN)
+    assert fastest("a question", ways)[0] == "other" and len(calls) > count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asked on Linux alone")
+def test_a_program_beside_this_one_interrupts_it():
+    beside = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        before = measure.interruptions()
+        assert any(measure.interruptions() > before for _ in range(400) if waiting(0.01, [])() is None)
+    finally:
+        for each in beside:
+            each.kill()
+            each.wait()
 
 
 def test_what_is_kept_is_that_of_this_processor(cache: Path, monkeypatch: pytest.MonkeyPatch):
