@@ -21,7 +21,7 @@ from advanced.experiments.panel import (
     uniform_guess,
     values_of,
 )
-from advanced.experiments.results import compare
+from advanced.experiments.results import compare, of_one_processor
 from advanced.experiments.rows import size_in_words
 from advanced.experiments.statistics import POWER, Difference
 from engine.data import majority_accuracy, unpack
@@ -82,7 +82,8 @@ def _columns(cell: Cell, panel: Panel, verdict: Verdict | None) -> list[str]:
         columns += [verdict_in_words(verdict), p_in_words(verdict.p), difference_in_words(macro)]
         columns.append(plain(verdict.gain.detectable))
     trained = f"{runs[0]['trainable']:,}" if "trainable" in runs[0] else "0"
-    return [*columns, trained, f"{fmean(run.get('seconds', run.get('wall_seconds', 0.0)) for run in runs):.0f}"]
+    seconds = [run.get("seconds", run.get("wall_seconds", 0.0)) for run in of_one_processor(runs)]
+    return [*columns, trained, f"{fmean(seconds):.0f}"]
 
 
 def standing(panel: Panel) -> list[str]:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
-from advanced.experiments.results import compare, files_of_results, read_results
+from advanced.experiments.results import compare, files_of_results, of_one_processor, read_results
 from advanced.experiments.statistics import Difference, holm, pooled
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
@@ -58,7 +58,7 @@ def worths(panels: Sequence[Panel]) -> dict[str, Worth]:
     """By the names of rows."""
     found: dict[str, Worth] = {}
     for panel in panels:
-        words, base = panel.bag_of_words(), [run.get("seconds", 0.0) for run in panel.baseline.values()]
+        words = panel.bag_of_words()
         for name, verdict in panel.verdicts().items():
             if verdict.gain.has_few_seeds:
                 continue
@@ -67,9 +67,18 @@ def worths(panels: Sequence[Panel]) -> dict[str, Worth]:
             worth.gains.append(verdict.gain)
             if words and (over := compare(runs, words, panel.splits)) is not None and runs is not words:
                 worth.over_words.append(over)
-            if fmean(base) and all("seconds" in run for run in runs.values()):
-                worth.times.append(fmean(run["seconds"] for run in runs.values()) / fmean(base))
+            if (time := _time_beside(runs.values(), panel.baseline.values())) is not None:
+                worth.times.append(time)
     return found
+
+
+def _time_beside(runs: Collection[Mapping[str, Any]], baseline: Iterable[Mapping[str, Any]]) -> float | None:
+    """The time of training beside the baseline's on the same processor; None where there is none."""
+    mine = of_one_processor(runs)
+    theirs = [run.get("seconds", 0.0) for run in baseline if run.get("processor") == mine[0].get("processor")]
+    if not any(theirs) or not all("seconds" in run for run in mine):
+        return None
+    return fmean(run["seconds"] for run in mine) / fmean(theirs)
 
 
 def render_summary(named: Sequence[tuple[str, Panel]]) -> str:

@@ -247,6 +247,8 @@ def test_the_summary_has_one_pooled_gain_for_every_method(
                 figures = {"trainable": 1, "seconds": 2.0 + (row.name == "ema"), "dev": scores_of(labels, wrong)}
                 if row.name == "words":
                     del figures["trainable"], figures["seconds"]
+                elif row.name == "plain" and one.seed == 3:  # times are compared on one processor
+                    figures |= {"processor": "another", "seconds": 99.0}
                 append_result(folder / f"full-{name}.jsonl", {**line_of(one, model, **figures), "model": name})
     (folder / "full-void.jsonl").touch()
     (folder / "one").write_text("what is here now is not what was recorded", encoding="utf-8")
