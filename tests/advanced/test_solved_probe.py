@@ -48,6 +48,7 @@ def searched(states: np.ndarray, labels: np.ndarray, folds: int) -> GridSearchCV
     return search.fit(normal, labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "pooling", "bert"])
 def test_the_head_is_the_solution_for_the_states_of_the_plain_model(laboratory: Laboratory, kind: str):
     if kind == "bert":

@@ -106,6 +106,7 @@ def check_language(browser: Browser, name: str, *own: str) -> None:
     assert {*browser.tab.evaluate(WORDS_LEFT, pattern)} <= known
 
 
+@pytest.mark.slow
 def test_the_language_is_a_switch(browser: Browser, live_file: Path):
     """All words change at once, the address keeps the choice, and links lead to the pages in that language."""
     opened(

@@ -100,6 +100,7 @@ def test_the_page_is_one_small_file_without_network(live_file: Path):
     assert "connect-src" not in policy
 
 
+@pytest.mark.slow
 def test_the_browser_computes_what_the_python_does(browser: Browser, live_file: Path, bundled: InspectedModel):
     """Logits within 1e-3 under both semantics and every switch; the likeliest ids after 20 prompts."""
     weights = re.search(r'id="weights">([^<]+)<', live_file.read_text("utf-8"))[1]

@@ -473,6 +473,7 @@ def test_the_estimate_grows_with_tokens_and_weights():
     assert compiled.saved_seconds(large, 300) == pytest.approx(2 * compiled.saved_seconds(large, 150))
 
 
+@pytest.mark.slow
 def test_the_table_of_kernels_is_printed():
     done = run_python("-m", "fast")
     assert done.returncode == 0, done.stderr

@@ -232,6 +232,7 @@ def test_a_zip_is_unpacked_only_if_all_tools_read_it_alike(tmp_path: Path, nothi
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_of_the_grader_is_the_end_of_the_box(number: int, student: Path, box: Box, nothing_left: Path):
     add(student / "rope.py", "open('/proc/self/comm', 'w').write('endless')\nwhile True:\n    pass\n")

@@ -160,6 +160,7 @@ def test_disguised_copies_are_found(course, own, monkeypatch, capsys, kind):
     assert all(line.startswith("1.00") for line in lines)
 
 
+@pytest.mark.slow
 def test_calibration_counts_copies_and_independent_pairs(course, own, monkeypatch, capsys):
     write(course / "in" / "us", own)
     assert run(monkeypatch, course, "--calibrate") == 0

@@ -67,7 +67,8 @@ def test_nothing_in_the_folder_holds_an_answer(tmp_path: Path, edition: str):
     assert all(f" {name}" in (tmp_path / "out/README.md").read_text(encoding="utf-8") for name in outputs)
 
 
-@pytest.mark.parametrize("edition", ["ucsc", pytest.param("cmu2025", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("edition", ["ucsc", "cmu2025"])
 def test_while_all_is_empty_every_program_says_so_in_one_line(tmp_path: Path, edition: str):
     holes = write_handout(tmp_path / "out", edition)
     said = ask(tmp_path / "out", "sanity_check.py", "--parts", status=1)
@@ -113,6 +114,7 @@ def test_set_up_fetches_the_tensors_of_the_edition(edition: str, assets: Path):
     assert f'"sanity_check.data": {path.stat().st_size:_},' in text and "neubig/" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.name)
 def test_each_hole_alone_fails_its_own_check(tmp_path: Path, hole: Hole, monkeypatch: pytest.MonkeyPatch):
     edition = "cmu2025" if hole.norm == "layer" else "ucsc"
@@ -188,6 +190,7 @@ def test_code_with_another_structure_is_asked_by_way_of_its_adapters(tmp_path: P
         small_model.NORM.reset(token)
 
 
+@pytest.mark.slow
 def test_adapters_pass_a_mask_and_positions_on_under_other_names(tmp_path: Path):
     out, changed = tmp_path / "out", tmp_path / "out/tests/adapters.py"
     write_handout(out, "cmu2026", holes=[])

@@ -23,7 +23,6 @@ from tokenizer import Tokenizer
 from utils import UserError
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-SLOW = {"marks": pytest.mark.slow}
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 LIMIT = 300  # seconds after which a run hangs: collectives wait for ten minutes
 DRIVER = ROOT / "run_llama.py"
@@ -80,7 +79,8 @@ def test_three_processes_train_and_predict_as_one(outcomes: dict, tmp_path: Path
             torch.testing.assert_close(together["optimizer"]["state"][index][name], state[name], atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("shard", [["--shard"], pytest.param([], **SLOW)], ids=["sharded", "copied"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [["--shard"], []], ids=["sharded", "copied"])
 def test_prompt_prints_and_writes_once_what_one_process_does(tmp_path: Path, classify_flags: Callable, shard: list):
     flags, alone, together = [*classify_flags("prompt"), "--batch_size", 7], tmp_path / "alone", tmp_path / "together"
     shown = drive_in(alone, *flags)
