@@ -55,7 +55,8 @@ def parts_of(path: Path) -> list[Path]:
 
 def files_of_results(folder: Path, pattern: str) -> list[Path]:
     """The names NAME.jsonl of results in a folder, packed or not. pattern: of NAME."""
-    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in folder.glob(f"{pattern}.jsonl*")})
+    found = (path for ending in ("", PACKED) for path in folder.glob(f"{pattern}.jsonl{ending}"))
+    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in found})
 
 
 class GrowingFile:
@@ -76,7 +77,8 @@ class GrowingFile:
 def results_beside(path: Path, name: str) -> dict[str, dict[str, Any]]:
     """Results of a checkpoint's other tables by key, from the files TABLE-NAME.jsonl beside `path`.
 
-    A line that is no result is skipped: another process may be writing to the file.
+    A line that is no result is skipped: another process may be writing to the file. Raises `UserError` for a damaged
+    packed file, to which nobody writes.
     """
     found: dict[str, dict[str, Any]] = {}
     for other in files_of_results(path.parent, f"*-{glob.escape(name)}"):

@@ -32,6 +32,7 @@ from advanced.experiments.results import (
 )
 from advanced.experiments.statistics import two_way
 from advanced.experiments.summary import panels_in, render_summary
+from engine.data import unpack
 from utils import UserError
 
 RESULTS = program.HERE / "results"
@@ -70,6 +71,16 @@ def test_lines_hold_figures_alone_and_say_what_they_were_computed_with(path: Pat
         assert re.fullmatch("[0-9a-f]{64}", result["weights"]) and re.fullmatch("[0-9a-f]{12}", result["commit"])
         assert result["processor"] and result["torch"] and result["kernels"] == "plain"
         assert "|||" not in line and "/tmp" not in line and "/home" not in line
+
+
+@pytest.mark.parametrize("path", LINES, ids=lambda path: path.stem)
+def test_the_probabilities_of_plain_training_lie_beside_its_lines(path: Path):
+    for result in read_results([path]).values():
+        if result["row"] == "plain" and result["phase"] == "final":
+            size = result["shots"] or "all"
+            with np.load(path.with_name(f"{path.stem}-{result['data']}-{size}.npz")) as kept:
+                for split in {"dev", "test"} & result.keys():
+                    assert len(kept[f"{result['seed']}-{split}"]) == len(unpack(result[split]["predictions"]))
 
 
 @pytest.mark.slow
@@ -121,6 +132,8 @@ def test_packed_lines_are_read_with_those_that_came_later(tmp_path: Path):
     path.unlink()
     assert [*file.read()] == ["b", "c"] and files_of_results(tmp_path, "t-*") == [path]
     append_result(path, {"key": "d", "model": "a", "checksums": []})
+    (tmp_path / "t-a.jsonl.old").write_text("a copy is no file of results")
+    assert files_of_results(tmp_path, "t-*") == [path]
     assert [*file.read()] == [*read_results([path])] == ["b", "c", "d"] and parts_of(path) == [packed, path]
     assert results_beside(tmp_path / "u-a.jsonl", "a") == file.read()
     packed.write_bytes(packed.read_bytes()[:-9])
