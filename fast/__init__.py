@@ -9,8 +9,13 @@ AdamW's updates. Without this package models compute the same, more slowly.
 import importlib
 from typing import Any
 
-MODULES = {"Choice": "apply", "accelerate": "apply", "accelerate_optimizer": "adamw", "decoder": "decode"}
-MODULES |= {"is_small_job": "small_job"}
+MODULES = {
+    "Choice": "apply",
+    "accelerate": "apply",
+    "accelerate_optimizer": "adamw",
+    "decoder": "decode",
+    "is_small_job": "small_job",
+}
 __all__ = sorted(MODULES)
 
 

@@ -8,6 +8,8 @@ Shapes:  v vocabulary   D model dim
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -47,18 +49,16 @@ class ScreenedHead:
         matvec(self.copy, x, logits)
         return logits
 
-    def pick(self, x: np.ndarray, logits: np.ndarray, at_most: int | None = None) -> np.ndarray | None:
-        """`logits`, of which all that can be the largest are made exact; None if they are more than `at_most`."""
-        at_most = self.most_candidates if at_most is None else at_most
-        return logits if rescore(self.rows, x, self.error, self.norm(x), logits, at_most) else None
+    def pick(
+        self, x: np.ndarray, logits: np.ndarray, at_most: int | None = None, *, by: Callable[..., bool] = rescore
+    ) -> np.ndarray | None:
+        """`logits`, of which all that can be the largest are made exact; None if they are more than `at_most`.
 
-    @property
-    def most_candidates(self) -> int:
-        return int(MAX_CANDIDATES * len(self.error))
-
-    def norm(self, x: np.ndarray) -> np.ndarray:
-        """|x|, and a little more, because the comparison is made in float32. x: ... D -> ..."""
-        return np.linalg.norm(x.astype(np.float64), axis=-1) * (1 + 1e-6)
+        by: `rescore` for one text, x: D and logits: v, or a loop over several that calls it, x: n D and logits: n v.
+        """
+        at_most = int(MAX_CANDIDATES * len(self.error)) if at_most is None else at_most
+        norm = np.linalg.norm(x.astype(np.float64), axis=-1) * (1 + 1e-6)  # the comparison is made in float32
+        return logits if by(self.rows, x, self.error, norm, logits, at_most) else None
 
 
 def _bound(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

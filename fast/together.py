@@ -108,9 +108,7 @@ def _head(engine: DecodeEngine, x: np.ndarray, texts: int, only_largest: bool) -
     logits = np.empty((texts, len(engine.head.scale)), np.float32)
     if only_largest and (screen := engine.screened()) is not None:
         loops_together.logits_together(screen.copy, x, logits)
-        rows = to_rows(x, texts).numpy()
-        given = screen.rows, rows, screen.error, screen.norm(rows), logits, screen.most_candidates
-        if loops_together.rescore_together(*given):
+        if screen.pick(to_rows(x, texts).numpy(), logits, by=loops_together.rescore_together) is not None:
             return torch.from_numpy(logits)
     loops_together.logits_together(engine.head, x, logits)
     return torch.from_numpy(logits)

@@ -126,6 +126,7 @@ def test_a_busy_machine_is_not_measured(cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     name, why = fastest("a question", {"plain": run, "other": run})
     assert name == "plain" and "too busy" in why
+    assert [[*answer] for answer in json.loads(cache.read_text()).values()] == [[measure.BUSY]]  # no times are kept
 
 
 def test_a_measurement_that_was_interrupted_does_not_count_and_is_tried_again_after_an_hour(
