@@ -13,9 +13,8 @@ import re
 import reprlib
 import socket
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -141,24 +140,22 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     process is killed, the next process that writes to the folder removes it.
     """
     path = Path(path)
-    temporary = None
+    # Not path.name with something added, which could be too long for the file system. The name is known before the file
+    # is there: an interrupt could come between the two.
+    temporary = path.parent / f"{TEMPORARY}{host_name()}-{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
         _remove_leftovers(path.parent)
-        # not path.name with something added, which could be too long for the file system
-        prefix = f"{TEMPORARY}{host_name()}-{os.getpid()}-"
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-        with open(handle, mode, **text) as file:
+        with open(temporary, mode.replace("w", "x"), **text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, _default_file_mode())
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # it is renamed, or its folder cannot be written to, which is being said
+            temporary.unlink()
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -185,13 +182,6 @@ def is_running(number: int) -> bool:
     except PermissionError:  # the process belongs to another user
         return True
     return True
-
-
-def _default_file_mode() -> int:
-    """The permissions that `open` would give a new file (mkstemp gives 0600, which an instructor could not read)."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def find_asset(name: str | os.PathLike) -> Path | None:

@@ -12,9 +12,8 @@ import os
 import re
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -221,22 +220,20 @@ def atomic_write(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
     Raises `OSError` as `open` does, naming `path`; the temporary file is removed whatever happens.
     """
-    path, temporary = Path(path), None
+    path = Path(path)
+    # the name is known before the file is there: an interrupt could come between the two
+    temporary = path.parent / f".minllama-{os.urandom(4).hex()}.tmp"
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".minllama-", suffix=".tmp")
-        with open(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # as `open` would; mkstemp gives 0600
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # it is renamed, or its folder cannot be written to, which is being said
+            temporary.unlink()
 
 
 def check_writable(path: str | os.PathLike, flag: str) -> None:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ import utils
 from engine.locks import NameLock
 from engine.storage import load_tensors, save_tensors
 from engine.weights import load_pretrained
+from grading import programs
 from utils import UserError, atomic_write, host_name
 
 CONTENT = {"model": {"a": torch.arange(3000.0), "b": torch.ones(7)}, "empty": torch.ones(0), "epoch": 3}
@@ -152,6 +155,23 @@ def test_leftovers_of_dead_processes_alone_are_removed(tmp_path: Path):
         mine = [path for path in tmp_path.iterdir() if f"-{os.getpid()}-" in path.name]
         assert len(mine) == 1  # beside the file, because a rename works within one disk only
     assert {path.name for path in tmp_path.iterdir()} == {*kept, "out.txt"}
+
+
+@pytest.mark.parametrize("write", [atomic_write, programs.atomic_write], ids=["utils", "grading"])
+def test_nothing_is_left_where_an_interrupt_comes_as_soon_as_the_temporary_file_is_there(
+    tmp_path: Path, write: Callable
+):
+    def interrupt(frame: FrameType, event: str, called: object) -> None:
+        if event == "c_return" and called.__name__ == "open" and list(tmp_path.iterdir()):
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), write(tmp_path / "out.txt"):
+            pytest.fail("the interrupt did not come")
+    finally:
+        sys.setprofile(None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_is_held_by_one_and_its_file_goes_with_it(tmp_path: Path):
