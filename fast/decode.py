@@ -1,8 +1,9 @@
 """Decoders: objects that generate the same text as a model, sooner.
 
 A decoder computes next-token logits in the place of a model, as `Llama.generate`'s argument `next_logits`. Compiled
-loops continue up to 32 texts at once if they are installed, agree with llama.py and save time. The model itself does
-the rest: prompts, more texts together, a window that slides, a bidirectional model.
+loops continue up to 32 texts at once if they are installed, agree with llama.py and save time. Of a bidirectional
+model the last layer computes one position only. The model itself does the rest: prompts, more texts together, a window
+that slides.
 
 Shapes:  b texts   s positions   v vocabulary
 """
@@ -16,19 +17,17 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from base_llama import KVCache
 from config import PRECISIONS, LlamaConfig
-from engine.weights import blueprint
 from fast import compiled
 from fast.apply import Choice
+from fast.as_made import kinds_of, what_changed_in
 from fast.attention import scores_check
 from fast.compiled import LOAD_SECONDS, NotReady
 from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
-from fast.kernel import has_hooks, own_methods
+from fast.last_position import last_position_check, next_logits
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
-from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
 if TYPE_CHECKING:
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
     from fast.loop_engine import BestThreads, DecodeEngine
 
 PART = "decoding"
-LLAMA_MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, RMSNorm, nn.Linear}
 PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # methods of `Llama`
 REPLACED_BY_LOOPS = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
 MOST_TOGETHER = 32  # texts whose next tokens the loops compute at once
 SAMPLE = 32  # numbers of each weight that are compared before a text
+ANEW = "everything is computed anew for every token, but for what the last layer would give at other positions"
 OUTDATED = "the model's weights were written to or replaced since this decoder was made; make another one"
 
 
@@ -51,8 +50,13 @@ def decoder(llama: Llama, precision: str = "fp32", *, tokens: int | None = None)
     precision: the one that `accelerate` has given the model. tokens: how many will be generated in all, if known: for
     few tokens the loops are not loaded. Raises `ValueError` for an unknown precision.
     """
-    choice = choose_decoder(next(llama.parameters()).device, precision)
-    if choice.kernel == "numba" and (reason := _why_plain(llama) or _why_no_loops_for(llama, precision, tokens)):
+    device = next(llama.parameters()).device
+    choice = choose_decoder(device, precision)
+    if device.type == "cpu" and (reason := _why_plain(llama)):
+        return Decoder(llama, Choice(PART, "plain", reason))
+    if device.type == "cpu" and not llama.config.is_causal:
+        return LastPositionDecoder(llama, Choice(PART, "last position", ANEW))
+    if choice.kernel == "numba" and (reason := _why_no_loops_for(llama, precision, tokens)):
         choice = Choice(PART, "plain", reason)
     return LoopDecoder(llama, choice, precision) if choice.kernel == "numba" else Decoder(llama, choice)
 
@@ -88,8 +92,6 @@ def _why_plain(llama: Llama) -> str | None:
 
 def _why_no_loops_for(llama: Llama, precision: str, tokens: int | None) -> str | None:
     """Why the loops of one number format cannot continue a model's texts; None if they can. Loads them if needed."""
-    if not llama.config.is_causal:
-        return "a bidirectional model computes everything anew for every token"
     if (other := compiled.format_of(llama)) != precision:
         reason = f"the model computes in {other}, not in {precision}"
         notice(f"text is generated as the model is written, without compiled loops: {reason}")
@@ -147,6 +149,23 @@ class Decoder:
         return self.llama.generate(idx, max_new_tokens, temperature, **settings)
 
 
+class LastPositionDecoder(Decoder):
+    """Continues texts of a bidirectional model, whose last layer then gives one position, while that agrees with it."""
+
+    def _generate(
+        self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
+    ) -> torch.Tensor:
+        if self._may_compute():
+            settings["next_logits"] = partial(next_logits, self.llama)
+        return super()._generate(idx, max_new_tokens, temperature, settings)
+
+    def _may_compute(self) -> bool:
+        llama = self.llama
+        if _computes_otherwise(llama) or _is_changed(llama, "every position of the last layer is computed"):
+            return False
+        return last_position_check(tuple(vars(llama.config).items())).holds()
+
+
 class LoopDecoder(Decoder):
     """Continues texts through compiled loops of one number format, while they agree with the model's code."""
 
@@ -154,7 +173,7 @@ class LoopDecoder(Decoder):
         """precision: the number format of the loops, which are loaded, and of the model."""
         super().__init__(llama, choice)
         engine = compiled.load(precision)
-        self._precision, self._kinds = precision, _kinds_of(llama)
+        self._precision, self._kinds = precision, kinds_of(llama)
         self._engine: DecodeEngine = engine.DecodeEngine(llama)
         self._threads: dict[bool, BestThreads] = {together: engine.BestThreads() for together in (False, True)}
 
@@ -162,8 +181,7 @@ class LoopDecoder(Decoder):
         self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
     ) -> torch.Tensor:
         llama = self.llama
-        is_plain = torch.is_autocast_enabled("cpu") or any(module.training for module in llama.modules())
-        is_plain = is_plain or self._kinds != _kinds_of(llama) or _why_plain(llama) is not None
+        is_plain = _computes_otherwise(llama) or self._kinds != kinds_of(llama)
         if is_plain or not _agrees(llama, self._precision):
             return super()._generate(idx, max_new_tokens, temperature, settings)
         only_largest = llama.config.sampling == "plain" and _needs_only_largest(temperature, settings)
@@ -227,16 +245,23 @@ def _sample(weight: torch.Tensor) -> bytes:
     return numbers[:: max(1, len(numbers) // SAMPLE)].clone().view(torch.uint8).cpu().numpy().tobytes()
 
 
-def _kinds_of(llama: Llama) -> list[type]:
-    """Changes when another kernel takes a module's place."""
-    return [type(module) for module in llama.modules()]
+def _computes_otherwise(llama: Llama) -> bool:
+    """Whether a model is asked under autocast, drops some of its numbers, or generates in a way of its own."""
+    is_plain = torch.is_autocast_enabled("cpu") or any(module.training for module in llama.modules())
+    return is_plain or _why_plain(llama) is not None
+
+
+def _is_changed(llama: Llama, instead: str) -> bool:
+    """Whether a model is not what its config makes; a notice then says what is done instead, and why."""
+    changed = what_changed_in(llama)
+    if changed is not None:
+        notice(f"{instead}: {changed}")
+    return changed is not None
 
 
 def _agrees(llama: Llama, precision: str) -> bool:
     """Whether a model is what its config makes, and the loops compute what llama.py says. Raises `NotReady`."""
-    changed = _what_changed_in(llama)
-    if changed is not None:
-        notice(f"text is generated as the model is written, without compiled loops: {changed}")
+    if _is_changed(llama, "text is generated as the model is written, without compiled loops"):
         return False
     loops_check = _loops_check(tuple(vars(llama.config).items()), precision)
     return all(check.holds() for check in (RMS_NORM_CHECK, FEED_FORWARD_CHECK, scores_check("cpu"), loops_check))
@@ -251,34 +276,6 @@ def _loops_check(
     sides = partial(engine.sides, LlamaConfig(**dict(config)), kernel)
     # `take` picks rows for a search, which gives the loops texts like any others
     return EquivalenceCheck("Llama", REPLACED_BY_LOOPS, sides, but=((KVCache, "take"),))
-
-
-def _what_changed_in(llama: Llama) -> str | None:
-    """What of a model is not as its class and config make it: a module or method replaced, a hook, another setting."""
-    try:
-        as_made = _settings_as_made(tuple(vars(llama.config).items()))
-        for name, module in llama.named_modules():
-            where = name or "the model"
-            if module is not llama and type(module) not in LLAMA_MODULES | LLAMA_KERNELS:
-                return f"{where} is a {type(module).__name__}"
-            if has_hooks(module):
-                return f"{where} has a hook"
-            if own_methods(module) or _settings(module) != as_made.get(name):
-                return f"{where} has other settings or methods than its class gives it"
-    except Exception as error:  # a config or modules that cannot be made again, or compared
-        return f"it cannot be compared with what its config makes: {type(error).__name__}"
-    return None
-
-
-@lru_cache(maxsize=8)
-def _settings_as_made(config: tuple[tuple[str, Any], ...]) -> dict[str, dict[str, Any]]:
-    return {name: _settings(module) for name, module in blueprint(LlamaConfig(**dict(config))).named_modules()}
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    # stop_ids, of a directory's model, is what callers hand to `generate`; no module computes with it
-    return {name: value for name, value in own.items() if name not in ("training", "stop_ids")}
 
 
 def _sides_of_largest() -> Comparison:

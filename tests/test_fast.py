@@ -27,8 +27,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache import PROMPTS
 from torch import nn
+from torch.profiler import profile
 
 import fast.apply
+import fast.as_made
 import fast.attention
 import fast.attention_products
 import fast.decode
@@ -44,7 +46,7 @@ from fast.apply import BY_PRODUCTS, Purpose, choose_attention
 from fast.attention import FusedAttention, fuse_attention, scores_check
 from fast.attention_products import TRAINED_BY_PRODUCTS, attention_by_products, trained_by_products
 from fast.compact import quantise_4, widened
-from fast.decode import OUTDATED, Decoder, LoopDecoder, choose_decoder
+from fast.decode import OUTDATED, Decoder, LastPositionDecoder, LoopDecoder, choose_decoder
 from fast.layers import FusedFeedForward, FusedRMSNorm, _RMSNorm, _SwiGLU
 from fast.linear import (
     Bf16Linear,
@@ -157,23 +159,54 @@ def test_the_model_and_the_machine_decide_what_decodes(numba):
     assert type(decoder(model)) is type(decoder(accelerated(model, "int8"), "int8")) is LoopDecoder
     for other, words in (
         (decoder(model, "bf16"), "computes in fp32, not in bf16"),
-        (decoder(accelerated(random_llama())), "a bidirectional model"),
         (decoder(random_llama(attention="causal").double()), "float32 weights"),
     ):
         assert type(other) is Decoder and other.choice.kernel == "plain" and words in other.choice.reason
+    assert type(decoder(accelerated(random_llama()))) is LastPositionDecoder
     assert choose_decoder(CUDA).kernel == "plain"
     for function in (decoder, accelerate):
         with pytest.raises(ValueError, match="fp64.*fp32, bf16, int8, int4"):
             function(model, "fp64")
 
 
+def test_the_last_layer_of_a_bidirectional_model_gives_one_position():
+    """Its text is the model's; what is left out is the other positions' query, output and feed-forward."""
+    model, idx, new = random_llama(), torch.randint(0, 40, (2, 6)), 5
+    operations, texts = [], []
+    for each in (model, decoder(model)):
+        each.generate(idx, 1, 0.0)  # compares kernels
+        with profile(with_flops=True) as watched:
+            texts.append(each.generate(idx, new, 0.0))
+        operations.append(sum(event.flops for event in watched.key_averages() if event.key == "aten::mm"))
+    assert torch.equal(*texts)
+    config, lengths = model.config, range(idx.shape[1], idx.shape[1] + new)
+    of_position = 2 * (2 * config.dim**2 + 3 * config.dim * config.hidden_dim)
+    assert operations[0] - operations[1] == sum(2 * (length - 1) * of_position for length in lengths)
+
+
+@pytest.mark.parametrize("change", ["training", "a hook", "a subclass", "autocast"])
+def test_a_bidirectional_model_that_may_compute_otherwise_computes_every_position(change: str):
+    model = random_llama()
+    ours = decoder(model)
+    assert ours._may_compute()
+    with torch.autocast("cpu", enabled=change == "autocast"):
+        if change == "training":
+            model.layers[0].train()
+        elif change == "a hook":
+            model.layers[1].feed_forward.register_forward_hook(lambda module, args, output: output.flip(1))
+        elif change == "a subclass":
+            model.layers[1].feed_forward.__class__ = type("Other", (FeedForward,), {})
+        assert not ours._may_compute()
+    assert torch.equal(ours.generate(TOKENS[:1], 9, 0.0), model.generate(TOKENS[:1], 9, 0.0))
+
+
 def test_tokens_that_end_a_text_leave_a_model_the_compiled_loops():
     """A directory's model has them as an attribute; any other attribute may change what is computed."""
     model = random_llama(attention="causal")
     model.stop_ids = (2,)
-    assert fast.decode._what_changed_in(model) is None
+    assert fast.as_made.what_changed_in(model) is None
     model.scale = 2.0
-    assert "the model has other settings" in fast.decode._what_changed_in(model)
+    assert "the model has other settings" in fast.as_made.what_changed_in(model)
 
 
 @pytest.mark.parametrize("rounding", ["int8", "int4"])
@@ -198,7 +231,7 @@ def test_rounding_twice_is_rounding_once():
 def test_choosing_draws_no_random_numbers(numba, precision: str):
     """Or the text at temperature 1 and the order of training would depend on the kernels."""
     model = random_llama(attention="causal")
-    for cached in (why_no_onednn, scores_check, fast.decode._settings_as_made):
+    for cached in (why_no_onednn, scores_check, fast.as_made._settings_as_made):
         cached.cache_clear()
     before = torch.get_rng_state()
     accelerate(model, precision)

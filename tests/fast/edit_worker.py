@@ -68,7 +68,8 @@ def outcome(attention: str, *, accelerated: bool) -> dict[str, object]:
     except (RuntimeError, AssertionError, TypeError) as error:
         found = {"error": type(error).__name__}
     if accelerated:
-        found["loops"] = generator.choice.kernel == "numba" or attention == "bidirectional"
+        is_causal = attention == "causal"
+        found["loops"] = generator.choice.kernel == "numba" if is_causal else generator._may_compute()
     return found
 
 

@@ -72,7 +72,7 @@ EXCEPTIONS = {  # what rightly shows nowhere, and why
 }
 DRIVER = importlib.import_module("run_llama")  # by name: it is run here as a program
 # compute once, unless they are told
-KEPT = (rope.rope_table, base_llama.causal_mask, fast.decode._settings_as_made)
+KEPT = (rope.rope_table, base_llama.causal_mask, fast.as_made._settings_as_made)
 TOLERANCE = 1e-5  # of saved numbers, absolute: kernels round in another order
 
 # ---------------------------------------------------------------------------------- functions of the root modules
