@@ -2,7 +2,8 @@
 
 A choice that came out differently in the next run would change the last digits of its results, so it is kept on disk.
 If nothing can be kept, or several processes would disturb each other's measurements, nothing is measured, and the plain
-way is taken. So it is for an hour after a measurement that other programs have disturbed.
+way is taken. So it is for an hour after a measurement that other programs have disturbed, unless one way was clearly
+faster all the same.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ def _is_time(value: object) -> bool:
 def _best_times(ways: dict[str, Callable[[], object]]) -> dict[str, float] | None:
     """The least seconds of each way over some rounds, in turns.
 
-    None if another program has interrupted a way's best round, or if its third best round was much slower. All rounds
-    beside a program that computes without a pause take about the same time, in which the slower way may be the faster.
+    Another program has disturbed them if it has interrupted a way's best round, or if a third best round was much
+    slower. (All rounds beside a program that computes without a pause take about the same time, in which the slower way
+    may be the faster.) Then the median of each way's rounds, if one way was clearly the fastest; else None.
     """
     rounds: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
     for _ in range(MEASURED_ROUNDS + 1):
@@ -81,8 +83,18 @@ def _best_times(ways: dict[str, Callable[[], object]]) -> dict[str, float] | Non
             rounds[name].append((seconds, interruptions() - before))
     best = {name: sorted(taken[1:])[:3] for name, taken in rounds.items()}  # the first round warms up
     if any(first[1] or third[0] > STEADY * first[0] for first, _, third in best.values()):
-        return None
+        return _clear_times({name: sorted(seconds for seconds, _ in taken[1:]) for name, taken in rounds.items()})
     return {name: first[0] for name, (first, *_) in best.items()}
+
+
+def _clear_times(rounds: dict[str, list[float]]) -> dict[str, float] | None:
+    """The medians, if but for one round of each the slowest of one way took less time than the fastest of the others.
+
+    rounds: sorted.
+    """
+    fastest_way = min(rounds, key=lambda name: rounds[name][-2])
+    is_clear = all(rounds[fastest_way][-2] < taken[1] for name, taken in rounds.items() if name != fastest_way)
+    return {name: taken[len(taken) // 2] for name, taken in rounds.items()} if is_clear else None
 
 
 def interruptions() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import fast.apply
 import fast.onednn
 from fast import accelerate, compiled, decoder, measure, memory
 from fast.linear import Bf16Linear, RoundedLinear
-from fast.measure import fastest, recall, remember
+from fast.measure import TOO_BUSY, fastest, recall, remember
 from fast.memory import USERS_SETTINGS
 from fast.onednn import has_gated_products, has_onednn, why_no_onednn
 
@@ -121,7 +122,7 @@ def test_a_busy_machine_is_not_measured(cache: Path, monkeypatch: pytest.MonkeyP
     now, runs = [0.0], iter(range(1000))
 
     def run() -> None:
-        now[0] += 2.0 ** (next(runs) % 16)  # no two rounds alike
+        now[0] += 2.0 ** (5 * next(runs) % 16)  # no two rounds alike
 
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     name, why = fastest("a question", {"plain": run, "other": run})
@@ -135,12 +136,37 @@ def test_a_measurement_that_was_interrupted_does_not_count_and_is_tried_again_af
     calls: list[float] = []
     ways = {"plain": waiting(0.002, calls), "other": waiting(0.001, calls)}
     monkeypatch.setattr(measure, "interruptions", lambda: len(calls))  # one a round
-    assert fastest("a question", ways) == ("plain", measure.TOO_BUSY) and calls
+    monkeypatch.setattr(measure, "_clear_times", lambda rounds: None)
+    assert fastest("a question", ways) == ("plain", TOO_BUSY) and calls
     count, now = len(calls), time.time()
     monkeypatch.setattr(measure, "interruptions", lambda: 0)
-    assert fastest("a question", ways) == ("plain", measure.TOO_BUSY) and len(calls) == count
+    assert fastest("a question", ways) == ("plain", TOO_BUSY) and len(calls) == count
     monkeypatch.setattr(measure.time, "time", lambda: now + measure.AGAIN)
     assert fastest("a question", ways)[0] == "other" and len(calls) > count
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "expected"),
+    [
+        ((5, 9, 5, 12, 8, 99, 7, 6), (1, 2, 4, 1, 3, 2, 70, 1), "other"),  # but for one round of each
+        ((1, 2, 4, 1, 3, 2, 70, 1), (5, 9, 5, 12, 8, 99, 7, 6), "plain"),
+        ((5, 9, 5, 12, 8, 2, 2, 6), (1, 2, 4, 1, 3, 2, 1, 1), TOO_BUSY),
+        ((5, 9, 5, 12, 8, 7, 7, 6), (1, 2, 4, 1, 3, 6, 6, 1), TOO_BUSY),
+    ],
+)
+def test_a_way_that_is_clearly_faster_is_taken_on_a_busy_machine_too(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, plain: tuple, other: tuple, expected: str
+):
+    now, calls = [0.0], itertools.count()
+
+    def taking(rounds: tuple) -> Callable[[], None]:
+        takes = itertools.cycle(rounds)  # the first one warms up
+        return lambda: now.__setitem__(0, now[0] + next(takes))
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measure, "interruptions", lambda: next(calls))  # in every round
+    name, why = fastest("a question", {"plain": taking(plain), "other": taking(other)})
+    assert (why if expected == TOO_BUSY else name) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asked on Linux alone")
@@ -294,6 +320,10 @@ def test_bf16_is_rounded_where_its_products_are_slow_and_one_line_says_so(
     assert capfd.readouterr().err.count("bf16 is not faster than fp32") == 1
     accelerate(model, "fp32")
     assert capfd.readouterr().err == ""
+    monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), TOO_BUSY))
+    accelerate(model, "bf16")
+    said = capfd.readouterr().err  # not that it is slower, which is not known
+    assert "too busy to measure" in said and "not faster" not in said
 
 
 # ------------------------------------------------------------------------------------------------ compiled loops
