@@ -5,6 +5,7 @@ Accuracies are of dev and test together where dev has chosen nothing and both ha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,6 +73,14 @@ class Panel(NamedTuple):
     @property
     def majority(self) -> float:
         return majority_accuracy(self.labels)
+
+    @property
+    def processor(self) -> str | None:
+        """The one that most rows, and then most runs, were done on: times are compared only there."""
+        kinds = [[run.get("processor") for run in cell.runs.values()] for cell in self.cells]
+        rows = Counter(each for kind in kinds for each in {*kind})
+        runs = Counter(each for kind in kinds for each in kind)
+        return max(rows, key=lambda each: (rows[each], runs[each]))
 
     def verdicts(self, against: Runs | None = None) -> dict[str, Verdict]:
         """By the names of rows, those that can be compared with these runs, else with the baseline."""

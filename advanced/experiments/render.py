@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from advanced.experiments.choice import Done
 from advanced.experiments.grid import Table
@@ -21,7 +22,7 @@ from advanced.experiments.panel import (
     uniform_guess,
     values_of,
 )
-from advanced.experiments.results import compare, of_one_processor
+from advanced.experiments.results import compare
 from advanced.experiments.rows import size_in_words
 from advanced.experiments.statistics import POWER, Difference
 from engine.data import majority_accuracy, unpack
@@ -37,7 +38,8 @@ same sentences and seeds, on dev and test together where dev has chosen nothing,
 corrected for all rows of its table (Holm), and a gain is bold where it is below .05 and there are three seeds or more.
 "Could be found" is the smallest true gain that such a comparison finds with a probability of {POWER:g}. Where the loss
 of the training sentences stays above .9 of that of a guess, training did not fit and there is no verdict. A checkpoint
-was pretrained once: what holds for another one is not in these intervals."""
+was pretrained once: what holds for another one is not in these intervals. Seconds are those of runs on one processor,
+the one that most rows ran on."""
 
 
 def render(table: Table, model: Model, done: Done) -> str:
@@ -82,8 +84,12 @@ def _columns(cell: Cell, panel: Panel, verdict: Verdict | None) -> list[str]:
         columns += [verdict_in_words(verdict), p_in_words(verdict.p), difference_in_words(macro)]
         columns.append(plain(verdict.gain.detectable))
     trained = f"{runs[0]['trainable']:,}" if "trainable" in runs[0] else "0"
-    seconds = [run.get("seconds", run.get("wall_seconds", 0.0)) for run in of_one_processor(runs)]
-    return [*columns, trained, f"{fmean(seconds):.0f}"]
+    seconds = [_seconds(run) for run in runs if run.get("processor") == panel.processor]
+    return [*columns, trained, f"{fmean(seconds):.0f}" if seconds else "-"]
+
+
+def _seconds(run: Mapping[str, Any]) -> float:
+    return run.get("seconds", run.get("wall_seconds", 0.0))
 
 
 def standing(panel: Panel) -> list[str]:

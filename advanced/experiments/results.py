@@ -10,7 +10,6 @@ import json
 import math
 import os
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -216,13 +215,6 @@ def has_few_seeds(runs: Iterable[Mapping[str, Any]]) -> bool:
 def fits(run: Mapping[str, Any]) -> bool:
     """Whether training has fitted its sentences: their loss is well below that of a guess, ln(classes)."""
     return "fit_loss" not in run or run["fit_loss"] <= FITTED * math.log(run["classes"])
-
-
-def of_one_processor(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The runs on the processor that has done most of them: times are compared only there."""
-    runs = [*runs]
-    often = Counter(run.get("processor") for run in runs).most_common(1)
-    return [run for run in runs if run.get("processor") == often[0][0]]
 
 
 def _are_of_one_make(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
-from advanced.experiments.results import compare, files_of_results, of_one_processor, read_results
+from advanced.experiments.results import Runs, compare, files_of_results, read_results
 from advanced.experiments.statistics import Difference, holm, pooled
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
@@ -67,18 +67,17 @@ def worths(panels: Sequence[Panel]) -> dict[str, Worth]:
             worth.gains.append(verdict.gain)
             if words and (over := compare(runs, words, panel.splits)) is not None and runs is not words:
                 worth.over_words.append(over)
-            if (time := _time_beside(runs.values(), panel.baseline.values())) is not None:
+            if (time := _time_beside(runs, panel.baseline, panel.processor)) is not None:
                 worth.times.append(time)
     return found
 
 
-def _time_beside(runs: Collection[Mapping[str, Any]], baseline: Iterable[Mapping[str, Any]]) -> float | None:
-    """The time of training beside the baseline's on the same processor; None where there is none."""
-    mine = of_one_processor(runs)
-    theirs = [run.get("seconds", 0.0) for run in baseline if run.get("processor") == mine[0].get("processor")]
-    if not any(theirs) or not all("seconds" in run for run in mine):
-        return None
-    return fmean(run["seconds"] for run in mine) / fmean(theirs)
+def _time_beside(runs: Runs, baseline: Runs, processor: str | None) -> float | None:
+    """The time of training beside the baseline's on one processor; None where there is none."""
+    mine, theirs = (
+        [run.get("seconds") for run in each.values() if run.get("processor") == processor] for each in (runs, baseline)
+    )
+    return fmean(mine) / fmean(theirs) if mine and theirs and all([*mine, *theirs]) else None
 
 
 def render_summary(named: Sequence[tuple[str, Panel]]) -> str:

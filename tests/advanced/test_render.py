@@ -51,6 +51,24 @@ def test_the_table_has_means_deviations_differences_and_says_what_is_missing(
     assert "4 runs, 0.0 hours, 2026-01-02; a processor;\nPyTorch 2, kernels: plain." in text
 
 
+def test_seconds_are_those_of_the_processor_that_most_rows_ran_on(tmp_path: Path, model: Model, films: dict[str, Path]):
+    labels = [each.label for each in create_data(films["dev"])]
+    rows = [{"name": "plain"}, {"name": "ema", "method": "ema"}, {"name": "lora", "method": "lora"}]
+    table = table_of(tmp_path, rows=[*rows, {"name": "words", "option": "bag-of-words"}], shots=[None], seeds=[1, 2, 3])
+    done = {}
+    for row in table.rows:
+        for one in table.final(row, "films", None, model, {}):
+            figures = {"trainable": 1, "seconds": 5.0, "dev": scores_of(labels, 1), "test": scores_of(labels, 1)}
+            if row.name == "words" or (row.name == "plain" and one.seed > 1):  # more runs, but fewer rows
+                figures |= {"processor": "another", "seconds": 99.0}
+            elif one.seed > 1:
+                continue
+            done[one.key(model)] = line_of(one, model, **figures)
+    lines = render(table, model, done).splitlines()
+    for name, seconds in (("plain", "5"), ("ema", "5"), ("lora", "5"), ("words", "-")):
+        assert next(line for line in lines if line.startswith(f"| {name}")).endswith(f"| {seconds} |")
+
+
 def judged_table(tmp_path: Path, model: Model, test: list[int] | None, **more) -> Finished:
     """Three seeds each of plain, wrong on 4 and 2 of ten sentences of dev and test, and of ema, wrong on 0 and 3."""
     dev, rows, done = [0, 1] * 5, [{"name": "plain"}, {"name": "ema", "method": "ema"}], {}
