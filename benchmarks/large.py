@@ -9,6 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.learning import memory_line
 from benchmarks.measure import Contender, Turns
@@ -17,15 +18,22 @@ from benchmarks.sentences import find_tokenizers
 from benchmarks.table import QUICK_SIZES, Bench, Line, lines_of
 from benchmarks.targets import HF, HF_BF16, LARGE_TASKS, LINES, OURS
 from config import LlamaConfig
+from engine.data import create_data, read_label_names
 from engine.storage import free_memory
 from tokenizer import TOKENIZER_MODEL, Tokenizer
-from utils import ROOT
+from utils import ROOT, prompt_suffix
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TINYLLAMA = LlamaConfig(  # 1.1 billion numbers
     dim=2048, n_layers=22, n_heads=32, n_kv_heads=4, hidden_dim=5632, max_seq_len=2048, tied=False, attention="causal"
 )
 NEEDED = 10**10  # bytes of memory: writing takes the most
 NEW_TOKENS = 12  # of each of two texts
+ASKED = 10  # sentences of each of two files that are classified zero-shot
+SPLITS = ("dev", "test")
+LABEL_NAMES = ROOT / "data/films-label-mapping.json"
 DTYPES = {HF: "float32", HF_BF16: "bfloat16"}
 
 
@@ -43,7 +51,7 @@ def large(bench: Bench) -> list[Line]:
 
 
 def _write(folder: Path, config: LlamaConfig, tokenizer: Path, seed: int) -> Path:
-    """A Hugging Face directory, a text, and the tokenizer."""
+    """A Hugging Face directory, a text, sentences with labels, and the tokenizer."""
     import torch
 
     from convert.hugging_face import write
@@ -57,8 +65,10 @@ def _write(folder: Path, config: LlamaConfig, tokenizer: Path, seed: int) -> Pat
             tensor.normal_(std=0.02, generator=draw)
     write(folder, state, config, Tokenizer(tokenizer_model=tokenizer), "bf16")
     (folder / TOKENIZER_MODEL).write_bytes(tokenizer.read_bytes())
-    lines = (ROOT / "data/films-train.txt").read_text(encoding="utf-8").splitlines()[:20]
+    lines = (ROOT / "data/films-train.txt").read_text(encoding="utf-8").splitlines()[: 2 * ASKED]
     (folder / "text.txt").write_text("\n".join(line.split("|||")[-1].strip() for line in lines), encoding="utf-8")
+    for start, split in zip((0, ASKED), SPLITS, strict=True):
+        (folder / f"{split}.txt").write_text("\n".join(lines[start : start + ASKED]) + "\n", encoding="utf-8")
     return folder
 
 
@@ -94,8 +104,12 @@ def _our_command(task: str, precision: str, folder: Path) -> list[str]:
         flags += ["--max_new_tokens", NEW_TOKENS, "--ignore_eos"]
         for when in ("low", "high"):
             flags += [f"--generated_sentence_{when}_temp_out", folder / f"{when}.txt"]
-    else:
+    elif task == "perplexity":
         flags += ["--input", folder / "text.txt"]
+    else:
+        flags += ["--label-names", LABEL_NAMES, "--batch_size", ASKED]
+        for split in SPLITS:
+            flags += [f"--{split}", folder / f"{split}.txt", f"--{split}_out", folder / f"{split}-prompting-output.txt"]
     return ["-c", RUN_AND_TELL, "--option", task, *map(str, flags)]
 
 
@@ -118,10 +132,30 @@ def use_transformers(task: str, dtype: str, folder: str) -> None:
             ids = torch.tensor([tokenizer.encode(text, bos=True, eos=False)[: model.config.max_position_embeddings]])
             model(input_ids=ids, labels=ids, use_cache=False).loss.item()
             return
+        if task == "prompt":
+            for split in SPLITS:
+                _ask_transformers(model, tokenizer, f"{folder}/{split}.txt")
+            return
         ids = torch.tensor([tokenizer.encode(text[:80], bos=True, eos=False)])
         new = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "pad_token_id": 0}
         for way in ({"do_sample": False}, {"do_sample": True, "temperature": 1.0}):
             model.generate(ids, attention_mask=torch.ones_like(ids), **new, **way)
+
+
+def _ask_transformers(model: PreTrainedModel, tokenizer: Tokenizer, file: str) -> list[int]:
+    """The likeliest label of each sentence: padding comes first, so that the last position alone is asked for."""
+    import torch
+
+    names = read_label_names(LABEL_NAMES)
+    labels = [tokenizer.encode(name, bos=False, eos=False) for name in names]
+    texts = [f"{example.sentence} {prompt_suffix(names)}" for example in create_data(file)]
+    ids = [tokenizer.encode(text, bos=True, eos=False) for text in texts]
+    width = max(map(len, ids))
+    tokens = torch.tensor([[0] * (width - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+    logits = model(input_ids=tokens, attention_mask=mask, logits_to_keep=1, use_cache=False).logits[:, -1]
+    scores = logits.float().log_softmax(-1)
+    return torch.stack([scores[:, label].sum(-1) for label in labels], dim=1).argmax(-1).tolist()
 
 
 if __name__ == "__main__":

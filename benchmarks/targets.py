@@ -20,7 +20,7 @@ CT2, CT2_INT8 = "CTranslate2 fp32", "CTranslate2 int8"
 ORT_GENAI = "ORT GenAI fp32"
 CT2_TYPES = {CT2: "float32", CT2_INT8: "int8"}  # what it computes in
 LIMIT = "machine's limit"
-LARGE_TASKS = ("generate", "perplexity")
+LARGE_TASKS = ("generate", "perplexity", "prompt")
 NUM_LABELS = 5  # classes of every classifier
 
 # A measurement, named on the command line, fills one or more lines of the table; each line has several contenders.
