@@ -9,6 +9,8 @@ Shapes:  r rows   i input features   o output features   n = i / 32 groups of 4-
 from __future__ import annotations
 
 import copy
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,7 +20,8 @@ from torch.utils._pytree import tree_map_only
 from utils import UserError
 
 GROUP = 32  # numbers of 4 bits with one scale
-WIDENED_TOGETHER, QUANTISED_TOGETHER = 512, 64  # rows that stay in the processor's cache
+WIDENED_TOGETHER = 512  # rows that stay in the processor's cache
+QUANTISED_TOGETHER = 512  # enough work for a thread not to wait for Python's others
 aten = torch.ops.aten
 
 
@@ -102,7 +105,7 @@ def quantise_4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = weight.float().unflatten(1, (-1, GROUP))  # o n 32
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scale = (least.where(-least >= most, most) / -8).bfloat16()  # o n 1: NaN stays
-    q = (groups / scale.float().where(scale != 0, 1)).add_(8.5).floor_().clamp_(0, 15).to(torch.uint8)
+    q = (groups / scale.float().where(scale != 0, 1)).add_(8.5).clamp_(0, 15).to(torch.uint8)  # rounds down
     return (q[..., :16] | q[..., 16:] << 4).flatten(1), scale[..., 0]
 
 
@@ -132,14 +135,19 @@ def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
     if precision == "bf16" or name.endswith("tok_embeddings.weight"):
         return CompactWeight(tensor.bfloat16())
     in_few_bits = quantise_4 if precision == "int4" and "layers." in name else quantise
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for one another after each of thousands of small operations
-    try:
+    with torch.inference_mode(False):  # other threads of Python are not in that mode, and write to these
         of_one = in_few_bits(tensor[:1].float())
         stored, scale = (torch.empty((len(tensor), *each.shape[1:]), dtype=each.dtype) for each in of_one)
-        for first in range(0, len(tensor), QUANTISED_TOGETHER):
-            rows = slice(first, first + QUANTISED_TOGETHER)
-            stored[rows], scale[rows] = in_few_bits(tensor[rows].float())
+
+    def write(first: int) -> None:
+        rows = slice(first, first + QUANTISED_TOGETHER)
+        stored[rows], scale[rows] = in_few_bits(tensor[rows].float())
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # PyTorch's own would wait for one another after each of thousands of small operations
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            deque(pool.map(write, range(0, len(tensor), QUANTISED_TOGETHER)), maxlen=0)  # raises what a thread raised
     finally:
         torch.set_num_threads(threads)
     return CompactWeight(stored, scale)
