@@ -11,6 +11,8 @@ import struct
 import warnings
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +83,7 @@ def load_tensors(path: str | os.PathLike, *, mmap: bool = True, warns: bool = Tr
 def verify_archive(file: Any) -> bool:
     """Check the size and the CRC-32 of every record of a PyTorch archive; False if it was written without checksums.
 
-    (PyTorch does not verify the checksums on reading.) 170 MB take about 0.1 s. Raises `Damaged`.
+    (PyTorch does not verify the checksums on reading.) 170 MB take less than 0.1 s. Raises `Damaged`.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -94,7 +96,9 @@ def verify_archive(file: Any) -> bool:
     if sum(record.file_size for record in records) > size or any(r.file_size != r.compress_size for r in records):
         raise Damaged(DAMAGED)
     filled = [record for record in records if record.file_size]
-    wrong = [record for record in filled if _checksum(file, record) != record.CRC]
+    with ThreadPoolExecutor() as pool:
+        sums = [*pool.map(partial(_checksum, file.fileno()), filled)]
+    wrong = [record for record, found in zip(filled, sums, strict=True) if found != record.CRC]
     if not wrong:
         return True
     if any(record.CRC for record in filled):
@@ -102,14 +106,14 @@ def verify_archive(file: Any) -> bool:
     return False
 
 
-def _checksum(file: Any, record: zipfile.ZipInfo) -> int:
-    file.seek(record.header_offset)
-    header = file.read(LOCAL_HEADER.size)
+def _checksum(file: int, record: zipfile.ZipInfo) -> int:
+    """file: its descriptor, which several threads read at places of their own."""
+    header = os.pread(file, LOCAL_HEADER.size, record.header_offset)
     if len(header) < LOCAL_HEADER.size:
         raise Damaged(DAMAGED)
-    file.seek(sum(LOCAL_HEADER.unpack(header)), os.SEEK_CUR)
+    start = record.header_offset + LOCAL_HEADER.size + sum(LOCAL_HEADER.unpack(header))
     checksum, left = 0, record.file_size
-    while left and (chunk := file.read(min(left, 1 << 20))):
+    while left and (chunk := os.pread(file, min(left, 1 << 20), start + record.file_size - left)):
         checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
     if left:
         raise Damaged(DAMAGED)
