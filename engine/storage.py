@@ -93,7 +93,8 @@ def verify_archive(file: Any) -> bool:
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise Damaged("its records are compressed, as if it had been zipped again; save it anew with torch.save")
     size = file.seek(0, os.SEEK_END)
-    if sum(record.file_size for record in records) > size or any(r.file_size != r.compress_size for r in records):
+    lies = any(each.file_size != each.compress_size or each.header_offset < 0 for each in records)
+    if lies or sum(record.file_size for record in records) > size:
         raise Damaged(DAMAGED)
     filled = [record for record in records if record.file_size]
     with ThreadPoolExecutor() as pool:

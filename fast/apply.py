@@ -19,7 +19,7 @@ from fast.attention_products import BY_PRODUCTS, TRAINED_BY_PRODUCTS, ways_read,
 from fast.equivalence import notice
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK, FusedFeedForward, FusedRMSNorm, swiglu
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
-from fast.measure import TOO_BUSY, fastest
+from fast.measure import MEASURED, fastest
 from fast.memory import keep_freed_memory
 from fast.onednn import has_onednn
 from fast.plan import LLAMA_KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
@@ -192,7 +192,7 @@ def _choose_bf16(part: str) -> Choice:
     if way == "bfloat16 products":
         return Choice(part, "bf16", f"summed in float32; {why}")
     slower = "bf16 is not faster than fp32 on this processor"
-    notice(f"{why if why == TOO_BUSY else slower}; numbers of bf16 are rounded and multiplied in float32")
+    notice(f"{slower if why.endswith(MEASURED) else why}; numbers of bf16 are rounded and multiplied in float32")
     return Choice(part, "rounded to bf16", f"multiplied in float32; {why}")
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import nn
 
+from base_llama import LayerNorm
 from config import LlamaConfig
 from engine.weights import blueprint
 from fast.kernel import has_hooks, own_methods
 from fast.plan import LLAMA_KERNELS
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
-LLAMA_MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, RMSNorm, nn.Linear}
+LLAMA_MODULES = {nn.ModuleList, nn.Embedding, nn.Dropout, LlamaLayer, Attention, FeedForward, nn.Linear}
+NORMS = {"rms": RMSNorm, "layer": LayerNorm}  # of a config's `norm`
 
 
 def kinds_of(llama: Llama) -> list[type]:
@@ -25,9 +27,10 @@ def what_changed_in(llama: Llama) -> str | None:
     """What of a model is not as its class and config make it: a module or method replaced, a hook, another setting."""
     try:
         as_made = _settings_as_made(tuple(vars(llama.config).items()))
+        known = LLAMA_MODULES | LLAMA_KERNELS | {NORMS[llama.config.norm]}
         for name, module in llama.named_modules():
             where = name or "the model"
-            if module is not llama and type(module) not in LLAMA_MODULES | LLAMA_KERNELS:
+            if module is not llama and type(module) not in known:
                 return f"{where} is a {type(module).__name__}"
             if has_hooks(module):
                 return f"{where} has a hook"

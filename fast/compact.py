@@ -130,6 +130,7 @@ def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
     In int4 the matrices of the layers have 4 bits, the others what they have in int8: the output matrix in 4 bits costs
     more loss than it saves time.
     """
+    tensor = tensor.detach()  # a file may hold parameters
     if tensor.dim() < 2 or precision == "fp32":
         return tensor.float()
     if precision == "bf16" or name.endswith("tok_embeddings.weight"):

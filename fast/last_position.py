@@ -18,12 +18,13 @@ from torch import nn
 
 from base_llama import KVCache
 from config import LlamaConfig
+from fast.as_made import NORMS
 from fast.attention import LONG_TEXT
 from fast.equivalence import Case, Comparison, EquivalenceCheck
-from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
+from llama import Attention, FeedForward, Llama, LlamaLayer
 
 PASSES = ("embed", "encode", "hidden_states", "hidden_state_at", "forward", "next_logits")  # methods of `Llama`
-ASKED = (LlamaLayer, Attention, FeedForward, RMSNorm, *((Llama, name) for name in PASSES))
+ASKED = (LlamaLayer, Attention, FeedForward, *((Llama, name) for name in PASSES))
 LIMIT = 8  # positions of the small models that are compared
 
 
@@ -40,7 +41,8 @@ def next_logits(
 @lru_cache(maxsize=16)
 def last_position_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck:
     """Whether `next_logits` agrees with a model of these settings, as llama.py stands."""
-    return EquivalenceCheck("Llama.next_logits", ASKED, partial(_sides, LlamaConfig(**dict(config))), but=(KVCache,))
+    made = LlamaConfig(**dict(config))
+    return EquivalenceCheck("Llama.next_logits", (*ASKED, NORMS[made.norm]), partial(_sides, made), but=(KVCache,))
 
 
 def _sides(config: LlamaConfig) -> Comparison:

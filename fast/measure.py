@@ -29,6 +29,7 @@ STEADY = 1.25  # the third best round takes at most so many times the best one's
 MOST_BYTES, MOST_LEVELS = 1 << 20, 3  # of what is kept: more is not of this program
 AGAIN = 3600.0  # seconds after which a measurement that was disturbed is tried again
 BUSY, TOO_BUSY = "busy until", "the machine was too busy to measure; that is tried again after an hour"
+MEASURED = "measured here"  # ends the reasons of choices that were measured
 MARGIN = 1.05  # another way than the plain one must be this much faster, or noise would choose
 
 
@@ -56,7 +57,7 @@ def fastest(question: str, ways: dict[str, Callable[[], object]]) -> tuple[str, 
             return plain, f"{cache_file()} cannot be written, so no measurement can be kept"
     best = min(others, key=kept.__getitem__)
     ratio = kept[plain] / kept[best]
-    return (best if ratio >= MARGIN else plain), f"{best} is {ratio:.2f} times as fast as {plain}, measured here"
+    return (best if ratio >= MARGIN else plain), f"{best} is {ratio:.2f} times as fast as {plain}, {MEASURED}"
 
 
 def _is_soon(value: object, now: float) -> bool:

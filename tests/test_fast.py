@@ -37,7 +37,7 @@ import fast.decode
 import fast.linear
 import fast.small_job
 from advanced.decoding import BeamSearch, ContrastiveSearch
-from base_llama import KVCache, causal_mask
+from base_llama import KVCache, LayerNorm, causal_mask
 from config import LlamaConfig
 from engine import runs
 from engine.weights import load_pretrained
@@ -198,6 +198,21 @@ def test_a_bidirectional_model_that_may_compute_otherwise_computes_every_positio
             model.layers[1].feed_forward.__class__ = type("Other", (FeedForward,), {})
         assert not ours._may_compute()
     assert torch.equal(ours.generate(TOKENS[:1], 9, 0.0), model.generate(TOKENS[:1], 9, 0.0))
+
+
+def test_a_bidirectional_model_with_layer_norm_computes_one_position_unless_its_norm_is_edited(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    model = random_llama(norm="layer", sampling="top-p")
+    ours = decoder(model)
+    assert ours._may_compute() and capfd.readouterr().err == ""
+    assert torch.equal(ours.generate(TOKENS[:1], 9, 0.0), model.generate(TOKENS[:1], 9, 0.0))
+    model.norm.__class__ = RMSNorm
+    assert not ours._may_compute()
+    model.norm.__class__ = LayerNorm
+    assert ours._may_compute()
+    monkeypatch.setattr(LayerNorm, "_norm", lambda self, x: x - x.mean((0, 1), keepdim=True))  # over positions
+    assert not ours._may_compute() and "results differ" in capfd.readouterr().err
 
 
 def test_tokens_that_end_a_text_leave_a_model_the_compiled_loops():

@@ -87,6 +87,18 @@ def test_without_checksums_a_file_loads_with_a_warning_and_a_mixture_does_not(
         load_tensors(path)
 
 
+@pytest.mark.parametrize("place", [2**62, 2**63, 2**64 - 1, 10**6])
+def test_an_archive_that_lies_about_where_its_records_are_is_refused_as_damaged(tmp_path: Path, place: int):
+    path = tmp_path / "x.pt"
+    save_tensors(path, CONTENT)
+    raw = bytearray(path.read_bytes())
+    end = raw.rindex(b"PK\x06\x06")  # zip64's, whose last field is the place of the directory
+    raw[end + 48 : end + 56] = place.to_bytes(8, "little")
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=f"cannot load {path}: it is not a PyTorch checkpoint, or it is truncated"):
+        load_tensors(path)
+
+
 @pytest.mark.parametrize("size", [1000, 400_000_000])
 def test_an_archive_that_was_zipped_again_is_refused_as_that(tmp_path: Path, size: int):
     save_tensors(tmp_path / "x.pt", CONTENT)

@@ -80,7 +80,7 @@ class Panel(NamedTuple):
         kinds = [[run.get("processor") for run in cell.runs.values()] for cell in self.cells]
         rows = Counter(each for kind in kinds for each in {*kind})
         runs = Counter(each for kind in kinds for each in kind)
-        return max(rows, key=lambda each: (rows[each], runs[each]))
+        return max(runs, key=lambda each: (rows[each], runs[each]))  # of equals the first, as sets have no order
 
     def verdicts(self, against: Runs | None = None) -> dict[str, Verdict]:
         """By the names of rows, those that can be compared with these runs, else with the baseline."""

@@ -84,7 +84,8 @@ def _columns(cell: Cell, panel: Panel, verdict: Verdict | None) -> list[str]:
         columns += [verdict_in_words(verdict), p_in_words(verdict.p), difference_in_words(macro)]
         columns.append(plain(verdict.gain.detectable))
     trained = f"{runs[0]['trainable']:,}" if "trainable" in runs[0] else "0"
-    seconds = [_seconds(run) for run in runs if run.get("processor") == panel.processor]
+    processor = panel.processor
+    seconds = [_seconds(run) for run in runs if run.get("processor") == processor]
     return [*columns, trained, f"{fmean(seconds):.0f}" if seconds else "-"]
 
 

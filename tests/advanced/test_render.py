@@ -67,6 +67,9 @@ def test_seconds_are_those_of_the_processor_that_most_rows_ran_on(tmp_path: Path
     lines = render(table, model, done).splitlines()
     for name, seconds in (("plain", "5"), ("ema", "5"), ("lora", "5"), ("words", "-")):
         assert next(line for line in lines if line.startswith(f"| {name}")).endswith(f"| {seconds} |")
+    (panel,) = panels_of(table, model, done)
+    words = panel.cells[-1]._replace(runs={seed: {"processor": f"number {seed}"} for seed in range(9)})
+    assert panel._replace(cells=[words]).processor == "number 0"  # of equals the first, in every process
 
 
 def judged_table(tmp_path: Path, model: Model, test: list[int] | None, **more) -> Finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from conftest import random_llama, save_checkpoint
 from torch import nn
 
+import fast.compact
 import fast.layers
 from classifier import LlamaEmbeddingClassifier
 from convert import gguf, hugging_face
@@ -214,11 +216,34 @@ def test_writing_to_a_compact_weight_is_an_error(weight: nn.Parameter):
         nn.init.normal_(weight)
 
 
-def test_8_bits_in_pieces_are_those_of_the_whole():
-    numbers = torch.randn(700, 16, generator=torch.Generator().manual_seed(1))
-    piecewise = compacted("w", numbers.bfloat16(), "int8")
-    whole, scale = quantise(numbers.bfloat16().float())
-    assert torch.equal(piecewise.stored, whole) and torch.equal(piecewise.scale, scale)
+@pytest.mark.parametrize(("precision", "of_whole"), [("int8", quantise), ("int4", quantise_4)])
+@pytest.mark.parametrize("rows", [0, 1, 1300])
+def test_few_bits_in_pieces_are_those_of_the_whole(precision: str, of_whole: Callable, rows: int):
+    numbers = torch.randn(rows, 32, generator=torch.Generator().manual_seed(1))
+    whole, scale = of_whole(numbers.bfloat16().float())
+    threads = torch.get_num_threads()
+    for mode in (torch.inference_mode, torch.enable_grad):
+        with mode():
+            piecewise = compacted("layers.0.w", nn.Parameter(numbers.bfloat16()), precision)
+        assert torch.equal(piecewise.stored, whole) and torch.equal(piecewise.scale, scale)
+        assert not piecewise.scale.requires_grad and not piecewise.scale.is_inference()
+    assert torch.get_num_threads() == threads
+
+
+def test_an_error_in_a_thread_of_rounding_is_raised_and_threads_are_given_back(monkeypatch: pytest.MonkeyPatch):
+    threads = torch.get_num_threads()
+    with pytest.raises(UserError, match="int4 takes 32 numbers"):
+        compacted("layers.0.w", torch.ones(700, 16), "int4")
+
+    def fail_later(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(rows) > 1:
+            raise MemoryError
+        return quantise(rows)
+
+    monkeypatch.setattr(fast.compact, "quantise", fail_later)
+    with pytest.raises(MemoryError):
+        compacted("w", torch.ones(700, 16), "int8")
+    assert torch.get_num_threads() == threads
 
 
 def test_pages_of_a_file_are_forgotten_and_other_memory_is_not(tmp_path: Path):

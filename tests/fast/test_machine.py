@@ -26,7 +26,7 @@ import fast.apply
 import fast.onednn
 from fast import accelerate, compiled, decoder, measure, memory
 from fast.linear import Bf16Linear, RoundedLinear
-from fast.measure import TOO_BUSY, fastest, recall, remember
+from fast.measure import MEASURED, TOO_BUSY, fastest, recall, remember
 from fast.memory import USERS_SETTINGS
 from fast.onednn import has_gated_products, has_onednn, why_no_onednn
 
@@ -312,7 +312,7 @@ def test_rounded_products_are_those_of_bfloat16(packs: bool):
 def test_bf16_is_rounded_where_its_products_are_slow_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
-    monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), "it is not faster"))
+    monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), f"it is not, {MEASURED}"))
     fast.apply.notice.cache_clear()
     model = random_llama()
     choices = accelerate(model, "bf16")
@@ -320,10 +320,11 @@ def test_bf16_is_rounded_where_its_products_are_slow_and_one_line_says_so(
     assert capfd.readouterr().err.count("bf16 is not faster than fp32") == 1
     accelerate(model, "fp32")
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr(fast.apply, "fastest", lambda question, ways: (next(iter(ways)), TOO_BUSY))
-    accelerate(model, "bf16")
-    said = capfd.readouterr().err  # not that it is slower, which is not known
-    assert "too busy to measure" in said and "not faster" not in said
+    for why in (TOO_BUSY, "several processes do not measure", "no measurement can be kept"):
+        monkeypatch.setattr(fast.apply, "fastest", lambda question, ways, why=why: (next(iter(ways)), why))
+        accelerate(model, "bf16")
+        said = capfd.readouterr().err  # not that it is slower, which is not known
+        assert why in said and "not faster" not in said
 
 
 # ------------------------------------------------------------------------------------------------ compiled loops
