@@ -46,10 +46,12 @@ def last_position_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck
 
 
 def _sides(config: LlamaConfig) -> Comparison:
-    small = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50, "hidden_dim": 24, "n_layers": 2}
+    """Small models as deep as `config` says, because an edit may concern one layer; for a long text, of two layers."""
+    small = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0}
+    depths = {("bidirectional", LIMIT): config.n_layers, ("causal", LIMIT): config.n_layers}
     models = {}
-    for kind, limit in (("bidirectional", LIMIT), ("causal", LIMIT), ("bidirectional", LONG_TEXT)):
-        settings = {**vars(config), **small, "max_seq_len": limit, "dropout": 0.0, "attention": kind}
+    for (kind, limit), depth in (depths | {("bidirectional", LONG_TEXT): 2}).items():
+        settings = {**vars(config), **small, "max_seq_len": limit, "n_layers": depth, "attention": kind}
         models[kind, limit] = Llama(LlamaConfig(**settings)).eval().requires_grad_(False)
         for parameter in models[kind, limit].parameters():
             nn.init.normal_(parameter, std=0.4 if parameter.dim() == 2 else 1.0)

@@ -37,7 +37,7 @@ import fast.decode
 import fast.linear
 import fast.small_job
 from advanced.decoding import BeamSearch, ContrastiveSearch
-from base_llama import KVCache, LayerNorm, causal_mask
+from base_llama import AttentionContext, KVCache, LayerNorm, causal_mask
 from config import LlamaConfig
 from engine import runs
 from engine.weights import load_pretrained
@@ -59,7 +59,7 @@ from fast.linear import (
     quantise,
 )
 from fast.onednn import has_onednn, onednn_linear, onednn_trained, onednn_weight_gradient, pack, why_no_onednn
-from llama import Attention, FeedForward, Llama, RMSNorm
+from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 from optimizer import AdamW
 from utils import UserError
 
@@ -213,6 +213,19 @@ def test_a_bidirectional_model_with_layer_norm_computes_one_position_unless_its_
     assert ours._may_compute()
     monkeypatch.setattr(LayerNorm, "_norm", lambda self, x: x - x.mean((0, 1), keepdim=True))  # over positions
     assert not ours._may_compute() and "results differ" in capfd.readouterr().err
+
+
+def test_a_last_layer_that_is_edited_alone_computes_every_position(monkeypatch: pytest.MonkeyPatch):
+    model, plain = random_llama(n_layers=4), LlamaLayer.forward
+
+    def forward(self: LlamaLayer, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
+        y = plain(self, x, context)
+        return y - y.mean(1, keepdim=True) if self.layer_id == 3 else y
+
+    monkeypatch.setattr(LlamaLayer, "forward", forward)
+    ours = decoder(model)
+    assert not ours._may_compute()
+    assert torch.equal(ours.generate(TOKENS[:1], 9, 0.0), model.generate(TOKENS[:1], 9, 0.0))
 
 
 def test_tokens_that_end_a_text_leave_a_model_the_compiled_loops():
