@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch.utils.flop_counter
 from conftest import asset, random_llama
 from error_helpers import ROOT
 
-from benchmarks import llama2c, naive, peers, processes, report, targets
+from benchmarks import large, llama2c, naive, peers, processes, report, targets
 from benchmarks.apart import Apart, LibraryModel
 from benchmarks.decoding import compare_ids, one_core_busy
 from benchmarks.epoch import FixedBatches, Sample, naive_epoch, our_epoch, sampled
@@ -35,14 +36,17 @@ from benchmarks.sentences import (
 from benchmarks.table import Line, missing_contenders
 from bert.heads import BertForSequenceClassification
 from bert.model import Bert
+from classifier import LlamaZeroShotClassifier
 from config import LlamaConfig
 from convert.llama2c import content_of, content_of_tokenizer
 from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, UNKNOWN
 from engine.batches import EncodingRules
 from engine.data import create_data
+from engine.weights import load_pretrained
 from fast.attention import FusedAttention
 from llama import Attention, Llama
 from optimizer import AdamW
+from tokenizer import Tokenizer
 from utils import UserError
 
 
@@ -200,6 +204,33 @@ def test_hf_generates_what_ours_does(contenders: Peers):
 
 
 # ------------------------------------------------------------------------------------------- other contenders
+
+
+def test_hf_finds_the_likeliest_labels_that_ours_does(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In batches with padding before the text, where ours here has none."""
+    transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
+    config = LlamaConfig.from_preset("tiny", tied=False, attention="causal", max_seq_len=512)
+    folder = large._write(tmp_path / "model", config, tiny_tokenizer, 5)
+    tokenizer = Tokenizer(tokenizer_model=tiny_tokenizer)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    names = ["bad", "mix", "fun"]  # so short that no sum over pieces is always the least
+    monkeypatch.setattr(large, "read_label_names", lambda path: names)
+    ours = LlamaZeroShotClassifier(
+        SimpleNamespace(num_labels=len(names)), tokenizer, names, llama=load_pretrained(folder)
+    )
+    for model in (theirs, ours.llama):
+        for parameter in model.parameters():
+            parameter.data.mul_(20.0 if parameter.dim() > 1 else 1.0)  # or one label is the likeliest of all sentences
+    found = {}
+    with torch.inference_mode():
+        for split in large.SPLITS:
+            texts = [f"{each.sentence} {ours.prompt_suffix}" for each in create_data(folder / f"{split}.txt")]
+            ids = [torch.tensor([tokenizer.encode(text, bos=True, eos=False)]) for text in texts]
+            found[split] = [int(ours(each).argmax()) for each in ids]
+            assert large._ask_transformers(theirs, tokenizer, folder / f"{split}.txt") == found[split]
+    assert len({label for labels in found.values() for label in labels}) > 1 and len(found["dev"]) == large.ASKED
 
 
 def test_ids_are_compared_in_words():
