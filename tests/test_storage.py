@@ -87,6 +87,17 @@ def test_without_checksums_a_file_loads_with_a_warning_and_a_mixture_does_not(
         load_tensors(path)
 
 
+def test_a_record_of_several_pieces_has_one_checksum(tmp_path: Path):
+    path, content = tmp_path / "x.pt", {"a": torch.arange(2.0**20), "b": torch.ones(3)}  # 4 MiB
+    save_tensors(path, content)
+    assert torch.equal(load_tensors(path)["a"], content["a"])
+    raw = bytearray(path.read_bytes())
+    raw[3 << 20] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match="checksum of archive/data/0"):
+        load_tensors(path)
+
+
 @pytest.mark.parametrize("place", [2**62, 2**63, 2**64 - 1, 10**6])
 def test_an_archive_that_lies_about_where_its_records_are_is_refused_as_damaged(tmp_path: Path, place: int):
     path = tmp_path / "x.pt"
