@@ -149,6 +149,7 @@ def test_a_measurement_that_was_interrupted_does_not_count_and_is_tried_again_af
     ("plain", "other", "expected"),
     [
         ((5, 9, 5, 12, 8, 99, 7, 6), (1, 2, 4, 1, 3, 2, 70, 1), "other"),  # but for one round of each
+        ((5, 9, 5, 12, 8, 99, 7, 0.5), (1, 2, 4, 1, 3, 2, 170, 1), "other"),  # which are the least and the most of all
         ((1, 2, 4, 1, 3, 2, 70, 1), (5, 9, 5, 12, 8, 99, 7, 6), "plain"),
         ((5, 9, 5, 12, 8, 2, 2, 6), (1, 2, 4, 1, 3, 2, 1, 1), TOO_BUSY),
         ((5, 9, 5, 12, 8, 7, 7, 6), (1, 2, 4, 1, 3, 6, 6, 1), TOO_BUSY),
