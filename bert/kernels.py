@@ -14,11 +14,12 @@ from torch import nn
 
 from bert.config import BertConfig
 from bert.model import Bert, BertAttention
-from fast.apply import Choice, LinearKernel, Products
+from fast.apply import Choice, LinearKernel
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods
 from fast.layers import CheckedKernel, has_more
 from fast.plan import KernelPlan, plan_linears, plan_parts
+from fast.products import Products
 
 
 class FusedBertAttention(CheckedKernel, BertAttention):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,9 +24,9 @@ from fast.measure import MEASURED, fastest
 from fast.memory import keep_freed_memory
 from fast.onednn import has_onednn
 from fast.plan import LLAMA_KERNELS, KernelPlan, apply_plan, pass_on_bf16, plan_linears, plan_parts, take_away_kernels
+from fast.products import FEW_ROWS, HIDDEN, PRODUCTS_OF_LLAMAS, ROWS, WIDTH, Products
 from llama import Attention, FeedForward, Llama, RMSNorm
 
-ROWS, WIDTH, HIDDEN = 512, 512, 1376  # of measured products: a small batch in the feed-forward of stories42M
 LinearKernel = tuple[type[KernelLinear], dict[str, Any]]  # the class, and the settings of `from_linear`
 
 
@@ -49,29 +50,6 @@ class Purpose(NamedTuple):
     @property
     def is_on_cpu(self) -> bool:
         return self.device.type == "cpu"
-
-
-class Products(NamedTuple):
-    """The products of linear layers that are measured: a small batch in layers of these shapes, o i each."""
-
-    question: str = "float32 products"
-    shapes: tuple[tuple[int, int], ...] = ((HIDDEN, WIDTH),)
-    biases: bool = False
-
-    def layers(self, requires_grad: bool = False) -> list[tuple[torch.Tensor | None, ...]]:
-        """Inputs (r i), weight (o i), bias (o, or None) and the gradient of the outputs (r o) of each."""
-        return [
-            (
-                torch.ones(ROWS, inputs, requires_grad=requires_grad),
-                torch.ones(outputs, inputs, requires_grad=requires_grad),
-                torch.ones(outputs) if self.biases else None,
-                torch.ones(ROWS, outputs),
-            )
-            for outputs, inputs in self.shapes
-        ]
-
-
-PRODUCTS_OF_LLAMAS = Products()
 
 
 def accelerate(
@@ -137,8 +115,9 @@ def _plan_other(plan: KernelPlan, module: nn.Module, planner: ModuleType, purpos
 
 def _plan_llamas(plan: KernelPlan, llamas: list[Llama], purpose: Purpose) -> list[Choice]:
     """The chosen kernels for the modules of every Llama."""
-    linear, layers, attention = choose_linear(purpose), choose_layers(purpose), choose_attention(purpose)
-    linears = _linear_kernel(linear.kernel, purpose)
+    products = FEW_ROWS if purpose.generates and not purpose.trains else PRODUCTS_OF_LLAMAS
+    linear, layers, attention = choose_linear(purpose, products), choose_layers(purpose), choose_attention(purpose)
+    linears = _linear_kernel(linear.kernel, purpose, products)
     for llama in llamas:
         if linears is not None:
             plan_linears(plan, llama, *linears)
@@ -205,11 +184,11 @@ def _choose_int8(part: str, generates: bool) -> Choice:
     return Choice(part, "int8", "products of integers")
 
 
-def _linear_kernel(kernel: str, purpose: Purpose, products: Products = PRODUCTS_OF_LLAMAS) -> LinearKernel | None:
+def _linear_kernel(kernel: str, purpose: Purpose, products: Products) -> LinearKernel | None:
     """The class and settings of a chosen kernel; None for PyTorch's own."""
     if kernel == "plain":
         return None
-    packs = purpose.is_on_cpu and purpose.precision != "fp32" and has_onednn() and _packs()[0] == "oneDNN"
+    packs = purpose.is_on_cpu and purpose.precision != "fp32" and has_onednn() and _packs(products)[0] == "oneDNN"
     trains_weights = kernel in ("oneDNN", "oneDNN, trained") and _in_training(products)[0] == "oneDNN"
     kind, settings = {
         "oneDNN": (OneDNNLinear, {"trains_weights": trains_weights}),
@@ -225,11 +204,11 @@ def _linear_kernel(kernel: str, purpose: Purpose, products: Products = PRODUCTS_
 
 def _packs(products: Products = PRODUCTS_OF_LLAMAS) -> tuple[str, str]:
     """Whether oneDNN's or PyTorch's products are faster while weights are not trained, and why."""
-    layers = [layer[:3] for layer in products.layers()]
-    packed = [(x, onednn.pack(weight), bias) for x, weight, bias in layers]
+    plain = products.linears()
+    packed = [(x, OneDNNLinear.from_linear(linear)) for x, linear in plain]
     ways = {
-        "PyTorch": lambda: [F.linear(*layer) for layer in layers],
-        "oneDNN": lambda: [onednn.onednn_linear(*layer) for layer in packed],
+        "PyTorch": lambda: [linear(x) for x, linear in plain],
+        "oneDNN": lambda: [linear(x) for x, linear in packed],
     }
     return fastest(products.question, ways)
 
@@ -264,6 +243,8 @@ def choose_layers(purpose: Purpose) -> Choice:
     part = "norms and gates"
     if not purpose.is_on_cpu:
         return Choice(part, "plain", f"PyTorch's own kernels on {purpose.device.type}")
+    if purpose.generates and not purpose.trains and purpose.precision != "bf16":
+        return Choice(part, "plain", "a text that is generated has few rows, where calls cost more than memory")
     way, why = "fused", "fewer passes over memory"
     if purpose.trains and RMS_NORM_CHECK.holds():  # else an edited norm would be measured
         way, why = _layers()
@@ -311,7 +292,7 @@ def _attention_in_training() -> tuple[str, str]:
 
 def measure_all() -> None:
     """Measure everything now, so that no later run has to wait for it."""
-    products = (_packs, _in_training) if has_onednn() else ()
+    products = (_packs, partial(_packs, FEW_ROWS), _in_training) if has_onednn() else ()
     layers = (_layers,) if RMS_NORM_CHECK.holds() else ()
     for measure in (*products, _bf16, _attention_in_bf16, _attention_in_training, *layers):
         measure()

@@ -19,13 +19,12 @@ from torch import nn
 from base_llama import KVCache
 from config import LlamaConfig
 from fast.as_made import NORMS
-from fast.attention import LONG_TEXT
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from llama import Attention, FeedForward, Llama, LlamaLayer
 
 PASSES = ("embed", "encode", "hidden_states", "hidden_state_at", "forward", "next_logits")  # methods of `Llama`
 ASKED = (LlamaLayer, Attention, FeedForward, *((Llama, name) for name in PASSES))
-LIMIT = 8  # positions of the small models that are compared
+LIMIT, LONG_TEXT = 8, 300  # positions of the models that are compared
 
 
 def next_logits(
@@ -46,11 +45,11 @@ def last_position_check(config: tuple[tuple[str, Any], ...]) -> EquivalenceCheck
 
 
 def _sides(config: LlamaConfig) -> Comparison:
-    """Small models as deep as `config` says, because an edit may concern one layer; for a long text, of two layers."""
+    """A small model as deep as `config` says, because an edit may concern one layer, and two of two layers."""
     small = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 50, "hidden_dim": 24, "dropout": 0.0}
-    depths = {("bidirectional", LIMIT): config.n_layers, ("causal", LIMIT): config.n_layers}
+    depths = {("bidirectional", LIMIT): config.n_layers, ("causal", LIMIT): 2, ("bidirectional", LONG_TEXT): 2}
     models = {}
-    for (kind, limit), depth in (depths | {("bidirectional", LONG_TEXT): 2}).items():
+    for (kind, limit), depth in depths.items():
         settings = {**vars(config), **small, "max_seq_len": limit, "n_layers": depth, "attention": kind}
         models[kind, limit] = Llama(LlamaConfig(**settings)).eval().requires_grad_(False)
         for parameter in models[kind, limit].parameters():
@@ -81,9 +80,13 @@ def _cases() -> Iterator[Case]:
     def tokens(texts: int, length: int) -> torch.Tensor:
         return torch.randint(0, 50, (texts, length))
 
-    for kind in ("bidirectional", "causal"):
-        for texts, length in ((1, 5), (3, 4), (1, 1), (2, LIMIT + 3)):
-            yield Case(f"{kind}, {texts} x {length}", ((kind, LIMIT), tokens(texts, length), 0))
+    for kind, texts, length in (
+        ("bidirectional", 3, 4),
+        ("bidirectional", 1, 1),
+        ("bidirectional", 2, LIMIT + 3),
+        ("causal", 1, 5),
+    ):
+        yield Case(f"{kind}, {texts} x {length}", ((kind, LIMIT), tokens(texts, length), 0))
     for length, held in ((5, 4), (LIMIT + 1, LIMIT)):
         yield Case(f"{length} tokens with a cache", (("causal", LIMIT), tokens(1, length), held))
     yield Case(f"{LONG_TEXT} tokens", (("bidirectional", LONG_TEXT), tokens(1, LONG_TEXT), 0))

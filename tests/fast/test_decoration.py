@@ -384,8 +384,10 @@ def test_kernels_compute_while_nothing_is_broken(bench: Bench, command: str):
     bench.run(command, "auto")  # compares them with llama.py
     passed = bench.traced(command, "auto")
     names = {function.name for module in MODULES for function in functions_of(module) if function.code in passed}
-    assert not names & {"llama.RMSNorm._norm", "llama.FeedForward.forward", "optimizer.AdamW._update"}
-    assert "llama.Attention.compute_query_key_value_scores" not in names
+    replaced = {"optimizer.AdamW._update", "llama.Attention.compute_query_key_value_scores"}
+    if "generate" not in command:  # whose few rows are not worth these kernels
+        replaced |= {"llama.RMSNorm._norm", "llama.FeedForward.forward"}
+    assert not names & replaced
     if compiled.are_compiled("fp32") and command == "generate, causal":
         assert importlib.import_module("fast.loop_engine").DecodeEngine.next_logits.__code__ in passed
 
