@@ -19,11 +19,11 @@ from numba.extending import intrinsic, overload
 
 from fast.loops import LayerWeights, Norm, attend_with, rescore, silu
 from fast.nibbles import widen_nibbles
-from fast.row_sums import LOOPS, Matrix, number
+from fast.row_sums import LOOPS, Matrix, number, row_at
 
 ROWS = 6  # of a weight, summed at once: with 16 lanes they fill 12 of the 16 registers of AVX2
-AHEAD = 2 * ROWS  # rows between those that are read and those that are fetched
-PART = 12  # blocks of `ROWS` rows that a thread computes one after another
+CHUNK = 16  # inputs after which the next 64 bytes of as many later rows are fetched, side by side: one by one is slower
+PART = 4  # blocks of `ROWS` rows that a thread computes one after another; of larger ones some threads get one less
 
 FLOAT, INT32, INT64, BYTES = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 FETCH = ir.FunctionType(ir.VoidType(), [BYTES, INT32, INT32, INT32])  # of llvm.prefetch
@@ -47,24 +47,27 @@ def block_code(lanes: int, context: Any, builder: Any, kinds: tuple[Any, ...], g
         zeros = ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes)
         return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
 
-    numbers = [builder.gep(wide.data, [builder.mul(row, length)]) for row in at]
-    stored_length = builder.extract_value(rows.shape, 1)  # half as long where a byte has two numbers
-    fetched = builder.gep(rows.data, [builder.mul(builder.add(to[0], INT64(AHEAD)), stored_length)])
+    numbers = [row_at(builder, wide, row) for row in at]
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
+    fetch = builder.module.declare_intrinsic("llvm.prefetch", (BYTES,), FETCH)
     builder.branch(loop)
     builder.position_at_end(loop)
     i, *sums = builder.phi(INT64), *(builder.phi(vector) for _ in range(ROWS))
     for value in (i, *sums):
         value.add_incoming(ir.Constant(value.type, None), before)  # zero
-    ahead = builder.bitcast(builder.gep(fetched, [builder.mul(i, INT64(ROWS))]), BYTES)
-    fetch = builder.module.declare_intrinsic("llvm.prefetch", (BYTES,), FETCH)
-    builder.call(fetch, [ahead, INT32(0), INT32(2), INT32(1)])  # to be read; into the second cache; data
+    with builder.if_then(builder.icmp_signed("==", builder.and_(i, INT64(CHUNK - 1)), INT64(0))):
+        column = builder.lshr(i, INT64(kinds[6].ndim - 1))  # where a byte has two numbers, half of i
+        for row in to:
+            later = builder.gep(row_at(builder, rows, builder.add(row, INT64(ROWS))), [column])
+            # to be read; into the second cache; data
+            builder.call(fetch, [builder.bitcast(later, BYTES), INT32(0), INT32(2), INT32(1)])
+    adding = builder.block
     inputs = builder.load(lanes_at(x.data, i), align=4)
     for data, total in zip(numbers, sums, strict=True):
         product = builder.fmul(in_all_lanes(builder.load(builder.gep(data, [i]))), inputs, flags=("contract",))
-        total.add_incoming(builder.fadd(total, product, flags=("contract",)), loop)
+        total.add_incoming(builder.fadd(total, product, flags=("contract",)), adding)
     following = builder.add(i, INT64(1))
-    i.add_incoming(following, loop)
+    i.add_incoming(following, adding)
     builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
     builder.position_at_end(after)
     for row, total in zip(to, sums, strict=True):
