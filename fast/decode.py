@@ -26,7 +26,7 @@ from fast.as_made import kinds_of, what_changed_in
 from fast.attention import scores_check
 from fast.compiled import LOAD_SECONDS, NotReady
 from fast.equivalence import Case, Comparison, EquivalenceCheck, notice
-from fast.last_position import last_position_check, next_logits
+from fast.last_position import PASSES, last_position_check, next_logits
 from fast.layers import FEED_FORWARD_CHECK, RMS_NORM_CHECK
 from llama import Attention, FeedForward, Llama, LlamaLayer, RMSNorm
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fast.loop_engine import BestThreads, DecodeEngine
 
 PART = "decoding"
-PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # methods of `Llama`
 REPLACED_BY_LOOPS = (LlamaLayer, Attention, FeedForward, RMSNorm, KVCache, *((Llama, name) for name in PASSES))
 MOST_TOGETHER = 32  # texts whose next tokens the loops compute at once
 SAMPLE = 32  # numbers of each weight that are compared before a text

@@ -22,8 +22,8 @@ from fast.as_made import NORMS
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from llama import Attention, FeedForward, Llama, LlamaLayer
 
-PASSES = ("embed", "encode", "hidden_states", "hidden_state_at", "forward", "next_logits")  # methods of `Llama`
-ASKED = (LlamaLayer, Attention, FeedForward, *((Llama, name) for name in PASSES))
+PASSES = ("embed", "encode", "hidden_states", "forward", "next_logits")  # methods of `Llama`
+ASKED = (LlamaLayer, Attention, FeedForward, *((Llama, name) for name in (*PASSES, "hidden_state_at")))
 LIMIT, LONG_TEXT = 8, 300  # positions of the models that are compared
 
 
