@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import cache
 from multiprocessing import active_children, get_context, parent_process
@@ -176,7 +176,8 @@ def _pool(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Future]]:
     """The finished futures of a pool of fresh processes. Those that wait are dropped when the caller stops."""
     others, pool = {*active_children()}, ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process)
     try:
-        futures = {pool.submit(judge_one, job): index for index, job in todo.items()}
+        with _deaf_to_interrupts():
+            futures = {pool.submit(judge_one, job): index for index, job in todo.items()}  # starts the processes
         yield from ((futures[future], future) for future in as_completed(futures))
     except BaseException:
         for process in {*active_children()} - others:
@@ -184,6 +185,19 @@ def _pool(todo: dict[int, Job], jobs: int) -> Iterator[tuple[int, Future]]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block; a process that begins in it hears none until it says so."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _begin_process() -> None:
@@ -196,6 +210,8 @@ def _begin_process() -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    if hasattr(signal, "pthread_sigmask"):  # see _deaf_to_interrupts
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=follow, daemon=True).start()
 

@@ -173,6 +173,39 @@ def test_an_interrupt_keeps_what_is_finished(place):
     assert state.stat().st_size
 
 
+EARLY = """
+import os, signal, sys; sys.path.insert(0, {root!r})
+from multiprocessing import util
+from grading.__main__ import main
+spawn, begun = util.spawnv_passfds, []
+
+def spawn_and_interrupt(path, arguments, *rest):
+    child = spawn(path, arguments, *rest)
+    if any("spawn_main" in str(argument) for argument in arguments):
+        begun.append(child)
+        os.kill(child, signal.SIGINT)
+    return child
+
+util.spawnv_passfds = spawn_and_interrupt
+if __name__ == "__main__":
+    refused = main()
+    sys.exit(refused if len(begun) == 2 else 3)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_process_that_has_just_begun_hears_no_interrupt(place):
+    """Ctrl-C reaches every process of the terminal, also one that is still importing: it is the parent's to end it."""
+    script = place / "early.py"
+    script.write_text(EARLY.format(root=str(ROOT)))
+    flags = command(place, "--jobs", "2")[3:]
+    done = subprocess.run(
+        [sys.executable, script, *flags], cwd=place, capture_output=True, text=True, preexec_fn=hear_interrupts
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done  # 1: a submission is refused
+    assert (place / "out" / "grades.csv").is_file()
+
+
 SLEEP = """
 import sys; sys.path[:0] = {folders!r}
 from pathlib import Path
