@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,10 +12,9 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from benchmarks import work
-from benchmarks.faults import ending_of
 from benchmarks.growth import Growth
 from benchmarks.measure import Contender, Turns
-from benchmarks.memory import RUN_AND_TELL
+from benchmarks.memory import RUN_AND_TELL, run_and_ask
 from benchmarks.peers import Peers, classify, our_optimizer, random_llama, train_step
 from benchmarks.table import Bench, Line
 from benchmarks.targets import NUM_LABELS
@@ -132,18 +128,12 @@ def _save_tiny_classifier(path: Path) -> Path:
 
 
 def _predict(bench: Bench, model: Path, lines: int) -> tuple[float, float]:
-    """Seconds and MB. Raises `RuntimeError`, with the last that the process said, if it fails."""
+    """Seconds and MB. Raises as `memory.run_and_ask`."""
     source, target = bench.folder / "sentences.txt", bench.folder / "predictions.txt"
     examples = itertools.cycle(create_data(ROOT / "data/films-train.txt"))
     with source.open("w", encoding="utf-8") as file:
         file.writelines(f"{example.sentence}\n" for example in itertools.islice(examples, lines))
     flags = ["--option", "predict", "--model", model, "--input", source, "--output", target]
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_AND_TELL, *map(str, flags)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(bench.threads)}, capture_output=True, text=True,
-    )  # fmt: skip
-    seconds = time.perf_counter() - start
-    if done.returncode != 0:
-        raise RuntimeError(f"predict {ending_of(done)}")
-    return seconds, int(done.stdout.split()[-1]) / 1e6
+    peak = run_and_ask("predict", ["-c", RUN_AND_TELL, *flags], bench.threads)
+    return time.perf_counter() - start, peak / 1e6

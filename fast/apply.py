@@ -204,7 +204,7 @@ def _linear_kernel(kernel: str, purpose: Purpose, products: Products) -> LinearK
 
 def _packs(products: Products = PRODUCTS_OF_LLAMAS) -> tuple[str, str]:
     """Whether oneDNN's or PyTorch's products are faster while weights are not trained, and why."""
-    plain = products.linears()
+    plain = products.not_trained()
     packed = [(x, OneDNNLinear.from_linear(linear)) for x, linear in plain]
     ways = {
         "PyTorch": lambda: [linear(x) for x, linear in plain],
@@ -215,7 +215,7 @@ def _packs(products: Products = PRODUCTS_OF_LLAMAS) -> tuple[str, str]:
 
 def _in_training(products: Products = PRODUCTS_OF_LLAMAS) -> tuple[str, str]:
     """The same in training, where oneDNN may compute all three products, or all but the gradient of the weight."""
-    layers = products.layers(requires_grad=True)
+    layers = products.trained()
 
     def train(product: Callable[..., torch.Tensor], *settings: bool) -> None:
         for x, weight, bias, grad in layers:

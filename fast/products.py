@@ -22,20 +22,20 @@ class Products(NamedTuple):
     biases: bool = False
     rows: int = ROWS
 
-    def layers(self, requires_grad: bool = False) -> list[tuple[torch.Tensor | None, ...]]:
-        """Inputs (r i), weight (o i), bias (o, or None) and the gradient of the outputs (r o) of each."""
+    def trained(self) -> list[tuple[torch.Tensor | None, ...]]:
+        """Inputs (r i), weight (o i), bias (o, or None) and the gradient of the outputs (r o) of each layer."""
         return [
             (
-                torch.ones(self.rows, inputs, requires_grad=requires_grad),
-                torch.ones(outputs, inputs, requires_grad=requires_grad),
+                torch.ones(self.rows, inputs, requires_grad=True),
+                torch.ones(outputs, inputs, requires_grad=True),
                 torch.ones(outputs) if self.biases else None,
                 torch.ones(self.rows, outputs),
             )
             for outputs, inputs in self.shapes
         ]
 
-    def linears(self) -> list[tuple[torch.Tensor, nn.Linear]]:
-        """Inputs (r i) of each layer, and the layer, which is not trained. Draws no random numbers."""
+    def not_trained(self) -> list[tuple[torch.Tensor, nn.Linear]]:
+        """Inputs (r i) of each layer, and the layer. Draws no random numbers."""
         made = [skip_init(nn.Linear, inputs, outputs, bias=self.biases) for outputs, inputs in self.shapes]
         for linear in made:
             for parameter in linear.requires_grad_(False).parameters():

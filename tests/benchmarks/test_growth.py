@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import report, run, scaling, table, work
+from benchmarks import faults, report, run, scaling, table, work
 from benchmarks.growth import Growth, exponent
 from config import LlamaConfig
 
@@ -69,5 +69,5 @@ def test_predict_is_measured_in_a_process_of_its_own(tmp_path: Path):
     assert len((tmp_path / "predictions.txt").read_text(encoding="utf-8").splitlines()) == 40
     assert min(seconds.medians) > 0.1 and 50 < min(memory.medians) <= max(memory.medians) < 2000
     (tmp_path / "predict.pt").write_bytes(b"damaged")
-    with pytest.raises(RuntimeError, match="predict ended with 2: error"):
+    with pytest.raises(faults.OwnFault, match="predict ended with 2: error"):
         scaling._predict(bench, tmp_path / "predict.pt", 20)
