@@ -146,7 +146,9 @@ def choose_linear(purpose: Purpose, products: Products = PRODUCTS_OF_LLAMAS) -> 
     if precision == "int8":
         return _choose_int8(part, purpose.generates)
     if precision == "int4":
-        return Choice(part, "int4", "rounded weights, those of the output to 8 bits; products in float32")
+        way, why = ("float32 products", "text is generated") if purpose.generates else _bf16()
+        kernel = "int4, inputs in bf16" if way == "bfloat16 products" else "int4"
+        return Choice(part, kernel, f"rounded weights, those of the output to 8 bits; {way}: {why}")
     if precision == "bf16":
         return _choose_bf16(part)
     if not purpose.keeps_copies:
@@ -157,13 +159,9 @@ def choose_linear(purpose: Purpose, products: Products = PRODUCTS_OF_LLAMAS) -> 
     if not purpose.trains:
         return Choice(part, "plain" if packs == "PyTorch" else "oneDNN, not trained", why)
     in_training, why_trained = _in_training(products)
-    kernels = {
-        (True, True): "oneDNN",
-        (True, False): "oneDNN, not trained",
-        (False, True): "oneDNN, trained",
-        (False, False): "plain",
-    }
-    return Choice(part, kernels[packs == "oneDNN", in_training != "PyTorch"], f"{why}; trained, {why_trained}")
+    kernels = {(True, True): "oneDNN", (True, False): "oneDNN, not trained", (False, True): "oneDNN, trained"}
+    kernel = kernels.get((packs == "oneDNN", in_training != "PyTorch"), "plain")
+    return Choice(part, kernel, f"{why}; trained, {why_trained}")
 
 
 def _choose_bf16(part: str) -> Choice:
@@ -196,8 +194,9 @@ def _linear_kernel(kernel: str, purpose: Purpose, products: Products) -> LinearK
         "oneDNN, trained": (OneDNNLinear, {"packs": False, "trains_weights": trains_weights}),
         "bf16": (Bf16Linear, {}),
         "rounded to bf16": (RoundedLinear, {"packs": packs}),
-        "int8": (Int8Linear, {"packs": packs, "rounds_inputs": not purpose.generates}),
-        "int4": (Int4Linear, {"packs": packs, "rounds_inputs": False}),
+        "int8": (Int8Linear, {"packs": packs, "inputs_to": None if purpose.generates else torch.int8}),
+        "int4": (Int4Linear, {"packs": packs, "inputs_to": None}),
+        "int4, inputs in bf16": (Int4Linear, {"packs": packs, "inputs_to": torch.bfloat16}),
     }[kernel]
     return kind, {**settings, "keeps_copies": purpose.keeps_copies}
 

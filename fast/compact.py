@@ -57,10 +57,12 @@ class CompactWeight(torch.Tensor):
         return widened(self.stored, self.scale)
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
-        """`F.linear` in float32, widening some rows at a time. x: ... i -> ... o"""
-        if self.stored.dtype == torch.uint8:
+        """`F.linear`, widening some rows at a time. x: ... i -> ... o, of the same dtype: float32, or bfloat16 if the
+        weight has 8 or 4 bits; then products are those of its numbers rounded to bfloat16, summed in float32.
+        """
+        if self.stored.dtype == torch.uint8 or x.dtype == torch.bfloat16:
             some = zip(self.stored.split(WIDENED_TOGETHER), self.scale.split(WIDENED_TOGETHER), strict=True)
-            return torch.cat([F.linear(x, widened(*rows)) for rows in some], dim=-1)
+            return torch.cat([F.linear(x, widened(*rows).to(x.dtype)) for rows in some], dim=-1)
         piece = torch.empty(WIDENED_TOGETHER, self.shape[1])  # new memory for each takes longer than the conversion
         pieces = ((rows, piece[: len(rows)]) for rows in self.stored.split(WIDENED_TOGETHER))
         y = torch.cat([F.linear(x, wide.copy_(rows)) for rows, wide in pieces], dim=-1)

@@ -6,7 +6,7 @@ Shapes:  r rows, batch and positions together   i input features   o output feat
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import torch
@@ -65,21 +65,22 @@ class KernelLinear(Kernel, nn.Linear):
         """The weight after `steps`, one after another: computed once for each state of the weight, or in each call."""
         if not self.keeps_copies:
             is_compact = isinstance(self.weight, CompactWeight)
-            return _after(steps, self.weight if is_compact else self.weight.detach())
+            return reduce(_then, steps, self.weight if is_compact else self.weight.detach())
         state = (steps, *state_of(self.weight))
         if self._copied is None or self._copied[0] != state:
             # the weight itself is kept with its copy, so that no other weight can come to lie at its address
             weight = self.weight.detach()
-            self._copy, self._copied = _after(steps, weight), (state, weight)
+            self._copy, self._copied = reduce(_then, steps, weight), (state, weight)
         return self._copy
 
     def product_of_copy(self, x: torch.Tensor, packs: bool, rounded: Callable) -> torch.Tensor:
-        """x W^T in float32 with the rounded weight; packs: by oneDNN, if the product is large. ... i -> ... o"""
-        if isinstance(self.weight, CompactWeight) and x.dtype == torch.float32:
+        """x W^T in x's dtype with the rounded weight; packs: by oneDNN, if the product is large. ... i -> ... o"""
+        if isinstance(self.weight, CompactWeight):
             return self.weight.linear(x)
-        if packs and x.dtype == torch.float32 and not is_small(x, self.weight):
-            return onednn_linear(x, self.copy_of_weight(rounded, pack))
-        return F.linear(x, self.copy_of_weight(rounded))
+        steps = (rounded,) if x.dtype == torch.float32 else (rounded, to_bf16)
+        if packs and has_onednn(x.dtype) and not is_small(x, self.weight):
+            return onednn_linear(x, self.copy_of_weight(*steps, pack))
+        return F.linear(x, self.copy_of_weight(*steps))
 
     def drop_copy(self) -> None:
         self._copy = self._copied = None
@@ -93,10 +94,8 @@ class KernelLinear(Kernel, nn.Linear):
         return torch.is_grad_enabled() and has_gradient
 
 
-def _after(steps: tuple[Callable[..., Any], ...], weight: torch.Tensor) -> Any:
-    for step in steps:
-        weight = step(weight)
-    return weight
+def _then(weight: torch.Tensor, step: Callable[..., Any]) -> Any:
+    return step(weight)
 
 
 class OneDNNLinear(KernelLinear):
@@ -246,18 +245,19 @@ def on_grid(in_few_bits: Callable[..., tuple[torch.Tensor, ...]], weight: torch.
 class Int8Linear(KernelLinear):
     """Weights of 8 bits, one scale for each output feature (Dettmers et al. 2022, arXiv:2208.07339, section 2.1).
 
-    `round_weight` puts the weight on the grid q * scale, q from -127 to 127, once and for all. rounds_inputs: each row
-    of a batch is rounded to 8 bits as well, so that the product is one of integers. That is not differentiable: if a
-    layer below needs a gradient, the rounded weight meets the batch as it is. (The weight has no gradient.)
-    packs: whether oneDNN is faster for float32 products.
+    `round_weight` puts the weight on the grid q * scale, q from -127 to 127, once and for all.
+    inputs_to: what each row of a batch is rounded to. torch.int8: the product is one of integers; torch.bfloat16: of
+    bfloat16 numbers, summed in float32; None: not at all. Rounding is not differentiable: if a layer below needs a
+    gradient, the rounded weight meets the batch as it is. (The weight has no gradient.)
+    packs: whether oneDNN is faster for other products than those of integers.
     """
 
-    __slots__ = ("packs", "rounds_inputs")
+    __slots__ = ("packs", "inputs_to")
     in_few_bits, on_grid = staticmethod(quantise), staticmethod(partial(on_grid, quantise))
 
-    def set_formats(self, *, packs: bool = False, rounds_inputs: bool = True, keeps_copies: bool = True) -> None:
-        super().set_formats(keeps_copies=keeps_copies)
-        self.packs, self.rounds_inputs = packs and self.keeps_copies, rounds_inputs
+    def set_formats(self, *, packs: bool = False, inputs_to: torch.dtype | None = torch.int8, **formats: Any) -> None:
+        super().set_formats(**formats)
+        self.packs, self.inputs_to = packs and self.keeps_copies, inputs_to
 
     def round_weight(self) -> None:
         quantised, scale = self.in_few_bits(self.weight.detach())
@@ -271,8 +271,8 @@ class Int8Linear(KernelLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cpu" or x.dtype != torch.float32 or self.is_trained(x):
             return F.linear(x, self.weight)
-        if not self.rounds_inputs:
-            return self.product_of_copy(x, self.packs, self.on_grid)
+        if self.inputs_to != torch.int8:
+            return self.product_of_copy(x.to(self.inputs_to or x.dtype), self.packs, self.on_grid).float()
         rows = rows_of(x)  # r i
         if has_integer_products():
             y = int8_linear(*quantise(rows), *self.copy_of_weight(quantise))  # r o
@@ -283,7 +283,7 @@ class Int8Linear(KernelLinear):
 
 
 class Int4Linear(Int8Linear):
-    """Weights of 4 bits in groups of 32, see `quantise_4`; what meets them is not rounded.
+    """Weights of 4 bits in groups of 32, see `quantise_4`. inputs_to: torch.bfloat16 or None.
 
     Raises `UserError` when it is made for a number of input features that is no multiple of 32.
     """
@@ -291,9 +291,9 @@ class Int4Linear(Int8Linear):
     __slots__ = ()
     in_few_bits, on_grid = staticmethod(quantise_4), staticmethod(partial(on_grid, quantise_4))
 
-    def set_formats(self, *, packs: bool = False, rounds_inputs: bool = False, keeps_copies: bool = True) -> None:
+    def set_formats(self, *, inputs_to: torch.dtype | None = None, **formats: Any) -> None:
         require_groups(self.in_features)
-        super().set_formats(packs=packs, rounds_inputs=False, keeps_copies=keeps_copies)
+        super().set_formats(inputs_to=inputs_to, **formats)
 
 
 @cache

@@ -25,6 +25,7 @@ import fast.linear
 from classifier import LlamaEmbeddingClassifier
 from fast import accelerate
 from fast.attention import FusedAttention
+from fast.compact import CompactWeight, quantise, quantise_4
 from fast.kernel import Kernel
 from fast.layers import FusedFeedForward, FusedRMSNorm
 from fast.linear import Bf16Linear, Int4Linear, Int8Linear, KernelLinear, OneDNNLinear, RoundedLinear
@@ -136,8 +137,8 @@ def test_a_kernel_adds_nothing_to_the_module_and_has_formats_of_its_own():
     with torch.no_grad():
         assert narrow(x).dtype == torch.bfloat16 and wide(x).dtype == torch.float32
     assert set(vars(linear)) == before and type(linear) is nn.Linear
-    with pytest.raises(TypeError, match="rounds_inputs"):
-        Bf16Linear.from_linear(linear, rounds_inputs=True)
+    with pytest.raises(TypeError, match="inputs_to"):
+        Bf16Linear.from_linear(linear, inputs_to=torch.int8)
     with pytest.raises(TypeError, match="out_dtype"):
         Int8Linear(8, 12, out_dtype=torch.bfloat16)
 
@@ -461,6 +462,63 @@ def test_gated_products_stand_for_two_plain_layers_only(monkeypatch: pytest.Monk
     assert_near(logits_of(model), logits_of(plain), TOLERANCE["bf16"])
     with_gates = len(plain.layers) - (changed != "nothing")
     assert len(calls) == with_gates
+
+
+# ------------------------------------------------------------------------------------------- inputs in bfloat16
+
+
+def check_rounded_product(actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """actual: products of both rounded to bfloat16, summed in float32 or better, and rounded once more."""
+    expected = x.bfloat16().double() @ weight.bfloat16().double().T
+    assert actual.dtype == torch.float32 and torch.equal(actual, actual.bfloat16().float())
+    assert ((actual - expected).abs() <= expected.abs() / 256 + 1e-4).all()  # two neighbours of bfloat16 at most
+
+
+@pytest.mark.parametrize(("kind", "in_few_bits"), [(Int4Linear, quantise_4), (Int8Linear, quantise)])
+@pytest.mark.parametrize("kept", ["compact", "whole", "packed", "for one call"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_what_meets_few_bits_is_rounded_to_bfloat16_on_request(kind: type, in_few_bits: Callable, kept: str, rows: int):
+    """Numbers of both grids that need no rounding, so that the weight is known without the code under test."""
+    draw, most, outputs = torch.Generator().manual_seed(0), {Int4Linear: 8, Int8Linear: 127}[kind], 1100
+    q = torch.randint(-most, most, (outputs, 6, 32), generator=draw)
+    q[..., 5] = -most  # the number of a group that gives the scale
+    scale = 1.0078125 * 2.0 ** torch.randint(-9, -5, (outputs, 6 if kind is Int4Linear else 1, 1), generator=draw)
+    weight = (q * scale).flatten(1)
+    linear = nn.Linear(192, outputs, bias=False)
+    linear.weight = nn.Parameter(CompactWeight(*in_few_bits(weight)) if kept == "compact" else weight, False)
+    settings = {"packs": kept == "packed" and has_onednn(torch.bfloat16), "keeps_copies": kept != "for one call"}
+    kernel = kind.from_linear(linear, inputs_to=torch.bfloat16, **settings)
+    kernel.round_weight()
+    x = torch.randn(2, rows, 192, generator=draw)
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            check_rounded_product(kernel(x), x, weight)
+    finally:
+        torch.set_num_threads(threads)
+    x.requires_grad_()  # not rounded then
+    torch.testing.assert_close(kernel(x), F.linear(x, weight))
+    torch.testing.assert_close(torch.autograd.grad(kernel(x).sum(), x)[0], weight.sum(0).expand_as(x))
+
+
+@pytest.mark.parametrize("generates", [False, True])
+@pytest.mark.parametrize("way", ["bfloat16 products", "float32 products"])
+def test_int4_rounds_inputs_where_that_is_faster_and_no_text_is_generated(
+    monkeypatch: pytest.MonkeyPatch, way: str, generates: bool
+):
+    monkeypatch.setattr(fast.apply, "_bf16", lambda: (way, "as the test says"))
+    plain = random_llama(attention="causal", tied=False)
+    model = copy.deepcopy(plain)
+    linears, *_ = accelerate(model, "int4", generates=generates, trains=False)
+    is_rounded = way == "bfloat16 products" and not generates
+    assert linears.reason.endswith("float32 products: text is generated" if generates else f"{way}: as the test says")
+    kernels = [part for part in model.modules() if isinstance(part, Int8Linear)]
+    assert len(kernels) == len(OF_LAYER) * len(plain.layers) + 1
+    assert all(kernel.inputs_to == (torch.bfloat16 if is_rounded else None) for kernel in kernels)
+    plain.load_state_dict(model.state_dict())
+    assert_near(logits_of(model), logits_of(plain), TOLERANCE["bf16" if is_rounded else "fp32"])
+    assert torch.equal(logits_of(model), logits_of(model).bfloat16().float()) == is_rounded
 
 
 # ---------------------------------------------------------------------------------------------- copies of weights
