@@ -15,6 +15,7 @@ import torch
 
 from fast.linear import quantise
 from fast.loops import matvec, rescore
+from fast.loops_head import steps_of
 from fast.row_sums import Matrix
 
 MAX_CANDIDATES = 1 / 16  # of the vocabulary: beyond that, computing all logits is faster than picking
@@ -28,7 +29,8 @@ class ScreenedHead:
     logit and the other are float32 sums of D products, in whatever order, and so off by at most D u / (1 - D u) times
     |w| |x| and |s q| |x|, u = 2^-24 (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.1).
     The copy meets inputs of 24 bits (`row_sums.in_two_parts`): each is off by little more than u max|x| up to 8192
-    inputs, D / 8192 times that beyond, which in s (q.x) is less than D u |s q| |x|.
+    inputs, D / 8192 times that beyond, which in s (q.x) is less than D u |s q| |x|. Of several texts it meets inputs of
+    16 bits (`loops_head.in_pairs`): each is off by half a step, max|x| / r, and so all by at most sqrt(D) |x| / 2r.
     """
 
     def __init__(self, weight: torch.Tensor, rows: np.ndarray):
@@ -70,5 +72,6 @@ def _bound(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     # D products and their sum, D inputs, two scales, s q here, its distance from w, the norm
     terms = (2 * weight.shape[1] + 8) * 2.0**-24
     rounding = terms / (1 - terms) * (2 * size + error)
+    coarse = 0.51 * weight.shape[1] ** 0.5 / steps_of(weight.shape[1]) * (size + error)  # 0.01: x / step is rounded too
     more = 1 + 1e-5  # the comparison is made in float32 as well
-    return quantised, scale, ((error + rounding) * more).float()
+    return quantised, scale, ((error + rounding + coarse) * more).float()

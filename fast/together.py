@@ -17,7 +17,7 @@ from torch import nn
 
 from base_llama import KVCache
 from config import LlamaConfig
-from fast import loop_engine, loops_together
+from fast import loop_engine, loops_head, loops_together
 from fast.equivalence import Case, Comparison
 from fast.loop_engine import DecodeEngine, EnginePair, filled_cache, make_pair
 from fast.measure import fastest
@@ -107,7 +107,7 @@ def _head(engine: DecodeEngine, x: np.ndarray, texts: int, only_largest: bool) -
     """x: P D l -> b v"""
     logits = np.empty((texts, len(engine.head.scale)), np.float32)
     if only_largest and (screen := engine.screened()) is not None:
-        loops_together.logits_together(screen.copy, x, logits)
+        loops_head.logits_in_8_bits(screen.copy, x, logits)
         if screen.pick(to_rows(x, texts).numpy(), logits, by=loops_together.rescore_together) is not None:
             return torch.from_numpy(logits)
     loops_together.logits_together(engine.head, x, logits)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -1258,12 +1259,22 @@ def heads_and_inputs(
     return weight * 10.0 ** log_scales[0], x * 10.0 ** log_scales[1]
 
 
+def approximate_together(head: Any, x: torch.Tensor) -> np.ndarray:
+    """Logits of a `ScreenedHead`'s copy for several texts. x: n D -> n v"""
+    from fast.loops_head import logits_in_8_bits
+    from fast.together import to_panels
+
+    logits = np.empty((len(x), len(head.error)), np.float32)
+    logits_in_8_bits(head.copy, to_panels(x), logits)
+    return logits
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     vocab=st.integers(1, 70),
     dim=st.sampled_from((1, 2, 3, 8, 31, 64, 257)),
-    rows=st.sampled_from((1, 2, 5)),
+    rows=st.sampled_from((1, 2, 5, 18)),
     seed=st.integers(0, 10**6),
     log_scales=st.tuples(st.integers(-22, 12), st.integers(-12, 12)),
 )
@@ -1275,11 +1286,14 @@ def test_the_screened_head_finds_the_largest_logit(
     weight, x = heads_and_inputs(kind, vocab, dim, rows, seed, log_scales)
     head = ScreenedHead(weight, weight.numpy())
     smallest = dim * 2.0**-149  # numbers that underflow are lost in any order
-    for row in x:
+    for row, of_several in zip(x, approximate_together(head, x), strict=True):
         true = (weight.double() @ row.double()).numpy()  # vocab
         norm = row.double().norm().item()
         logits = head.approximate(row.numpy())
-        assert (np.abs(logits.astype(np.float64) - true) <= head.error * norm + smallest).all()
+        bound = head.error * norm + smallest
+        assert (np.abs(logits.astype(np.float64) - true) <= bound).all()
+        is_lost = row.abs().max() <= 1e-30  # too small for a step: every logit is then computed anew
+        assert np.isnan(of_several).all() if is_lost else (np.abs(of_several.astype(np.float64) - true) <= bound).all()
 
         logits = head.pick(row.numpy(), logits, at_most=vocab)
         chosen, best = logits.argmax(), true.argmax()
@@ -1311,6 +1325,23 @@ def test_the_largest_logit_is_found_where_rounding_hides_it(numba, case: str):
     logits = head.pick(x.numpy(), logits, at_most=3)
     assert logits.argmax() == 1
     assert logits[1] == pytest.approx((rows[1] @ x).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("texts", [3, 18])
+def test_the_largest_logit_is_found_where_rounded_inputs_hide_it(numba, texts: int):
+    """Weights are exact in 8 bits. A step of the inputs is 1: the first row gains 31 times .49 by rounding."""
+    from fast.head import ScreenedHead
+    from fast.loops_together import rescore_together
+
+    x = torch.tensor([32767.0, *31 * [1.51], *32 * [1.49]])
+    rows = torch.tensor([[1.0, *31 * [1.0], *32 * [0.0]], [1.0, *31 * [0.0], *32 * [1.0]]])
+    x = x * 2.0 ** torch.arange(texts)[:, None]  # a step of its own for each text
+    head = ScreenedHead(rows, rows.numpy())
+    logits = approximate_together(head, x)
+    assert (logits.argmax(-1) == 0).all()
+    assert head.pick(x.numpy(), logits, at_most=2, by=rescore_together) is logits
+    assert (logits.argmax(-1) == 1).all()
+    assert logits == pytest.approx((x @ rows.T).numpy(), rel=1e-6)
 
 
 def test_too_many_candidates_are_left_to_the_whole_head(numba):
