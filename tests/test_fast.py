@@ -1341,7 +1341,7 @@ def test_the_largest_logit_is_found_where_rounded_inputs_hide_it(numba, texts: i
     assert (logits.argmax(-1) == 0).all()
     assert head.pick(x.numpy(), logits, at_most=2, by=rescore_together) is logits
     assert (logits.argmax(-1) == 1).all()
-    assert logits == pytest.approx((x @ rows.T).numpy(), rel=1e-6)
+    assert logits == pytest.approx((x.double() @ rows.T.double()).numpy(), rel=64 * 2.0**-24)  # of 64 products' sum
 
 
 def test_too_many_candidates_are_left_to_the_whole_head(numba):
