@@ -33,7 +33,8 @@ def steps_of(inputs: int) -> int:
 def in_pairs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """x: P D l, as rounded numbers, P p 2l, int16, times a scale for each text, P l.
 
-    The scale is NaN, and so are the logits, if a number is not finite or all are too small for a step of normal size.
+    The scale is NaN, and so are the logits, if a number is not finite, if all are too small for a step of normal size,
+    or if they are so large that a sum times a step may overflow.
     """
     panels, inputs, lanes = x.shape
     pairs, scales = np.zeros((panels, (inputs + 1) // 2, 2 * lanes), np.int16), np.empty((panels, lanes), np.float32)
@@ -44,7 +45,7 @@ def in_pairs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
                 largest[lane] = max(largest[lane], abs(x[panel, i, lane]))
                 total[lane] += abs(x[panel, i, lane])
         for lane in range(lanes):
-            is_usual = largest[lane] > np.float32(1e-30) and total[lane] < np.float32(np.inf)
+            is_usual = largest[lane] > np.float32(1e-30) and total[lane] < np.float32(1e30)
             scales[panel, lane] = largest[lane] / np.float32(steps_of(inputs)) if is_usual else np.float32(np.nan)
             if is_usual:
                 for i in range(inputs):
@@ -128,7 +129,8 @@ def logits_in_8_bits(copy: Matrix, x: np.ndarray, y: np.ndarray) -> None:
                     pairs_16(wide, pairs[panel], sums)
                 for r in range(a, last):
                     for lane in range(lanes):
-                        factor = scale[r] * scales[panel, lane]
-                        results[panel, r - first, lane] = np.float32(sums[r - a, lane]) * factor
+                        # the product of both scales may be too small for a float32 of full precision
+                        product = np.float32(sums[r - a, lane]) * scales[panel, lane]
+                        results[panel, r - first, lane] = product * scale[r]
         for text in range(texts):
             y[text, first:end] = results[text // lanes, : end - first, text % lanes]

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT, asset, choosing, random_llama
 from error_helpers import TEXT_FLAGS
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_cache import PROMPTS
 from torch import nn
@@ -1278,6 +1278,8 @@ def approximate_together(head: Any, x: torch.Tensor) -> np.ndarray:
     seed=st.integers(0, 10**6),
     log_scales=st.tuples(st.integers(-22, 12), st.integers(-12, 12)),
 )
+@example(kind="signs", vocab=20, dim=1, rows=2, seed=0, log_scales=(-22, -12))  # scales whose product is denormal
+@example(kind="normal", vocab=20, dim=8, rows=2, seed=0, log_scales=(-12, 31))  # and sums times a step may overflow
 def test_the_screened_head_finds_the_largest_logit(
     numba, kind: str, vocab: int, dim: int, rows: int, seed: int, log_scales: tuple[int, int]
 ):
@@ -1292,7 +1294,7 @@ def test_the_screened_head_finds_the_largest_logit(
         logits = head.approximate(row.numpy())
         bound = head.error * norm + smallest
         assert (np.abs(logits.astype(np.float64) - true) <= bound).all()
-        is_lost = row.abs().max() <= 1e-30  # too small for a step: every logit is then computed anew
+        is_lost = row.abs().max() <= 1e-30 or row.abs().sum() >= 1e30  # every logit is then computed anew
         assert np.isnan(of_several).all() if is_lost else (np.abs(of_several.astype(np.float64) - true) <= bound).all()
 
         logits = head.pick(row.numpy(), logits, at_most=vocab)
@@ -1342,6 +1344,16 @@ def test_the_largest_logit_is_found_where_rounded_inputs_hide_it(numba, texts: i
     assert head.pick(x.numpy(), logits, at_most=2, by=rescore_together) is logits
     assert (logits.argmax(-1) == 1).all()
     assert logits == pytest.approx((x.double() @ rows.T.double()).numpy(), rel=64 * 2.0**-24)  # of 64 products' sum
+
+
+@pytest.mark.parametrize("dim", [600, 70001])
+def test_sums_of_the_largest_products_do_not_overflow(numba, dim: int):
+    """Inputs of all 16 bits would give sums of 33 bits from 517 inputs on, if each product is as large as it can be."""
+    from fast.head import ScreenedHead
+
+    weight = torch.ones(7, dim)
+    logits = approximate_together(ScreenedHead(weight, weight.numpy()), torch.tensor([[1.0], [-3.0]]).expand(2, dim))
+    assert logits == pytest.approx(dim * np.array([[1.0], [-3.0]]).repeat(7, 1), rel=1e-6)
 
 
 def test_too_many_candidates_are_left_to_the_whole_head(numba):
