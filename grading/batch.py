@@ -193,8 +193,9 @@ def _deaf_to_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # as it is
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # raises, and has blocked, if Ctrl-C came before
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

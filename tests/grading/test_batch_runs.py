@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from html.parser import HTMLParser
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,30 @@ def test_a_process_that_has_just_begun_hears_no_interrupt(place):
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done  # 1: a submission is refused
     assert (place / "out" / "grades.csv").is_file()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_an_interrupt_before_the_first_process_leaves_later_ones_heard(monkeypatch):
+    """A handler that waits while the mask is changed runs in that call, after the change."""
+    change = signal.pthread_sigmask
+
+    def change_and_handle(how, signals):
+        mask = change(how, signals)
+        if how == signal.SIG_BLOCK and signals:
+            raise KeyboardInterrupt
+        return mask
+
+    monkeypatch.setattr(signal, "pthread_sigmask", change_and_handle)
+    with pytest.raises(KeyboardInterrupt), batch._deaf_to_interrupts():
+        pass
+    assert signal.SIGINT not in change(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_what_a_process_of_the_pool_starts_does_not_inherit_blocked_interrupts():
+    with ProcessPoolExecutor(1, get_context("spawn"), batch._begin_process) as pool, batch._deaf_to_interrupts():
+        blocked = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result()
+    assert signal.SIGINT not in blocked
 
 
 SLEEP = """
