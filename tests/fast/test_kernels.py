@@ -483,9 +483,9 @@ def test_what_meets_few_bits_is_rounded_to_bfloat16_on_request(kind: type, in_fe
     q = torch.randint(-most, most, (outputs, 6, 32), generator=draw)
     q[..., 5] = -most  # the number of a group that gives the scale
     scale = 1.0078125 * 2.0 ** torch.randint(-9, -5, (outputs, 6 if kind is Int4Linear else 1, 1), generator=draw)
-    weight = (q * scale).flatten(1)
+    weight, off_grid = (q * scale).flatten(1), ((q + 0.3 * (q > -most)) * scale).flatten(1)
     linear = nn.Linear(192, outputs, bias=False)
-    linear.weight = nn.Parameter(CompactWeight(*in_few_bits(weight)) if kept == "compact" else weight, False)
+    linear.weight = nn.Parameter(CompactWeight(*in_few_bits(weight)) if kept == "compact" else weight.clone(), False)
     settings = {"packs": kept == "packed" and has_onednn(torch.bfloat16), "keeps_copies": kept != "for one call"}
     kernel = kind.from_linear(linear, inputs_to=torch.bfloat16, **settings)
     kernel.round_weight()
@@ -497,6 +497,10 @@ def test_what_meets_few_bits_is_rounded_to_bfloat16_on_request(kind: type, in_fe
             check_rounded_product(kernel(x), x, weight)
     finally:
         torch.set_num_threads(threads)
+    if kept != "compact":  # a weight that is loaded later is rounded to few bits as well
+        linear.weight.copy_(off_grid)
+        check_rounded_product(kernel(x), x, weight)
+        linear.weight.copy_(weight)
     x.requires_grad_()  # not rounded then
     torch.testing.assert_close(kernel(x), F.linear(x, weight))
     torch.testing.assert_close(torch.autograd.grad(kernel(x).sum(), x)[0], weight.sum(0).expand_as(x))
