@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 ROWS, WIDTH, HIDDEN = 512, 512, 1376  # of measured products: a small batch in the feed-forward of stories42M
 
@@ -35,8 +34,9 @@ class Products(NamedTuple):
         ]
 
     def not_trained(self) -> list[tuple[torch.Tensor, nn.Linear]]:
-        """Inputs (r i) of each layer, and the layer. Draws no random numbers."""
-        made = [skip_init(nn.Linear, inputs, outputs, bias=self.biases) for outputs, inputs in self.shapes]
+        """Inputs (r i) of each layer, and the layer. The state of the random numbers stays as it is."""
+        with torch.random.fork_rng(devices=[]):  # skip_init would import sympy, a quarter of a second in a first run
+            made = [nn.Linear(inputs, outputs, bias=self.biases) for outputs, inputs in self.shapes]
         for linear in made:
             for parameter in linear.requires_grad_(False).parameters():
                 nn.init.ones_(parameter)

@@ -515,3 +515,16 @@ def test_the_table_of_kernels_is_printed():
     assert all(precision in done.stdout for precision in ("fp32", "bf16", "int8", "int4"))
     done = run_python("-m", "fast", "--compile", "fp8")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_measured_layers_leave_random_numbers_alone_and_import_nothing_large():
+    code = """
+import sys, torch
+from fast.products import FEW_ROWS
+before = torch.get_rng_state()
+layers = FEW_ROWS.not_trained()
+assert torch.equal(before, torch.get_rng_state()) and all((layer.weight == 1).all() for _, layer in layers)
+assert "sympy" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
