@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic, register_jitable
 
-from fast.nibbles import INT16, INT32, INT64, fetch
+from fast.nibbles import INT16, INT32, INT64, fetch, row_at
 from fast.row_sums import LOOPS, Matrix
 
 ROWS = 6  # of a weight, summed at once: with 16 lanes they fill 12 of the 16 registers of AVX2
@@ -67,7 +67,7 @@ def block_code(lanes: int, context: Any, builder: Any, kinds: tuple[Any, ...], g
         return builder.sext(values, ir.VectorType(INT32, 2 * lanes))
 
     length = builder.extract_value(wide.shape, 1)  # 2p
-    starts = [builder.gep(wide.data, [builder.mul(length, INT64(k))]) for k in range(ROWS)]
+    starts = [row_at(builder, wide, INT64(k)) for k in range(ROWS)]
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(loop)
     builder.position_at_end(loop)

@@ -28,11 +28,14 @@ LOW, HIGH = (0x0F, 0x4B000000, 2.0**23), (0xF0, 0x49000000, 2.0**19)
 Row = tuple[Any, Any]  # where its bytes begin, and its scales
 
 
-def row_at(builder: Any, rows: Any, scale: Any, row: Any) -> Row:
+def row_at(builder: Any, rows: Any, row: Any) -> Any:
+    """The address of a row."""
+    return builder.gep(rows.data, [builder.mul(row, builder.extract_value(rows.shape, 1))])
+
+
+def row_and_scales_at(builder: Any, rows: Any, scale: Any, row: Any) -> Row:
     """rows: o i/2, uint8; scale: o n, bfloat16 as uint16"""
-    return tuple(
-        builder.gep(array.data, [builder.mul(row, builder.extract_value(array.shape, 1))]) for array in (rows, scale)
-    )
+    return row_at(builder, rows, row), row_at(builder, scale, row)
 
 
 def floats_at(builder: Any, data: Any, start: Any) -> Any:
@@ -82,7 +85,7 @@ def for_groups(builder: Any, count: Any, sums: int, step: Callable[[Any, list[An
 
 def sums_code(context: Any, builder: Any, kinds: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
     v, v_scale, w, w_scale, x = (context.make_array(kinds[i])(context, builder, given[i]) for i in (0, 1, 3, 4, 6))
-    rows = row_at(builder, v, v_scale, given[2]), row_at(builder, w, w_scale, given[5])
+    rows = row_and_scales_at(builder, v, v_scale, given[2]), row_and_scales_at(builder, w, w_scale, given[5])
 
     def add(a: Any, b: Any, c: Any) -> Any:
         return builder.fadd(a, builder.fmul(b, c, flags=("contract",)), flags=("contract",))
@@ -109,7 +112,7 @@ def sums_code(context: Any, builder: Any, kinds: tuple[Any, ...], given: tuple[A
 
 def widen_code(context: Any, builder: Any, kinds: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
     rows, scale, wide = (context.make_array(kinds[i])(context, builder, given[i]) for i in (0, 1, 3))
-    row = row_at(builder, rows, scale, given[2])
+    row = row_and_scales_at(builder, rows, scale, given[2])
 
     def step(group: Any, _: list[Any]) -> list[Any]:
         *halves, factor = group_at(builder, row, group)
@@ -124,7 +127,7 @@ def widen_code(context: Any, builder: Any, kinds: tuple[Any, ...], given: tuple[
 
 def fetch_code(context: Any, builder: Any, kinds: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
     rows = context.make_array(kinds[0])(context, builder, given[0])
-    start = builder.gep(rows.data, [builder.mul(given[1], builder.extract_value(rows.shape, 1))])
+    start = row_at(builder, rows, given[1])
     fetch_later(builder, builder.gep(builder.bitcast(start, BYTES), [given[2]]))
     return context.get_dummy_value()
 

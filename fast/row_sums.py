@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from fast.nibbles import FLOAT, INT16, INT32, INT64, fetch, fetch_later, nibble_sums
+from fast.nibbles import FLOAT, INT16, INT32, INT64, fetch, fetch_later, nibble_sums, row_at
 
 # Sums of floats may be reordered, but infinities and NaNs stay possible, so that a damaged checkpoint shows.
 # Division is NumPy's: a check for zero would keep loops out of vector lanes.
@@ -36,10 +36,6 @@ class Matrix(NamedTuple):
 
     rows: np.ndarray
     scale: np.ndarray
-
-
-def row_at(builder: Any, rows: Any, row: Any) -> Any:
-    return builder.gep(rows.data, [builder.mul(row, builder.extract_value(rows.shape, 1))])
 
 
 def byte_sums_code(context: Any, builder: Any, kinds: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
