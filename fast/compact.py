@@ -9,19 +9,20 @@ Shapes:  r rows   i input features   o output features   n = i / 32 groups of 4-
 from __future__ import annotations
 
 import copy
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
+from fast.memory import keep_freed_memory
 from utils import UserError
 
 GROUP = 32  # numbers of 4 bits with one scale
 WIDENED_TOGETHER = 512  # rows that stay in the processor's cache
-QUANTISED_TOGETHER = 512  # enough work for a thread not to wait for Python's others
+ROUNDED_TOGETHER = 128  # the same, where more than one step is between the numbers and what is kept of them
+BYTES_OF_PRODUCT = 2**24  # of rows in bfloat16: products of fewer take longer
 aten = torch.ops.aten
 
 
@@ -60,13 +61,42 @@ class CompactWeight(torch.Tensor):
         """`F.linear`, widening some rows at a time. x: ... i -> ... o, of the same dtype: float32, or bfloat16 if the
         weight has 8 or 4 bits; then products are those of its numbers rounded to bfloat16, summed in float32.
         """
-        if self.stored.dtype == torch.uint8 or x.dtype == torch.bfloat16:
+        if x.dtype == torch.bfloat16:
+            return torch.cat([F.linear(x, rows) for rows in self._rows_in_bfloat16()], dim=-1)
+        if self.stored.dtype == torch.uint8:
             some = zip(self.stored.split(WIDENED_TOGETHER), self.scale.split(WIDENED_TOGETHER), strict=True)
-            return torch.cat([F.linear(x, widened(*rows).to(x.dtype)) for rows in some], dim=-1)
+            return torch.cat([F.linear(x, widened(*rows)) for rows in some], dim=-1)
         piece = torch.empty(WIDENED_TOGETHER, self.shape[1])  # new memory for each takes longer than the conversion
         pieces = ((rows, piece[: len(rows)]) for rows in self.stored.split(WIDENED_TOGETHER))
         y = torch.cat([F.linear(x, wide.copy_(rows)) for rows, wide in pieces], dim=-1)
         return y if self.scale is None else y.mul_(self.scale)
+
+    def _rows_in_bfloat16(self) -> Iterator[torch.Tensor]:
+        """As many rows at a time as one product takes, in memory that the next ones take over. Of 8 or 4 bits."""
+        together = max(1, BYTES_OF_PRODUCT // (2 * self.shape[1]))
+        wide = torch.empty(min(together, len(self)), self.shape[1], dtype=torch.bfloat16)
+        for stored, scale in zip(self.stored.split(together), self.scale.split(together), strict=True):
+            rows = wide[: len(stored)]
+            for to, *some in zip(*(each.split(ROUNDED_TOGETHER) for each in (rows, stored, scale)), strict=True):
+                to.copy_(widened(*some))
+            yield rows
+
+    # What models do with a weight is not left to `__torch_dispatch__`, at whose first call PyTorch 2.13 imports modules
+    # for half a second: taking a row, `detach`, and embeddings.
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.rows(index) if isinstance(index, int) else super().__getitem__(index)
+
+    def detach(self) -> CompactWeight:
+        with torch.inference_mode(False):  # a view of a tensor from outside of that mode must be one as well
+            return type(self)(self.stored, self.scale)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is F.embedding and (kwargs or {}).get("max_norm") is None and isinstance(args[1], cls):
+            return args[1].rows(args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -76,10 +106,6 @@ class CompactWeight(torch.Tensor):
         with torch.inference_mode(False):  # a view of a tensor from outside of that mode must be one as well
             if function in (aten.detach.default, aten.alias.default, aten.clone.default):
                 return cls(weight.stored, weight.scale)
-            if function is aten.embedding.default:
-                return weight.rows(args[1])
-            if function is aten.select.int and args[1] == 0:
-                return weight.rows(args[2])
             args, kwargs = tree_map_only(cls, cls.widened, (args, kwargs or {}))
             return function(*args, **kwargs)
 
@@ -88,8 +114,8 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row as 8-bit integers times a scale of its own, its largest number being 127. x: r i -> r i and r"""
     if isinstance(x, CompactWeight) and x.stored.dtype == torch.int8:
         return x.stored, x.scale
-    scale = x.abs().amax(-1) / 127  # r
-    scale = scale.clamp(min=torch.finfo(x.dtype).tiny)  # a row of zeros stays zeros
+    largest = torch.maximum(x.amax(-1), -x.amin(-1))  # r: two passes that only read take less time than a copy of |x|
+    scale = (largest / 127).clamp(min=torch.finfo(x.dtype).tiny)  # a row of zeros stays zeros
     return (x / scale[:, None]).round_().to(torch.int8), scale
 
 
@@ -107,8 +133,9 @@ def quantise_4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = weight.float().unflatten(1, (-1, GROUP))  # o n 32
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scale = (least.where(-least >= most, most) / -8).bfloat16()  # o n 1: NaN stays
-    q = (groups / scale.float().where(scale != 0, 1)).add_(8.5).clamp_(0, 15).to(torch.uint8)  # rounds down
-    return (q[..., :16] | q[..., 16:] << 4).flatten(1), scale[..., 0]
+    q = (groups / scale.float().where(scale != 0, 1)).add_(8.5)
+    q = q.to(torch.int8).clamp_(0, 15).view(torch.uint8)  # rounds down; converting to uint8 takes twice the time
+    return torch.add(q[..., :16], q[..., 16:], alpha=16).flatten(1), scale[..., 0]
 
 
 def require_groups(features: int) -> None:
@@ -121,8 +148,8 @@ def widened(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     if stored.dtype != torch.uint8:
         return stored.float() if scale is None else stored.float().mul_(scale[..., None])
     halves = stored.unflatten(-1, (-1, GROUP // 2))  # ... n 16
-    q = torch.cat([halves & 15, halves >> 4], dim=-1).float().sub_(8)  # ... n 32
-    return q.mul_(scale.float()[..., None]).flatten(-2)
+    q = torch.cat([halves & 15, halves >> 4], dim=-1).view(torch.int8).sub_(8)  # ... n 32
+    return q.float().mul_(scale.float()[..., None]).flatten(-2)
 
 
 def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
@@ -138,19 +165,11 @@ def compacted(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
     if precision == "bf16" or name.endswith("tok_embeddings.weight"):
         return CompactWeight(tensor.bfloat16())
     in_few_bits = quantise_4 if precision == "int4" and "layers." in name else quantise
-    with torch.inference_mode(False):  # other threads of Python are not in that mode, and write to these
+    keep_freed_memory()  # else each step waits for new memory longer than it computes
+    with torch.inference_mode(False):  # whoever loads the model, it can be used outside of that mode
         of_one = in_few_bits(tensor[:1].float())
         stored, scale = (torch.empty((len(tensor), *each.shape[1:]), dtype=each.dtype) for each in of_one)
-
-    def write(first: int) -> None:
-        rows = slice(first, first + QUANTISED_TOGETHER)
-        stored[rows], scale[rows] = in_few_bits(tensor[rows].float())
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # PyTorch's own would wait for one another after each of thousands of small operations
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            deque(pool.map(write, range(0, len(tensor), QUANTISED_TOGETHER)), maxlen=0)  # raises what a thread raised
-    finally:
-        torch.set_num_threads(threads)
+    for rows, *kept in zip(*(each.split(ROUNDED_TOGETHER) for each in (tensor, stored, scale)), strict=True):
+        for whole, part in zip(kept, in_few_bits(rows.float()), strict=True):
+            whole.copy_(part)
     return CompactWeight(stored, scale)

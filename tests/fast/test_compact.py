@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +27,7 @@ from fast import accelerate, decoder
 from fast.compact import CompactWeight, compacted, quantise, quantise_4
 from llama import Llama
 from tokenizer import Tokenizer
-from utils import UserError
+from utils import ROOT, UserError
 
 IDS = torch.tensor([[1, 45, 299, 7, 120, 33, 8]])
 FORMATS = ("hf", "pt", "gguf")
@@ -221,29 +223,45 @@ def test_writing_to_a_compact_weight_is_an_error(weight: nn.Parameter):
 def test_few_bits_in_pieces_are_those_of_the_whole(precision: str, of_whole: Callable, rows: int):
     numbers = torch.randn(rows, 32, generator=torch.Generator().manual_seed(1))
     whole, scale = of_whole(numbers.bfloat16().float())
-    threads = torch.get_num_threads()
     for mode in (torch.inference_mode, torch.enable_grad):
         with mode():
             piecewise = compacted("layers.0.w", nn.Parameter(numbers.bfloat16()), precision)
         assert torch.equal(piecewise.stored, whole) and torch.equal(piecewise.scale, scale)
         assert not piecewise.scale.requires_grad and not piecewise.scale.is_inference()
-    assert torch.get_num_threads() == threads
 
 
-def test_an_error_in_a_thread_of_rounding_is_raised_and_threads_are_given_back(monkeypatch: pytest.MonkeyPatch):
-    threads = torch.get_num_threads()
+def test_rows_in_4_bits_have_a_multiple_of_32_numbers():
     with pytest.raises(UserError, match="int4 takes 32 numbers"):
         compacted("layers.0.w", torch.ones(700, 16), "int4")
 
-    def fail_later(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(rows) > 1:
-            raise MemoryError
-        return quantise(rows)
 
-    monkeypatch.setattr(fast.compact, "quantise", fail_later)
-    with pytest.raises(MemoryError):
-        compacted("w", torch.ones(700, 16), "int8")
-    assert torch.get_num_threads() == threads
+@pytest.mark.parametrize("rows_of_product", [1, 150, 600, 10**6])
+def test_products_in_bfloat16_are_of_rounded_numbers(rows_of_product: int, weight: nn.Parameter, monkeypatch):
+    if weight.scale is None:
+        pytest.skip("its products are not computed in pieces")
+    monkeypatch.setattr(fast.compact, "BYTES_OF_PRODUCT", 2 * 64 * rows_of_product)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    expected = x.double() @ weight.widened().bfloat16().double().T
+    torch.testing.assert_close(weight.linear(x).double(), expected, rtol=2**-7, atol=1e-3)
+
+
+def test_a_large_model_imports_no_modules_for_its_first_dispatch(written):
+    """PyTorch 2.13 imports torch.distributed.tensor, which takes half a second."""
+    code = f"""import sys, torch
+from engine import saved, weights
+from fast import accelerate, decoder
+weights.LARGE = 1
+for precision in ("bf16", "int8", "int4"):
+    for generates in (False, True):
+        model = weights.load_pretrained({str(written("hf"))!r}, "causal", precision=precision)
+        accelerate(model, precision, generates=generates, trains=False)
+        with torch.inference_mode():
+            model(torch.tensor([[1, 2, 3]]))
+            decoder(model, precision).generate(torch.tensor([[1, 2, 3]]), 4, 0.0)
+assert type(model.tok_embeddings.weight).__name__ == "CompactWeight"
+assert not any(name in sys.modules for name in ("torch.distributed.tensor", "sympy"))
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_pages_of_a_file_are_forgotten_and_other_memory_is_not(tmp_path: Path):
