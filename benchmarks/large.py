@@ -87,7 +87,7 @@ def _lines(bench: Bench, task: str, folder: Path) -> list[Line]:
             raise error
         bench.drop(name, error)
 
-    turns = Turns(min(bench.turns.repeats, bench.sizes.processes), bench.turns.pause)
+    turns = Turns(min(bench.turns.repeats, bench.sizes.large_models), bench.turns.pause)
     costs, lines = turns.take(contenders, warm_up=0, drop=drop), []
     for work, precision in precisions.items():
         ours, (against,) = f"{OURS}, {precision}", LINES["large"][work]

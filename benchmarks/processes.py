@@ -99,7 +99,7 @@ def first_run(bench: Bench) -> list[Line]:
 
 def _lines(bench: Bench, works: list[str], tracked: list[str], extra: list[Path]) -> list[Line]:
     """works: the first run and the later one."""
-    turns = Turns(min(bench.turns.repeats, bench.sizes.processes), bench.turns.pause)
+    turns = Turns(min(bench.turns.repeats, bench.sizes.first_runs), bench.turns.pause)
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         copies = Copies(Path(folder), tracked, extra, bench.threads)
         contenders = [
