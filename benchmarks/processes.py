@@ -19,7 +19,7 @@ import torch
 from benchmarks.faults import ending_of
 from benchmarks.measure import Contender, Turns
 from benchmarks.sentences import find_tokenizers
-from benchmarks.table import Bench, Line, lines_of
+from benchmarks.table import QUICK_SIZES, Bench, Line, lines_of
 from benchmarks.targets import LINES, OURS, PLAIN_PATH
 from tokenizer import TOKENIZER_MODEL
 from utils import ROOT, UserError
@@ -99,7 +99,8 @@ def first_run(bench: Bench) -> list[Line]:
 
 def _lines(bench: Bench, works: list[str], tracked: list[str], extra: list[Path]) -> list[Line]:
     """works: the first run and the later one."""
-    turns = Turns(min(bench.turns.repeats, bench.sizes.first_runs), bench.turns.pause)
+    rounds = 1 if bench.sizes == QUICK_SIZES else bench.turns.repeats  # equal processes differ by 5 % in single rounds
+    turns = Turns(rounds, bench.turns.pause)
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         copies = Copies(Path(folder), tracked, extra, bench.threads)
         contenders = [

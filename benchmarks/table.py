@@ -68,7 +68,6 @@ class Sizes(NamedTuple):
     batch_size: int = 80
     every: int = 20
     turn: float = 0.5  # seconds of a turn, at least
-    first_runs: int = 20  # rounds at most; of equal processes single rounds differ by 5 % and more
     large_models: int = 4  # rounds at most, which take minutes; as many forth as back
     lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)  # of a text, for how cost grows; and so on
     layers: tuple[int, ...] = (2, 4, 8, 16)
@@ -87,7 +86,6 @@ QUICK_SIZES = Sizes(
     batch_size=8,
     every=2,
     turn=0.0,
-    first_runs=1,
     large_models=1,
     lengths=(16, 32, 64, 128),
     layers=(1, 2, 4),
