@@ -99,7 +99,7 @@ def first_run(bench: Bench) -> list[Line]:
 
 def _lines(bench: Bench, works: list[str], tracked: list[str], extra: list[Path]) -> list[Line]:
     """works: the first run and the later one."""
-    rounds = 1 if bench.sizes == QUICK_SIZES else bench.turns.repeats  # equal processes differ by 5 % in single rounds
+    rounds = 1 if bench.sizes == QUICK_SIZES else bench.turns.repeats  # equal processes differ by up to 10 % in one
     turns = Turns(rounds, bench.turns.pause)
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         copies = Copies(Path(folder), tracked, extra, bench.threads)

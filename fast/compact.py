@@ -21,8 +21,8 @@ from utils import UserError
 
 GROUP = 32  # numbers of 4 bits with one scale
 WIDENED_TOGETHER = 512  # rows that stay in the processor's cache
-ROUNDED_TOGETHER = 128  # the same, where more than one step is between the numbers and what is kept of them
-BYTES_OF_PRODUCT = 2**24  # of rows in bfloat16: products of fewer take longer
+ROUNDED_TOGETHER = 128  # the same for conversions of many steps, whose results between lie in the cache as well
+BYTES_OF_PRODUCT = 2**24  # of the bfloat16 rows of one product: several small products take longer than a large one
 aten = torch.ops.aten
 
 
@@ -60,6 +60,7 @@ class CompactWeight(torch.Tensor):
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """`F.linear`, widening some rows at a time. x: ... i -> ... o, of the same dtype: float32, or bfloat16 if the
         weight has 8 or 4 bits; then products are those of its numbers rounded to bfloat16, summed in float32.
+        Not differentiable: the rows of one product take the memory of the last one's.
         """
         if x.dtype == torch.bfloat16:
             return torch.cat([F.linear(x, rows) for rows in self._rows_in_bfloat16()], dim=-1)
@@ -72,7 +73,7 @@ class CompactWeight(torch.Tensor):
         return y if self.scale is None else y.mul_(self.scale)
 
     def _rows_in_bfloat16(self) -> Iterator[torch.Tensor]:
-        """As many rows at a time as one product takes, in memory that the next ones take over. Of 8 or 4 bits."""
+        """As many rows at a time as one product takes, each time in the same memory. The weight has a scale."""
         together = max(1, BYTES_OF_PRODUCT // (2 * self.shape[1]))
         wide = torch.empty(min(together, len(self)), self.shape[1], dtype=torch.bfloat16)
         for stored, scale in zip(self.stored.split(together), self.scale.split(together), strict=True):
@@ -81,11 +82,14 @@ class CompactWeight(torch.Tensor):
                 to.copy_(widened(*some))
             yield rows
 
-    # What models do with a weight is not left to `__torch_dispatch__`, at whose first call PyTorch 2.13 imports modules
-    # for half a second: taking a row, `detach`, and embeddings.
+    # What loading and inference do with a weight is answered before it comes to `__torch_dispatch__`, at whose first
+    # call PyTorch 2.13 imports modules for half a second: `detach`, taking a row, embeddings.
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.rows(index) if isinstance(index, int) else super().__getitem__(index)
+        return self.rows(index) if type(index) is int and self._is_only_read() else super().__getitem__(index)
+
+    def _is_only_read(self) -> bool:
+        return not (torch.is_grad_enabled() and self.requires_grad)
 
     def detach(self) -> CompactWeight:
         with torch.inference_mode(False):  # a view of a tensor from outside of that mode must be one as well
@@ -93,10 +97,13 @@ class CompactWeight(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function is F.embedding and (kwargs or {}).get("max_norm") is None and isinstance(args[1], cls):
-            return args[1].rows(args[0])
+        kwargs = kwargs or {}
+        if function is F.embedding and kwargs.get("padding_idx") is kwargs.get("max_norm") is None:
+            ids, weight = args
+            if isinstance(ids, torch.Tensor) and isinstance(weight, cls) and weight._is_only_read():
+                return weight.rows(ids)
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **(kwargs or {}))
+            return function(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -106,6 +113,10 @@ class CompactWeight(torch.Tensor):
         with torch.inference_mode(False):  # a view of a tensor from outside of that mode must be one as well
             if function in (aten.detach.default, aten.alias.default, aten.clone.default):
                 return cls(weight.stored, weight.scale)
+            if function is aten.embedding.default:
+                return weight.rows(args[1])
+            if function is aten.select.int and args[1] == 0:
+                return weight.rows(args[2])
             args, kwargs = tree_map_only(cls, cls.widened, (args, kwargs or {}))
             return function(*args, **kwargs)
 

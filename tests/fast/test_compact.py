@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -205,10 +207,39 @@ def test_a_compact_weight_is_a_float32_tensor_to_all_code(weight: nn.Parameter):
             assert torch.equal(weight @ x.T, plain @ x.T) and torch.equal(weight.detach() + 1, plain + 1)
             ids = torch.tensor([[3, 599], [0, 3]])
             assert torch.equal(F.embedding(ids, weight), plain[ids]) and torch.equal(weight[5], plain[5])
+            assert torch.equal(weight[torch.tensor(-2)], plain[-2]) and torch.equal(
+                torch.embedding(weight, ids), plain[ids]
+            )
+            assert not weight.detach().is_inference()
             torch.testing.assert_close(weight.linear(x), F.linear(x, plain))
     gradient, expected = (torch.autograd.grad(F.linear(x, each).square().sum(), x)[0] for each in (weight, plain))
     assert torch.equal(gradient, expected)
     assert torch.equal(copy.deepcopy(weight).widened(), plain)
+
+
+def test_a_gradient_reaches_the_rows_that_are_read(weight: nn.Parameter):
+    trained = nn.Parameter(weight.detach())  # as a model that is not frozen has them
+    ids = torch.tensor([2, 5, 2])
+    (F.embedding(ids, trained).sum() + trained[7].sum()).backward()
+    expected = torch.zeros(600).index_add(0, torch.tensor([2, 5, 2, 7]), torch.ones(4))
+    assert torch.equal(trained.grad, expected[:, None].expand(600, 64))
+
+
+def test_bad_arguments_of_embeddings_are_errors(weight: nn.Parameter):
+    with pytest.raises(AssertionError, match="num_embeddings"):
+        F.embedding(torch.tensor([3]), weight, padding_idx=900)
+    with pytest.raises(TypeError):
+        F.embedding([1, 2], weight)
+    with pytest.raises(IndexError):
+        F.embedding(torch.tensor([600]), weight)
+
+
+def test_only_rows_that_are_asked_for_are_widened(weight: nn.Parameter, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CompactWeight, "widened", lambda _: pytest.fail("all rows were widened"))
+    with torch.no_grad():
+        for read in (weight[3], weight[3, :], weight.select(0, 3), weight[torch.tensor(3)], weight[np.int64(3)]):
+            assert read.shape == (64,)
+        assert torch.embedding(weight, torch.tensor([3])).shape == (1, 64)
 
 
 def test_writing_to_a_compact_weight_is_an_error(weight: nn.Parameter):
@@ -230,6 +261,21 @@ def test_few_bits_in_pieces_are_those_of_the_whole(precision: str, of_whole: Cal
             piecewise = compacted("layers.0.w", nn.Parameter(numbers.bfloat16()), precision)
         assert torch.equal(piecewise.stored, whole) and torch.equal(piecewise.scale, scale)
         assert not piecewise.scale.requires_grad and not piecewise.scale.is_inference()
+
+
+def test_numbers_at_the_edges_of_4_bits():
+    """A tie, zeros, a scale that bfloat16 rounds by a third, one that it rounds to zero, large numbers."""
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(3)).clamp(-1.4, 1.4)
+    x[0, 3], x[0, 7], x[1] = 1.5, -1.5, 0.0
+    for row, size in ((2, 1.4 * 8 * 2.0**-133), (3, 2.0**-137), (4, 3e38)):
+        x[row] *= size / x[row].abs().max()
+    packed, scale = quantise_4(x)
+    q = np.concatenate([packed.numpy() & 15, packed.numpy() >> 4], axis=1).astype(int) - 8
+    for row, numbers, step in zip(q, x.double().tolist(), scale[:, 0].double().tolist(), strict=True):
+        furthest = max(numbers, key=lambda number: (abs(number), -number))
+        assert step == torch.tensor(furthest / -8).bfloat16().item()
+        wanted = [min(7, max(-8, math.floor(number / step + 0.5))) if step else 0 for number in numbers]
+        assert row.tolist() == wanted
 
 
 def test_rows_in_4_bits_have_a_multiple_of_32_numbers():
@@ -260,6 +306,7 @@ for precision in ("bf16", "int8", "int4"):
         with torch.inference_mode():
             model(torch.tensor([[1, 2, 3]]))
             decoder(model, precision).generate(torch.tensor([[1, 2, 3]]), 4, 0.0)
+model.tok_embeddings.weight[3]
 assert type(model.tok_embeddings.weight).__name__ == "CompactWeight"
 assert not any(name in sys.modules for name in ("torch.distributed.tensor", "sympy"))
 """
