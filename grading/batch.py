@@ -214,7 +214,16 @@ def _begin_process() -> None:
     if hasattr(signal, "pthread_sigmask"):  # see _deaf_to_interrupts
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    sys.unraisablehook = _end_later
     threading.Thread(target=follow, daemon=True).start()
+
+
+def _end_later(unraisable: sys.UnraisableHookArgs) -> None:
+    """What a signal raises is lost if Python was in a `__del__` or a weak reference's callback: it comes once more."""
+    if isinstance(unraisable.exc_value, SystemExit):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def rows_of(

@@ -195,6 +195,42 @@ if __name__ == "__main__":
 """
 
 
+LATE = """
+import multiprocessing, os, signal, sys, time; sys.path.insert(0, {root!r})
+from grading import batch
+
+class Ends:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            pass
+
+class Fails:
+    def __del__(self):
+        raise ValueError("shown")
+
+def work():
+    batch._begin_process()
+    Fails()
+    Ends()  # what the signal raises is lost
+    time.sleep(60)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join(30)
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_process_ends_though_the_signal_came_where_exceptions_are_lost(place):
+    script = place / "late.py"
+    script.write_text(LATE.format(root=str(ROOT)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 1 and "ValueError: shown" in done.stderr and "SystemExit" not in done.stderr, done.stderr
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_a_process_that_has_just_begun_hears_no_interrupt(place):
     """Ctrl-C reaches every process of the terminal, also one that is still importing: it is the parent's to end it."""
