@@ -230,7 +230,7 @@ def test_a_broken_or_hostile_module_fails_with_a_sentence(name: str, student: Pa
 def test_the_same_folder_without_anything_hostile_is_right(student: Path, judge: Callable):
     for script, verdict in zip(("rope_test", "optimizer_test", "sanity_check"), VERDICTS, strict=True):
         status, out, err = judge(script, "--code", student)
-        assert (status, err, out.splitlines()[-1]) == (0, "", verdict)
+        assert (status, err, out.splitlines()[-1]) == (0, "", verdict), out
 
 
 @pytest.mark.slow
