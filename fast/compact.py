@@ -112,7 +112,7 @@ class CompactWeight(torch.Tensor):
         weight = args[0]
         with torch.inference_mode(False):  # a view of a tensor from outside of that mode must be one as well
             if function in (aten.detach.default, aten.alias.default, aten.clone.default):
-                return cls(weight.stored, weight.scale)
+                return weight.detach()
             if function is aten.embedding.default:
                 return weight.rows(args[1])
             if function is aten.select.int and args[1] == 0:

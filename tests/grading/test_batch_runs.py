@@ -224,8 +224,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_a_process_ends_though_the_signal_came_where_exceptions_are_lost(place):
-    script = place / "late.py"
+def test_a_process_ends_though_the_signal_came_where_exceptions_are_lost(tmp_path):
+    script = tmp_path / "late.py"
     script.write_text(LATE.format(root=str(ROOT)))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert done.returncode == 1 and "ValueError: shown" in done.stderr and "SystemExit" not in done.stderr, done.stderr
