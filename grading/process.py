@@ -16,7 +16,9 @@ from grading import wire
 from grading.programs import ROOT
 
 LOOK = 0.1  # seconds between two looks whether the process still lives
-LAST_WORDS = 1.0  # seconds for an answer on its way, once the process has ended
+# Seconds for an answer on its way, once the process has ended. More than a busy machine keeps a thread waiting: a right
+# answer that comes late would be called wrong.
+LAST_WORDS = 5.0
 SPOILT = "closed the pipe of its answers, or wrote to it"
 LONGEST_OUTPUT = 8000  # bytes that are kept of what the process prints
 START = """import sys; sys.path = [*filter(None, sys.path), sys.argv[1], *sys.argv[3:]]

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from queue import Queue
@@ -123,6 +124,16 @@ def test_the_deadline_holds_for_a_process_that_never_stops_sending():
     endless.messages = Queue()
     with pytest.raises(TimeoutError):
         endless.receive(time.monotonic() + 0.01)
+
+
+def test_an_answer_that_a_busy_machine_reads_late_counts():
+    """The process has ended two seconds before its last message is read."""
+    ended, messages = process.Process.__new__(process.Process), Queue()
+    ended.process, ended.messages = SimpleNamespace(poll=lambda: 0), messages
+    late = threading.Timer(2.0, messages.put, [({"goodbye": True}, b"")])
+    late.start()
+    assert ended.receive(time.monotonic() + 60) == ({"goodbye": True}, b"")
+    late.join()
 
 
 class Told(Student):
