@@ -108,31 +108,30 @@ def test_the_scripts_run_where_python_does_not_add_their_folder(student: Path):
 # ------------------------------------------------------------------------------------------------ messages
 
 
-class Endless(process.Process):
-    """Sends without end; no process is started."""
+class Pretended(process.Process):
+    """No process is started. status: its exit status, None while it runs. messages: a queue of what it has sent."""
 
-    def __init__(self) -> None:
-        self.process, self.messages = SimpleNamespace(poll=lambda: None), SimpleNamespace(get=lambda timeout: ({}, b""))
+    def __init__(self, status: int | None, messages: object) -> None:
+        self.process, self.messages = SimpleNamespace(poll=lambda: status), messages
 
 
 def test_the_deadline_holds_for_a_process_that_never_stops_sending():
-    endless, deadline = Endless(), time.monotonic() + 0.2
+    endless = Pretended(None, SimpleNamespace(get=lambda timeout: ({}, b"")))
+    deadline = time.monotonic() + 0.2
     with pytest.raises(TimeoutError):
         while time.monotonic() < deadline + 10:
             endless.receive(deadline)
     assert time.monotonic() < deadline + 5
-    endless.messages = Queue()
     with pytest.raises(TimeoutError):
-        endless.receive(time.monotonic() + 0.01)
+        Pretended(None, Queue()).receive(time.monotonic() + 0.01)
 
 
 def test_an_answer_that_a_busy_machine_reads_late_counts():
     """The process has ended two seconds before its last message is read."""
-    ended, messages = process.Process.__new__(process.Process), Queue()
-    ended.process, ended.messages = SimpleNamespace(poll=lambda: 0), messages
+    messages = Queue()
     late = threading.Timer(2.0, messages.put, [({"goodbye": True}, b"")])
     late.start()
-    assert ended.receive(time.monotonic() + 60) == ({"goodbye": True}, b"")
+    assert Pretended(0, messages).receive(time.monotonic() + 60) == ({"goodbye": True}, b"")
     late.join()
 
 
