@@ -1,10 +1,11 @@
-"""What the tests of formats share: the program in this process, the bundled model, comparing weights."""
+"""What the tests of formats share: the program in this process, the bundled model, llama.cpp, comparing weights."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import sentencepiece
 import torch
@@ -48,3 +49,9 @@ def trained_vocabulary(folder: Path, **changes: object) -> Tokenizer:
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def in_llama_cpp(llama_cpp: ModuleType, path: Path, **how: object):
+    """llama.cpp's model, with keys and values in float32 as ours are."""
+    float32 = llama_cpp.GGML_TYPE_F32
+    return llama_cpp.Llama(str(path), n_threads=1, verbose=False, type_k=float32, type_v=float32, **how)

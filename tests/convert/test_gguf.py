@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, random_llama, save_checkpoint, slow_among
-from conversions import BUNDLED, run_convert, run_module, trained_vocabulary, vocabulary_in
+from conversions import BUNDLED, in_llama_cpp, run_convert, run_module, trained_vocabulary, vocabulary_in
 from error_helpers import ROOT, check_one_error, refused, snapshot
 
 from convert import gguf as convert_gguf
@@ -169,12 +169,6 @@ def llama_cpp() -> ModuleType:
     return pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 
-def opened(llama_cpp: ModuleType, path: Path, **how: object):
-    """llama.cpp's model, with keys and values in float32 as ours are."""
-    float32 = llama_cpp.GGML_TYPE_F32
-    return llama_cpp.Llama(str(path), n_threads=1, verbose=False, type_k=float32, type_v=float32, **how)
-
-
 def test_llama_cpp_says_the_same(llama_cpp: ModuleType, tmp_path: Path):
     done = run_module(BUNDLED, tmp_path / "model.gguf", "--to", "gguf", cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == f"wrote {tmp_path / 'model.gguf'}\n"
@@ -182,7 +176,7 @@ def test_llama_cpp_says_the_same(llama_cpp: ModuleType, tmp_path: Path):
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     prompt = tokenizer.encode("The lighthouse keeper", bos=True, eos=False)
     ours = load_pretrained(BUNDLED).generate(torch.tensor([prompt]), 60, temperature=0.0)[0].tolist()
-    theirs = opened(llama_cpp, tmp_path / "model.gguf", n_ctx=256)
+    theirs = in_llama_cpp(llama_cpp, tmp_path / "model.gguf", n_ctx=256)
     assert prompt + list(islice(theirs.generate(prompt, temp=0.0), 60)) == ours and len(set(ours)) > 20
 
 
@@ -201,7 +195,7 @@ def test_llama_cpp_computes_the_same_logits(changes: dict, llama_cpp: ModuleType
     vocabulary = vocabulary_in(BUNDLED.with_suffix(".model"))
     model = random_llama(attention="causal", vocab_size=tokenizer.n_words, max_seq_len=128, **changes)
     convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
-    theirs = opened(llama_cpp, tmp_path / "m.gguf", n_ctx=128, logits_all=True)
+    theirs = in_llama_cpp(llama_cpp, tmp_path / "m.gguf", n_ctx=128, logits_all=True)
     ids = torch.randint(260, tokenizer.n_words, (1, 100), generator=torch.Generator().manual_seed(1))
     theirs.eval(ids[0].tolist())
     with torch.no_grad():

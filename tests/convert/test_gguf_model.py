@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, random_llama
-from conversions import BUNDLED, assert_same_weights, run_convert, vocabulary_in
-from error_helpers import refused
+from conversions import BUNDLED, assert_same_weights, in_llama_cpp, run_convert, vocabulary_in
+from error_helpers import ROOT, refused
 
 from convert import gguf as convert_gguf
 from convert.gguf_file import GGUFFile
@@ -151,6 +152,39 @@ def test_smollm2_computes_what_transformers_computes():
     ids = torch.tensor([tokenizer.encode("Gravity is", bos=True, eos=False)])
     ours = llama.generate(ids, 40, temperature=0.0, stop_ids=llama.stop_ids)
     assert torch.equal(ours, theirs.generate(ids, max_new_tokens=40, do_sample=False))
+
+
+@pytest.mark.slow
+def test_smollm2_computes_what_llama_cpp_computes(tmp_path: Path):
+    """Of the file's numbers unpacked to float32: from those of 4 bits llama.cpp multiplies with rounded inputs."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    llama, tokenizer = load_llama(smollm2())
+    unpacked(smollm2(), tmp_path / "f32.gguf")
+    theirs = in_llama_cpp(llama_cpp, tmp_path / "f32.gguf", n_ctx=512, logits_all=True)
+    films = (ROOT / "data/films-dev.txt").read_text(encoding="utf-8").splitlines()
+    for text in (*films, *TEXTS, "a  \t b   12  3", "It's I'LL we've", "  before, after  "):
+        assert theirs.tokenize(text.encode(), special=False) == tokenizer.encode(text, bos=True, eos=False)
+    ids = tokenizer.encode("".join(TEXTS), bos=True, eos=False)
+    theirs.eval(ids)
+    with torch.no_grad():
+        logits = llama(torch.tensor([ids]), torch.tensor([ids]))[0][0]
+    torch.testing.assert_close(logits, torch.tensor(theirs.scores[: len(ids)], dtype=torch.float32), atol=2e-4, rtol=0)
+    ids = tokenizer.encode("Gravity is", bos=True, eos=False)
+    ours = llama.generate(torch.tensor([ids]), 40, temperature=0.0, stop_ids=llama.stop_ids)[0].tolist()
+    assert ids + list(islice(theirs.generate(ids, temp=0.0), 40)) == ours
+
+
+def unpacked(path: Path, out: Path) -> None:
+    """Write a copy of a file with all numbers in float32, by the package gguf alone."""
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(out, "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.")):
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    for part in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{part}_to_file")()
+    writer.close()
 
 
 def smollm2() -> Path:
