@@ -8,12 +8,13 @@ With L the loss of the batch, X the embeddings of a text, d their perturbation a
     d_t+1 = P(d_t + step * h / |h|),    h = the gradient of L(X + d_t) for d
 
 |.| is the norm over all numbers of a text, and P scales d so that |d| is at most the radius. A pass gives both
-gradients, so K ascents cost K steps of training. L is the loss with the penalties of all methods. Padding is not moved.
+gradients, so K ascents cost K steps of training. L is the loss with the penalties of all methods. Padding is not moved,
+and its gradient, which a bidirectional Llama has, counts for nothing in h.
 
 In paper and code sizes are absolute; here radius and step are in units of the norm of a token's embedding, so that they
 mean the same in all checkpoints: a radius of .1 is 10 % of one token, shared by all of a text. All passes of a step
-have the same dropout masks, as the paper wants it (section 3.3); the authors' code for BERT keeps them too, for which
-its model has to return them, and that for RoBERTa draws new ones.
+have the same dropout masks, as the paper wants it (section 3.3) and both versions of the authors' code do it. Their
+code for RoBERTa makes K + 1 passes; the settings that they publish for ALBERT mostly have no radius (0 for no P).
 
 Shapes: b batch   s position   D model dim
 """
@@ -50,13 +51,13 @@ class FreeLB(PerturbingMethod):
             self.perturbation = d.detach().requires_grad_()
             try:
                 loss += compute() / self.steps
-                ascent = self.perturbation.grad  # b s D
+                ascent = self.perturbation.grad * is_real  # b s D; a bidirectional model also reads padding
             finally:
                 self.perturbation = None
             for weight in weights:
                 if weight.grad is not None:
                     sums[weight] = sums.get(weight, 0.0) + weight.grad / self.steps
-            d = within(d + climb * ascent / norms(ascent).clamp(min=torch.finfo(ascent.dtype).tiny), radius) * is_real
+            d = within(d + climb * ascent / norms(ascent).clamp(min=torch.finfo(ascent.dtype).tiny), radius)
         for weight, mean in sums.items():
             weight.grad.copy_(mean)
         return loss

@@ -31,12 +31,15 @@ def computing(model: nn.Module, step: Step) -> float:
 def slow_gradients(
     model: nn.Module, steps: int, radius: float, climb: float
 ) -> tuple[list[torch.Tensor], float, torch.Tensor]:
-    """Algorithm 1, text by text where norms are concerned; with the last perturbation. The step's seed is 3."""
-    dim, is_real = 32, (~IS_PAD)[..., None]
+    """Algorithm 1, text by text where norms are concerned; with the last perturbation. The step's seed is 3.
+
+    Only the tokens of a text are climbed with. A bidirectional model reads padding, so the loss has a gradient there.
+    """
+    dim, is_real, sizes = 32, (~IS_PAD)[..., None], (~IS_PAD).sum(dim=1).tolist()
     normal = torch.randn(3, 5, dim, generator=torch.Generator().manual_seed(3 * 1_000_003))
     d = torch.erf(normal / math.sqrt(2)) * is_real  # U(-1, 1)
-    for text in range(3):
-        d[text] *= radius * math.sqrt(dim) / math.sqrt(is_real[text].sum() * dim)
+    for text, size in enumerate(sizes):
+        d[text] *= radius * math.sqrt(dim) / math.sqrt(size * dim)
     weights, sums, losses = [*model.parameters()], None, []
     for _ in range(steps):
         d = d.detach().double().requires_grad_()
@@ -45,10 +48,10 @@ def slow_gradients(
         sums = found if sums is None else [a + b for a, b in zip(sums, found, strict=True)]
         losses.append(loss.item())
         last, d = d.detach(), d.detach().clone()
-        for text in range(3):
-            d[text] += climb * math.sqrt(dim) * ascent[text] / ascent[text].norm()
+        for text, size in enumerate(sizes):
+            up = ascent[text, :size]
+            d[text, :size] += climb * math.sqrt(dim) * up / up.norm()
             d[text] *= min(1.0, radius * math.sqrt(dim) / d[text].norm().item())
-        d = d * is_real
     return [each / steps for each in sums], sum(losses) / steps, last
 
 
