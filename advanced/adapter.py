@@ -7,9 +7,11 @@ With x the input of a sub-layer, after its norm, and h its output, which is adde
     parallel      h <- h + s f(x W_down) W_up
 
 Both layers have biases, and dropout comes before W_up, as in the authors' code; the norm that it may have in the
-bottleneck is left out. In a BERT, whose norms come after a sub-layer, x is what the sub-layer reads, and h is added to
-it before the norm. The paper's best adapter is the parallel one at the feed-forward with s = 4; its sequential one has
-s = 1 (`scale=1`). W_up and the biases begin at zero and W_down as in LoRA, so the model begins as the base.
+bottleneck is left out. Where norms come before a sub-layer, the authors' parallel adapter at the feed-forward reads the
+residual stream before the norm; here it reads what the feed-forward reads. In a BERT, whose norms come after a
+sub-layer, x is what the sub-layer reads, and h is added to it before the norm. The paper's best adapter is the parallel
+one at the feed-forward with s = 4; its sequential one has s = 1 (`scale=1`). W_up and the biases begin at zero and
+W_down as in LoRA, so the model begins as the base.
 
 Shapes: b batch   s position   D model dim   r width of the bottleneck
 """

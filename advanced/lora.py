@@ -8,7 +8,10 @@ so that it begins as the pretrained layer. All weights but A, B and the classifi
 evaluated and saved is a plain one, with W0 + (alpha / r) B A in the place of W0; the factors are kept beside it, for
 `convert/peft.py`. Three variants of this are in `lora_variants.py`.
 
+A is drawn as in the authors' code, uniformly as a linear layer's weights are (the paper: from a normal distribution).
+
 LoRA+ (Hayou et al. 2024, arXiv:2402.12354, section 4): B's learning rate is `plus` times that of A; 16 is the paper's.
+The head keeps the rate of A; in the authors' code biases, the head's too, have that of B, and no weight decay.
 
 A and B are two more parameters of the layer, and a hook adds the update to its output. So the layer's weight keeps its
 name in the state dict, and a kernel may compute the layer.

@@ -21,6 +21,9 @@ it, each single weight has its own value in M. With M' = M / (1 - p),
 The gradient of W has the factor 1 / (1 - p) of these formulas, as in dropout. (The authors' published backward pass
 leaves it out; Adam, which divides by the size of gradients, hides that.)
 
+Mixout takes the place of dropout in the paper, and published code sets all dropout to 0. Here a model keeps the dropout
+that it has, as a BERT does; --dropout 0 takes it out below the head.
+
 M is drawn whenever a layer runs, so the words of several tokens that `prompt-finetune` reads have another M than the
 text before them.
 

@@ -9,9 +9,9 @@ which is a gate between the attention of the model and that of the prefix (He et
 
     (1 - l) Attn(q, K, V) + l Attn(q, P_k, P_v)    l: the share of the prefix in the softmax's sum
 
-The prefix has no position: its keys are joined after rotation, the text keeps its positions, and every query sees the
-whole prefix. The keys and values reach attention through `AttentionContext.cache`, as those of an earlier text do, so
-kernels compute them too.
+The prefix has no position: its keys are joined after rotation, the text keeps its positions (in the first paper's code
+for GPT-2 it moves by p), and every query sees the whole prefix. The keys and values reach attention through
+`AttentionContext.cache`, as those of an earlier text do, so kernels compute them too.
 
 No prefix begins as the base: l = 0 needs scores of minus infinity, which have no gradient. A random prefix is a bad
 start if examples are few (section 7.4 of the first paper), so this one begins as the keys and values that the model

@@ -5,7 +5,9 @@ With P_1 and P_2 the predictions of two passes over the same text, each with its
     -log P_1(y) - log P_2(y) + weight / 2 * (KL(P_1 || P_2) + KL(P_2 || P_1))
 
 The first term is the task's loss; this method adds the others. (The example in the README of the authors' code halves
-the first two terms, so a weight there counts twice as much; the code of their experiments does not.)
+the first two terms, so a weight there counts twice as much; the code of their experiments does not. Their code for BERT
+and ViT adds the divergence as a sum over the batch to terms that are means, so that a weight there counts as many times
+as the batch has texts; here, as in the paper, all terms are means.)
 
 Without dropout or other noise in the model the divergence is 0 and the method only doubles the loss; a notice says so.
 The paper's models have dropout of .1 in every layer. A Llama has none, so that its two passes differ by the head's

@@ -5,8 +5,9 @@
     greedy      the models, best first, are added one by one; one stays if the score of the mean does not fall
 
 The models should have been fine-tuned from the same checkpoint, with other rates, seeds or methods; the weights of
-models from different checkpoints have no mean that predicts anything. The authors' code adds what scores better than or
-as well as before, as here, on a part of the training data that is held out; that part must be the same for all models.
+models from different checkpoints have no mean that predicts anything. As in recipe 1, a model is added if the score
+rises or stays; the authors' code adds it only if the score rises. The scores are those on a part of the training data
+that is held out; that part must be the same for all models.
 """
 
 from __future__ import annotations
