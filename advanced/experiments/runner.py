@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
@@ -30,10 +31,10 @@ from utils import UserError, warn
 
 
 class Running(NamedTuple):
-    """A run in a process of its own."""
+    """A run in a process of its own. locks: on the names of all files that it writes."""
 
     trial: Trial
-    lock: NameLock
+    locks: ExitStack
     pool: ProcessPoolExecutor
 
 
@@ -96,24 +97,24 @@ class Runner:
 
     def start(self) -> None:
         take_over(self.left, self.model, self.path, self.work)
-        for trial, lock in self.free():
+        for trial, locks in self.free():
             print(f"{_now()} start: {describe(trial)}", flush=True)
             pool = self.idle.pop() if self.idle else self.new_process()
             model = replace(self.model, keys={})  # so that the key in the line is that of the files as they are then
             future = pool.submit(compute_trial, trial, model, self.work, self.device, self.threads, self.commit)
-            self.running[future] = Running(trial, lock, pool)
+            self.running[future] = Running(trial, locks, pool)
 
     def new_process(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(1, mp_context=self.context, initializer=end_with_parent)
 
     def end(self, each: Running, is_kept: bool = False) -> None:
-        """End the process, unless it is kept for another run, and give up the lock; another process may then take the
+        """End the process, unless it is kept for another run, and give up the locks; another process may then take the
         run if its line is not written."""
         if is_kept:
             self.idle.append(each.pool)
         else:
             each.pool.shutdown(cancel_futures=True)
-        each.lock.release()
+        each.locks.close()
 
     def finish(self, future: Future) -> None:
         each = self.running.pop(future)
@@ -147,7 +148,7 @@ class Runner:
         finally:
             lock.release()
 
-    def free(self) -> Iterator[tuple[Trial, NameLock]]:
+    def free(self) -> Iterator[tuple[Trial, ExitStack]]:
         """Lock and yield runs that no process has taken and that have not failed, one for each idle worker."""
         taken = self.failed.keys() | {each.trial.key(self.model) for each in self.running.values()}
         places = self.workers - len(self.running)
@@ -155,15 +156,28 @@ class Runner:
             if places == 0:
                 return
             key = trial.key(self.model)
-            lock = NameLock(self.work / f"{key}.lock")
-            if key in taken or not lock.acquire():
+            if key in taken or (locks := self.lock(trial)) is None:
                 continue
             if trial not in self.left():  # another process has ended it since
-                lock.release()
+                locks.close()
                 continue
             taken.add(key)
             places -= 1
-            yield trial, lock
+            yield trial, locks
+
+    def lock(self, trial: Trial) -> ExitStack | None:
+        """Lock the names of the files that a run writes; None: another run has one of them.
+
+        A run with members writes theirs, and the first of them is the plain run of its seed. If both trained at a time,
+        one would be judged by weights from the middle of the other's training.
+        """
+        with ExitStack() as held:
+            for key in dict.fromkeys(one.key(self.model) for one in (trial, *trial.each_member())):
+                lock = NameLock(self.work / f"{key}.lock")
+                if not lock.acquire():
+                    return None
+                held.callback(lock.release)
+            return held.pop_all()
 
 
 def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -101,6 +102,37 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
     assert out.count("done:") == 2 and out.count("start:") == 4 and err.count("failed: final bad") == 2
     assert "2 runs done, 2 failed, 0 that can be started now are left" in out
     assert not list(tmp_path.glob("*.lock"))
+
+
+def test_no_two_runs_at_a_time_write_the_files_of_one_model(tmp_path: Path, model: Model, computing: Callable):
+    """The first member of a vote is the plain run of its seed, and lies in the same file."""
+    rows = [{"name": "plain"}, {"name": "of three", "members": 3}, {"name": "other", "method": "ema"}]
+    table, path = table_of(tmp_path, rows=rows, shots=[4]), tmp_path / "r.jsonl"
+    writing, twice, most = Counter(), [], 0
+
+    def compute(one: Trial, *where) -> dict:
+        nonlocal most
+        names = {each.key(model) for each in one.each_member()}
+        writing.update(names)
+        most = max(most, len(+writing))
+        time.sleep(0.2)  # the others begin meanwhile
+        twice.extend(name for name in names if writing[name] > 1)
+        writing.subtract(names)
+        return line_of(one, model)
+
+    computing(compute)
+    left = partial(table.ready, model)
+    runner.Runner(lambda: left(read_results([path])), model, path, tmp_path, "cpu", 6).run()
+    assert not twice and len(read_results([path])) == 6 and most > 3  # which do run at a time
+    plain, three = (table.final(row, "films", 4, model, {})[0] for row in table.rows[:2])
+    running = runner.Runner(lambda: [three], model, path, tmp_path, "cpu", 1)
+    elsewhere = NameLock(tmp_path / f"{plain.key(model)}.lock")
+    assert elsewhere.acquire() and not [*running.free()]  # in another process
+    elsewhere.release()
+    ((found, locks),) = running.free()
+    assert found == three and len([*tmp_path.glob("*.lock")]) == 4
+    locks.close()
+    assert not [*tmp_path.glob("*.lock")]
 
 
 def test_a_run_that_another_table_has_done_is_taken_over(
