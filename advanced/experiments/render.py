@@ -35,11 +35,11 @@ COLUMNS = (
 )  # fmt: skip
 NOTATION = f""" Accuracies; ± is the standard deviation over seeds. A gain is the difference from *{{baseline}}* on the
 same sentences and seeds, on dev and test together where dev has chosen nothing, with its 95 % interval over both; p is
-corrected for all rows of its table (Holm), and a gain is bold where it is below .05 and there are three seeds or more.
-"Could be found" is the smallest true gain that such a comparison finds with a probability of {POWER:g}. Where the loss
-of the training sentences stays above .9 of that of a guess, training did not fit and there is no verdict. A checkpoint
-was pretrained once: what holds for another one is not in these intervals. Seconds are those of runs on one processor,
-the one that most rows ran on."""
+corrected for all rows of its table (Holm), and a gain is bold where it is below .05. Of one or two seeds a gain has no
+interval, as they say too little about others. "Could be found" is the smallest true gain that such a comparison finds
+with a probability of {POWER:g}. Where the loss of the training sentences stays above .9 of that of a guess, in a row or
+in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint was pretrained once: what holds for
+another one is not in these intervals. Seconds are those of runs on one processor, the one that most rows ran on."""
 
 
 def render(table: Table, model: Model, done: Done) -> str:
@@ -81,8 +81,9 @@ def _columns(cell: Cell, panel: Panel, verdict: Verdict | None) -> list[str]:
         columns += [""] * 4
     else:
         macro = compare(cell.runs, panel.baseline, panel.splits, "macro_f1")
-        columns += [verdict_in_words(verdict), p_in_words(verdict.p), difference_in_words(macro)]
-        columns.append(plain(verdict.gain.detectable))
+        is_few = verdict.gain.has_few_seeds
+        columns += [verdict_in_words(verdict), "" if is_few else p_in_words(verdict.p), difference_in_words(macro)]
+        columns.append("" if is_few else plain(verdict.gain.detectable))
     trained = f"{runs[0]['trainable']:,}" if "trainable" in runs[0] else "0"
     processor = panel.processor
     seconds = [_seconds(run) for run in runs if run.get("processor") == processor]
@@ -203,6 +204,9 @@ def spread(values: Sequence[float]) -> str:
 
 
 def difference_in_words(difference: Difference) -> str:
+    """Mean and interval; of too few seeds the mean alone."""
+    if difference.has_few_seeds:
+        return f"{difference.mean:+.3f}"
     return f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
 
 

@@ -101,8 +101,8 @@ CHOSEN_BY_SAMPLE = """\
 Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
 (seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
-seeds. Differences from *{baseline}* are paired over seeds and sentences, with 95 % intervals; p is corrected for all
-rows of a table (Holm); bold ones are below .05 (and of {fewest} seeds or more, of what is trained)."""
+seeds. Differences from *{baseline}* are paired over seeds and sentences, with 95 % intervals (of what is trained from
+{fewest} seeds on); p is corrected for all rows of a table (Holm); bold ones are below .05."""
 
 
 def _how(table: Table, model: Model) -> list[str]:
@@ -150,9 +150,9 @@ def _reading(panel: Panel) -> list[str]:
 
 
 def _verdict(verdict: Verdict) -> str:
-    words = "beyond noise" if verdict.is_beyond_noise else "within noise"
     if verdict.gain.has_few_seeds:
-        words = f"of too few seeds to say ({FEWEST_SEEDS} are wanted)"
+        return f"{difference_in_words(verdict.gain)}, of too few seeds to say more ({FEWEST_SEEDS} are wanted)"
+    words = "beyond noise" if verdict.is_beyond_noise else "within noise"
     return f"{difference_in_words(verdict.gain)}, p {p_in_words(verdict.p)}, which is {words}"
 
 

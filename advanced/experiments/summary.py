@@ -4,7 +4,8 @@
 
 A method's gain is the mean of its gains over plain training in all panels of the tables `full` and `few-shot` in
 results/, a data set, size and checkpoint each (`statistics.pooled`); p is corrected for all methods (Holm). Panels in
-which plain training itself is not above the majority class rank nothing, and are left out.
+which plain training itself is not above the majority class, did not fit or has too few seeds rank nothing: they are
+left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
-from advanced.experiments.results import Runs, compare, files_of_results, read_results
+from advanced.experiments.results import (
+    FEWEST_SEEDS,
+    Runs,
+    compare,
+    files_of_results,
+    fits,
+    has_few_seeds,
+    read_results,
+)
 from advanced.experiments.statistics import Difference, holm, pooled
 from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
@@ -94,11 +103,20 @@ def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
         lines.append(f"| {name} | {len(found[name].gains)} | {verdict} | {p_in_words(ps[name])} | {words} | {time} |")
     lines += ["", "Panels, with the accuracy of the majority class:", ""]
     for name, panel in named:
-        remark = "" if panel.baseline else "; no runs of plain training yet"
-        if panel.baseline and (name, panel) not in ranking:
-            remark = "; left out: plain training is not above the majority class"
+        remark = "" if (name, panel) in ranking else _why_left_out(panel)
         lines.append(f"- {panel.title}, {name} ({plain(panel.majority)}){remark}")
     return "\n".join(lines) + "\n"
+
+
+def _why_left_out(panel: Panel) -> str:
+    runs = [*panel.baseline.values()]
+    if not runs:
+        return "; no runs of plain training yet"
+    if not all(map(fits, runs)):
+        return "; left out: plain training did not fit"
+    if has_few_seeds(runs):
+        return f"; left out: plain training has fewer than {FEWEST_SEEDS} seeds"
+    return "; left out: plain training is not above the majority class"
 
 
 def get_args(argv: list[str] | None = None) -> Namespace:

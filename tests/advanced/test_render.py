@@ -45,7 +45,7 @@ def test_the_table_has_means_deviations_differences_and_says_what_is_missing(
     text = render(table, model, done)
     plain, ema = (line for line in text.splitlines() if line.startswith(("| plain", "| ema")))
     assert plain.startswith("| plain | 2 | .600 ± .141 | .600 ± .141 | .")
-    assert plain.endswith("|  |  |  |  | 1,234 | 7 |") and "| +0.300 [" in ema
+    assert plain.endswith("|  |  |  |  | 1,234 | 7 |") and "| +0.300 |  |" in ema
     assert "| *majority class* |  | .500 | .500 | .333 |" in text and "| *a class at random* |  | .500 | .500 |" in text
     assert "Missing: 2 runs (FILMS: lora 2)." in text and "| lora" not in text
     assert "4 runs, 0.0 hours, 2026-01-02; a processor;\nPyTorch 2, kernels: plain." in text
@@ -103,7 +103,10 @@ def test_a_gain_is_of_dev_and_test_together(tmp_path: Path, model: Model, test: 
     assert "too few seeds" not in said and said.rindex("--method ema") > said.index("the best accuracy on dev")
     two = {key: run for key, run in done.items() if run["seed"] < 3}
     said_of_two = report.text_of(table, model, two, ["python"])
-    assert "of too few seeds to say (3 are wanted)" in said_of_two and "**" not in said_of_two.split("## Results")[1]
+    words = f"*ema* differs from *plain* by {values.mean():+.3f}, of too few seeds to say more (3 are wanted)."
+    assert words in said_of_two and "**" not in said_of_two.split("## Results")[1]
+    row = next(line for line in render(table, model, two).splitlines() if line.startswith("| ema"))
+    assert [cell.strip() for cell in row.split("|")][6:8] == [f"{values.mean():+.3f}", ""] and "[" not in row
 
 
 def test_more_rows_widen_what_chance_may_do(tmp_path: Path, model: Model):
@@ -124,6 +127,9 @@ def test_training_that_did_not_fit_has_no_verdict(tmp_path: Path, model: Model):
     )
     assert "Above the bag of words" not in text and "differs" not in report.text_of(table, model, done, ["python"])
     assert "ema" not in panels_of(table, model, done)[0].above_majority()
+    table, done = judged_table(tmp_path, model, None, plain={"fit_loss": 0.69, "classes": 2})
+    text = render(table, model, done)
+    assert "did not fit (3 of 3)" in text and re.search(r"^\| ema \|.* \|  \|  \|  \|  \| 1 \|", text, re.MULTILINE)
 
 
 def test_what_beats_neither_the_majority_class_nor_the_bag_of_words_is_said(tmp_path: Path, model: Model):
@@ -262,14 +268,20 @@ def test_the_summary_has_one_pooled_gain_for_every_method(
     (tmp_path / "trial.json").rename(folder / "tables" / "full.json")
     monkeypatch.setattr(summary, "HERE", folder)
     labels = [0, 1] * 200
-    for name, wrongs in (("one", (100, 60, 80)), ("two", (100, 20, 80)), ("guesses", (200, 10, 80))):
+    panels = {name: (100, 20, 80) for name in ("two", "unfit", "young")} | {
+        "one": (100, 60, 80),
+        "guesses": (200, 10, 80),
+    }
+    for name, wrongs in panels.items():
         for row, wrong in zip(table.rows, wrongs, strict=True):
-            for one in table.final(row, "films", None, model, {}):
+            for one in table.final(row, "films", None, model, {})[: 2 if name == "young" else 3]:
                 figures = {"trainable": 1, "seconds": 2.0 + (row.name == "ema"), "dev": scores_of(labels, wrong)}
                 if row.name == "words":
                     del figures["trainable"], figures["seconds"]
                 elif row.name == "plain" and one.seed == 3:  # times are compared on one processor
                     figures |= {"processor": "another", "seconds": 99.0}
+                elif (name, row.name, one.seed) == ("unfit", "plain", 2):
+                    figures |= {"fit_loss": 0.69, "classes": 2}
                 append_result(folder / f"full-{name}.jsonl", {**line_of(one, model, **figures), "model": name})
     (folder / "full-void.jsonl").touch()
     (folder / "one").write_text("what is here now is not what was recorded", encoding="utf-8")
@@ -283,7 +295,9 @@ def test_the_summary_has_one_pooled_gain_for_every_method(
     assert words[2].startswith("**+0.050 [") and words[4:] == ["", " |"]
     gains = [two_way(np.array([[1] * most + [0] * (400 - most)] * 3)) for most in (40, 80)]
     assert f"{pooled(gains).mean:+.3f} [{pooled(gains).low:+.3f}, {pooled(gains).high:+.3f}]" in ema[2]
-    assert "- FILMS, all, guesses (.500); left out: plain training is not above the majority class" in text
+    reasons = {"guesses": "is not above the majority class", "unfit": "did not fit", "young": "has fewer than 3 seeds"}
+    for name, reason in reasons.items():
+        assert f"- FILMS, all, {name} (.500); left out: plain training {reason}\n" in text
 
 
 def test_a_summary_is_written_over_its_own_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
