@@ -22,7 +22,6 @@ PLAN_SETTINGS = {
     "attention": None, "max_sentence_len": None, "dropout": None, "weight_decay": 0.0, "clip": None,
 }  # fmt: skip
 DATA_SETTINGS = {"second_test": 0, "judged_on": ""}
-MORE_RATES = 3  # on each side of those that a row names
 DRAWS = 1000  # between the seeds of models of one division of the data
 
 
