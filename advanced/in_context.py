@@ -134,8 +134,7 @@ class InContext(Demonstrations, Calibrated):
     def estimate(self, texts: Sequence[str] | None = None) -> None:
         """Compute p_cf, if it is needed. texts: not used."""
         if self.settings["scoring"] == "calibrated":
-            # a tokenizer that puts nothing before a text puts bos before an empty one, where it would end a text here
-            self.average(CONTENT_FREE if self.begin or not len(self.shown) else CONTENT_FREE[:1])
+            self.average(CONTENT_FREE)
 
 
 class InContextChannel(Demonstrations, Channel):

@@ -63,6 +63,10 @@ class LabelWords(nn.Module):
         """A text that a causal model has read, and that stands before every text; None: no text."""
         return None
 
+    def begun(self, ids: Sequence[int]) -> list[int]:
+        """These tokens as a text of their own: behind what stands before every text, or bos if there is no token."""
+        return [*self.begin, *ids] or [self.tokenizer.bos_id]
+
     def log_likelihoods(self, token_ids: torch.Tensor) -> torch.Tensor:
         """log P(words of a label | text). token_ids: b s, right-padded -> b c"""
         prefixes = proper_prefixes(self.word_ids)

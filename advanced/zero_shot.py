@@ -100,6 +100,9 @@ class Calibrated(LabelWords):
         config = self.llama.config
         rules = EncodingRules(self.prompt_suffix, config.max_seq_len, config.is_causal, self.room)
         dataset = LlamaDataset([Example(text, NO_GOLD_LABEL) for text in texts], self.tokenizer, rules)
+        # a tokenizer that puts nothing before a text puts bos before an empty one, but here the question follows it
+        empty = self.begun(self.tokenizer.encode_next(self.prompt_suffix))
+        dataset.token_ids = [ids if text else empty for ids, text in zip(dataset.token_ids, texts, strict=True)]
         self.log_p_cf.zero_()
         loader = dataset.loader(CALIBRATION_BATCH, bucket=True)
         log_probs = evaluate(self, loader, task=_Probabilities(), desc="calibrate").score  # n c
@@ -153,7 +156,7 @@ class PMI(LabelWords):
         They are computed anew each time, because the question may be set after the head was made.
         """
         text = self.settings["premise"].strip() or re.split(r"[.?!]\s+", self.prompt_suffix)[-1]
-        ids = [self.tokenizer.bos_id, *self.tokenizer.encode_all(text)]
+        ids = self.begun(self.tokenizer.encode_all(text))
         size = self.llama.config.max_seq_len
         if len(ids) + self.room > size:
             raise UserError(f"the premise takes {len(ids)} tokens, which leaves no room in {size}")
