@@ -2,8 +2,8 @@
 2013, "Pseudo-Label", equation 15; Du et al. 2021, arXiv:2010.02194).
 
 After the share `after` of all steps, the model predicts every sentence that `--shots` leaves aside, without dropout.
-For each class, the sentences with the highest probability of it join: at most `per_class`, as many of every class that
-is predicted at all, and none below `threshold`. From then on the loss of a step is
+For each class, the sentences with the highest probability of it join: at most `per_class`, none below `threshold`, and
+as many of every class that has a sentence above it. From then on the loss of a step is
 
     loss of the labelled batch  +  weight * mean of -log P(y') over as many sentences that have joined
 
@@ -48,7 +48,7 @@ class SelfTraining(Method):
 
     def see(self, unlabelled: Sentences | None, label_names: Sequence[str]) -> None:
         if not unlabelled:
-            raise UserError(f"self-training {NO_SENTENCES}")
+            raise UserError(f"self-training {NO_SENTENCES}, or a smaller N")
         self.unlabelled = unlabelled
 
     def task(self, task: Task, train: DataLoader) -> Task:

@@ -1,4 +1,8 @@
-"""Sentences without labels beside the labelled ones: each step of training reads as many of them as its batch has."""
+"""Sentences without labels beside the labelled ones: each step of training reads as many of them as its batch has.
+
+They are those lines of the training file that are neither trained on nor held out (`engine.data.set_aside`). Sentences
+are not compared: of two equal lines one may be held out and the other not (of SST's 8,544 lines 10 repeat another).
+"""
 
 from __future__ import annotations
 

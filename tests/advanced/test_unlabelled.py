@@ -262,6 +262,8 @@ def test_none_that_joins_is_said_and_shots_are_asked_for(
     flags = [*classify_flags("finetune"), *ADVANCED, "--epochs", 1, "--method", "self-training"]
     with pytest.raises(UserError, match="self-training learns from .* which --shots N leaves aside; add --shots N"):
         drive(*flags)
+    with pytest.raises(UserError, match="add --shots N, or a smaller N"):
+        drive(*flags, "--shots", 12)  # which leaves none
     out = drive(*flags, "--shots", 5, "--method-args", "threshold=1")
     assert re.search("^self-training: joined none, of 14$", out, re.MULTILINE)
     assert "warning: self-training: no sentence has a probability of 1.0 or more (the highest" in capfd.readouterr().err
