@@ -9,8 +9,9 @@ Of all assignments of a word of V_y to each y, no two the same, the one that cla
 right is taken (the likeliest word is the prediction); of several such, the one with the largest sum of these scores.
 With option finetune, the model is then trained as by `prompt_finetune.py`.
 
-The paper trains with each of the best assignments and takes the one that is best on dev; the authors' code also keeps
-only the words of V_y that are like hand-written ones. Both are left out here: nothing but the training data chooses.
+The paper trains with each of the best assignments and takes the one that is best on dev; for TREC, the authors' script
+also keeps only the words of V_y that are like hand-written ones. Both are left out here: nothing but the training data
+chooses. Their code lets two classes have the same word, does not ask for letters alone, and tries 100 words of a class.
 
 Shapes: b batch   n training sentences   D model dim   v vocabulary   w words   a assignments   c classes
 """

@@ -9,12 +9,13 @@ v(y) is the channel's template with the label. Every demonstration ends in a new
 demonstrations these are the scores of `zero_shot.py` for the same question.
 
 The question is "Sentiment:", as in the paper of Zhao et al. (there on a line of its own, with "Review: " before the
-sentence), and not the course's, which names all labels. When each demonstration repeats those names, the labels of the
-demonstrations are a few among many words of their kind.
+sentence and an empty line between demonstrations), and not the course's, which names all labels. When each
+demonstration repeats those names, the labels of the demonstrations are a few among many words of their kind.
 
 Brown et al. draw new demonstrations for each sentence, and the code of Zhao et al. draws them without regard to their
 classes; here one draw stands before all sentences and has as many of each class as k allows. So keys and values of the
-demonstrations are computed once, and each sentence continues them.
+demonstrations are computed once, and each sentence continues them. The code of Min et al. shows all its training
+sentences, with spaces between them, and cuts the beginning of a text that is too long; here long sentences are cut.
 
 Shapes: b batch   s position   p tokens of the demonstrations   c classes
 """

@@ -5,8 +5,9 @@
 
 The second is continued pre-training (Gururangan et al. 2020, "Don't Stop Pretraining", arXiv:2004.10964): on texts of
 the domain (DAPT, section 3), or on the training sentences of the task (TAPT, section 4); the labels of a data file are
-dropped. The model is always causal: a bidirectional one sees the token that it shall predict. Documents are packed into
-one row of tokens, with bos and eos between them, and cut into windows.
+dropped. The paper's model, RoBERTa, predicts masked tokens. The model here is always causal: a bidirectional one sees
+the token that it shall predict. Documents are packed into one row of tokens, with bos and eos between them, which are
+predicted and counted, too, and cut into windows, each of which begins with another bos.
 
 Besides NEW.pt the program writes NEW.model, the tokenizer, and NEW.json, the figures: loss and perplexity of held-out
 documents after about every `--every` steps. NEW.pt is the best model so far by that loss; all other commands can load

@@ -10,7 +10,9 @@ tokens that it would predict. The outputs are the scores, normalised over the la
 
 The authors' code for pmi ends the labels of SST-5 with eos and has " The quote has a tone that is" as its premise; here
 a label ends with its last word, and the premise is the question's last clause. Their code for channel counts the eos
-behind the sentence, too, and averages over four templates; here there is no eos, and one template.
+behind the sentence, too, takes the mean over its tokens, which changes no prediction, and reports the mean accuracy of
+four templates; here there is no eos, a sum, and one template. Theirs also puts a space before the sentence. Here it is
+encoded as any text: SentencePiece puts that space, the tokenizer of SmolLM2 does not, so its channel has no space.
 
 Shapes: b batch   s position   p tokens of a premise, or before a sentence   n texts, or tokens   D model dim
         c classes
