@@ -32,6 +32,9 @@ class Noise:
 
     share: of the tokens that are to be predicted. mask, random: of these, how many become [MASK], and how many another
     token; the rest stays. whole_words: all pieces of a word are chosen together, as in the authors' later models.
+
+    The share is of the text's tokens. In the code published with the paper it is of all tokens, [CLS] and [SEP]
+    included, so a row of 64 has one target more; and `max_predictions_per_seq` (20) limits the targets of a row.
     """
 
     share: float = 0.15

@@ -1,5 +1,14 @@
 """Documents as rows: pairs of segments, of which the second follows the first or does not (Devlin et al. 2019, section
 3.1, task 2), or whole sentences for models without that task. No PyTorch.
+
+The code published with the paper (`create_pretraining_data.py`) makes pairs otherwise in four points:
+
+    short pairs         it draws once for each document and pass, so that all pairs of a document are short or none is;
+                        a short length says where a stretch ends, and a pair may still fill the row
+    a single sentence   that is left of a document, or fills a row, gets a random second segment; so more than half of
+                        the pairs do not follow
+    a random segment    may be of the same document, after ten tries to find another
+    what is too long    each token is taken from the beginning or from the end of the longer segment, by chance
 """
 
 from __future__ import annotations
@@ -10,9 +19,7 @@ from typing import NamedTuple
 
 from bert.wordpiece import shares
 
-SHORT_PAIRS = (
-    0.1  # how many pairs are made shorter on purpose, as in the published code: fine-tuning has short texts too
-)
+SHORT_PAIRS = 0.1  # the share of rows that are made shorter on purpose: fine-tuning has short texts too
 
 Document = list[list[int]]  # the token ids of each of its sentences
 
@@ -30,9 +37,10 @@ def pairs_of(documents: Sequence[Document], length: int, has_next: bool, drawing
 
     A document is cut into stretches of whole sentences that fill a row; a stretch is divided between two sentences,
     and with probability 1/2 its second part is replaced by a stretch of another document; what was replaced begins the
-    next pair. A single sentence that is left of a document makes none, and what does not fit is left out, as in the
-    published code. has_next: False for rows without a second segment, for models without next sentences: as many whole
-    sentences as fit (Liu et al. 2019, section 4.2, "DOC-SENTENCES"); one that is too long goes on in the next row.
+    next pair. A single sentence that is left of a document makes none. What does not fit is left out. has_next: False
+    for rows without a second segment, for models without next sentences: as many whole sentences as fit (Liu et al.
+    2019, section 4.2, "DOC-SENTENCES", which has no rows that are short on purpose); one that is too long goes on in
+    the next row.
     """
     if not has_next:
         return [SegmentPair(row, [], True) for document in documents for row in _rows_of(document, length, drawing)]
