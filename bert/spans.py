@@ -5,6 +5,16 @@
 A paragraph that does not fit stands in several windows that overlap (Devlin et al. 2019, section 4.2 and 4.3, and the
 code that was published with it). Where a window does not hold the answer, [CLS] is the answer.
 
+Windows and their central tokens are those of that code (`run_squad.py`). It differs in that
+
+    a question       is cut to 64 tokens, here to what leaves half of a window
+    an answer        that begins or ends within a word is trained as the whole word, here as the pieces that it touches
+    of the windows   the highest sum of the two scores counts, and the lowest of [CLS], each of any window; here what a
+                     span has more than [CLS] of its own window
+    a span           is made of the 20 best first and the 20 best last tokens, here of all
+    the text         has a single space for any white space, and whole words where the pieces are not found again in
+                     them (letters taken apart, U+00A0); here it is what stands in the paragraph, from piece to piece
+
 Shapes: b batch   s position
 """
 
