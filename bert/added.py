@@ -1,7 +1,11 @@
 """Tokens that a text holds as a whole, found before it is cut into words: special ones, and those that were added.
 
-The rules are those of the tokenizers library. A token that is not `normalized` stands in the text as it is written; one
-that is stands in the normalised text, in its own normalised form. A `single_word` has no letter or digit beside it.
+The rules are those of the tokenizers library, but for `lstrip` and `rstrip`. A token that is not `normalized` stands in
+the text as it is written; one that is stands in the normalised text, in its own normalised form. A `single_word` has no
+letter or digit beside it.
+
+By `lstrip` and `rstrip` a token takes the spaces beside it. Here it never does: spaces are no tokens of a BERT, so only
+offsets differ; and ids, where another added token begins or ends with a space.
 """
 
 from __future__ import annotations

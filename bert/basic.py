@@ -7,7 +7,9 @@
     words         split at spaces; each punctuation mark is a word of its own: don't -> don ' t
 
 The rules are those of the code published with Devlin et al. 2019 (arXiv:1810.04805), in the variant of the tokenizers
-library. Each character that is kept knows the place in the text that it comes from.
+library. That code keeps characters for private use, writes a sigma at a word's end as one, has another block of Chinese
+characters (U+2B820 to U+2B91F), and asks the Unicode of its Python (see `categories.py`). Each character that is kept
+knows the place in the text that it comes from.
 """
 
 from __future__ import annotations

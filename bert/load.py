@@ -46,8 +46,10 @@ def load_model(path: str | os.PathLike, make: Callable[[Bert], nn.Module] | None
 
     make: the model for an encoder, such as `BertForPreTraining`, or a function that gives the number of classes as
     well; by default the one of `heads.py` that the directory says it holds. Weights of the head are taken where the
-    directory has them; a part of which it has none stays as `make` drew it. Raises `UserError` as `load_pretrained`,
-    and where the weights of a part are there, but not all of them, or do not fit.
+    directory has them; a part of which it has none stays as `make` drew it. In training a
+    DistilBERT's head for tokens has the dropout `seq_classif_dropout` and that for answers none, as a BERT's; in
+    transformers they have `dropout` and `qa_dropout`. Raises `UserError` as `load_pretrained`, and where the weights of
+    a part are there, but not all of them, or do not fit.
     """
     layout, settings = read_config(path)
     make = make or _declared(path, layout, settings)

@@ -20,11 +20,15 @@ from torch import nn
 
 from bert.config import BertConfig
 
-BERT_INIT_STD = 0.02  # of all matrices (the paper's appendix A.2 leaves it to the original code)
+BERT_INIT_STD = 0.02  # of all matrices, as in the code published with the paper, which cuts the tails off at 2 std
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415), exact or by their tanh; or ReLU."""
+    """GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415), exact or by their tanh; or ReLU.
+
+    The code published with BERT computes by tanh what its settings call "gelu"; transformers and this module compute it
+    exactly, with the same weights.
+    """
     return {"gelu": F.gelu, "gelu_new": nn.GELU(approximate="tanh"), "relu": F.relu}[name]
 
 
@@ -36,7 +40,11 @@ def sinusoids(length: int, dim: int) -> torch.Tensor:
 
 
 class Embeddings(nn.Module):
-    """The sum of three embeddings (section 3, figure 2): which token, where it stands, in which segment."""
+    """The sum of three embeddings (section 3, figure 2): which token, where it stands, in which segment.
+
+    The row of [PAD] is drawn and trained like every other one, as in the published code. In transformers it begins as
+    zeros, and reading it gives it no gradient.
+    """
 
     def __init__(self, config: BertConfig):
         super().__init__()

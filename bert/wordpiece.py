@@ -25,7 +25,7 @@ from utils import UserError, atomic_write, read_text, short_repr, warn
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUED = "##"
 MOST_BYTES = 2**26  # of a vocabulary; those of known models have at most 3 MB
-LONGEST_WORD = 100  # characters; a longer one is not cut up but unknown
+LONGEST_WORD = 100  # characters, 200 in the published code; a longer one is not cut up but unknown
 CLOSING = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # written without a space before them
 THEIR_NAMES = {  # of the tokenizer's settings in that file
     "lower_case": "do_lower_case",
