@@ -19,7 +19,11 @@ from engine.weights import shape_errors_of
 
 
 class BertSentences(Sentences):
-    """As a BERT reads them: [CLS], sentence, [SEP]. What is longer than the model is cut; [SEP] stays."""
+    """As a BERT reads them: [CLS], sentence, [SEP]. What is longer than the model is cut; [SEP] stays.
+
+    A [PAD] that a sentence writes out is taken for padding, which no token sees; transformers' tokenizer, with its
+    mask, shows it. (Spans, pre-training and the options for single texts tell the two apart.)
+    """
 
     def __init__(self, examples: Sequence[Example], tokenizer: WordPiece, max_seq_len: int):
         self.labels = [example.label for example in examples]

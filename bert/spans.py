@@ -141,6 +141,9 @@ class SpanData(Dataset):
 class Spans(Task):
     """Where an answer begins and ends (section 4.2): the mean of the two cross-entropies over positions.
 
+    A last batch that is short counts for as much as its windows: its losses are divided by the size of a full one, as
+    in classification, where transformers takes their mean.
+
     The model: `BertForQuestionAnswering`. may_be_unanswered: whether [CLS] can be the answer to a question.
     """
 
