@@ -14,6 +14,9 @@ of freedom
 
     V^2 / (MS_seeds^2 / (S-1) + MS_sentences^2 / (n-1) + MS_rest^2 / ((S-1) (n-1)))
 
+and at least 1: V is a difference, and where it comes out near 0 the formula gives so few that an interval would be
+thousands wide.
+
 A bootstrap that draws both seeds and sentences counts the rest three times over (Owen 2007, "The pigeonhole bootstrap",
 arXiv:0712.1111), and with few seeds it understates their effect. `tests/advanced/test_statistics.py` measures how often
 equal methods differ by chance.
@@ -88,7 +91,7 @@ def two_way(table: np.ndarray) -> Difference:
     if variance <= 0:
         return Difference(float(mean), math.sqrt(rest / table.size), freedom[2])
     below = sum(square**2 / free for square, free in zip((by_seed, by_sentence, rest), freedom, strict=True))
-    return Difference(float(mean), math.sqrt(variance / table.size), variance**2 / below)
+    return Difference(float(mean), math.sqrt(variance / table.size), max(1.0, variance**2 / below))
 
 
 def macro_f1_table(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
