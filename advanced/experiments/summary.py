@@ -2,10 +2,10 @@
 
     python -m advanced.experiments.summary [--results FOLDER] [--out FILE.md]
 
-A method's gain is the mean of its gains over plain training in all panels of the tables `full` and `few-shot` in
-results/, a data set, size and checkpoint each (`statistics.pooled`); p is corrected for all methods (Holm). Panels in
-which plain training itself is not above the majority class, did not fit or has too few seeds rank nothing: they are
-left out.
+A method's gain is the mean of its gains over plain training in all panels of the tables `full`, `few-shot` and
+`few-shot-llama` in results/, a data set, size and checkpoint each (`statistics.pooled`); p is corrected for all methods
+(Holm). Panels in which plain training itself is not above the majority class, did not fit or has too few seeds rank
+nothing: they are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engine.programs import ArgumentParser, check_writable, run_main
 from utils import UserError
 
 HERE = Path(__file__).resolve().parent
-TABLES = ("full", "few-shot")
+TABLES = ("full", "few-shot", "few-shot-llama")
 HEADS = ("method", "panels", "gain", "p", "over the bag of words", "time")
 ABOUT = """Gains in accuracy over plain training, pooled over panels (data set, size, checkpoint), with 95 % intervals;
 p is corrected for all methods (Holm), bold below .05. Time: of training, beside plain training, the median over
@@ -58,6 +58,8 @@ def panels_in(folder: Path, names: Sequence[str] = TABLES) -> Iterator[tuple[str
             if not (done := read_results([path])):
                 continue
             first = next(iter(done.values()))
+            if path.stem != f"{name}-{first['model']}":  # of another table, whose name begins with that of this one
+                continue
             # nothing lies at this path, so that the model is the recorded one
             model = Model(str(path / first["model"]), "", {first["model"]: first["checksums"]})
             yield from ((model.name, panel) for panel in panels_of(table, model, done))

@@ -284,6 +284,8 @@ def test_the_summary_has_one_pooled_gain_for_every_method(
                     figures |= {"fit_loss": 0.69, "classes": 2}
                 append_result(folder / f"full-{name}.jsonl", {**line_of(one, model, **figures), "model": name})
     (folder / "full-void.jsonl").touch()
+    other = table.final(table.rows[0], "films", None, model, {})[0]
+    append_result(folder / "full-moon-two.jsonl", {**line_of(other, model), "model": "two"})  # of a table full-moon
     (folder / "one").write_text("what is here now is not what was recorded", encoding="utf-8")
     text = summary.render_summary([*summary.panels_in(folder, ["full"])])
     head, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -298,6 +300,7 @@ def test_the_summary_has_one_pooled_gain_for_every_method(
     reasons = {"guesses": "is not above the majority class", "unfit": "did not fit", "young": "has fewer than 3 seeds"}
     for name, reason in reasons.items():
         assert f"- FILMS, all, {name} (.500); left out: plain training {reason}\n" in text
+    assert text.count("- FILMS, all, two (") == 1
 
 
 def test_a_summary_is_written_over_its_own_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
