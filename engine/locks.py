@@ -25,9 +25,19 @@ class NameLock:
                 self._lock.acquire(timeout=0)
             except Timeout:
                 return False
-            if not self.path.exists():  # the last owner has removed this file: lock a new one
+            if not self._has_named_file():  # the last owner has removed this file: lock the new one of this name
                 self._lock.release()
         return True
+
+    def _has_named_file(self) -> bool:
+        """Whether the locked file is the one of this name; a third process may have made and locked a new one.
+
+        Recent versions of filelock see to that themselves; version 3.20 does not, and PyTorch installs any.
+        """
+        try:
+            return os.path.samestat(os.fstat(self._lock._context.lock_file_fd), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Release the lock and remove its file; does nothing if this object does not have the lock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -250,6 +251,29 @@ def test_a_file_that_its_owner_removed_meanwhile_is_not_locked(tmp_path: Path, m
     assert lock.acquire() and len(paths) == 2 and not NameLock(lock.path).acquire()
     lock.path.unlink()
     lock.release()  # the file may be gone
+
+
+def test_a_lock_on_a_removed_file_is_none_though_another_process_has_made_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As filelock 3.20 does it: the second one has opened the file when the first one removes it."""
+    first, second, third = (NameLock(tmp_path / "run.lock") for _ in range(3))
+    assert first.acquire()
+    acquire = second._lock.acquire
+
+    def acquire_removed(**how: float) -> None:
+        monkeypatch.setattr(second._lock, "acquire", acquire)
+        opened = os.open(second.path, os.O_RDWR)
+        first.release()
+        assert third.acquire()
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        second._lock._context.lock_file_fd, second._lock._context.lock_counter = opened, 1
+
+    monkeypatch.setattr(second._lock, "acquire", acquire_removed)
+    assert not second.acquire() and third.path.exists()
+    third.release()
+    assert second.acquire()
+    second.release()
 
 
 # ------------------------------------------------------------------------------------------------ numbers in text
