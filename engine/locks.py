@@ -32,10 +32,13 @@ class NameLock:
     def _has_named_file(self) -> bool:
         """Whether the locked file is the one of this name; a third process may have made and locked a new one.
 
-        Recent versions of filelock see to that themselves; version 3.20 does not, and PyTorch installs any.
+        Recent versions of filelock see to that themselves; version 3.20 does not, and PyTorch installs any. The file's
+        descriptor is private there: without it, any file of this name counts.
         """
+        descriptor = getattr(getattr(self._lock, "_context", None), "lock_file_fd", None)
         try:
-            return os.path.samestat(os.fstat(self._lock._context.lock_file_fd), os.stat(self.path))
+            named = os.stat(self.path)
+            return descriptor is None or os.path.samestat(os.fstat(descriptor), named)
         except FileNotFoundError:
             return False
 
