@@ -41,6 +41,14 @@ def written(tmp_path: Path, tiny_tokenizer: Path) -> Callable[..., Path]:
     return write
 
 
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file of what was added, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.fixture
 def declared(tmp_path: Path) -> Callable[..., Path]:
     """Writes a file of a tiny model, with what is declared changed or, if None, left out, and with other tensors."""
@@ -59,10 +67,7 @@ def declared(tmp_path: Path) -> Callable[..., Path]:
         config = random_llama(n_layers=1, hidden_dim=48, vocab_size=40, attention="causal").config
         for name, tensor in (dict(convert_gguf.renamed(state, config)) | (tensors or {})).items():
             writer.add_tensor(name, np.asarray(tensor))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
         return tmp_path / "made.gguf"
 
     return write
@@ -112,10 +117,7 @@ def test_every_kind_of_numbers_is_unpacked_as_by_llama_cpps_package(tmp_path: Pa
             continue
         kinds.append(kind)
         writer.add_tensor(kind.name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "kinds.gguf").tensors}
     ours = GGUFFile(tmp_path / "kinds.gguf")
     assert {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS"} <= set(theirs)
@@ -128,9 +130,7 @@ def test_every_kind_of_numbers_is_unpacked_as_by_llama_cpps_package(tmp_path: Pa
 def test_what_gguf_cannot_unpack_is_named(tmp_path: Path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("x", np.zeros((2, 8), dtype=np.int32))
-    for part in ("header", "kv_data", "tensors"):
-        getattr(writer, f"write_{part}_to_file")()
-    writer.close()
+    finish(writer)
     refused("x is of the kind I32, which gguf cannot unpack", GGUFFile(tmp_path / "m.gguf").tensor, "x")
 
 
@@ -182,9 +182,7 @@ def unpacked(path: Path, out: Path) -> None:
             writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1])
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-    for part in ("header", "kv_data", "tensors"):
-        getattr(writer, f"write_{part}_to_file")()
-    writer.close()
+    finish(writer)
 
 
 def smollm2() -> Path:
