@@ -35,11 +35,12 @@ COLUMNS = (
 )  # fmt: skip
 NOTATION = f""" Accuracies; ± is the standard deviation over seeds. A gain is the difference from *{{baseline}}* on the
 same sentences and seeds, on dev and test together where dev has chosen nothing, with its 95 % interval over both; p is
-corrected for all rows of its table (Holm), and a gain is bold where it is below .05. Of one or two seeds a gain has no
-interval, as they say too little about others. "Could be found" is the smallest true gain that such a comparison finds
-with a probability of {POWER:g}. Where the loss of the training sentences stays above .9 of that of a guess, in a row or
-in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint was pretrained once: what holds for
-another one is not in these intervals. Seconds are those of runs on one processor, the one that most rows ran on."""
+corrected for all rows of its table (Holm), and a gain is bold where it is below .05. Of one or two seeds of what is
+trained a gain has no interval, as they say too little about others. "Could be found" is the smallest true gain that
+such a comparison finds with a probability of {POWER:g}. Where the loss of the training sentences stays above .9 of that
+of a guess, in a row or in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint was pretrained
+once: what holds for another one is not in these intervals. Seconds are those of runs on one processor, the one
+that most rows ran on."""
 
 
 def render(table: Table, model: Model, done: Done) -> str:
