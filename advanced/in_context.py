@@ -63,6 +63,10 @@ class Demonstrations(nn.Module):
         self.shown = torch.empty(0, dtype=torch.long)  # p
         self.heard: Listening | None = None
 
+    def tokens_of(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The tokens of each sentence, as they stand in a demonstration."""
+        raise NotImplementedError
+
     def demonstration(self, sentence: list[int], label: int) -> list[int]:
         """The tokens of a demonstration, from those of its sentence."""
         raise NotImplementedError
@@ -78,10 +82,7 @@ class Demonstrations(nn.Module):
             raise UserError(f"shots={shots}: there are {len(examples)} training sentences to draw from")
         drawn = draw(examples, shots, seed)
         newline = self.tokenizer.encode_all("\n")[-1:]  # SentencePiece puts a space before it
-        sentences, everything = (
-            self.tokenizer.encode_batch([each.sentence for each in some], bos=False, eos=False)
-            for some in (drawn, examples)
-        )
+        sentences, everything = (self.tokens_of([each.sentence for each in some]) for some in (drawn, examples))
         frames = sum(len(self.demonstration([], each.label)) + len(newline) for each in drawn)
         question = self.tokenizer.encode_next(self.prompt_suffix) if self.prompt_suffix else []
         free = self.llama.config.max_seq_len - len(self.begin) - len(question) - self.own_room
@@ -129,6 +130,9 @@ class InContext(Demonstrations, Calibrated):
         if self.settings["scoring"] == "direct":
             self.log_p_cf.zero_()
 
+    def tokens_of(self, sentences: Sequence[str]) -> list[list[int]]:
+        return self.tokenizer.encode_batch(sentences, bos=False, eos=False)
+
     def demonstration(self, sentence: list[int], label: int) -> list[int]:
         return [*sentence, *self.tokenizer.encode_next(self.prompt_suffix), *self.word_ids[label]]
 
@@ -144,6 +148,9 @@ class InContextChannel(Demonstrations, Channel):
     def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         template = settings.get("template") or CHANNEL_TEMPLATE.default
         super().__init__(llama, tokenizer, label_names, **{**settings, "template": template})
+
+    def tokens_of(self, sentences: Sequence[str]) -> list[list[int]]:
+        return [self.tokenizer.encode_next(sentence)[: self.tokenizer.max_len] for sentence in sentences]
 
     def demonstration(self, sentence: list[int], label: int) -> list[int]:
         return [*self.before[label], *sentence]

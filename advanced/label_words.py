@@ -28,6 +28,7 @@ from advanced.reading import Heard, Listening, context_after, is_within
 from advanced.table import METHODS
 from base_llama import AttentionContext, causal_mask, sequence_lengths
 from classifier import Reader, read_last
+from engine.batches import ids_before
 from llama import Llama
 from tokenizer import Tokenizer
 from utils import QUESTION, UserError, prompt_suffix
@@ -62,10 +63,6 @@ class LabelWords(nn.Module):
     def read_before(self) -> Listening | None:
         """A text that a causal model has read, and that stands before every text; None: no text."""
         return None
-
-    def begun(self, ids: Sequence[int]) -> list[int]:
-        """These tokens as a text of their own: behind what stands before every text, or bos if there is no token."""
-        return [*self.begin, *ids] or [self.tokenizer.bos_id]
 
     def log_likelihoods(self, token_ids: torch.Tensor) -> torch.Tensor:
         """log P(words of a label | text). token_ids: b s, right-padded -> b c"""
@@ -123,12 +120,6 @@ def words_of_labels(words: str, label_names: Sequence[str]) -> list[str]:
     if len(found) != len(label_names):
         raise UserError(f"words={words}: there are {len(label_names)} labels, and each has one of {len(found)} words")
     return found
-
-
-def ids_before(tokenizer: Tokenizer) -> Ids:
-    """The special tokens that the tokenizer puts before a text: bos, or none."""
-    framed, bare = (tokenizer.encode("a", bos=bos, eos=False) for bos in (True, False))
-    return tuple(framed[: len(framed) - len(bare)])
 
 
 def ids_of_words(words: Sequence[str], tokenizer: Tokenizer, is_first: bool = False) -> list[Ids]:

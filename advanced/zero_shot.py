@@ -11,8 +11,7 @@ tokens that it would predict. The outputs are the scores, normalised over the la
 The authors' code for pmi ends the labels of SST-5 with eos and has " The quote has a tone that is" as its premise; here
 a label ends with its last word, and the premise is the question's last clause. Their code for channel counts the eos
 behind the sentence, too, takes the mean over its tokens, which changes no prediction, and reports the mean accuracy of
-four templates; here there is no eos, a sum, and one template. Theirs also puts a space before the sentence. Here it is
-encoded as any text: SentencePiece puts that space, the tokenizer of SmolLM2 does not, so its channel has no space.
+four templates; here there is no eos, a sum, and one template.
 
 Shapes: b batch   s position   p tokens of a premise, or before a sentence   n texts, or tokens   D model dim
         c classes
@@ -30,11 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from advanced.label_words import LabelWords, ids_before, ids_of_words, words_of_labels
+from advanced.label_words import LabelWords, ids_of_words, words_of_labels
 from advanced.reading import Listening, context_after, is_within
 from advanced.table import METHODS
 from base_llama import sequence_lengths
-from engine.batches import EncodingRules, LlamaDataset
+from engine.batches import EncodingRules, LlamaDataset, ids_before
 from engine.data import NO_GOLD_LABEL, Example
 from engine.processes import Batch, Distributed
 from engine.tasks import Classification
@@ -102,9 +101,6 @@ class Calibrated(LabelWords):
         config = self.llama.config
         rules = EncodingRules(self.prompt_suffix, config.max_seq_len, config.is_causal, self.room)
         dataset = LlamaDataset([Example(text, NO_GOLD_LABEL) for text in texts], self.tokenizer, rules)
-        # a tokenizer that puts nothing before a text puts bos before an empty one, but here the question follows it
-        empty = self.begun(self.tokenizer.encode_next(self.prompt_suffix))
-        dataset.token_ids = [ids if text else empty for ids, text in zip(dataset.token_ids, texts, strict=True)]
         self.log_p_cf.zero_()
         loader = dataset.loader(CALIBRATION_BATCH, bucket=True)
         log_probs = evaluate(self, loader, task=_Probabilities(), desc="calibrate").score  # n c
@@ -158,7 +154,7 @@ class PMI(LabelWords):
         They are computed anew each time, because the question may be set after the head was made.
         """
         text = self.settings["premise"].strip() or re.split(r"[.?!]\s+", self.prompt_suffix)[-1]
-        ids = self.begun(self.tokenizer.encode_all(text))
+        ids = [*self.begin, *self.tokenizer.encode_all(text)] or [self.tokenizer.bos_id]
         size = self.llama.config.max_seq_len
         if len(ids) + self.room > size:
             raise UserError(f"the premise takes {len(ids)} tokens, which leaves no room in {size}")
@@ -183,6 +179,7 @@ class Channel(nn.Module):
     """
 
     name = "channel"
+    follows = True  # every sentence: `before` stands in front of it
 
     def __init__(self, llama: Llama, tokenizer: Tokenizer, label_names: Sequence[str], **settings: Any):
         super().__init__()

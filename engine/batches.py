@@ -97,12 +97,14 @@ class EncodingRules(NamedTuple):
     """How sentences become token ids: the text after each sentence, and the largest length in tokens.
 
     room: the number of positions to leave free at the end; if it is not None, the prompt suffix is never cut.
+    follows: whether the model puts other text between bos and each sentence, so that a space is before the sentence.
     """
 
     prompt_suffix: str | None = None
     max_seq_len: int | None = None
     is_causal: bool = False
     room: int | None = None
+    follows: bool = False
 
 
 class LlamaDataset(Sentences):
@@ -119,9 +121,8 @@ class LlamaDataset(Sentences):
         suffix = "" if rules.prompt_suffix is None else f" {rules.prompt_suffix}"
         self.sentences = [example.sentence + suffix for example in examples]
         if rules.is_causal or rules.room is not None:
-            bare = [example.sentence for example in examples]
-            sentence_ids = tokenizer.encode_batch(bare, bos=True, eos=False)
-            suffix_ids = _suffix_ids(tokenizer, rules)
+            suffix_ids = [] if rules.prompt_suffix is None else tokenizer.encode_next(rules.prompt_suffix)
+            sentence_ids = _sentence_ids([example.sentence for example in examples], tokenizer, rules)
         else:
             sentence_ids = tokenizer.encode_batch(self.sentences, bos=True, eos=False)
             suffix_ids = []
@@ -134,9 +135,22 @@ class LlamaDataset(Sentences):
         self.token_ids = [ids[:cut] + suffix_ids for ids in sentence_ids]
 
 
-def _suffix_ids(tokenizer: Tokenizer, rules: EncodingRules) -> list[int]:
-    """The token ids of the suffix; the ids of sentence and suffix together end with the same ids."""
-    return [] if rules.prompt_suffix is None else tokenizer.encode_next(rules.prompt_suffix)
+def ids_before(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The special tokens that the tokenizer puts before a text: bos, or none."""
+    framed, bare = (tokenizer.encode("a", bos=bos, eos=False) for bos in (True, False))
+    return tuple(framed[: len(framed) - len(bare)])
+
+
+def _sentence_ids(sentences: list[str], tokenizer: Tokenizer, rules: EncodingRules) -> list[list[int]]:
+    """The token ids of each sentence without its suffix, behind what the tokenizer puts before a text."""
+    begin = list(ids_before(tokenizer))
+    if rules.follows:
+        return [begin + tokenizer.encode_next(sentence)[: tokenizer.max_len] for sentence in sentences]
+    encoded = tokenizer.encode_batch(sentences, bos=True, eos=False)
+    if rules.prompt_suffix is None:
+        return encoded
+    # alone, an empty text gets bos from a tokenizer that puts none before others; here the suffix follows it
+    return [ids if sentence else begin for ids, sentence in zip(encoded, sentences, strict=True)]
 
 
 class TextWindows(Dataset):

@@ -124,9 +124,12 @@ class LlamaFamily(ModelFamily):
         return HEADS[head](config, *labels, llama=pretrained)
 
     def encode(self, model: nn.Module, tokenizer: Tokenizer, examples: Sequence[Example]) -> LlamaDataset:
-        """The prompt suffix of the classifier follows every text; positions for its answers (`room`) stay free."""
-        config, room = model.llama.config, getattr(model, "room", None)
-        rules = EncodingRules(model.prompt_suffix, config.max_seq_len, config.is_causal, room)
+        """The prompt suffix of the classifier follows every text; positions for its answers (`room`) stay free.
+
+        A classifier that puts text before every sentence says so (`follows`).
+        """
+        config, room, follows = model.llama.config, getattr(model, "room", None), getattr(model, "follows", False)
+        rules = EncodingRules(model.prompt_suffix, config.max_seq_len, config.is_causal, room, follows)
         return LlamaDataset(examples, tokenizer, rules)
 
 

@@ -27,8 +27,8 @@ ASKED = "She sings"
 def texts_of(scoring: str, shown: list[Example], word: str) -> tuple[str, str]:
     """What is given and what is said, as one long text has it."""
     if scoring == "channel":
-        before = "".join(f"This movie is {NAMES[each.label]}.{each.sentence}\n" for each in shown)
-        return f"{before}This movie is {word}.", ASKED
+        before = "".join(f"This movie is {NAMES[each.label]}. {each.sentence}\n" for each in shown)
+        return f"{before}This movie is {word}.", f" {ASKED}"
     return "".join(f"{each.sentence} It was {NAMES[each.label]}\n" for each in shown) + f"{ASKED} It was", f" {word}"
 
 
