@@ -932,11 +932,14 @@ def decoded(plain: Llama, step: Callable, idx: torch.Tensor, pad: torch.Tensor |
 
 SIZES_IN_GROUPS = {"groups": (301, 96, 6, 3, 160, 3), "one of them": (18, 32, 1, 1, 32, 2)}
 CASES = [*itertools.product(("fp32", "bf16", "int8"), SIZES.values())]
+RARELY = [SIZES[name] for name in ("odd, three layers", "one head", "one token")]  # many texts together
 CASES += [*itertools.product(("int4",), (*SIZES_IN_GROUPS.values(), (3001, 192, 6, 2, 512, 2)))]
 
 
-@pytest.mark.parametrize("texts", [1, 18])
-@pytest.mark.parametrize(("precision", "sizes"), CASES)
+TOGETHER = [pytest.param(18, *case, marks=pytest.mark.slow if case[1] in RARELY else ()) for case in CASES]
+
+
+@pytest.mark.parametrize(("texts", "precision", "sizes"), [*((1, *case) for case in CASES), *TOGETHER])
 @torch.no_grad()
 def test_every_logit_of_the_loops_is_the_plain_one_with_any_number_of_threads(
     numba, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], precision: str, texts: int

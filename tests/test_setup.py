@@ -103,7 +103,8 @@ def start_server(stack, handler):
     server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
     server.block_on_close = False  # a request may be answered for ever
     stack.callback(server.shutdown)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    often = {"poll_interval": 0.01}  # seconds; every test waits until the server has seen that it shall end
+    threading.Thread(target=server.serve_forever, kwargs=often, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
 
 

@@ -101,3 +101,9 @@ def browsing() -> Iterator[Browser]:
             pytest.skip(f"{path} does not start here: {error}")
         yield Browser(browser.new_page())
         browser.close()
+
+
+def looks(narrow: int, wide: int) -> list:
+    """Parameters of a test: a width and whether the theme is dark. Two of the four are done with `-m slow` alone."""
+    rare = [pytest.param(*look, marks=pytest.mark.slow) for look in ((narrow, False), (wide, True))]
+    return [(narrow, True), (wide, False), *rare]

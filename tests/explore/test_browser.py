@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chromium import DRAWN, Browser, browsing
+from chromium import DRAWN, Browser, browsing, looks
 from conftest import ROOT, random_llama
 from pages import Trained, data_of, trained  # noqa: F401
 
@@ -215,8 +215,7 @@ def test_all_that_can_be_used_has_a_name(page: Browser):
 # ----------------------------------------------------------------------------------------------- how it looks
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize(("width", "dark"), looks(390, 1200))
 def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, trained: Trained, width: int, dark: bool):
     browser.open(trained.page, width=width, dark=dark)
     assert browser.value("document.documentElement.scrollWidth") <= width

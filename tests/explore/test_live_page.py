@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from chromium import Browser, browsing
+from chromium import Browser, browsing, looks
 from conftest import ROOT
 from pages import Trained, trained  # noqa: F401
 from test_browser import CONTRAST, CUT
@@ -342,8 +342,7 @@ def test_a_classifier_word_by_word(browser: Browser, trained: Trained, tmp_path:
     assert browser.value("byId('next-card').hidden && !byId('words').hidden") and browser.errors == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1600])
+@pytest.mark.parametrize(("width", "dark"), looks(390, 1600))
 def test_it_can_be_read_at_every_width_and_in_both_themes(browser: Browser, live_file: Path, width: int, dark: bool):
     browser.size(width, 900)
     browser.tab.emulate_media(color_scheme="dark" if dark else "light")

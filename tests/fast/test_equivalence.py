@@ -127,6 +127,7 @@ RARELY = (
     "another base of the angles", "embeddings are scaled", "the cache forgets", "logits are turned over",
     "scores over d", "one layer is left out", "heads not repeated", "a window of 30 positions",
     "the second likeliest token", "a docstring", "a renamed local", "a print",
+    "half-vector rotation", "masks hide less",
     "mean instead of mean of squares", "no residual", "long texts are another case", "another spelling",
 )  # fmt: skip
 

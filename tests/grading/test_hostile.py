@@ -200,6 +200,8 @@ SLOW = {  # said already by the others, in another module or in other words
     "a dictionary",
     "complex tensors",
     "tensors without numbers",
+    "the messages patched",
+    "a thread that writes between answers",
 } - {"Llama: exit at import", "AdamW: os._exit(0) in a step"}
 SCRIPTS = {"rope.py": "rope_test", "optimizer.py": "optimizer_test"}
 
