@@ -39,9 +39,14 @@ def decide(model: nn.Module, embedding: nn.Module, ids: Sequence[int]) -> Decisi
     tokens = torch.tensor([[*ids]], device=next(model.parameters()).device)  # 1 s
     with torch.inference_mode():
         log_probabilities = model(tokens)[0]  # c
-    together = math.ceil(len(ids) ** 2 / OCCLUDED_POSITIONS)
+    together = neighbours_together(len(ids))
     occlusion = occluded(model, tokens, log_probabilities, together)
     return Decision(log_probabilities, occlusion, together, gradient_by_input(model, embedding, tokens))
+
+
+def neighbours_together(length: int) -> int:
+    """How many neighbours occlusion leaves out at once in a text of so many tokens."""
+    return math.ceil(length**2 / OCCLUDED_POSITIONS)
 
 
 @torch.inference_mode()

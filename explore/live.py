@@ -15,6 +15,7 @@ from engine.programs import import_part
 from explore.broken import BREAKS, Break
 from explore.inspected import InspectedModel, page_of_rope
 from explore.page import MAX_LIVE_BYTES
+from explore.unedited import check_unedited
 from llama import Llama
 from utils import UserError
 
@@ -28,7 +29,7 @@ CONFIG = (
 def live_page(inspected: InspectedModel, text: str, bits: int, out: str) -> tuple[dict[str, Any], bytes]:
     """The content of the page, and the weights. bits: 16 or 8 for each. out: the page's file, for its links.
 
-    Raises `UserError` for a model that is too large, or that the page cannot compute.
+    Raises `UserError` for a model that is too large, or that the page cannot compute: one of edited code, for example.
     """
     tensors = tensors_of(inspected)
     size = sum(tensor.numel() for tensor in tensors.values()) * bits // 8
@@ -38,6 +39,7 @@ def live_page(inspected: InspectedModel, text: str, bits: int, out: str) -> tupl
             f"the page would have {size * 4 / 3e6:.0f} MB, and {MAX_LIVE_BYTES / 1e6:.0f} MB is the most; "
             f"use --serve, which leaves the weights here{smaller}"
         )
+    check_unedited(inspected, tensors)
     listed, weights = packed_tensors(tensors, bits)
     live = live_of(inspected, text, out) | {"tensors": listed}
     live |= {"tokenizer": page_of_tokenizer(inspected.tokenizer), "classifier": page_of_classifier(inspected)}

@@ -12,16 +12,18 @@ import torch.nn.functional as F
 from base_llama import KVCache
 from engine.sampling import Sampling, drop
 from explore.broken import Switches, broken, read_broken
-from explore.decision import occluded, probabilities
+from explore.decision import neighbours_together, occluded, probabilities
 from explore.inspected import InspectedModel, to_bytes, whole_in_units
 from explore.look import ForwardRecord, lenses
 from llama import likeliest
 from rope import rotate
+from utils import UserError
 
 CANDIDATES, NEXT_SHOWN, QUERIES_SHOWN = 8, 12, 32  # as in page/live/
 ATTENTION_BYTES = 8_000_000
 RECORD_BYTES = 500_000_000  # of the attention that one reading keeps: it grows with the square of the length
 MOST_LETTERS = 200_000  # of a text that is asked about
+MOST_TOKENS = 2048  # of a text that a classifier reads whole
 
 
 class Reading(NamedTuple):
@@ -60,7 +62,13 @@ class Answers:
         return [*self.inspected.encode(text_of(given)), *added]
 
     def _window(self, given: dict[str, Any]) -> list[int]:
-        return self._ids(given)[-self.llama.config.max_seq_len :]
+        """The last ids, as many as the model reads; a classifier has cut its text by itself, or reads it whole."""
+        ids, limit = self._ids(given), self.llama.config.max_seq_len
+        if self.inspected.classifier is None:
+            return ids[-limit:]
+        if len(ids) > max(MOST_TOKENS, limit):
+            raise UserError(f"the text has {len(ids)} tokens; the page takes {max(MOST_TOKENS, limit)} at most")
+        return ids
 
     def _recorded(self, given: dict[str, Any]) -> list[int]:
         """The ids that a reading is of: the last ones, no more than the model reads and `RECORD_BYTES` hold."""
@@ -98,21 +106,23 @@ class Answers:
             "ids": ids, "first": len(self._ids(given)) - len(ids),
             "pieces": {id: self.inspected.piece(id) for id in pieces},
             "record": {"lens": lens, "shown": shown, "attention": attention_bytes(record, shown)},
-            "queries": query_bytes(record, reading.switches), "probabilities": self._decision(ids, reading.switches),
+            "queries": query_bytes(record, reading.switches), "probabilities": self._decision(given, reading.switches),
         }  # fmt: skip
 
-    def _decision(self, ids: Sequence[int], switches: Switches) -> list[float] | None:
+    def _decision(self, given: dict[str, Any], switches: Switches) -> list[float] | None:
         model = self.inspected.classifier
         if model is None:
             return None
         with broken(self.llama, switches):
-            return numbers(probabilities(model(self._tensor(ids))[0]))
+            return numbers(probabilities(model(self._tensor(self._window(given)))[0]))
 
     def _occlusion(self, given: dict[str, Any]) -> dict[str, Any]:
-        ids, model = self._recorded(given), self.inspected.classifier
+        ids, model, shown = self._window(given), self.inspected.classifier, len(self._recorded(given))
+        together = neighbours_together(len(ids))
         with broken(self.llama, switches_of(given)):
             tokens = self._tensor(ids)
-            return {"occlusion": numbers(occluded(model, tokens, model(tokens)[0]))}
+            lost = occluded(model, tokens, model(tokens)[0], together)  # s c
+        return {"occlusion": numbers(lost[len(ids) - shown :]), "together": together}
 
     def _next(self, given: dict[str, Any]) -> dict[str, Any]:
         ids = self._window(given)
@@ -146,14 +156,15 @@ class Answers:
         with broken(self.llama, switches):
             if not self.llama.config.is_causal:
                 return self.llama.next_logits(self._tensor(ids))
-            kept = self.caches.get(use)
+            kept = self.caches.pop(use, None)  # code that raises leaves half a token in a cache
             is_longer = kept is not None and kept[0] == switches and kept[1] == ids[: len(kept[1])] != ids
             cache = kept[2] if is_longer and len(ids) <= kept[2].shape[3] else None
             if cache is None:
                 room = min(self.llama.config.max_seq_len, max(256, 2 * len(ids)))
                 cache = KVCache(self.llama, 1, room)
+            logits = self.llama.next_logits(self._tensor(ids), cache)
             self.caches = {**dict([*self.caches.items()][-4:]), use: (switches, ids, cache)}
-            return self.llama.next_logits(self._tensor(ids), cache)
+            return logits
 
     def _written(self, given: dict[str, Any]) -> dict[str, Any]:
         ids = self._ids({**given, "added": []})
@@ -186,33 +197,38 @@ class Answers:
         switches = reading.switches
         attention, state = self.llama.layers[layer].attention, reading.record.states[layer]
         with broken(self.llama, switches):
-            x = self.llama.layers[layer].attention_norm(state[[query, key]])  # 2 D
+            x = self.llama.layers[layer].attention_norm(state)  # s D
             is_hidden = self.llama.config.is_causal and key > query
+            seen = query + 1 if self.llama.config.is_causal else len(ids)
         key_head = head // attention.n_rep
         if {"heads", "repeat"} & {*switches.breaks}:
             key_head = 0 if "heads" in switches.breaks else head % config.n_kv_heads
-        plain = [F.linear(x[at], linear.weight).unflatten(-1, (-1, config.head_dim))[number] for at, linear, number
-                 in ((0, attention.compute_query, head), (1, attention.compute_key, key_head))]  # fmt: skip
+        plain = [linear(x[None])[0].unflatten(-1, (-1, config.head_dim))[:, number] for linear, number in
+                 ((attention.compute_query, head), (attention.compute_key, key_head))]  # fmt: skip
         late = int("position" in switches.breaks)
-        turned = [self._turned(each, at, switches) for each, at in zip(plain, (query + late, key), strict=True)]
-        product = float(turned[0] @ turned[1])
+        turned = [self._turned(each, first, switches) for each, first in zip(plain, (late, 0), strict=True)]  # s d
+        products = turned[1] @ turned[0][query]  # t
         divisor = 1.0 if "scores" in switches.breaks else math.sqrt(config.head_dim)
-        names = ("query", "key")
-        values = [dict(zip(names, map(numbers, each), strict=True)) for each in (plain, turned)]
-        weight = float(reading.record.attention[layer][head, query, key].nan_to_num())
+        places = {"query": query, "key": key}
+        values = [{name: numbers(each[at]) for each, (name, at) in zip(both, places.items(), strict=True)}
+                  for both in (plain, turned)]  # fmt: skip
+        weight = float(reading.record.attention[layer][head, query, key])
+        expected = 0.0 if is_hidden else float((products[:seen] / divisor).softmax(-1)[key])
+        is_switched = f"{layer + 1}" in switches.off or f"{layer + 1}.{head + 1}" in switches.uniform
         return {
-            "plain": values[0], "rotated": values[1], "product": finite(product), "divisor": divisor,
-            "score": finite(product / divisor), "keyHead": key_head, "of": [config.n_heads, config.n_kv_heads],
-            "weight": weight, "isHidden": is_hidden,
+            "plain": values[0], "rotated": values[1], "product": finite(float(products[key])), "divisor": divisor,
+            "score": finite(float(products[key]) / divisor), "keyHead": key_head,
+            "of": [config.n_heads, config.n_kv_heads], "weight": finite(weight), "isHidden": is_hidden,
+            "isOther": is_switched or abs(weight - expected) > 1e-3,
         }  # fmt: skip
 
-    def _turned(self, x: torch.Tensor, position: int, switches: Switches) -> torch.Tensor:
-        """One head's vector after the rotation. x: d -> d"""
+    def _turned(self, x: torch.Tensor, first: int, switches: Switches) -> torch.Tensor:
+        """One head's vectors after the rotation; first: the position of the first one. x: s d -> s d"""
         config, has_halves = self.llama.config, "halves" in switches.breaks
-        x = x.view(2, -1).T.flatten() if has_halves else x
+        x = x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) if has_halves else x
         angles = (config.head_dim, config.max_seq_len, config.rope_theta)
-        turned = rotate(x[None, None, None], *angles, position, config.rope_scaling)[0, 0, 0]
-        return turned.view(-1, 2).T.flatten() if has_halves else turned
+        turned = rotate(x[None, :, None], *angles, first, config.rope_scaling)[0, :, 0]
+        return turned.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if has_halves else turned
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor([[*ids]], device=next(self.llama.parameters()).device)  # 1 s

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import ROOT, random_llama
 from error_helpers import check_one_error
 from pages import Trained, data_of, trained  # noqa: F401
+from test_live_model import classifier_of
 
+import rope
+from classifier import LlamaEmbeddingClassifier
 from explore import __main__ as program
 from explore import live
 from explore.broken import BREAKS
 from explore.inspected import InspectedModel
 from explore.live import in_8_bits, live_page, page_of_break
 from explore.page import LIVE_SCRIPTS, PAGE_FOLDER, WORKER_SCRIPTS
+from llama import Attention, FeedForward, RMSNorm
 from tokenizer import Tokenizer
 from utils import UserError
 
@@ -67,6 +72,38 @@ def test_a_model_that_is_too_large(tokenizer: Tokenizer, monkeypatch: pytest.Mon
 def test_a_model_with_layer_norm_is_for_the_server(tokenizer: Tokenizer):
     with pytest.raises(UserError, match="random has LayerNorm, which the page cannot compute; use --serve"):
         live_page(InspectedModel("random", random_llama(norm="layer"), tokenizer), "a", 16, "p.html")
+
+
+EDITS = {
+    "llama.py": {
+        "gelu": (FeedForward, "forward", lambda self, x: self.w2(F.gelu(self.w1(x)) * self.w3(x))),
+        "sum": (RMSNorm, "_norm", lambda self, x: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + self.eps)),
+        "eps": (RMSNorm, "_norm", lambda self, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1)),
+        "scores": (Attention, "compute_query_key_value_scores",
+                   lambda self, q, k, v, mask=None: own_scores(self, q * self.head_dim**0.5, k, v, mask)),
+        "heads": (torch.Tensor, "repeat_interleave", lambda x, count, dim: x.repeat(1, count, 1, 1)),
+        "rope": (rope, "frequencies", lambda *given: 2 * own_frequencies(*given)),
+    },
+    "classifier.py": {
+        "scale": (LlamaEmbeddingClassifier, "forward", lambda self, ids: own_decision(self, ids) * 2),
+    },
+}  # fmt: skip
+own_scores, own_decision = Attention.compute_query_key_value_scores, LlamaEmbeddingClassifier.forward
+own_frequencies = rope.frequencies
+
+
+@pytest.mark.parametrize(("file", "edit"), [(file, edit) for file, edits in EDITS.items() for edit in edits])
+def test_edited_code_is_for_the_server(file: str, edit: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    """The page has code of its own, and nobody's edit is ignored."""
+    inspected = classifier_of("linear", "causal", tokenizer)
+    live_page(inspected, "a", 8, "p.html")
+    monkeypatch.setattr(*EDITS[file][edit])
+    rope.rope_table.cache_clear()
+    try:
+        with pytest.raises(UserError, match=f"^{file} computes other numbers than the page would.*use --serve"):
+            live_page(inspected, "a", 8, "p.html")
+    finally:
+        rope.rope_table.cache_clear()
 
 
 def test_8_bits_are_half_the_size_and_near(tokenizer: Tokenizer):

@@ -22,10 +22,12 @@ from explore.broken import BREAKS, Switches, broken, read_broken
 from explore.decision import decide, probabilities
 from explore.inspected import InspectedModel
 from explore.look import read
+from explore.served import Answers
 from grading import mistakes, small_model
 from grading.rotation import halves, rotate_by_hand
 from rope import rotate
 from tokenizer import Tokenizer
+from utils import UserError
 
 TEXT = "A warm little film about a baker and her stubborn goat."
 PROMPTS = [
@@ -49,6 +51,11 @@ PARTS = (
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0, equal_nan=True)
+
+
+def near(ours: list[float | None], theirs: torch.Tensor) -> None:
+    values = torch.tensor([float("nan") if each is None else each for each in ours])
+    close(values, theirs)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +84,21 @@ def test_logits_are_those_of_the_python(thread: Thread, bundled: InspectedModel,
 def test_parts_that_are_off(thread: Thread, bundled: InspectedModel, switches: dict[str, list[str]]):
     ids = bundled.encode(TEXT)
     close(thread.logits(ids, **switches), read_broken(bundled.llama, ids, Switches(**switches)).logits)
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_one_head_in_numbers(thread: Thread, bundled: InspectedModel, attention: str):
+    """The weight is the one that these scores have, and not that of a map, which is rounded to a byte."""
+    weights = read(bundled.llama, bundled.encode(TEXT), attention).attention
+    for layer, head, query, key in ((0, 0, 0, 0), (1, 2, 6, 2), (3, 1, 9, 9), (2, 3, 13, 1), (2, 0, 4, 5)):
+        place = dict(layer=layer, head=head, query=query, key=key)
+        for asked in (thread.ask, lambda kind, **given: Answers(bundled).answer(kind, given)):
+            answer = asked("numbers", text=TEXT, use="right", switches={"attention": attention}, **place)
+            assert answer["weight"] == pytest.approx(float(weights[layer][head, query, key]), abs=1e-5)
+            assert answer["isHidden"] == (attention == "causal" and key > query) and not answer["isOther"]
+    for switches in ({"uniform": ["2.3"]}, {"off": ["2"]}):
+        answer = thread.ask("numbers", text=TEXT, use="now", switches=switches, layer=1, head=2, query=6, key=2)
+        assert answer["isOther"] and answer["weight"] == pytest.approx(1 / 7 if "uniform" in switches else 0)
 
 
 def test_greedy_ids_of_prompts(thread: Thread, bundled: InspectedModel):
@@ -285,18 +307,25 @@ def classifier_of(kind: str, attention: str, tokenizer: Tokenizer) -> InspectedM
 def test_a_classifier_decides_alike(kind: str, attention: str, tokenizer: Tokenizer, tmp_path: Path):
     inspected = classifier_of(kind, attention, tokenizer)
     with thread_of(inspected, tmp_path) as found:
-        for text in ("A warm little film.", "a film " * 60, "", "bad\u0000"):
+        for text in ("A warm little film.", "a film " * 32, "", "bad\u0000"):
             ids = inspected.encode(text)
             assert found.ask("encoded", text=text)["ids"] == ids
-            if len(ids) > inspected.llama.config.max_seq_len:
-                continue  # the page reads the end alone
             expected = decide(inspected.classifier, inspected.llama.tok_embeddings, ids)
-            answer = found.ask("read", text=text, use="right", switches={})
-            close(torch.tensor(answer["probabilities"]), probabilities(expected.log_probabilities))
-        text = "A warm little film."
-        expected = decide(inspected.classifier, inspected.llama.tok_embeddings, inspected.encode(text))
-        lost = found.ask("occlusion", text=text, switches={})["occlusion"]
-        close(torch.tensor([float("nan") if each is None else each for each in lost]), expected.occlusion.flatten())
+            for answer in (
+                found.ask("read", text=text, use="right", switches={}),
+                Answers(inspected).answer("read", dict(text=text, use="right", switches={})),
+            ):
+                assert (answer["ids"], answer["first"]) == (ids, 0)  # a bidirectional one reads a long text whole
+                near(answer["probabilities"], probabilities(expected.log_probabilities))
+            if text == "A warm little film." or (kind == "linear" and len(ids) > 96):
+                answer = found.ask("occlusion", text=text, switches={})
+                assert answer["together"] == expected.together == (2 if len(ids) > 178 else 1)
+                near(answer["occlusion"], expected.occlusion.flatten())
+                near(Answers(inspected).answer("occlusion", dict(text=text))["occlusion"], expected.occlusion.flatten())
+        if attention == "bidirectional":
+            for ask in (lambda kind, **given: Answers(inspected).answer(kind, given), found.ask):
+                with pytest.raises((UserError, AssertionError), match="tokens; the page takes 2048 at most"):
+                    ask("read", text="a film " * 2000, use="right", switches={})
 
 
 # ------------------------------------------------------------------------------------- broken.py against grading/

@@ -21,6 +21,10 @@ from bert.wordpiece import WordPiece
 from convert import __main__ as convert
 from engine.saved import load_classifier, predict
 from explore import __main__ as program
+from explore.inspected import InspectedModel
+from explore.look import read
+from explore.served import Answers
+from llama import Attention
 from tokenizer import Tokenizer
 
 TEXT = "A warm little film."
@@ -60,6 +64,30 @@ def test_a_fine_tuned_classifier(trained: Trained):
     assert served(trained.model, "read", use="right")["probabilities"] == pytest.approx(
         expected.probabilities, abs=1e-5
     )
+
+
+@pytest.mark.parametrize("edit", ["bias", "scale", "mask"])
+def test_one_head_in_numbers_is_that_of_the_model(edit: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    """Biases that a method adds are in queries and keys; a weight that an edit makes another is said to be one."""
+    llama = random_llama(attention="causal")
+    attention, ids = llama.layers[1].attention, tokenizer.encode(TEXT, bos=True, eos=False)
+    if edit == "bias":
+        for linear in (attention.compute_query, attention.compute_key):
+            drawn = torch.randn(linear.out_features)
+            linear.register_forward_hook(lambda _, __, output, drawn=drawn: output + drawn)
+    elif edit == "scale":
+        own = Attention.compute_query_key_value_scores
+        monkeypatch.setattr(Attention, "compute_query_key_value_scores", lambda self, q, *more: own(self, 3 * q, *more))
+    else:
+        own = Attention.compute_query_key_value_scores
+        unmasked = lambda self, q, k, v, mask=None: own(self, q, k, v, torch.ones_like(mask))  # noqa: E731
+        monkeypatch.setattr(Attention, "compute_query_key_value_scores", unmasked)
+    weights, answers = read(llama, ids, "causal").attention[1][2], Answers(InspectedModel("random", llama, tokenizer))
+    row = [answers.answer("numbers", dict(text=TEXT, layer=1, head=2, query=3, key=key)) for key in range(len(ids))]
+    assert [each["weight"] for each in row] == pytest.approx(weights[3].tolist(), abs=1e-6)
+    scores = torch.tensor([each["score"] for each in row[:4]])
+    are_of_scores = torch.allclose(scores.softmax(-1), weights[3, :4], atol=1e-3)
+    assert are_of_scores == (edit == "bias") and any(each["isOther"] for each in row) == (edit != "bias")
 
 
 def test_a_bert_is_refused_in_one_line(classify_flags: Callable, call: Callable, tmp_path: Path):

@@ -58,6 +58,6 @@ function drawDecision(shown) {
 async function askOcclusion(shown, given) {
   const answer = await ask("occlusion", given, "occlusion").catch(failed);
   if (!answer || page.texts[0] !== shown) return;
-  shown.decision = { ...shown.decision, occlusion: answer.occlusion };
+  shown.decision = { ...shown.decision, occlusion: answer.occlusion, together: answer.together };
   await show(shown);
 }

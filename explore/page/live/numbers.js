@@ -25,10 +25,10 @@ async function drawNumbers() {
   if (answer) drawProducts(answer);
 }
 
-function drawProducts({ plain, rotated, product, divisor, score, keyHead, of, weight, isHidden }) {
+function drawProducts({ plain, rotated, product, divisor, score, keyHead, of, weight, isHidden, isOther }) {
   const three = (value) => brief(Number(value), 3);
   const heads = of[0] === of[1] ? "" : ` ${t("numbers.heads", state.head + 1, of[0], keyHead + 1, of[1])}`;
-  byId("sum").textContent = t(isHidden ? "numbers.hidden" : "numbers.sum", three(product), three(divisor), three(score), percent(weight)) + heads;
+  byId("sum").textContent = t(isOther ? "numbers.other" : isHidden ? "numbers.hidden" : "numbers.sum", three(product), three(divisor), three(score), percent(weight)) + heads;
   const two = (values, index) => number(`${three(values[2 * index])}, ${three(values[2 * index + 1])}`);
   const rows = Array.from({ length: plain.query.length / 2 }, (_, index) => {
     const adds = [0, 1].reduce((sum, side) => sum + rotated.query[2 * index + side] * rotated.key[2 * index + side], 0);

@@ -145,11 +145,15 @@ class Reading {
     const keyHead = llama.keyHead(head, how);
     const rotated = { query: part(ofQuery.query, head), key: part(ofKey.key, keyHead) };
     const product = rotated.query.reduce((sum, value, i) => sum + value * rotated.key[i], 0);
-    const stored = this.weights[layer][head][query]?.[key];
+    const off = how.off.has(`${layer + 1}`);
+    const even = how.uniform.has(`${layer + 1}.${head + 1}`);
+    const seen = how.isCausal ? query + 1 : this.ids.length;
+    const scores = Array.from({ length: off ? 0 : seen }, (_, t) => // whole: the maps have bytes
+      even ? 0 : dot(rotated.query, 0, this.cache.layers[layer].keys, (t * g + keyHead) * d, d) / llama.divisor(how));
     return {
       plain: { query: part(ofQuery.plainQuery, head), key: part(ofKey.plainKey, keyHead) }, rotated, product,
       divisor: llama.divisor(how), score: product / llama.divisor(how), keyHead, of: [h, g],
-      weight: stored === undefined ? 0 : (stored / 255) ** 2, isHidden: how.isCausal && key > query,
+      weight: softmax(scores)[key] ?? 0, isHidden: how.isCausal && key > query, isOther: off || even,
     };
   }
 }

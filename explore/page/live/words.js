@@ -124,6 +124,10 @@ const WORDS = {
     "The sum is {0}; divided by {1} the score would be {2}. The mask hides this key: the weight is 0.",
     "總和是 {0}；除以 {1}，分數本來是 {2}。遮罩藏起了這個鍵：權重是 0。",
   ],
+  "numbers.other": [
+    "The sum is {0}; divided by {1} the score would be {2}. All the same the weight is {3}: a switch, or an edit of the code, changes it.",
+    "總和是 {0}；除以 {1}，分數本來是 {2}。權重卻是 {3}：有開關或程式碼的修改改變了它。",
+  ],
   "numbers.heads": ["Query head {0} of {1} reads key/value head {2} of {3}.", "{1} 個查詢頭裡的第 {0} 個，讀 {3} 個鍵／值頭裡的第 {2} 個。"],
   "words.title": ["Word by word", "一次看一個單字"],
   "words.lead": [

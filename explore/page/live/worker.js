@@ -3,6 +3,8 @@
 const STALE = Symbol("a newer question of the same kind has come");
 const PAUSE_MS = 25; // how long a newer question waits at most, but for one layer
 const NEXT_SHOWN = 12;
+const OCCLUDED_POSITIONS = 32_000; // of all texts without a token, as in explore/decision.py
+const MOST_TOKENS = 2048; // of a text that a classifier reads whole
 
 class Machine {
   constructor({ config, tensors, weights, tokenizer, classifier }) {
@@ -14,10 +16,15 @@ class Machine {
     if (classifier?.suffix) this.suffix = this.tokenizer.encodeNext(classifier.suffix);
   }
 
-  /** The newest tokens of a text that the model reads, and how many stand before them. added: ids behind the text. */
+  /** The newest tokens of a text that the model reads, and how many stand before them. added: ids behind the text.
+   *
+   * A classifier has cut its text by itself, or reads it whole.
+   */
   window({ text, added = [] }) {
     const ids = [...this.encode(text), ...added];
-    const first = Math.max(0, ids.length - this.config.max_seq_len);
+    const most = this.classifier ? Math.max(MOST_TOKENS, this.config.max_seq_len) : this.config.max_seq_len;
+    if (this.classifier && ids.length > most) throw new Error(`the text has ${ids.length} tokens; the page takes ${most} at most`);
+    const first = Math.max(0, ids.length - most);
     return { ids: ids.slice(first), first, bad: ids.filter((id) => id >= this.config.vocab_size) };
   }
 
@@ -60,16 +67,17 @@ class Machine {
   /** A classifier's loss of probability without each token but the first, flat s c, as `explore.decision.occluded`. */
   async occlusion(asked, pause) {
     const { ids } = this.window(asked);
+    const together = Math.ceil(ids.length ** 2 / OCCLUDED_POSITIONS); // neighbours that are left out at once
     const whole = this.decision(await this.reading("whole", asked.switches).read(ids, pause, false));
-    const rows = [whole.map(() => null)];
-    if (ids.length < 3) return { occlusion: ids.flatMap(() => rows[0]) }; // no text would be left
-    for (let place = 1; place < ids.length; place++) {
-      const without = ids.filter((_, at) => at !== place);
+    const rows = ids.map(() => whole.map(() => null));
+    for (let first = 1; first < ids.length && ids.length >= 2 + together; first += together) {
+      const start = Math.min(first, ids.length - together);
+      const without = ids.filter((_, at) => at < start || at >= start + together);
       const found = this.decision(await this.reading("without", asked.switches).read(without, pause, false));
-      rows.push(whole.map((p, label) => p - found[label]));
+      rows.fill(whole.map((p, label) => p - found[label]), start, start + together);
       await pause();
     }
-    return { occlusion: rows.flat() };
+    return { occlusion: rows.flat(), together };
   }
 
   /** The next token and its likeliest rivals. random: from 0 to below 1. sampling: see `distribution`. */
