@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,7 +98,7 @@ class InspectedModel:
         config = self.llama.config
         names = ("attention", "n_layers", "n_heads", "n_kv_heads", "head_dim", "dim", "vocab_size", "max_seq_len")
         facts = {name: getattr(config, name) for name in names}
-        facts["parameters"] = sum(parameter.numel() for parameter in self.llama.parameters())
+        facts["parameters"] = sum(parameter.numel() for parameter in (self.classifier or self.llama).parameters())
         return facts | {"name": self.name, "rope_theta": config.rope_theta, "label_names": [*self.label_names]}
 
 
@@ -153,7 +153,13 @@ def check_beside(inspected: InspectedModel, other: InspectedModel, ids: Sequence
     if one != two:
         shapes = "{} layers of {} heads, but {} has {} of {}".format(*two, inspected.name, *one)
         raise UserError(f"--beside {other.name} has {shapes}; both need the same shape")
-    if max(ids) >= other.llama.config.vocab_size or any(other.piece(id) != inspected.piece(id) for id in ids):
+    check_pieces(inspected, other, ids)
+
+
+def check_pieces(inspected: InspectedModel, other: InspectedModel, ids: Collection[int]) -> None:
+    """Raises `UserError` if an id, of a text or of what a model predicts, is not the same token for both models."""
+    fewest = min(each.llama.config.vocab_size for each in (inspected, other))
+    if max(ids) >= fewest or any(other.piece(id) != inspected.piece(id) for id in ids):
         raise UserError(f"--beside {other.name} has other tokens than {inspected.name}")
 
 
@@ -182,6 +188,8 @@ def page_of_text(
             semantics[name] = {"lens": [page_of_lens(each) for each in lenses(llamas[name], record, ids, CANDIDATES)]}
     shown = add_attention(records, semantics, room)
     named = {*ids}.union(*(layer["ids"] for each in semantics.values() if each for layer in each["lens"]))
+    if other is not None:
+        check_pieces(inspected, other, named)
     pieces |= {id: inspected.piece(id) for id in named}
     own = records[inspected.llama.config.attention if other is None else "first"]
     page = {
@@ -272,7 +280,8 @@ def page_of_rope(llama: Llama) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "theta": config.rope_theta,
         "positions": ROPE_POSITIONS,
-        "turned": [round(value, 5) for value in pairs.flatten().tolist()],
+        # digits that count, not places: the sine of a slow pair is tiny, and the page reads its period from it
+        "turned": [float(f"{value:.6g}") for value in pairs.flatten().tolist()],
         "match": [round(value, 5) for value in match.tolist()],
     }
 

@@ -88,10 +88,12 @@ def page_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
     size = "all" if result["shots"] is None else f"{result['shots']} a class"
     settings = {key: value for key, value in result["settings"].items() if value is not None}
     losses, scores = result.get("train_losses", []), result.get("epoch_scores", [])
+    finish = settings.get("epochs")  # the place after the last epoch: what a method made of the model then
     epochs = [
-        {"epoch": number, "train_loss": loss, "dev_score": score, "is_best": number == result["epoch"]}
+        {"epoch": number, "train_loss": loss, "dev_score": score, "is_best": number == result["epoch"],
+         "is_finish": number == finish}
         for number, (loss, score) in enumerate(zip(losses, scores, strict=True))
-    ]
+    ]  # fmt: skip
     return {
         "name": f"{result['row']}, {result['data']} ({size}), seed {result['seed']}",
         "settings": settings | {name: result[name] for name in ("method", "arguments") if result[name]},

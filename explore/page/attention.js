@@ -14,6 +14,12 @@ function weightAt(weights, layer, head, query, key) {
   return (stored * stored) / SCALE;
 }
 
+/** A weight for people, with no more digits than its byte holds. */
+function share(weight) {
+  if (weight >= 0.1) return `${(100 * weight).toFixed(0)} %`;
+  return weight >= 0.001 ? `${(100 * weight).toFixed(1)} %` : weight ? told("under 0.1 %") : "0 %";
+}
+
 /** The weight that has the deepest colour. Among many tokens none has much of the attention. */
 const deepest = () => Math.min(1, EVEN / text().shown);
 
@@ -142,7 +148,7 @@ function drawLooks(map, weights) {
   const all = Array.from({ length: shown }, (_, key) => [key, weightAt(weights, state.layer, state.head, state.token, key)]);
   const most = all.filter(([, weight]) => weight > 0).sort((a, b) => b[1] - a[1]).slice(0, 6);
   const rows = most.map(([key, weight]) => row(
-    make("th", { scope: "row" }, piece(text().ids[key]), make("span", { class: "own" }, ` ${key + 1}`)), bar(weight), number(percent(weight)),
+    make("th", { scope: "row" }, piece(text().ids[key]), make("span", { class: "own" }, ` ${key + 1}`)), bar(weight), number(share(weight)),
   ));
   const caption = make("span", {}, toldWith("{0} in layer {1}, head {2} attends to", piece(text().ids[state.token]), state.layer + 1, state.head + 1));
   const head = [told("Token"), make("th", { scope: "col", "aria-hidden": "true" }), told("Weight")];
@@ -210,7 +216,7 @@ function mapOf(name) {
 
 function inOneLine(weights, query, key) {
   const weight = weightAt(weights, state.layer, state.head, query, key);
-  return toldWith("{0} ({1}) to {2} ({3}): {4}", piece(text().ids[query]), query + 1, piece(text().ids[key]), key + 1, percent(weight));
+  return toldWith("{0} ({1}) to {2} ({3}): {4}", piece(text().ids[query]), query + 1, piece(text().ids[key]), key + 1, share(weight));
 }
 
 /** Filled when their numbers are unpacked. */

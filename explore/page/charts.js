@@ -31,11 +31,13 @@ function ticks(low, high) {
   return found;
 }
 
-/** Short enough for the margin of a chart: a learning rate as 2e-5. */
+/** A round number, short enough for the margin of a chart: a learning rate as 2e-5. All its digits count. */
 function onAxis(value) {
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5)) return Number(value.toPrecision(3)).toExponential().replace("+", "");
-  return brief(value, 3);
+  return brief(value, 6);
 }
+
+const whole = (value) => value.toLocaleString("en"); // the number of a step or an epoch
 
 const BOX = { width: 420, height: 194, left: 62, right: 26, top: 10, bottom: 36 };
 
@@ -52,7 +54,7 @@ function chart(title, xName, lines, { zero = false, note = "" } = {}) {
   const toX = (x) => BOX.left + ((x - x0) / (x1 - x0)) * (BOX.width - BOX.left - BOX.right);
   const toY = (y) => BOX.height - BOX.bottom - ((y - y0) / (y1 - y0)) * (BOX.height - BOX.top - BOX.bottom);
   const svg = draw("svg", { class: "chart", viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img" });
-  svg.setAttribute("aria-label", told("{0}, from {1} to {2} {3}: {4}", title, brief(x0, 3), brief(x1, 3), xName, lines.map(inShort).join("; ")));
+  svg.setAttribute("aria-label", told("{0}, from {1} to {2} {3}: {4}", title, whole(least(xs)), whole(most(xs)), xName, lines.map(inShort).join("; ")));
   for (const value of ticks(y0, y1)) {
     svg.append(draw("line", { class: "axis", x1: BOX.left, x2: BOX.width - BOX.right, y1: toY(value), y2: toY(value) }));
     svg.append(draw("text", { x: BOX.left - 6, y: toY(value) + 4, "text-anchor": "end" }, onAxis(value)));
@@ -84,7 +86,7 @@ function showUnderPointer(svg, xName, lines, toX) {
     const isLeft = toX(x) < BOX.width / 2;
     const where = { x: toX(x) + (isLeft ? 5 : -5), "text-anchor": isLeft ? "start" : "end" };
     const values = said.map(([name, y]) => `${said.length > 1 ? `${name.slice(0, 24)} ` : ""}${brief(y, 4)}`);
-    words.replaceChildren(...[`${xName} ${brief(x, 4)}: `, ...values].map((line, at) => draw("tspan", { ...where, dy: at ? 16 : 0 }, line)));
+    words.replaceChildren(...[`${xName} ${whole(x)}: `, ...values].map((line, at) => draw("tspan", { ...where, dy: at ? 16 : 0 }, line)));
     for (const name of ["x1", "x2"]) across.setAttribute(name, toX(x));
     svg.append(across, words);
   });

@@ -41,7 +41,8 @@ function drawContributions() {
   byId("contributions").replaceChildren(...values.map((value, place) => chip("span", place, {
     title: inUnits(value), "--fill": `var(--${value < 0 ? "against" : "for"})`, "--full": `${(100 * Math.abs(value ?? 0)) / most}%`,
   })));
-  const order = values.map((value, place) => [value ?? 0, place]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0]));
+  const order = values.map((value, place) => [value, place]).filter(([value]) => value !== null) // bos is never left out
+    .sort((a, b) => Math.abs(b[0]) - Math.abs(a[0]));
   const rows = order.slice(0, 6).map(([value, place]) => row(
     make("th", { scope: "row" }, piece(text().ids[place]), make("span", { class: "own" }, ` ${place + 1}`)),
     splitBar(value / most),

@@ -9,8 +9,11 @@ const COLUMNS_OF_RUNS = {
   name: ["Run", (each) => each.name],
   score: ["Best score", (each) => best(each.epochs.map((one) => one.dev_score))],
   loss: ["Last train loss", (each) => each.epochs.at(-1)?.train_loss ?? null],
-  epochs: ["Epochs", (each) => each.epochs.length],
+  epochs: ["Epochs", (each) => trainedEpochs(each).length],
 };
+
+/** Without what a method made of the model after the last one. */
+const trainedEpochs = (each) => each.epochs.filter((one) => !one.is_finish);
 const best = (values) => values.filter((value) => typeof value === "number").reduce((a, b) => (a === null || b > a ? b : a), null);
 
 /** All runs; a click on a column's name sorts by it, a second one the other way round. state.sorted: "score" or "-score". */
@@ -52,19 +55,19 @@ function drawCurves() {
     if (curve.key !== "loss" || curve.y.length < 20) return chart(curve.title, "step", [line], { zero: true });
     return chart(curve.title, "step", [{ ...line, kind: "faint" }, { name: "smoothed", x: curve.x, y: smoothed(curve.y) }], { zero: true });
   });
-  const epochs = run().epochs;
+  const epochs = trainedEpochs(run());
   const x = epochs.map((each) => each.epoch);
   const scores = [["train_score", "train", "second"], ["dev_score", run().chosen_on, ""]]
     .map(([key, name, kind]) => ({ name, kind, dots: true, x, y: epochs.map((each) => each[key] ?? null) }))
     .filter((line) => line.y.some((value) => value !== null));
   if (over()) {
-    const theirs = over().epochs;
+    const theirs = trainedEpochs(over());
     const line = { name: over().name, kind: "second", dots: true, x: theirs.map((each) => each.epoch), y: theirs.map((each) => each.dev_score ?? null) };
     scores.splice(0, scores.length, ...scores.filter((each) => !each.kind).map((each) => ({ ...each, name: run().name })), line);
   }
   if (scores.length) figures.unshift(chart("Score after each epoch", "epoch", scores));
   if (epochs.length > 1) {
-    const lossOf = (each, kind) => ({ name: each.name, kind, dots: true, x: each.epochs.map((one) => one.epoch), y: each.epochs.map((one) => one.train_loss ?? null) });
+    const lossOf = (each, kind) => ({ name: each.name, kind, dots: true, x: trainedEpochs(each).map((one) => one.epoch), y: trainedEpochs(each).map((one) => one.train_loss ?? null) });
     const losses = over() ? [lossOf(run(), ""), lossOf(over(), "second")] : [lossOf({ ...run(), name: "train" }, "")];
     figures.splice(1, 0, chart("Train loss of each epoch", "epoch", losses));
   }
@@ -77,7 +80,7 @@ function drawEpochs() {
   const best = run().epochs.filter((each) => each.improved ?? each.is_best).at(-1);
   const rows = run().epochs.map((each) => filled(row(
     make("th", { scope: "row" }, each.is_finish ? "after" : each.epoch, each === best ? make("span", { class: "own" }, " best") : ""),
-    ...keys.slice(1).map((key) => number(brief(each[key], 4))),
+    ...keys.slice(1).map((key) => number(each.is_finish && key === "train_loss" ? "-" : brief(each[key], 4))),
   ), { class: each === best ? "came" : null }, []));
   if (!rows.length) return byId("epochs").replaceChildren();
   const head = keys.map((key) => make("th", { scope: "col", class: key === "epoch" ? null : "number" }, names[key]));

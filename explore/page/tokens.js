@@ -18,7 +18,9 @@ function drawTokens() {
   byId("chips").dir = direction();
   const limit = page.model.max_seq_len;
   const tooLong = count() > limit ? ` It has ${count()} tokens, and the model was made for ${limit}.` : "";
-  byId("text-note").textContent = `${text().note ? `This text is ${text().note}.` : ""}${tooLong}`;
+  const hasSeen = isBothKinds ? !text().semantics.causal : page.model.attention === "bidirectional";
+  const seen = hasSeen ? told(" The colours are those of bidirectional attention, which has seen the token already.") : "";
+  byId("text-note").textContent = `${text().note ? `This text is ${text().note}.` : ""}${tooLong}${seen}`;
 }
 
 /** Marks the token, which alone is in the order of the tab key. */

@@ -17,8 +17,10 @@ from pages import Trained, data_of, trained  # noqa: F401
 
 from engine.weights import load_pretrained
 from explore import __main__ as program
-from explore.inspected import InspectedModel
+from explore.inspected import InspectedModel, InspectedText, page_of_model
 from explore.look import read
+from tokenizer import Tokenizer
+from utils import UserError
 
 BUNDLED, TEXT = ROOT / "checkpoints" / "minllama1M.pt", "Once upon a time there was a goat."
 
@@ -74,6 +76,21 @@ def test_models_that_cannot_stand_beside_each_other(
     status, _, err = call(BUNDLED, *flags, "--out", "p.html", main=program.main)
     check_one_error(status, err, words)
     assert not (tmp_path / "p.html").exists()
+
+
+def test_predicted_tokens_must_be_the_same_too(tokenizer: Tokenizer):
+    """The text may be of tokens that both have, and what the second model predicts of others."""
+
+    class Other(InspectedModel):
+        def piece(self, id: int) -> str:
+            return super().piece(id) if id in ids else f"{id}?"
+
+    llama = random_llama()
+    ids = tokenizer.encode(TEXT, bos=True, eos=False)
+    one, two = InspectedModel("one", llama, tokenizer), Other("two", llama, tokenizer)
+    assert page_of_model(one, [InspectedText(TEXT)], one)["columns"]
+    with pytest.raises(UserError, match="--beside two has other tokens than one"):
+        page_of_model(one, [InspectedText(TEXT)], two)
 
 
 def test_a_classifier_beside_what_it_began_as(trained: Trained, call: Callable):

@@ -68,7 +68,8 @@ def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
         shown = rows(page, f"#maps .card:nth-child({number + 1}) .looks")
         for (token, _, percent), most in zip(shown, weights.sort(descending=True).values.tolist(), strict=False):
             own = float(weights[int(token.rpartition(" ")[2]) - 1])  # of the token with that number
-            assert number_in(percent) == pytest.approx(100 * own, abs=0.4) == pytest.approx(100 * most, abs=0.8)
+            last = 10.0 ** -len(percent.removesuffix(" %").partition(".")[2])  # one of its last digit
+            assert number_in(percent) == pytest.approx(100 * own, abs=last) == pytest.approx(100 * most, abs=2 * last)
         probabilities, likeliest = record.logits[place].softmax(-1).topk(5)
         shown, pieces = rows(page, f"#expected .card:nth-child({number + 1})"), content["pieces"]
         assert [row[0] for row in shown] == [pieces[str(id)] for id in likeliest.tolist()]
@@ -79,6 +80,37 @@ def test_it_shows_the_model_s_numbers(page: Browser, trained: Trained):
     classes = rows(page, "#classes")
     expected = content["texts"][0]["decision"]["probabilities"]
     assert [number_in(row[2]) for row in classes] == pytest.approx([100 * p for p in expected], abs=0.06)
+
+
+def test_a_weight_has_no_more_digits_than_its_byte(page: Browser):
+    said = page.value(
+        "[0.5, 0.98, 0.25, 0.1, 0.04, 0.002, 1e-4, 0].map((p) => share((Math.round(255 * p ** 0.5) / 255) ** 2))"
+    )
+    assert said == ["50 %", "98 %", "25 %", "10 %", "4.0 %", "0.2 %", "under 0.1 %", "0 %"]
+
+
+def test_a_token_that_is_never_left_out_weighs_nothing_by_occlusion(browser: Browser, trained: Trained, tmp_path: Path):
+    """It has no number, and a short text has place for it among those that weigh most."""
+    inspected = InspectedModel.open(str(trained.model))
+    content = page_of_model(inspected, [InspectedText("bad")])
+    write_page(str(tmp_path / "p.html"), content)
+    browser.open(tmp_path / "p.html")
+    (text,) = content["texts"]
+    assert 1 < len(text["ids"]) <= 6
+    places = sorted(int(row[0].rpartition(" ")[2]) for row in rows(browser, "#weightiest"))
+    assert places == list(range(2, len(text["ids"]) + 1)) and browser.errors == []
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_colours_of_what_the_model_has_seen_are_said_to_be(
+    attention: str, browser: Browser, tokenizer: Tokenizer, tmp_path: Path
+):
+    inspected = InspectedModel("random", random_llama(attention=attention), tokenizer)
+    for other in (None, inspected):  # without another model the colours are causal in any case
+        write_page(str(tmp_path / "p.html"), page_of_model(inspected, [InspectedText("A thin joke")], other))
+        browser.open(tmp_path / "p.html")
+        is_said = "bidirectional attention, which has seen the token" in browser.value("byId('text-note').textContent")
+        assert is_said == (attention == "bidirectional" and other is not None)
 
 
 def test_the_map_has_the_colours_of_the_weights(page: Browser, trained: Trained):
@@ -126,6 +158,16 @@ def test_the_numbers_beside_a_curve_are_inside_its_chart(page: Browser):
     }).map((each) => each.textContent)"""
     assert page.value("document.querySelectorAll('svg.chart text').length") > 60
     assert page.value(outside) == []
+
+
+def test_ticks_and_steps_have_all_their_digits(page: Browser):
+    words = page.value("""(() => {
+      const svg = chart("Score", "step", [{ name: "a", x: [0, 12345], y: [0.5311, 0.5325] }]).querySelector("svg");
+      const ends = [...svg.querySelectorAll("text[text-anchor=end]")].map((each) => each.textContent);
+      return [svg.getAttribute("aria-label"), ...ends];
+    })()""")
+    assert words[0].startswith("Score, from 0 to 12,345 step: ")
+    assert words[1:-1] == ["0.5315", "0.532", "0.5325"] and words[-1] == "step"
 
 
 def test_the_run_stands_first_and_its_curves_say_the_values_under_the_pointer(page: Browser, trained: Trained):
@@ -286,10 +328,15 @@ def test_runs_are_sorted_and_drawn_over_each_other(browser: Browser, tmp_path: P
         }
 
     runs = [run("b", [0.5, 0.6]), run("a", [0.9]), run("c", [0.1, 0.2, 0.3])]
+    runs[0]["epochs"].append({"epoch": 2, "train_loss": 1.4, "dev_score": 0.55, "is_finish": True, "is_best": False})
     write_page(str(tmp_path / "p.html"), {"run": {"name": "three", "runs": runs}})
     browser.open(tmp_path / "p.html")
     names = "[...document.querySelectorAll('#runs tbody th')].map((cell) => cell.textContent).join('')"
     assert browser.value(names) == "bac"
+    assert rows(browser, "#runs")[0] == ["b", "0.6", "1.4", "2"]  # what a method did afterwards is no epoch
+    assert rows(browser, "#epochs")[-1] == ["after", "-", "0.55"]
+    dots = "[...document.querySelectorAll('#curves figure')].map((each) => each.querySelectorAll('.dot').length)"
+    assert browser.value(dots) == [2, 2, 0]
     for key, order in (("score", "abc"), ("score", "cba"), ("name", "cba"), ("name", "abc"), ("epochs", "cba")):
         browser.click(f"#runs [data-key={key}]")
         assert browser.value(names) == order, key

@@ -18,7 +18,7 @@ import rope
 from base_llama import AttentionContext
 from classifier import LlamaEmbeddingClassifier
 from explore.decision import decide, gradient_by_input, occluded
-from explore.inspected import InspectedModel, InspectedText, lengths, page_of_model, to_bytes
+from explore.inspected import InspectedModel, InspectedText, lengths, page_of_model, page_of_rope, to_bytes
 from explore.look import lenses, match_at_distance, read, read_both, rotated
 from llama import Attention, Llama
 from tokenizer import Tokenizer
@@ -137,6 +137,18 @@ def test_angles_and_matches_are_those_of_the_paper(factor: float):
     angles = torch.arange(20)[:, None] * 10000.0 ** -(torch.arange(0, 8, 2) / 8) / factor
     assert torch.allclose(rotated(config, 20), torch.stack((angles.cos(), angles.sin()), -1), atol=1e-5)
     assert torch.allclose(match_at_distance(config, 20), angles.cos().mean(-1), atol=1e-5)
+
+
+def test_the_page_holds_the_angles_of_slow_pairs():
+    """Of Llama 3.2 1B, whose last pair makes a turn in 67 million tokens."""
+    scaling = ("llama3", 32.0, 1.0, 4.0, 8192.0)
+    config = random_llama(dim=256, n_heads=4, rope_theta=5e5, rope_scaling=scaling, max_seq_len=128).config
+    turned = torch.tensor(page_of_rope(SimpleNamespace(config=config))["turned"]).view(128, 32, 2).double()  # s d/2 2
+    found = torch.atan2(turned[64, 20:, 1], turned[64, 20:, 0]) / 64
+    plain = 5e5 ** -(torch.arange(0, 64, 2)[20:].double() / 64)
+    turns = 8192 * plain / (2 * math.pi)
+    share = ((turns - 1) / 3).clamp(0, 1)
+    torch.testing.assert_close(found, plain * (share + (1 - share) / 32), rtol=1e-4, atol=0)
 
 
 def test_code_whose_attention_takes_no_mask_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch):

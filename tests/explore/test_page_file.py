@@ -24,7 +24,7 @@ from explore import page as pages_module
 from explore.__main__ import get_args, main
 from explore.decision import decide
 from explore.page import MAX_PAGE_BYTES, PAGE_FOLDER, SCRIPTS, as_script, render, write_page
-from explore.trained import page_of_results
+from explore.trained import page_of_result, page_of_results
 from utils import UserError
 
 VOID = {"meta", "link", "br", "input", "hr", "img"}
@@ -136,6 +136,7 @@ def test_the_page_of_a_run_has_the_model_its_decisions_and_the_run(trained: Trai
     assert [(each["text"], each["gold"]) for each in content["texts"][:2]] == errors[:2]  # of dev
     assert run["steps"] == 6 and [each["epoch"] for each in run["epochs"]] == [0, 1]
     model, about = load_classifier(trained.model)
+    assert content["model"]["parameters"] == sum(each.numel() for each in model.parameters())  # the head's, too
     for text in content["texts"]:
         (prediction,) = predict(model, about, [text["text"]])
         assert text["decision"]["probabilities"] == pytest.approx(prediction.probabilities, rel=1e-3)
@@ -231,6 +232,8 @@ def test_results_of_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert [run["name"] for run in runs[:3]] == [f"plain, few (4 a class), seed {seed}" for seed in range(3)]
     assert runs[3]["name"] == "plain, few (all), seed 3"
     assert [run["chosen_on"] for run in runs[2:]] == ["held-out sentences", "dev"]
+    finished = page_of_result({**results[0], "settings": {"epochs": 1}})["epochs"]  # a method changed the model then
+    assert [each["is_finish"] for each in runs[0]["epochs"] + finished] == [False, False, False, True]
     epochs = [(each["epoch"], each["train_loss"], each["dev_score"], each["is_best"]) for each in runs[0]["epochs"]]
     assert epochs == [(0, 1.0, 0.5, False), (1, 0.5, 0.75, True)]
     assert judged[0]["majority"] == 0.5 and judged[0]["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 1, 1]]
