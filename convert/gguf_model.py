@@ -18,8 +18,8 @@ import numpy as np
 from config import LlamaConfig
 from convert.gguf_file import GGUFFile
 from convert.tokenizer import JsonTokenizer
-from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json
-from utils import UserError, join_names, short_repr
+from convert.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary, as_json, equal_scores
+from utils import UserError, join_names, short_repr, warn
 
 if TYPE_CHECKING:
     from llama import Llama
@@ -36,6 +36,7 @@ SETTINGS = {  # our names: the names in a file, and the values where it leaves t
     "rope_theta": ("rope.freq_base", 10000.0),
 }
 HARMLESS = {"expert_count": (0,), "attention.causal": (True,), "attention.sliding_window": (0,)}
+HARMLESS |= {"rope.scaling.attn_factor": (1.0,)}
 FACTORS = "rope_freqs.weight"  # what the angle of each pair is divided by
 LLAMA3_TURNS = 1.0, 4.0  # low_freq_factor and high_freq_factor of every Llama from 3.1 on
 LLAMA3_LENGTHS = [2.0**power for power in range(4, 18)]
@@ -51,7 +52,8 @@ CUTS = {
 }
 # A `tokenizer.json`; the vocabulary, where it is one of SentencePiece; whether bos is put where nothing is declared.
 Built = tuple[dict[str, Any], Vocabulary | None, bool]
-KEEPS_WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3")  # a word that is a piece is not merged from parts
+# A word that is a piece is not merged from parts.
+KEEPS_WHOLE_PIECES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
 
 
 def load_pretrained(path: str | os.PathLike, attention: str | None = None, precision: str | None = None) -> Llama:
@@ -139,13 +141,20 @@ def _of_architecture(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(file: GGUFFile, said: Mapping[str, Any]) -> tuple | None:
-    """The scaling of the angles. Raises `ValueError` for one that no model here computes."""
-    kind, factor = said.get("rope.scaling.type", "none"), said.get("rope.scaling.factor", 1.0)
-    if FACTORS in file.tensors:
-        return _llama3_scaling(file.tensor(FACTORS), said)
+    """The scaling of the angles. Raises `ValueError` for one that no model here computes.
+
+    As in llama.cpp a factor without a type is one of linear scaling; `rope.scale_linear` is its name in old files.
+    """
+    kind = said.get("rope.scaling.type", "linear")
+    factor = said.get("rope.scaling.factor", said.get("rope.scale_linear", 1.0))
     if kind not in ("none", "linear"):
         raise ValueError(f"rope.scaling.type={short_repr(kind)}: no model here computes that; known is linear")
-    return None if kind == "none" or factor in (0.0, 1.0) else ("linear", factor)
+    linear = None if kind == "none" or factor in (0.0, 1.0) else ("linear", factor)
+    if FACTORS not in file.tensors:
+        return linear
+    if linear is not None:  # llama.cpp divides by both
+        raise ValueError(f"{FACTORS} and rope.scaling.factor={short_repr(factor)}: no model here computes both")
+    return _llama3_scaling(file.tensor(FACTORS), said)
 
 
 def _llama3_scaling(factors: np.ndarray, said: Mapping[str, Any]) -> tuple:
@@ -192,6 +201,11 @@ def _tokenizer_in(file: GGUFFile, max_len: int | None) -> JsonTokenizer:
         raise UserError(f"{path}: {reason}; name another with --tokenizer") from None
     special = {f"{name}_token": said.get(f"{name}_token_id") for name in ("bos", "eos")}
     special |= {"added_tokens": _added(pieces, types), "pads_with_byte_0": True}
+    if vocabulary and (tied := equal_scores(vocabulary, content["model"]["merges"])):
+        names = join_names(tied)
+        warn(f"{path}: the pieces {names} have the same score; a text may be cut otherwise than in llama.cpp")
+    if said.get("add_eos_token") is True:
+        warn(f"{path} puts eos after a text (add_eos_token), which is left out here")
     special["add_bos_token"] = adds_bos = bool(said.get("add_bos_token", adds_bos))
     tokenizer = JsonTokenizer(json.dumps(content, ensure_ascii=False), special, max_len, str(path))
     tokenizer.vocabulary = vocabulary and vocabulary._replace(adds_bos=adds_bos)
@@ -220,7 +234,7 @@ def _sentencepiece(said: Mapping[str, Any], pieces: list[str], types: list[int])
     ]
     adds_space = bool(said.get("add_space_prefix", True))
     vocabulary = Vocabulary(pieces, scores, types, *ids, adds_space, added=tuple(added))
-    return as_json(vocabulary, []) | {"post_processor": None}, vocabulary, True
+    return as_json(vocabulary, [], of_type=None) | {"post_processor": None}, vocabulary, True
 
 
 def _byte_level(said: Mapping[str, Any], pieces: list[str], types: list[int]) -> Built:

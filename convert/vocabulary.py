@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.directory import TOKENIZER_CONFIG, TOKENIZER_JSON, TOKENIZER_MODEL
 from tokenizer import Tokenizer
-from utils import UserError, short_repr
+from utils import UserError, join_names, short_repr, warn
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -75,7 +75,7 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     if tokenizer.begins not in ([], [tokenizer.bos_id]):
         raise UserError(f"{path} puts other tokens than bos before a text, which this format cannot say")
     types = [CONTROL if tokenizer.is_special(id) else USER_DEFINED for id in range(count, len(names))]
-    return plain._replace(
+    vocabulary = plain._replace(
         pieces=names,
         scores=[*plain.scores, *(NEVER_MERGED for _ in types)],
         types=[*plain.types, *types],
@@ -85,6 +85,26 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
         adds_bos=bool(tokenizer.begins),
         added=tuple(names[count:]),
     )
+    if (text := _other_there(tokenizer, vocabulary)) is not None:
+        warn(f"{path}: {text!r}, for example, becomes other tokens there, where texts are cut as by {beside.name}")
+    return vocabulary
+
+
+def _other_there(tokenizer: Any, vocabulary: Vocabulary) -> str | None:
+    """A text that programs with this vocabulary alone cut in another way than the tokenizer, if one is found.
+
+    They rewrite no letters, put a space before every part between added tokens, and take none away around these.
+    """
+    import tokenizers
+
+    there = tokenizers.Tokenizer.from_str(json.dumps(as_json(vocabulary, [])))
+    types = zip(vocabulary.pieces, vocabulary.types, strict=True)
+    plain = [tokenizers.AddedToken(piece, normalized=False) for piece, type_ in types if type_ == USER_DEFINED]
+    there.add_tokens(plain)
+    tokens = (vocabulary.pieces[vocabulary.eos_id], *vocabulary.added)
+    texts = ("a b", "A  \u00c9\uff21 1", " a", "a ", *(f"a {token}\n{token} b{token}b" for token in tokens))
+    others = (text for text in texts if there.encode(text, add_special_tokens=False).ids != tokenizer.encode_all(text))
+    return next(others, None)
 
 
 def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> Vocabulary:
@@ -98,7 +118,10 @@ def read_vocabulary(model: SentencePieceProcessor, path: str | os.PathLike) -> V
         raise UserError(f"{path} has pieces that are never cut, as {never_cut}; other programs find them otherwise")
     if not is_bpe(scores, types):
         raise UserError(f"{path} is no BPE model; other programs merge pairs of pieces by their rank alone")
-    adds_space = model.encode("a", out_type=str)[0].startswith(SPACE_PIECE)
+    cut = "".join(model.encode("a b", out_type=str))
+    adds_space = cut.startswith(SPACE_PIECE)
+    if cut.count(SPACE_PIECE) != 1 + adds_space:  # behind words, or nowhere
+        raise UserError(f"{path} does not write the space before a word as {SPACE_PIECE}; other programs do")
     return Vocabulary(pieces, scores, types, model.unk_id(), model.bos_id(), model.eos_id(), adds_space)
 
 
@@ -133,7 +156,11 @@ def files(tokenizer: Tokenizer) -> dict[str, bytes]:
         **{name: vocabulary.pieces[number] for name, number in names.items()},
         "clean_up_tokenization_spaces": False,
     }
-    described = json.dumps(as_json(vocabulary, _normalizer(tokenizer.to_bytes())), ensure_ascii=False)
+    content = as_json(vocabulary, _normalizer(tokenizer.to_bytes()))
+    if tied := equal_scores(vocabulary, content["model"]["merges"]):
+        names = join_names(tied)
+        raise UserError(f"{tokenizer.model_path}: the pieces {names} have the same score; a tokenizer.json ranks them")
+    described = json.dumps(content, ensure_ascii=False)
     return {
         TOKENIZER_MODEL: tokenizer.to_bytes(),
         TOKENIZER_JSON: described.encode(),
@@ -141,8 +168,11 @@ def files(tokenizer: Tokenizer) -> dict[str, bytes]:
     }
 
 
-def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
-    """A `tokenizer.json` that encodes and decodes as the SentencePiece model does. normalizers: come first."""
+def as_json(vocabulary: Vocabulary, normalizers: list[dict], of_type: int | None = NORMAL) -> dict[str, Any]:
+    """A `tokenizer.json` that encodes and decodes as the SentencePiece model does. normalizers: come first.
+
+    of_type: of the pieces that pairs are merged to; None: of every type, as in llama.cpp.
+    """
     bos, types = vocabulary.pieces[vocabulary.bos_id], vocabulary.types
 
     def framed(text: str, segment: int) -> list[dict]:
@@ -176,7 +206,7 @@ def as_json(vocabulary: Vocabulary, normalizers: list[dict]) -> dict[str, Any]:
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": {piece: token for token, piece in enumerate(vocabulary.pieces)},
-            "merges": [list(pair) for pair in merges(vocabulary)],
+            "merges": [list(pair) for pair in merges(vocabulary, of_type)],
         },
     }
 
@@ -186,18 +216,32 @@ def _added(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
     return {"id": token, "content": vocabulary.pieces[token], **plain, "special": True}
 
 
-def merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def merges(vocabulary: Vocabulary, of_type: int | None = NORMAL) -> list[tuple[str, str]]:
     """Every pair of pieces that make another one, the best first.
 
     SentencePiece merges whatever pair makes the piece with the highest score; a list of pairs says the same in order.
     """
-    ids = {piece: token for token, piece in enumerate(vocabulary.pieces) if vocabulary.types[token] == NORMAL}
+    known = enumerate(vocabulary.pieces)
+    ids = {piece: token for token, piece in known if of_type is None or vocabulary.types[token] == of_type}
     found = []
     for piece, token in ids.items():
         cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
         pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
         found += [(-vocabulary.scores[token], ids[left], ids[right], (left, right)) for left, right in pairs]
     return [pair for *_, pair in sorted(found)]
+
+
+def equal_scores(vocabulary: Vocabulary, pairs: Iterable[Sequence[str]]) -> list[str]:
+    """Two pieces of the same score that pairs are merged to, if there are such.
+
+    SentencePiece and llama.cpp merge the one that stands first in a text; in a list of pairs one always comes first.
+    """
+    scores, before = dict(zip(vocabulary.pieces, vocabulary.scores, strict=True)), {}
+    for piece in dict.fromkeys(left + right for left, right in pairs):
+        if scores[piece] in before:
+            return [before[scores[piece]], piece]
+        before[scores[piece]] = piece
+    return []
 
 
 # ----------------------------------------------------------------- pieces and normalizing in SentencePiece's own file

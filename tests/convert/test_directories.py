@@ -196,6 +196,31 @@ def test_a_vocabulary_for_other_formats_has_what_was_added(tmp_path: Path, tiny_
     refused("added tokens .* <\\|im_start\\|>, <\\|im_end", run_convert, folder, tmp_path / "m.bin", "--to", "llama2c")
 
 
+@pytest.mark.parametrize(
+    ("kind", "normalizers", "text"),
+    [
+        ("json: any", [], None),
+        ("json: any, chat", [], None),
+        ("json: any", [{"type": "Lowercase"}], "A "),
+        ("json: any", [{"type": "NFKC"}], "A "),
+        ("json: Llama, no bos", [], " a"),
+    ],
+)
+def test_a_text_that_other_formats_read_otherwise_is_told(
+    kind: str, normalizers: list, text: str | None, tmp_path: Path, tiny_tokenizer: Path, capsys
+):
+    """GGUF and llama2.c have no steps that rewrite a text. Llama's class puts no space before one."""
+    folder = directory(kind, tmp_path / "model", tiny_tokenizer)
+    file = json.loads((folder / "tokenizer.json").read_text())
+    file["normalizer"]["normalizers"][:0] = normalizers
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    tokenizer = load_llama(folder)[1]
+    capsys.readouterr()
+    vocabulary_of(tokenizer)
+    told = capsys.readouterr().err
+    assert (told == "") if text is None else (f"'{text}" in told and "becomes other tokens there" in told)
+
+
 def test_a_gguf_file_says_whether_bos_is_put(tmp_path: Path, tiny_tokenizer: Path):
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
     for kind, adds in (("sentencepiece: no bos", False), ("sentencepiece: bos", True)):

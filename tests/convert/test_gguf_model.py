@@ -210,6 +210,7 @@ def smollm2() -> Path:
         ({"llama.attention.key_length": 16}, "attention.key_length=16, but a head has 8 dimensions"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count=4"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type='yarn'"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "rope.scaling.attn_factor=2.0"),
         ({"llama.rope.freq_base": -1.0}, "rope_theta=-1.0"),
         ({"general.alignment": 0}, "is damaged"),
     ],
@@ -224,10 +225,36 @@ def test_grouped_heads_and_angles_have_llama_cpps_defaults(declared: Callable[..
     assert load_pretrained(declared({})).config.rope_theta == 10000.0
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+        {"rope.scaling.type": "linear", "rope.scale_linear": 4.0},
+        {"rope.scaling.type": "none", "rope.scaling.factor": 4.0},
+        {"rope.scaling.type": "none", "rope.scale_linear": 4.0},
+    ],
+)
+def test_a_factor_counts_where_it_does_in_llama_cpp(said: dict, declared: Callable[..., Path]):
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    without_tokenizer = {"llama.vocab_size": 40, "tokenizer.ggml.model": "no_vocab"}
+    path = declared({f"llama.{name}": value for name, value in said.items()} | without_tokenizer)
+    theirs, ids = in_llama_cpp(llama_cpp, path, n_ctx=64, logits_all=True), [*range(40)]
+    theirs.eval(ids)
+    with torch.no_grad():
+        logits = load_pretrained(path)(torch.tensor([ids]), torch.tensor([ids]))[0][0]
+    torch.testing.assert_close(torch.tensor(theirs.scores[:40]), logits, atol=1e-5, rtol=0)
+
+
 def test_other_architectures_and_factors_are_named(declared: Callable[..., Path]):
     refused("architecture 'qwen2'; llama is known here", load_pretrained, declared({}, architecture="qwen2"))
     factors = {"rope_freqs.weight": np.array([1, 2, 3, 4], dtype=np.float32)}
     refused("these are not the factors of Llama 3", load_pretrained, declared({}, factors))
+    with_linear = {"llama.rope.scaling.factor": 4.0}
+    ones = {"rope_freqs.weight": np.ones(4, dtype=np.float32)}
+    refused("rope_freqs.weight and rope.scaling.factor=4.0", load_pretrained, declared(with_linear, ones))
+    refused("rope.scaling.type='yarn'", load_pretrained, declared({"llama.rope.scaling.type": "yarn"}, ones))
     halved = {"rope_freqs.weight": np.array([1, 8], dtype=np.float32)}
     refused("rope_freqs.weight has the shape .2., not .4.", load_pretrained, declared({}, halved))
     bias = {"blk.0.attn_q.bias": np.zeros(32, dtype=np.float32)}
@@ -314,6 +341,53 @@ def test_bytes_are_merged_as_by_the_library(rule: str, declared: Callable[..., P
         assert read.encode(text, bos=True, eos=False) == (ids or [0])
         assert read.decode(ids) == made.decode(ids)
     assert read_tokenizer(declared(saying(made, rule, add_bos_token=True))).encode("a", True, False)[0] == 0
+
+
+@pytest.mark.parametrize("rule", CUTS)
+def test_bos_and_whole_pieces_are_those_of_llama_cpp(rule: str, declared: Callable[..., Path]):
+    """One piece is reached by no merge: it is a token where words that are pieces are not merged from parts."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    said = saying(byte_level("gpt-2"), rule)
+    said["tokenizer.ggml.tokens"].append("xyq")
+    said["tokenizer.ggml.token_type"].append(1)
+    path = declared(said, {"token_embd.weight": np.zeros((len(said["tokenizer.ggml.tokens"]), 32), np.float32)})
+    if rule == "gpt2":  # a name of ours
+        return
+    theirs, ours = llama_cpp.Llama(str(path), vocab_only=True, verbose=False), read_tokenizer(path)
+    for text in ("xyq", "a xyq 12345 xyqs\n\n I'LL", "<|user|>hi"):
+        assert theirs.tokenize(text.encode(), special=True) == ours.encode(text, bos=True, eos=False)
+
+
+def pieces_of_text(*last: tuple[str, float, int]) -> dict[str, Any]:
+    """A vocabulary as SentencePiece's of bytes, letters and the last ones: pieces, scores and types."""
+    found = [
+        ("<unk>", 0.0, 2),
+        ("<s>", 0.0, 3),
+        ("</s>", 0.0, 3),
+        *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)),
+    ]
+    found += [(letter, -100.0 - at, 1) for at, letter in enumerate("▁abc")]
+    pieces, scores, types = zip(*found, *last, strict=True)
+    said = {"model": "llama", "tokens": [*pieces], "scores": [*scores], "token_type": [*types]}
+    said |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    return {f"tokenizer.ggml.{name}": value for name, value in said.items()}
+
+
+def test_pairs_become_pieces_of_every_type_as_in_llama_cpp(declared: Callable[..., Path]):
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    last = [("▁a", -1.0, 4), ("bc", -2.0, 5), ("▁b", -3.0, 3), ("ab", -4.0, 1)]
+    path = declared(pieces_of_text(*last), {"token_embd.weight": np.zeros((263 + len(last), 32), np.float32)})
+    theirs, ours = llama_cpp.Llama(str(path), vocab_only=True, verbose=False), read_tokenizer(path)
+    for text in ("a", "abc", "bc a", "cab b", "a </s>a"):
+        assert theirs.tokenize(text.encode(), special=True) == ours.encode(text, bos=True, eos=False)
+
+
+def test_pieces_of_one_score_and_an_eos_after_texts_are_told(declared: Callable[..., Path], capsys):
+    read_tokenizer(declared(pieces_of_text(("ab", -1.0, 1), ("bc", -2.0, 1))))
+    assert capsys.readouterr().err == ""
+    read_tokenizer(declared(pieces_of_text(("ab", -1.0, 1), ("bc", -1.0, 1)) | {"tokenizer.ggml.add_eos_token": True}))
+    told = capsys.readouterr().err
+    assert "the pieces ab and bc have the same score" in told.replace(", ", " and ") and "puts eos after a text" in told
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +18,13 @@ tokenizers = pytest.importorskip("tokenizers")
 from conftest import SENTENCES, drive_in, random_llama, save_checkpoint  # noqa: E402
 from conversions import trained_vocabulary  # noqa: E402
 from error_helpers import TEXT_FLAGS, refused  # noqa: E402
+from sentencepiece import sentencepiece_model_pb2  # noqa: E402
 from shapes import bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from convert.directory import MOST_SETTINGS  # noqa: E402
 from convert.hugging_face import write  # noqa: E402
 from convert.tokenizer import JsonTokenizer  # noqa: E402
-from convert.vocabulary import Vocabulary, merges, rewriting_rules, vocabulary_of  # noqa: E402
+from convert.vocabulary import Vocabulary, files, merges, rewriting_rules, vocabulary_of  # noqa: E402
 from engine.families import load_llama  # noqa: E402
 from engine.generation import TextStream  # noqa: E402
 from engine.saved import load_classifier  # noqa: E402
@@ -179,6 +181,27 @@ def test_pairs_are_merged_in_the_order_of_scores_and_never_to_a_control_piece():
     pieces, types = ["<unk>", "<s>", "<", "s", ">", "s>", "<s"], [2, 3, 1, 1, 1, 1, 1]
     vocabulary = Vocabulary(pieces, [0.0, 0.0, -9.0, -9.0, -9.0, -2.0, -1.0], types, 0, 1, 1, False)
     assert merges(vocabulary) == [("<", "s"), ("s", ">")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            lambda model: setattr(model.pieces[-100], "score", model.pieces[270].score),
+            "the pieces .* have the same score",
+        ),
+        (lambda model: setattr(model.trainer_spec, "treat_whitespace_as_suffix", True), "the space before a word"),
+        (lambda model: setattr(model.normalizer_spec, "escape_whitespaces", False), "the space before a word"),
+    ],
+    ids=["equal scores", "spaces behind words", "spaces as they are"],
+)
+def test_what_a_list_of_merges_cannot_say_is_refused(changes: Callable, words: str, tmp_path: Path):
+    """SentencePiece itself merges the first of two equal pieces in a text: no order of them says that."""
+    own = trained_vocabulary(tmp_path, vocab_size=400)
+    files(own)
+    model = sentencepiece_model_pb2.ModelProto.FromString(own.to_bytes())
+    changes(model)
+    refused(words, files, Tokenizer.from_bytes(model.SerializeToString()))
 
 
 def test_pieces_that_are_never_cut_are_refused(tmp_path: Path):
