@@ -93,6 +93,8 @@ def read_config(folder: Path, attention: str | None = None) -> LlamaConfig:
         known = "llama is known here, and bert to bert.run"
         raise UserError(f"{file} describes a model of type {short_repr(kind)}; {known}")
     try:
+        if attention is None and not settings.get("is_causal", True):
+            raise ValueError("is_causal=false: every position sees all others; --attention bidirectional reads it so")
         return config_of(settings, attention or "causal")
     except ValueError as error:
         raise UserError(f"{file}: {in_their_words(str(error))}") from None
@@ -132,6 +134,9 @@ def _rope(settings: Mapping[str, Any]) -> tuple[Any, tuple | None]:
         raise ValueError(f"rope_scaling of the kind {short_repr(kind)}: no model here computes that; known are {known}")
     if absent := [name for name in ROPE_SCALINGS[kind] if name not in said]:
         raise ValueError(f"rope_scaling of the kind {kind} has no {', '.join(absent)}")
+    length = "original_max_position_embeddings"
+    if length in ROPE_SCALINGS[kind] and settings.get(length, said[length]) != said[length]:
+        raise ValueError(f"{length} is {short_repr(settings[length])} and, of the angles, {short_repr(said[length])}")
     return theta, (kind, *(said[name] for name in ROPE_SCALINGS[kind]))
 
 

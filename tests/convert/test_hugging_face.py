@@ -18,7 +18,7 @@ from conftest import SENTENCES, random_llama, save_checkpoint  # noqa: E402
 from conversions import BUNDLED, assert_same_weights, run_convert  # noqa: E402
 from error_helpers import assert_code_is_never_run, refused  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from shapes import HF_SHAPES, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
+from shapes import HF_SHAPES, LLAMA3_ROPE, bytes_of_text, greedy, hf_llama, rewrite, save  # noqa: E402
 
 from config import LlamaConfig  # noqa: E402
 from convert import hugging_face  # noqa: E402
@@ -167,6 +167,8 @@ def test_a_tied_matrix_may_stand_there_twice_or_once_but_not_as_two(tmp_path: Pa
         (dict(hidden_act="gelu"), "hidden_act='gelu': no model here"),
         (dict(attention_bias=True), "attention_bias=True: no model here"),
         (dict(mlp_bias=True), "mlp_bias=True: no model here"),
+        (dict(is_causal=False), "is_causal=false: every position sees all others"),
+        (dict(rope_parameters=LLAMA3_ROPE, original_max_position_embeddings=64), "is 64 and, of the angles, 32"),
         (dict(rope_interleaved=True), "rope_interleaved=True: no model here"),
         (dict(quantization_config={"bits": 4}), "quantization_config="),
         (dict(head_dim=16), "head_dim=16 is not hidden_size=64 / num_attention_heads=8"),
