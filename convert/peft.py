@@ -62,6 +62,8 @@ def read_tensors(folder: Path, base: Path) -> tuple[Path, State]:
     left_out = []
     for name, tensor in others.items():
         if (place := places.get(_bare(name))) is not None:
+            if _bare(place) == "embed_tokens.weight" and "lm_head.weight" not in places:  # PEFT unties them
+                raise UserError(f"{file} holds {shorten(name)}, which in {base} is the output matrix as well")
             tensors[place] = tensor
         elif _bare(name).partition(".")[0] in HEADS:
             left_out.append(name)
@@ -128,7 +130,7 @@ def _scale(module: str, factors: State, settings: dict[str, Any]) -> float:
     if rank < 1 or not settings["rank_pattern"] and rank != settings["r"]:
         raise UserError(f"{settings['file']}: r={settings['r']}, but {shorten(module)} has factors of rank {rank}")
     alphas = settings["alpha_pattern"].items()
-    alpha = next((alpha for name, alpha in alphas if f".{module}".endswith(f".{name}")), settings["lora_alpha"])
+    alpha = next((alpha for name, alpha in alphas if re.fullmatch(rf"(.*\.)?({name})", module)), settings["lora_alpha"])
     return alpha / (math.sqrt(rank) if settings["use_rslora"] else rank)
 
 

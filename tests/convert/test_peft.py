@@ -224,7 +224,7 @@ def theirs_saved(base: Path, folder: Path, **settings: Any) -> torch.nn.Module:
         {"use_rslora": True},
         {
             "rank_pattern": {"q_proj": 5, r"model\.layers\.0\.mlp\.down_proj": 2},
-            "alpha_pattern": {"layers.1.self_attn.k_proj": 9},
+            "alpha_pattern": {"layers.1.self_attn.k_proj": 9, "layers.0.self.attn.k_proj": 2},
         },
         {"layers_to_transform": [1], "task_type": "CAUSAL_LM"},
         {"modules_to_save": ["lm_head"], "target_modules": "all-linear"},
@@ -237,6 +237,16 @@ def test_what_peft_has_saved_is_read_as_the_same_model(base: Path, tmp_path: Pat
     with torch.no_grad():
         torch.testing.assert_close(ours(IDS, targets=IDS)[0], theirs(IDS).logits, atol=1e-4, rtol=1e-5)
         assert not torch.allclose(ours(IDS)[0], load_pretrained(base)(IDS)[0], atol=0.1)
+
+
+def test_new_embeddings_of_a_tied_model_are_refused(tmp_path: Path):
+    """In PEFT the output matrix stays as it was, and is no longer the same."""
+    base = save(tmp_path / "base", hf_llama("smollm"))
+    theirs = theirs_saved(base, tmp_path / "adapter", modules_to_save=["embed_tokens"])
+    assert not torch.equal(theirs.get_input_embeddings().weight, theirs.get_output_embeddings().weight)
+    refused(
+        "holds model.embed_tokens.weight, which in .*base is the output matrix", load_pretrained, tmp_path / "adapter"
+    )
 
 
 @pytest.mark.parametrize("make", ["BertForSequenceClassification", "DistilBertForSequenceClassification", "BertModel"])
