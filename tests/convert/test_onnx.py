@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from error_helpers import ROOT, check_one_error, refused
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert import onnx as convert_onnx
 from convert.__main__ import get_args
+from convert.compare import largest_difference
 from engine.saved import load_classifier, record_of, save_classifier
 from rope import frequencies, rotate
 from tokenizer import NO_PIECE, Tokenizer
@@ -155,6 +157,12 @@ def test_onnxruntime_computes_the_same_for_any_batch(attention: str, pad_id: int
     said = {entry.key: entry.value for entry in onnx.load(tmp_path / "m.onnx").metadata_props}
     assert json.loads(said["labels"]) == ["a", "b", "c"] and said["pad_id"] == str(pad_id)
     assert said["attention"] == attention
+
+
+def test_a_nan_in_a_later_batch_is_a_difference():
+    ours = [torch.zeros(2, 3), torch.zeros(1, 3), torch.zeros(2, 3)]
+    assert largest_difference(ours, [each + 0.5 for each in ours]) == 0.5
+    assert math.isnan(largest_difference(ours, [ours[0], ours[1].log() * 0, ours[2]]))
 
 
 @pytest.mark.slow
