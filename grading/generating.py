@@ -15,12 +15,13 @@ from grading.small_model import small_weights
 
 NEARLY_0 = 1e-3  # a temperature, as in grading.questions
 DRAWS = 400
-TEMPERATURES = {"epsilon": 4.0, "top-p": 1.5}  # at which no token's probability is near the limit
+TEMPERATURES = {"plain": 4.0, "epsilon": 4.0, "top-p": 1.5}  # at which no token's probability is near the limit
 SURE = 0.03  # a token that is as likely as this is drawn in DRAWS draws, but for one case in 100,000
-FARTHEST = 6.0  # standard errors of a share
+FARTHEST = 6.0  # standard errors: right code is further off less than once in a million checks
+FEWEST_EXPECTED = 5  # draws of a token; those of rarer ones are counted together
 DRAWN_MISTAKES = {
     "tokens are drawn that the edition's sampling leaves out: {kept}": 1.0,
-    "likely tokens are never drawn; the edition draws from {kept}": 2.0,
+    "likely tokens are never drawn; the edition's rule: {kept}": 2.0,
     "tokens are drawn with other probabilities than those of softmax(logits / temperature), scaled to a sum of 1": 3.0,
 }
 
@@ -46,8 +47,8 @@ def has_drawn(answer: ChildAnswer) -> ChildAnswer:
 
 
 def sampling_part(kind: str, sampling: str) -> CheckedPart:
-    """Whether `generate` draws from the tokens that the edition's sampling keeps, and from all of them."""
-    config = {**small_config(kind), "sampling": sampling}
+    """Whether `generate` draws from the tokens that the edition's sampling keeps, each as often as is right."""
+    config = small_config(kind) | ({} if sampling == "plain" else {"sampling": sampling})
     settings = {"config": config, "new": 1, "hot": [TEMPERATURES[sampling]] * DRAWS}
     question = ChildQuestion("generate", "llama", settings, {"weights": small_weights(), "tokens": small.PROMPTS[:1]})
     wrong = {
@@ -62,7 +63,7 @@ def kept_probabilities(causal: bool, sampling: str) -> torch.Tensor:
     logits = small.llama(small.last_tokens(small.PROMPTS[:1]), causal)[0][0, 0]
     probs = (logits / TEMPERATURES[sampling]).softmax(-1)
     order = probs.argsort(descending=True)
-    keep = probs >= EPSILON
+    keep = probs >= (EPSILON if sampling == "epsilon" else 0.0)
     if sampling == "top-p":
         before = torch.cat((torch.zeros(1), probs[order].cumsum(0)[:-1]))  # the sum of all likelier ones
         keep = torch.zeros_like(keep).scatter(0, order, before < TOP_P)
@@ -81,5 +82,18 @@ def verdict_on_draws(probs: torch.Tensor, answer: ChildAnswer) -> ChildAnswer:
         return ChildAnswer((torch.tensor(1.0),))
     if (shares[probs >= SURE] == 0).any():
         return ChildAnswer((torch.tensor(2.0),))
-    errors = (shares - probs).abs() - FARTHEST * (probs * (1 - probs) / DRAWS).sqrt() - FARTHEST / DRAWS
-    return ChildAnswer((torch.tensor(3.0),) if errors.max() > 0 else ())
+    return ChildAnswer((torch.tensor(3.0),) if distance(shares, probs) > FARTHEST else ())
+
+
+def distance(shares: torch.Tensor, probs: torch.Tensor) -> float:
+    """How far the shares of `DRAWS` draws are from these probabilities, in standard errors.
+
+    Pearson's chi-square; Wilson and Hilferty's cube root of it is nearly normal.
+    """
+    is_rare = probs * DRAWS < FEWEST_EXPECTED
+    right, drawn = (torch.cat((each[~is_rare], each[is_rare].sum()[None])) for each in (probs, shares.to(probs)))
+    right, drawn = right[right > 0], drawn[right > 0]
+    degrees = max(1, len(right) - 1)
+    spread = 2 / (9 * degrees)
+    total = (DRAWS * (drawn - right).square() / right).sum().item()
+    return ((total / degrees) ** (1 / 3) - 1 + spread) / spread**0.5

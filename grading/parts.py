@@ -165,12 +165,12 @@ def all_parts(
     """
     classifying = [kind for kind in kinds if has_classifiers or kind == "bidirectional"]
     ask_scores, ask_layer = partial(scores_part, in_context), partial(layer_part, in_context)
-    ask_texts = partial(generate_part, sampling=sampling)
-    drawing = [] if sampling == "plain" else [sampling_part(kind, sampling) for kind in kinds]
+    ask_texts, ask_draws = partial(generate_part, sampling=sampling), partial(sampling_part, sampling=sampling)
     return [
         import_part(), norm_part(), rotary_part(in_context), *map(ask_scores, kinds), *map(attention_part, kinds),
-        feed_forward_part(), *map(ask_layer, kinds), *map(model_part, kinds), *map(ask_texts, kinds), *drawing,
-        *map(loading_part, kinds), *map(zero_shot_part, classifying), *map(embedding_part, classifying),
+        feed_forward_part(), *map(ask_layer, kinds), *map(model_part, kinds), *map(ask_texts, kinds),
+        *map(ask_draws, kinds), *map(loading_part, kinds), *map(zero_shot_part, classifying),
+        *map(embedding_part, classifying),
     ]  # fmt: skip
 
 

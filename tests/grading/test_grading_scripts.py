@@ -281,7 +281,7 @@ def sanity(monkeypatch: pytest.MonkeyPatch, *flags: object) -> int:
 def test_the_parts_of_a_right_model_are_printed_where_asked_for(monkeypatch, capsys: pytest.CaptureFixture):
     assert sanity(monkeypatch, "--parts") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("  ") and line.endswith(" ok")]) == 4 + 20
+    assert len([line for line in lines if line.startswith("  ") and line.endswith(" ok")]) == 4 + 22
     assert lines[-1] == "Your Llama implementation is correct!"
 
 
@@ -290,7 +290,7 @@ def test_parts_need_no_checkpoint(monkeypatch, capsys):
     assert sanity(monkeypatch, "--parts") == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert lines[0].startswith("Part by part") and len(lines) == 1 + 20 + 1
+    assert lines[0].startswith("Part by part") and len(lines) == 1 + 22 + 1
     assert lines[-1] == "Your Llama implementation is correct!"
     assert captured.err.startswith("note: no checkpoint is here") and captured.err.count("\n") == 1
     assert captured.err.endswith("so the whole model was not checked\n")

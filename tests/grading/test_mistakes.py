@@ -50,6 +50,7 @@ BLANK = "raise NotImplementedError"
 WEIGHTED = "return weights @ value"
 SCALE = "math.sqrt(self.head_dim)"
 FULL_MASK = "        if mask is not None:\n            scores ="
+DRAWN = "((logits.float() - largest.float()) / temperature)"
 GREEDY = "    if temperature == 0.0:\n        return best\n"
 
 PAIRS = "x.float().unflatten(-1, (-1, 2))"
@@ -187,6 +188,14 @@ MISTAKES = {
             "generate, causal: WRONG": [
                 ("the text is never cut", "self(idx[:, -limit:], cache=KVCache(self, len(idx), limit, pad))",
                  "self(idx, cache=KVCache(self, len(idx), length, pad))"),
+            ],
+            "sampling, bidirectional: WRONG": [
+                ("tokens are drawn with other probabilities", DRAWN, "(logits.softmax(-1) / temperature)"),
+                ("tokens are drawn with other probabilities", DRAWN, f"{DRAWN[:-1]}**2)"),
+                ("tokens are drawn with other probabilities", DRAWN,
+                 f"{DRAWN}.masked_fill(logits < logits.topk(10).values[:, -1:], -torch.inf)"),
+                ("likely tokens are never drawn", DRAWN,
+                 f"{DRAWN}.masked_fill(logits < logits.topk(2).values[:, -1:], -torch.inf)"),
             ],
             "loading, bidirectional: WRONG": [
                 ("tok_embeddings.weight is not what", "model.load_state_dict(state)", "pass"),
