@@ -78,13 +78,13 @@ class Results:
         test = {"name": name, "output": "\n".join(said) or "ok", "status": "passed" if passed else "failed"}
         self.tests.append({**test, "visibility": visibility})
         self.share_out(len(self.tests) - 1, points)
-        self.write(UNFINISHED)
 
     def share_out(self, first: int, points: float) -> None:
         """Let the tests from number `first` on have so many points together."""
         for test in self.tests[first:]:
             test["max_score"] = round(points / len(self.tests[first:]), 4)
             test["score"] = test["max_score"] * (test["status"] == "passed")
+        self.write(UNFINISHED)
 
     def write(self, output: str, score: float | None = None) -> None:
         """Replace the file. score: None takes the sum of the tests."""

@@ -237,6 +237,18 @@ def test_an_accuracy_at_the_edge_of_the_band_is_enough(quick: Callable, base: Pa
         assert (test["status"], test["max_score"]) == (status, 20)
 
 
+def test_points_for_accuracies_stand_in_the_file_before_the_code_runs(quick: Callable, base: Path, monkeypatch):
+    fill(base / "submission")
+    seen = []
+
+    def look(*given: object, **named: object) -> None:
+        seen.append(json.loads((base / "results/results.json").read_text())["score"])
+
+    monkeypatch.setattr(gradescope, "run_checks", look)
+    quick()
+    assert seen == [20 + 20]
+
+
 def test_more_than_max_per_day_keep_the_best_score(quick: Callable, base: Path):
     fill(base / "submission")
     earlier = [{"submission_time": f"2026-11-{day}T12:00:00.000000-08:00", "score": score} for day, score in
