@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, EDITIONS
+from grading.editions import ACCURACY_BANDS, DEFAULT_EDITION, EDITIONS, OUTPUT_KINDS, output_names
 from grading.findings import CHECKS, SEVERITIES
 from grading.programs import GradingError, atomic_write, check_writable, few, printable, read_text
 from grading.rules import Rules
@@ -143,7 +143,7 @@ def _faults(settings: Settings):
             if not 0 <= value <= most:
                 yield f"{group}.{name}: {value} is not between 0 and {most}"
     for name, value in settings.references.items():
-        if not re.fullmatch(r"(sst|cfimdb)-(dev|test)-\w+", name) or not 0 <= value <= 1:
+        if f"{name}-output.txt" not in output_names(*OUTPUT_KINDS) or not 0 <= value <= 1:
             yield f"references.{printable(name)}: not a name like sst-dev-finetuning with an accuracy from 0 to 1"
     for code, severity in settings.severity.items():
         if code not in CHECKS or severity not in SEVERITIES:
