@@ -83,7 +83,7 @@ def _check_output(
     _flag(report.problems, "E015-format", name, "not 'LABEL ||| sentence'", [row is None for row in rows])
     outside = [row is not None and row.label not in labels for row in rows]
     _flag(report.problems, "E016-label", name, f"label outside 0..{len(labels) - 1}", outside)
-    if len(rows) > 1 and len({row and row.label for row in rows}) == 1:
+    if len(rows) > 1 and None not in rows and len({row.label for row in rows}) == 1:
         report.warnings.append(Message(f"{name}: every line has the same label", "E043-constant", name))
     prompt = f" {prompt_suffix(label_names)}".rstrip()  # its last space goes with the line's end
     is_prompted = all(row and row.sentence.endswith(prompt) for row in rows)

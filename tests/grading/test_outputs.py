@@ -107,6 +107,12 @@ def test_constant_predictions_are_a_warning(create, folder):
     assert report.problems == [] and report.warnings == [f"{name}: every line has the same label"]
 
 
+def test_lines_of_which_none_has_a_label_are_not_called_constant(create, folder):
+    change(folder, "sst-dev-finetuning-output.txt", lambda b: b.replace(b" ||| ", b".0 ||| "))
+    report = create()
+    assert [problem.code for problem in report.problems] == ["E015-format"] and report.warnings == []
+
+
 @pytest.mark.parametrize(("right", "said"), [(46, []), (31, ["0.310", "0.414", "0.05"]), (47, ["0.470"])])
 def test_an_accuracy_outside_the_band_of_the_grade_is_a_warning(folder, data_dir, tmp_path, right: int, said: list):
     shutil.copytree(data_dir, tmp_path / "data")
