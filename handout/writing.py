@@ -12,7 +12,7 @@ from grading.editions import DEFAULT_EDITION, EDITIONS, LABEL_NAMES, NORMS, SAMP
 from handout.holes import Hole, blank, holes_of, removed
 from utils import ROOT, UserError
 
-VERSION = "1.1"  # of the hand-out; pages/CHANGELOG.md says what changed
+VERSION = "1.2"  # of the hand-out; pages/CHANGELOG.md says what changed
 MODELS = "; the trained model adds all numbers of the test set, and two of five or more others do not"
 BEYOND = "something of your own beyond the assignment that helps, described in a report of at most three pages"
 SMALLEST = "one of the smallest models that add all numbers, found by ablations, with plots and logs of all runs"
