@@ -161,7 +161,7 @@ def test_right_code_is_right_and_wrong_code_wrong(student: Path, box: Box, nothi
     for name in ("sitecustomize.py", "usercustomize.py"):
         (student / name).write_text("import os\nos._exit(0)\n")
     executed = run_checks(student, "ucsc", box)
-    assert [one for one in executed if not one.passed] == [] and len(executed) == 23, executed
+    assert [one for one in executed if not one.passed] == [] and len(executed) == 25, executed
     add(student / "llama.py", "print('\\n'.join(map(str, range(99))))\nRMSNorm.forward = lambda self, x: x\n")
     wrong = {one.part: one for one in run_checks(student, "ucsc", box) if not one.passed}
     assert wrong["RMSNorm"].message.startswith("WRONG: ") and "rope_test.py" not in wrong, wrong
