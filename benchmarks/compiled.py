@@ -28,7 +28,7 @@ class Compiled:
         theirs = peers.Peers(ours.llama).hf_classifier()
         theirs.classifier_head = ours.classifier_head
         if model.dtype == "bf16":
-            theirs = theirs.bfloat16()
+            theirs = peers.rounded(theirs, torch.bfloat16)
         elif model.dtype == "autocast":
             theirs = peers.Autocast(theirs)
         self.model = torch.compile(theirs, backend=self.backend)

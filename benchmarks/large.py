@@ -19,6 +19,7 @@ from benchmarks.table import QUICK_SIZES, Bench, Line, lines_of
 from benchmarks.targets import HF, HF_BF16, LARGE_TASKS, LINES, OURS
 from config import LlamaConfig
 from engine.data import create_data, read_label_names
+from engine.flags import PREFIX
 from engine.storage import free_memory
 from tokenizer import TOKENIZER_MODEL, Tokenizer
 from utils import ROOT, prompt_suffix
@@ -126,9 +127,9 @@ def use_transformers(task: str, dtype: str, folder: str) -> None:
 
     tokenizer = Tokenizer(tokenizer_model=f"{folder}/{TOKENIZER_MODEL}")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    text = Path(folder, "text.txt").read_text(encoding="utf-8")
     with torch.inference_mode():
         if task == "perplexity":
+            text = Path(folder, "text.txt").read_text(encoding="utf-8")
             ids = torch.tensor([tokenizer.encode(text, bos=True, eos=False)[: model.config.max_position_embeddings]])
             model(input_ids=ids, labels=ids, use_cache=False).loss.item()
             return
@@ -136,7 +137,7 @@ def use_transformers(task: str, dtype: str, folder: str) -> None:
             for split in SPLITS:
                 _ask_transformers(model, tokenizer, f"{folder}/{split}.txt")
             return
-        ids = torch.tensor([tokenizer.encode(text[:80], bos=True, eos=False)])
+        ids = torch.tensor([tokenizer.encode(PREFIX, bos=True, eos=False)])
         new = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "pad_token_id": 0}
         for way in ({"do_sample": False}, {"do_sample": True, "temperature": 1.0}):
             model.generate(ids, attention_mask=torch.ones_like(ids), **new, **way)

@@ -126,7 +126,7 @@ class Peers:
         """transformers' LlamaForCausalLM with its default attention (PyTorch's fused one)."""
         model = load_to_hf()(self.state, self._config("causal"))
         model.set_attn_implementation("sdpa")
-        return model.to(dtype).eval()
+        return rounded(model, dtype).eval()
 
     def our_classifier(
         self, precision: str | None = "fp32", attention: str = "causal", *, training: bool = False
@@ -146,7 +146,7 @@ class Peers:
 
     def hf_classifier(self, dtype: torch.dtype = torch.float32) -> HFClassifier:
         base = self.hf().model
-        return self._with_head(lambda: HFClassifier(base, self.config.dim)).to(dtype)
+        return rounded(self._with_head(lambda: HFClassifier(base, self.config.dim)), dtype)
 
     def _config(self, attention: str) -> LlamaConfig:
         return replace(self.config, attention=attention)
@@ -164,6 +164,13 @@ class Peers:
         return make().eval()
 
 
+def rounded(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert the weights. Buffers, such as the frequencies of rotations, stay float32, as where a file is loaded."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 def our_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return update_fast(plain_optimizer(model))
 
@@ -177,8 +184,8 @@ def naive_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def hf_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """PyTorch's fused AdamW, its fastest."""
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    """PyTorch's fused AdamW, its fastest. Without decay of weights, as the others."""
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 
 def train_step(

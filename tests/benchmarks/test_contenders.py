@@ -42,6 +42,7 @@ from convert.llama2c import content_of, content_of_tokenizer
 from convert.vocabulary import BYTE, CONTROL, NORMAL, SPACE_PIECE, UNKNOWN
 from engine.batches import EncodingRules
 from engine.data import create_data
+from engine.flags import PREFIX
 from engine.weights import load_pretrained
 from fast.attention import FusedAttention
 from llama import Attention, Llama
@@ -196,6 +197,25 @@ def test_hf_reads_the_last_real_token_as_ours_does(contenders: Peers):
     assert lower.dtype == torch.float32 and 0 < (lower - ours).abs().max() < 0.2
 
 
+def test_hf_in_bfloat16_turns_by_the_angles_that_it_is_made_with(contenders: Peers):
+    """`Module.to` would round the frequencies as well, and with them every angle."""
+    pytest.importorskip("transformers")
+    exact, rounded = contenders.hf(), contenders.hf(torch.bfloat16)
+    assert all(parameter.dtype == torch.bfloat16 for parameter in rounded.parameters())
+    for plain, buffer in zip(exact.buffers(), rounded.buffers(), strict=True):
+        assert torch.equal(plain, buffer) and plain.dtype == buffer.dtype
+    assert rounded.lm_head.weight is rounded.model.embed_tokens.weight
+
+
+def test_no_optimizer_decays_weights():
+    for make in (peers.our_optimizer, peers.plain_optimizer, peers.naive_optimizer, peers.hf_optimizer):
+        model = torch.nn.Linear(2, 2)
+        before = model.weight.detach().clone()
+        model.weight.grad = torch.zeros_like(model.weight)
+        make(model).step()
+        assert torch.equal(model.weight, before)
+
+
 def test_hf_generates_what_ours_does(contenders: Peers):
     pytest.importorskip("transformers")
     prompt = torch.tensor([[1, 17, 240, 33]])
@@ -231,6 +251,17 @@ def test_hf_finds_the_likeliest_labels_that_ours_does(
             found[split] = [int(ours(each).argmax()) for each in ids]
             assert large._ask_transformers(theirs, tokenizer, folder / f"{split}.txt") == found[split]
     assert len({label for labels in found.values() for label in labels}) > 1 and len(found["dev"]) == large.ASKED
+
+
+def test_large_models_continue_the_same_text(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
+    folder = large._write(tmp_path / "model", LlamaConfig.from_preset("tiny", attention="causal"), tiny_tokenizer, 5)
+    prompts = []
+    model = SimpleNamespace(generate=lambda ids, **settings: prompts.append(ids[0].tolist()))
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *args, **settings: model)
+    large.use_transformers("generate", "float32", str(folder))
+    assert "--prompt" not in large._our_command("generate", "fp32", folder)
+    assert prompts == [Tokenizer(tokenizer_model=tiny_tokenizer).encode(PREFIX, bos=True, eos=False)] * 2
 
 
 def test_ids_are_compared_in_words():

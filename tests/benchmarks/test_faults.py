@@ -158,6 +158,19 @@ def test_an_answer_that_is_no_number_is_not_measured():
         peers.train_step(model, peers.our_optimizer(model), ids, ids[:, 0])
 
 
+def test_a_classifier_that_computes_something_else_differs_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = LlamaConfig.from_preset("tiny", attention="causal")
+    models, others = (peers.Peers(peers.random_llama(config, seed), seed) for seed in (1, 2))
+    monkeypatch.setattr(models, "hf_classifier", lambda *_: others.our_classifier(None))
+    missing = dict.fromkeys((targets.COMPILED, targets.OPENVINO, targets.OPENVINO_BF16), "left out")
+    bench = table.Bench(config, models, Turns(1, 0.0), table.QUICK_SIZES, None, tmp_path, 1, 1, None, missing)
+    lines = [line for line in learning.forward(bench) if line.against in (targets.PLAIN_PATH, targets.HF)]
+    for line in lines:
+        is_wrong = line.against == targets.HF and line.work.endswith("fp32")
+        assert (line.verdict == "RESULTS DIFFER") == is_wrong
+    assert len(lines) == 8
+
+
 def test_what_fails_in_another_process_says_whose_fault_it_is(tmp_path: Path):
     model = LibraryModel(tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1, "f32")
     with pytest.raises(OwnFault, match="NO_SUCH_CONSTANT"):
