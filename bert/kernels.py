@@ -15,6 +15,7 @@ from torch import nn
 from bert.config import BertConfig
 from bert.model import Bert, BertAttention
 from fast.apply import Choice, LinearKernel
+from fast.attention import may_hide_nan
 from fast.equivalence import Case, Comparison, EquivalenceCheck
 from fast.kernel import has_hooks, own_methods
 from fast.layers import CheckedKernel, has_more
@@ -46,7 +47,7 @@ class FusedBertAttention(CheckedKernel, BertAttention):
         if mask is not None:  # as in `BertAttention`, a row of nothing but padding stays free of NaN
             lowest = torch.finfo(query.dtype).min / 2  # some kernels multiply it by log2(e)
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, lowest)
-        if self._keeps_weights():
+        if self._keeps_weights() and not may_hide_nan(query, key):
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)  # b h s s
         weights = (scores if mask is None else scores.add_(mask)).softmax(dim=-1)

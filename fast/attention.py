@@ -28,6 +28,7 @@ from fast.linear import readable
 from llama import Attention
 
 LONG_TEXT = 1100  # positions: more than most models have
+MOST_LANES = 16  # float32 numbers in a register of AVX-512
 SHORT_TEXT = 256  # positions up to which scores may be kept: 128 KB for a head in bfloat16
 BY_PRODUCTS_FROM = 2**16  # scores in all that are worth the calls of two products: 4 texts of 45 tokens, 8 heads
 
@@ -76,7 +77,7 @@ class FusedAttention(CheckedKernel, Attention):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
     ) -> torch.Tensor:
         is_known = not has_more("mask", others, named) and self._has_plain_dropout()
-        if not is_known or not self.may_compute(scores_check(query.device.type)):
+        if not is_known or may_hide_nan(query, key) or not self.may_compute(scores_check(query.device.type)):
             return super().compute_query_key_value_scores(query, key, value, *others, **named)
         (mask,) = others or (named.get("mask"),)
         if mask is None and self.is_causal and query.shape[2] > 1:
@@ -103,7 +104,19 @@ class FusedAttention(CheckedKernel, Attention):
         dropout = self.attn_dropout
         if type(dropout) is not nn.Dropout or has_hooks(dropout) or own_methods(dropout):
             return False
-        return dropout.p == 0.0 or not self.training
+        return dropout.p == 0.0 or not (self.training or dropout.training)  # an edit may read either
+
+
+def may_hide_nan(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether a score may not be finite where PyTorch's fused kernel would not show it.
+
+    On a CPU it takes the largest score in lanes. With fewer keys than lanes it overlooks NaN, and gives 0 for a query
+    whose scores are all NaN.
+    """
+    if query.device.type != "cpu" or key.shape[2] >= MOST_LANES:
+        return False
+    largest = torch.linalg.vector_norm(query.detach()) * torch.linalg.vector_norm(key.detach())  # no score exceeds it
+    return not largest.isfinite()
 
 
 def alike(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -180,8 +180,8 @@ class LoopDecoder(Decoder):
         self, idx: torch.Tensor, max_new_tokens: int, temperature: float, settings: dict[str, Any]
     ) -> torch.Tensor:
         llama = self.llama
-        is_plain = _computes_otherwise(llama) or self._kinds != kinds_of(llama)
-        if is_plain or not _agrees(llama, self._precision):
+        is_other = self._kinds != kinds_of(llama) or self._engine.config != llama.config  # than the engine was made of
+        if is_other or _computes_otherwise(llama) or not _agrees(llama, self._precision):
             return super()._generate(idx, max_new_tokens, temperature, settings)
         only_largest = llama.config.sampling == "plain" and _needs_only_largest(temperature, settings)
         only_largest = only_largest and LARGEST_CHECK.holds()

@@ -125,7 +125,7 @@ class FusedFeedForward(CheckedKernel, FeedForward):
 
 def _gives_bf16(layer: nn.Module) -> bool:
     """Whether a layer is a product in bfloat16 and nothing else, with a result in bfloat16."""
-    if type(layer) is not Bf16Linear or has_hooks(layer) or own_methods(layer):
+    if type(layer) is not Bf16Linear or layer.bias is not None or has_hooks(layer) or own_methods(layer):
         return False
     return (layer.read_dtype or layer.out_dtype) == torch.bfloat16
 

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from fast.compact import CompactWeight, quantise, quantise_4, require_groups, widened
 from fast.kernel import Kernel
 from fast.onednn import has_onednn, onednn_linear, onednn_trained, pack, rows_of, weight_gradient
+from fast.writes import WeightState
 
 SMALL_PRODUCT = 2**20  # multiplications: some 20 microseconds
 
@@ -26,21 +27,15 @@ def is_small(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.shape[:-1].numel() * weight.numel() < SMALL_PRODUCT
 
 
-def state_of(weight: torch.Tensor) -> tuple[int, Any]:
-    """Changes when a weight is replaced or written to."""
-    # PyTorch does not count writes to an inference tensor, so its state is never the same
-    return weight.data_ptr(), object() if weight.is_inference() else weight._version
-
-
 class KernelLinear(Kernel, nn.Linear):
     """A linear layer that, while it is not trained, keeps a copy of its weight in a kernel's own layout.
 
     The copy is not in the state dict. `train()`, `eval()` and every training step drop it, and a write to the weight
-    makes the next call renew it, so that it is never older than the weight. keeps_copies: False if a weight must not
-    lie twice in memory, such as one that is gathered only while its layer computes; then a copy lasts for one call.
+    makes the next call renew it, see `fast.writes`. keeps_copies: False if a weight must not lie twice in memory, such
+    as one that is gathered only while its layer computes; then a copy lasts for one call.
 
     The constructor and `from_linear` take the arguments of `set_formats` as keywords. Only `OneDNNLinear` takes the
-    bias of the layer that it replaces.
+    bias of the layer that it replaces; another kernel that is given a bias later computes as `nn.Linear` does.
     """
 
     __slots__ = ("keeps_copies", "_copy", "_copied")
@@ -66,11 +61,9 @@ class KernelLinear(Kernel, nn.Linear):
         if not self.keeps_copies:
             is_compact = isinstance(self.weight, CompactWeight)
             return reduce(_then, steps, self.weight if is_compact else self.weight.detach())
-        state = (steps, *state_of(self.weight))
-        if self._copied is None or self._copied[0] != state:
-            # the weight itself is kept with its copy, so that no other weight can come to lie at its address
-            weight = self.weight.detach()
-            self._copy, self._copied = reduce(_then, steps, weight), (state, weight)
+        if self._copied is None or self._copied[0] != steps or not self._copied[1].stands(self.weight):
+            state = WeightState(self.weight)
+            self._copy, self._copied = reduce(_then, steps, state.weight), (steps, state)
         return self._copy
 
     def product_of_copy(self, x: torch.Tensor, packs: bool, rounded: Callable) -> torch.Tensor:
@@ -161,6 +154,8 @@ class Bf16Linear(KernelLinear):
         self.out_dtype, self.read_dtype = out_dtype, read_dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is not None:
+            return super().forward(x.to(self.weight.dtype))
         if self.is_trained(x):
             self.drop_copy()
             return _ProductIn16Bits.apply(x, self.weight, to_bf16, self.keeps_copies).to(self.out_dtype)
@@ -189,6 +184,8 @@ class RoundedLinear(KernelLinear):
         self.packs = packs and self.keeps_copies  # to pack a weight for one product saves nothing
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is not None:
+            return super().forward(x.to(self.weight.dtype))
         if self.is_trained(x):
             self.drop_copy()
             return _ProductIn16Bits.apply(x, self.weight, round_to_bf16, self.keeps_copies)
@@ -269,6 +266,8 @@ class Int8Linear(KernelLinear):
             self.weight = nn.Parameter(CompactWeight(quantised, scale), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is not None:
+            return super().forward(x.to(self.weight.dtype))
         if x.device.type != "cpu" or x.dtype != torch.float32 or self.is_trained(x):
             return F.linear(x, self.weight)
         if self.inputs_to != torch.int8:

@@ -647,7 +647,23 @@ def replace_one(model: Llama) -> None:
 def change_data(model: Llama) -> None:
     for parameter in model.parameters():
         parameter.data.mul_(-0.5)
-    model.eval()
+
+
+def merge_into_data(model: Llama) -> None:
+    """As a LoRA is often merged: an update of low rank."""
+    for layer in model.layers:
+        for linear in (layer.attention.compute_value, layer.feed_forward.w1, layer.feed_forward.w2):
+            linear.weight.data += torch.ones(linear.out_features, 1) @ torch.randn(1, linear.in_features)
+
+
+def transpose_data(model: Llama) -> None:
+    weight = model.layers[1].attention.compute_output.weight
+    weight.data = weight.data.t()
+
+
+def change_array(model: Llama) -> None:
+    array = model.layers[0].feed_forward.w1.weight.detach().numpy()
+    array *= -0.5
 
 
 def step(make: Callable, **settings: bool) -> Callable[[Llama], None]:
@@ -664,7 +680,11 @@ CHANGES = {
     "assigned": assign_others,
     "replaced": replace_one,
     "layers swapped": swap_layers,
-    "p.data, then eval()": change_data,
+    "p.data": change_data,
+    "p.data, then eval()": lambda model: (change_data(model), model.eval()),
+    "p.data, merged": merge_into_data,
+    "p.data, transposed": transpose_data,
+    "through NumPy": change_array,
     "AdamW": step(AdamW),
     "AdamW, by its kernel": step(lambda *args, **settings: runs.update_fast(AdamW(*args, **settings))),
     "torch's AdamW": step(torch.optim.AdamW),
@@ -1126,7 +1146,7 @@ def test_an_id_outside_of_the_vocabulary_is_an_error_as_in_pytorch(numba, token:
         model.generate(torch.tensor([[1, token]]), 2, temperature=0.0)
 
 
-@pytest.mark.parametrize("part", ["", "layers.1"])
+@pytest.mark.parametrize("part", ["", "layers.1", "layers.1.attention.attn_dropout"])
 def test_in_training_mode_dropout_stays(numba, part: str):
     plain = random_llama(attention="causal", gain=8.0, dropout=0.5)
     ours = decoding(plain)
@@ -1156,6 +1176,21 @@ def test_kernels_that_are_exchanged_and_an_edited_cache_leave_a_decoder_to_the_m
     accelerate(ours.llama, "bf16")
     text = ours.generate(TOKENS[:1], 30, temperature=0.0)
     assert torch.equal(text, ours.llama.generate(TOKENS[:1], 30, temperature=0.0)) and len(steps) == 29
+
+
+def test_settings_that_the_whole_model_is_given_later_leave_a_decoder_to_it(numba):
+    """The modules are then what the new config makes them, and the loops what the old one did."""
+    ours = decoding(random_llama(attention="causal", gain=8.0))
+    model, before = ours.llama, ours.generate(TOKENS[:1], 30, temperature=0.0)
+    model.config = model.params = LlamaConfig(**{**vars(model.config), "rope_theta": 3.0, "layer_norm_eps": 0.5})
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.rope_theta = 3.0
+        elif isinstance(module, RMSNorm):
+            module.eps = 0.5
+    for each in (ours, decoder(model)):
+        text = each.generate(TOKENS[:1], 30, temperature=0.0)
+        assert torch.equal(text, model.generate(TOKENS[:1], 30, temperature=0.0)) and not torch.equal(text, before)
 
 
 def test_threads_are_those_of_pytorch_unless_fewer_are_faster(numba):

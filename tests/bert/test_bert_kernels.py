@@ -347,3 +347,15 @@ def test_without_kernels_nothing_of_fast_is_imported():
     code = "import sys, bert.run, bert.family, bert.heads; assert not {'fast', 'bert.kernels'} & set(sys.modules)"
     root = Path(bert.kernels.__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+@pytest.mark.parametrize("name", ["compute_query", "compute_key"])
+@pytest.mark.parametrize("length", [1, 7, 15, 16])
+def test_attention_shows_a_damaged_weight_in_texts_of_every_length(length: int, name: str):
+    """PyTorch's fused kernel gives zeros where all scores of a short text are NaN."""
+    plain, ids = classifier(), torch.randint(5, 300, (2, length))
+    weight = next(weight for key, weight in plain.named_parameters() if key.endswith(f"{name}.weight"))
+    nn.init.constant_(weight, float("nan"))
+    with torch.no_grad():
+        for made in (plain, accelerated(plain)):
+            assert not made(ids, None, torch.ones_like(ids)).isfinite().any()

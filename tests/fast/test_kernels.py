@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -126,6 +127,39 @@ def test_what_is_hung_on_either_is_seen_by_both(kind: type, on_kernel: bool):
     x = torch.randn(2, 3, {nn.Linear: 32}.get(kind.replaces, config.dim), requires_grad=True)
     other(x).sum().backward()
     assert called == ["before", "after", (1, 1)]
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf, 1e25])
+@pytest.mark.parametrize("name", ["compute_query", "compute_key"])
+@pytest.mark.parametrize("length", [1, 7, 15, 16, 17])
+def test_attention_shows_what_is_not_finite_in_texts_of_every_length(length: int, name: str, damage: float):
+    """PyTorch's fused kernel gives zeros where all scores of a short text are NaN."""
+    plain, tokens = random_llama(attention="causal"), torch.randint(3, 300, (2, length))
+    with torch.no_grad():
+        plain.layers[0].attention.get_submodule(name).weight.mul_(damage)
+        if damage == 1e25:  # finite, but no scores are
+            plain.layers[0].attention.compute_query.weight.mul_(1e15)
+            plain.layers[0].attention.compute_key.weight.mul_(1e15)
+        model = copy.deepcopy(plain)
+        accelerate(model)
+        assert not plain(tokens)[0].isfinite().any() and not model(tokens)[0].isfinite().any()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("generates", [False, True])
+def test_a_bias_that_a_layer_is_given_after_its_kernel_counts(precision: str, generates: bool):
+    model = random_llama(dim=32, n_heads=4, n_kv_heads=2, hidden_dim=64)
+    accelerate(model, precision, generates=generates)
+    with torch.no_grad():
+        before = model(TOKENS)[1]
+        for linear in model.layers.modules():
+            if isinstance(linear, nn.Linear):
+                linear.bias = nn.Parameter(torch.randn(linear.out_features))
+        after = model(TOKENS)[1]
+        accelerate(model, precision, generates=generates)  # the layers are computed as they are written
+        expected = model(TOKENS)[1]
+    assert (after - expected).abs().max() <= 3e-2 * expected.abs().max()
+    assert (after - before).abs().max() > 0.3 * expected.abs().max()
 
 
 def test_a_kernel_adds_nothing_to_the_module_and_has_formats_of_its_own():
