@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import pytest
 import sentencepiece
 import torch
 from conftest import SENTENCES
@@ -51,7 +51,8 @@ def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(tensor, other.state_dict()[name]), name
 
 
-def in_llama_cpp(llama_cpp: ModuleType, path: Path, **how: object):
-    """llama.cpp's model, with keys and values in float32 as ours are."""
+def in_llama_cpp(path: Path, **how: object):
+    """llama.cpp's model, with keys and values in float32 as ours are. Where it is absent, the test is skipped."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     float32 = llama_cpp.GGML_TYPE_F32
     return llama_cpp.Llama(str(path), n_threads=1, verbose=False, type_k=float32, type_v=float32, **how)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -163,20 +162,15 @@ def test_scaled_angles_and_an_output_matrix_of_its_own_are_declared(convert: Cal
     np.testing.assert_allclose(factors.data, 1.0 / (share + (1.0 - share) / 8.0), rtol=1e-5)
 
 
-@pytest.fixture
-def llama_cpp() -> ModuleType:
+def test_llama_cpp_says_the_same(tmp_path: Path):
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    return pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-
-
-def test_llama_cpp_says_the_same(llama_cpp: ModuleType, tmp_path: Path):
     done = run_module(BUNDLED, tmp_path / "model.gguf", "--to", "gguf", cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == f"wrote {tmp_path / 'model.gguf'}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     prompt = tokenizer.encode("The lighthouse keeper", bos=True, eos=False)
     ours = load_pretrained(BUNDLED).generate(torch.tensor([prompt]), 60, temperature=0.0)[0].tolist()
-    theirs = in_llama_cpp(llama_cpp, tmp_path / "model.gguf", n_ctx=256)
+    theirs = in_llama_cpp(tmp_path / "model.gguf", n_ctx=256)
     assert prompt + list(islice(theirs.generate(prompt, temp=0.0), 60)) == ours and len(set(ours)) > 20
 
 
@@ -189,25 +183,27 @@ def test_llama_cpp_says_the_same(llama_cpp: ModuleType, tmp_path: Path):
         {"dim": 72, "n_heads": 9, "n_kv_heads": 3, "layer_norm_eps": 1e-3},
     ],
 )
-def test_llama_cpp_computes_the_same_logits(changes: dict, llama_cpp: ModuleType, tmp_path: Path):
+def test_llama_cpp_computes_the_same_logits(changes: dict, tmp_path: Path):
     """Of random weights: what a model repeats soon hides angles that are wrong."""
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     vocabulary = vocabulary_in(BUNDLED.with_suffix(".model"))
     model = random_llama(attention="causal", vocab_size=tokenizer.n_words, max_seq_len=128, **changes)
     convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
-    theirs = in_llama_cpp(llama_cpp, tmp_path / "m.gguf", n_ctx=128, logits_all=True)
+    theirs = in_llama_cpp(tmp_path / "m.gguf", n_ctx=128, logits_all=True)
     ids = torch.randint(260, tokenizer.n_words, (1, 100), generator=torch.Generator().manual_seed(1))
     theirs.eval(ids[0].tolist())
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(theirs.scores[:100]), model(ids, ids)[0][0], atol=1e-5, rtol=0)
 
 
-def test_llama_cpp_reads_text_as_we_do(llama_cpp: ModuleType, tmp_path: Path):
+def test_llama_cpp_reads_text_as_we_do(tmp_path: Path):
+    pytest.importorskip("gguf", reason="the package gguf is not installed")
     tokenizer = Tokenizer(tokenizer_model=BUNDLED.with_suffix(".model"))
     vocabulary = vocabulary_in(BUNDLED.with_suffix(".model"))
     model = load_pretrained(BUNDLED)
     convert_gguf.write(tmp_path / "m.gguf", model.state_dict(), model.config, vocabulary)
-    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
+    theirs = in_llama_cpp(tmp_path / "m.gguf", vocab_only=True)
     for text in (*SENTENCES, "naïve café, 北京 costs 3.50?"):
         assert theirs.tokenize(text.encode()) == tokenizer.encode(text, bos=True, eos=False)
 
