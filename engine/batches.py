@@ -143,13 +143,14 @@ def ids_before(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 def _sentence_ids(sentences: list[str], tokenizer: Tokenizer, rules: EncodingRules) -> list[list[int]]:
     """The token ids of each sentence without its suffix, behind what the tokenizer puts before a text."""
-    begin = list(ids_before(tokenizer))
     if rules.follows:
+        begin = list(ids_before(tokenizer))
         return [begin + tokenizer.encode_next(sentence)[: tokenizer.max_len] for sentence in sentences]
     encoded = tokenizer.encode_batch(sentences, bos=True, eos=False)
-    if rules.prompt_suffix is None:
+    if rules.prompt_suffix is None or all(sentences):
         return encoded
     # alone, an empty text gets bos from a tokenizer that puts none before others; here the suffix follows it
+    begin = list(ids_before(tokenizer))
     return [ids if sentence else begin for ids, sentence in zip(encoded, sentences, strict=True)]
 
 
