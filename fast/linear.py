@@ -59,8 +59,7 @@ class KernelLinear(Kernel, nn.Linear):
     def copy_of_weight(self, *steps: Callable[..., Any]) -> Any:
         """The weight after `steps`, one after another: computed once for each state of the weight, or in each call."""
         if not self.keeps_copies:
-            is_compact = isinstance(self.weight, CompactWeight)
-            return reduce(_then, steps, self.weight if is_compact else self.weight.detach())
+            return reduce(_then, steps, self.weight if isinstance(self.weight, CompactWeight) else self.weight.detach())
         if self._copied is None or self._copied[0] != steps or not self._copied[1].stands(self.weight):
             state = WeightState(self.weight)
             self._copy, self._copied = reduce(_then, steps, state.weight), (steps, state)
@@ -74,6 +73,13 @@ class KernelLinear(Kernel, nn.Linear):
         if packs and has_onednn(x.dtype) and not is_small(x, self.weight):
             return onednn_linear(x, self.copy_of_weight(*steps, pack))
         return F.linear(x, self.copy_of_weight(*steps))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x) if self.bias is None else super().forward(x.to(self.weight.dtype))
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x W^T by the kernel. ... i -> ... o"""
+        raise NotImplementedError
 
     def drop_copy(self) -> None:
         self._copy = self._copied = None
@@ -153,9 +159,7 @@ class Bf16Linear(KernelLinear):
         super().set_formats(keeps_copies=keeps_copies)
         self.out_dtype, self.read_dtype = out_dtype, read_dtype
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.bias is not None:
-            return super().forward(x.to(self.weight.dtype))
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_trained(x):
             self.drop_copy()
             return _ProductIn16Bits.apply(x, self.weight, to_bf16, self.keeps_copies).to(self.out_dtype)
@@ -183,9 +187,7 @@ class RoundedLinear(KernelLinear):
         super().set_formats(keeps_copies=keeps_copies)
         self.packs = packs and self.keeps_copies  # to pack a weight for one product saves nothing
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.bias is not None:
-            return super().forward(x.to(self.weight.dtype))
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_trained(x):
             self.drop_copy()
             return _ProductIn16Bits.apply(x, self.weight, round_to_bf16, self.keeps_copies)
@@ -265,9 +267,7 @@ class Int8Linear(KernelLinear):
         elif self.weight.stored is not quantised:  # loaded for another precision
             self.weight = nn.Parameter(CompactWeight(quantised, scale), requires_grad=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.bias is not None:
-            return super().forward(x.to(self.weight.dtype))
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cpu" or x.dtype != torch.float32 or self.is_trained(x):
             return F.linear(x, self.weight)
         if self.inputs_to != torch.int8:
@@ -278,7 +278,7 @@ class Int8Linear(KernelLinear):
         else:
             integers, scale = quantise(rows)
             y = self.product_of_copy(integers.float(), self.packs, self.on_grid).mul_(scale[:, None])  # r o
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], y.shape[-1])  # not -1: there may be no rows
 
 
 class Int4Linear(Int8Linear):

@@ -162,6 +162,14 @@ def test_a_bias_that_a_layer_is_given_after_its_kernel_counts(precision: str, ge
     assert (after - before).abs().max() > 0.3 * expected.abs().max()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32)])
+def test_a_batch_without_rows_has_a_product_without_rows(shape: tuple[int, ...]):
+    for plain, kernel in made_of().values():
+        if isinstance(plain, nn.Linear):
+            assert kernel.eval()(torch.zeros(shape)).shape == plain(torch.zeros(shape)).shape
+
+
 def test_a_kernel_adds_nothing_to_the_module_and_has_formats_of_its_own():
     linear = nn.Linear(8, 12, bias=False)
     before = set(vars(linear))
