@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 TEXTS_AT_ONCE = 16  # texts without a token that are computed together
+MOST_TOKENS = 2048  # of a text on a page, which a classifier reads whole
 OCCLUDED_POSITIONS = 32_000  # of all these texts; in a longer text, more neighbours are left out together
 
 
@@ -40,7 +41,8 @@ def decide(model: nn.Module, embedding: nn.Module, ids: Sequence[int]) -> Decisi
     with torch.inference_mode():
         log_probabilities = model(tokens)[0]  # c
     together = neighbours_together(len(ids))
-    occlusion = occluded(model, tokens, log_probabilities, together)
+    starts = occlusion_starts(len(ids), together)
+    occlusion = occluded(model, tokens, log_probabilities, together, starts)
     return Decision(log_probabilities, occlusion, together, gradient_by_input(model, embedding, tokens))
 
 
@@ -49,18 +51,25 @@ def neighbours_together(length: int) -> int:
     return math.ceil(length**2 / OCCLUDED_POSITIONS)
 
 
+def occlusion_starts(length: int, together: int) -> list[int]:
+    """Where neighbours are left out of a text of so many tokens; never bos, and nowhere if no text would be left."""
+    if length < 2 + together:
+        return []
+    return [min(start, length - together) for start in range(1, length, together)]  # equal lengths need no padding
+
+
 @torch.inference_mode()
-def occluded(model: nn.Module, tokens: torch.Tensor, whole: torch.Tensor, together: int = 1) -> torch.Tensor:
-    """The loss of probability without each token; the first token, bos, is never left out.
+def occluded(
+    model: nn.Module, tokens: torch.Tensor, whole: torch.Tensor, together: int, starts: Sequence[int]
+) -> torch.Tensor:
+    """The loss of probability without each token; NaN where none is left out.
 
     tokens: 1 s. whole: c, the log-probabilities of the whole text. together: the number of neighbours that are left out
-    at once; all get the same value. Returns s c
+    at once; all get the same value. starts: some of `occlusion_starts`. Returns s c
     """
-    length = tokens.shape[1]
-    lost = torch.full((length, len(whole)), float("nan"))
-    if length < 2 + together:  # no text would be left
+    lost = torch.full((tokens.shape[1], len(whole)), float("nan"))
+    if not starts:
         return lost
-    starts = [min(start, length - together) for start in range(1, length, together)]  # equal lengths need no padding
     without = torch.stack([torch.cat((tokens[0, :start], tokens[0, start + together :])) for start in starts])
     rows = torch.cat([model(batch) for batch in without.split(TEXTS_AT_ONCE)])
     for start, each in zip(starts, probabilities(whole) - probabilities(rows), strict=True):

@@ -13,6 +13,7 @@ import torch
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier, read_last
 from engine.programs import import_part
 from explore.broken import BREAKS, Break
+from explore.decision import MOST_TOKENS, OCCLUDED_POSITIONS
 from explore.inspected import InspectedModel, page_of_rope
 from explore.page import MAX_LIVE_BYTES
 from explore.unedited import check_unedited
@@ -164,4 +165,6 @@ def page_of_classifier(inspected: InspectedModel) -> dict[str, Any] | None:
         "bos": getattr(tokenizer, "begins", [tokenizer.bos_id]),
         "pad": tokenizer.pad_id,
         "labelIds": getattr(model, "label_name_ids", None),
+        "mostTokens": max(MOST_TOKENS, inspected.llama.config.max_seq_len),
+        "occludedPositions": OCCLUDED_POSITIONS,
     }

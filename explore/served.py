@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from base_llama import KVCache
 from engine.sampling import Sampling, drop
 from explore.broken import Switches, broken, read_broken
-from explore.decision import neighbours_together, occluded, probabilities
+from explore.decision import MOST_TOKENS, TEXTS_AT_ONCE, neighbours_together, occluded, occlusion_starts, probabilities
 from explore.inspected import InspectedModel, to_bytes, whole_in_units
 from explore.look import ForwardRecord, lenses
 from llama import likeliest
@@ -23,7 +23,6 @@ CANDIDATES, NEXT_SHOWN, QUERIES_SHOWN = 8, 12, 32  # as in page/live/
 ATTENTION_BYTES = 8_000_000
 RECORD_BYTES = 500_000_000  # of the attention that one reading keeps: it grows with the square of the length
 MOST_LETTERS = 200_000  # of a text that is asked about
-MOST_TOKENS = 2048  # of a text that a classifier reads whole
 
 
 class Reading(NamedTuple):
@@ -117,12 +116,17 @@ class Answers:
             return numbers(probabilities(model(self._tensor(self._window(given)))[0]))
 
     def _occlusion(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A part of it: a new text need not wait for the rest. next: "first" of the next part, None at the end."""
         ids, model, shown = self._window(given), self.inspected.classifier, len(self._recorded(given))
         together = neighbours_together(len(ids))
+        starts = occlusion_starts(len(ids), together)
+        first = whole_number(given.get("first", 0), len(starts) + 1)
+        end = first + TEXTS_AT_ONCE
         with broken(self.llama, switches_of(given)):
             tokens = self._tensor(ids)
-            lost = occluded(model, tokens, model(tokens)[0], together)  # s c
-        return {"occlusion": numbers(lost[len(ids) - shown :]), "together": together}
+            lost = occluded(model, tokens, model(tokens)[0], together, starts[first:end])  # s c
+        part = numbers(lost[len(ids) - shown :])
+        return {"occlusion": part, "together": together, "next": end if end < len(starts) else None}
 
     def _next(self, given: dict[str, Any]) -> dict[str, Any]:
         ids = self._window(given)

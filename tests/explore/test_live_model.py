@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 import torch
 from conftest import ROOT, asset, random_llama
-from thread import Thread, rounded, thread_of
+from thread import Thread, occlusion_in_parts, rounded, thread_of
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
 from convert.tokenizer import JsonTokenizer
@@ -318,10 +318,10 @@ def test_a_classifier_decides_alike(kind: str, attention: str, tokenizer: Tokeni
                 assert (answer["ids"], answer["first"]) == (ids, 0)  # a bidirectional one reads a long text whole
                 near(answer["probabilities"], probabilities(expected.log_probabilities))
             if text == "A warm little film." or (kind == "linear" and len(ids) > 96):
-                answer = found.ask("occlusion", text=text, switches={})
-                assert answer["together"] == expected.together == (2 if len(ids) > 178 else 1)
-                near(answer["occlusion"], expected.occlusion.flatten())
-                near(Answers(inspected).answer("occlusion", dict(text=text))["occlusion"], expected.occlusion.flatten())
+                for ask in (found.ask, lambda kind, **given: Answers(inspected).answer(kind, given)):
+                    lost, together = occlusion_in_parts(ask, text=text, switches={})
+                    assert together == expected.together == (2 if len(ids) > 178 else 1)
+                    near(lost, expected.occlusion.flatten())
         if attention == "bidirectional":
             for ask in (lambda kind, **given: Answers(inspected).answer(kind, given), found.ask):
                 with pytest.raises((UserError, AssertionError), match="tokens; the page takes 2048 at most"):

@@ -17,7 +17,7 @@ from torch import nn
 import rope
 from base_llama import AttentionContext
 from classifier import LlamaEmbeddingClassifier
-from explore.decision import decide, gradient_by_input, occluded
+from explore.decision import decide, gradient_by_input, occluded, occlusion_starts
 from explore.inspected import InspectedModel, InspectedText, lengths, page_of_model, page_of_rope, to_bytes
 from explore.look import lenses, match_at_distance, read, read_both, rotated
 from llama import Attention, Llama
@@ -238,7 +238,7 @@ class Last(nn.Module):
 def test_in_a_long_text_neighbours_are_left_out_together(classifier: nn.Module):
     tokens = torch.tensor([IDS])
     whole = classifier(tokens)[0]
-    found = occluded(classifier, tokens, whole, together=4)
+    found = occluded(classifier, tokens, whole, 4, occlusion_starts(len(IDS), 4))
     rest = classifier(torch.tensor([IDS[:1] + IDS[5:]]))[0]
     assert torch.allclose(found[1], whole.exp() - rest.exp(), atol=1e-5) and torch.equal(found[1], found[2])
     assert not found[1:].isnan().any()

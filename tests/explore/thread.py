@@ -7,7 +7,7 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +63,14 @@ def rounded(inspected: InspectedModel, bits: int = 16) -> InspectedModel:
             whole, units = in_8_bits(tensor)
             tensor.copy_(tensor.half().float() if bits == 16 else whole.float() * units)
     return inspected
+
+
+def occlusion_in_parts(ask: Callable[..., dict[str, Any]], **given: Any) -> tuple[list[float | None], int]:
+    """As a page asks for it. No part has what an earlier one had."""
+    found, together, first = {}, 0, 0
+    while first is not None:
+        part = ask("occlusion", **given, first=first)
+        values = {at: value for at, value in enumerate(part["occlusion"]) if value is not None and value == value}
+        assert values and not {*values} <= {*found} and (part["next"] is None or part["next"] > first)
+        found, together, first = found | values, part["together"], part["next"]
+    return [found.get(at) for at in range(len(part["occlusion"]))], together

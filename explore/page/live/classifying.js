@@ -56,8 +56,13 @@ function drawDecision(shown) {
 }
 
 async function askOcclusion(shown, given) {
-  const answer = await ask("occlusion", given, "occlusion").catch(failed);
-  if (!answer || page.texts[0] !== shown) return;
-  shown.decision = { ...shown.decision, occlusion: answer.occlusion, together: answer.together };
+  const { decision } = shown;
+  for (let first = 0; first !== null;) {
+    const part = await ask("occlusion", { ...given, first }, "occlusion").catch(failed);
+    if (!part || page.texts[0] !== shown) return;
+    decision.occlusion = part.occlusion.map((value, at) => value ?? decision.occlusion[at]);
+    decision.together = part.together;
+    first = part.next;
+  }
   await show(shown);
 }

@@ -3,8 +3,7 @@
 const STALE = Symbol("a newer question of the same kind has come");
 const PAUSE_MS = 25; // how long a newer question waits at most, but for one layer
 const NEXT_SHOWN = 12;
-const OCCLUDED_POSITIONS = 32_000; // of all texts without a token, as in explore/decision.py
-const MOST_TOKENS = 2048; // of a text that a classifier reads whole
+const PART_MS = 50; // of an occlusion, between two questions
 
 class Machine {
   constructor({ config, tensors, weights, tokenizer, classifier }) {
@@ -22,7 +21,7 @@ class Machine {
    */
   window({ text, added = [] }) {
     const ids = [...this.encode(text), ...added];
-    const most = this.classifier ? Math.max(MOST_TOKENS, this.config.max_seq_len) : this.config.max_seq_len;
+    const most = this.classifier ? this.classifier.mostTokens : this.config.max_seq_len;
     if (this.classifier && ids.length > most) throw new Error(`the text has ${ids.length} tokens; the page takes ${most} at most`);
     const first = Math.max(0, ids.length - most);
     return { ids: ids.slice(first), first, bad: ids.filter((id) => id >= this.config.vocab_size) };
@@ -64,20 +63,26 @@ class Machine {
     return [...classProbabilities(this.llama, this.classifier, reading.states.at(-1)[last], reading.how)];
   }
 
-  /** A classifier's loss of probability without each token but the first, flat s c, as `explore.decision.occluded`. */
+  /** A classifier's loss of probability without each token but the first, flat s c, as `explore.decision.occluded`.
+   *
+   * A part of it: a new text need not wait for the rest. next: `first` of the next part, null at the end.
+   */
   async occlusion(asked, pause) {
+    const end = performance.now() + PART_MS;
     const { ids } = this.window(asked);
-    const together = Math.ceil(ids.length ** 2 / OCCLUDED_POSITIONS); // neighbours that are left out at once
+    const together = Math.ceil(ids.length ** 2 / this.classifier.occludedPositions); // neighbours that are left out at once
+    const texts = ids.length < 2 + together ? 0 : Math.ceil((ids.length - 1) / together);
     const whole = this.decision(await this.reading("whole", asked.switches).read(ids, pause, false));
     const rows = ids.map(() => whole.map(() => null));
-    for (let first = 1; first < ids.length && ids.length >= 2 + together; first += together) {
-      const start = Math.min(first, ids.length - together);
+    const begun = asked.first ?? 0;
+    let next = begun;
+    for (; next < texts && (next === begun || performance.now() < end); next++) {
+      const start = Math.min(1 + next * together, ids.length - together);
       const without = ids.filter((_, at) => at < start || at >= start + together);
       const found = this.decision(await this.reading("without", asked.switches).read(without, pause, false));
       rows.fill(whole.map((p, label) => p - found[label]), start, start + together);
-      await pause();
     }
-    return { occlusion: rows.flat(), together };
+    return { occlusion: rows.flat(), together, next: next < texts ? next : null };
   }
 
   /** The next token and its likeliest rivals. random: from 0 to below 1. sampling: see `distribution`. */
