@@ -298,7 +298,7 @@ def embedding(config: dict, weights: Weights, settings: dict, head: Weights, tok
     numbers_of(answers[0], None)  # None is not an absent gradient
     first = next(one for name, one in model.named_parameters() if name.endswith("tok_embeddings.weight"))
     with torch.enable_grad():
-        check_gradients(model.eval()(tokens), {"the Llama": first})
+        check_gradients(model.eval()(tokens), {"the Llama": first, "the linear head": heads[0].weight})
     return answers
 
 

@@ -243,6 +243,8 @@ MISTAKES = {
                 ("log_softmax runs over the batch", HEAD, HEAD.replace("-1", "0")),
                 ("there is no dropout in training", "self.dropout(last)", "last"),
                 ("no gradient goes back to the Llama", "self.dropout(last)", "self.dropout(last.detach())"),
+                ("no gradient goes back to the linear head", "self.classifier_head(self.dropout(last))",
+                 "F.linear(self.dropout(last), self.classifier_head.weight.detach(), self.classifier_head.bias)"),
                 ("the hidden state is normalised once more", "out(last)", "out(self.llama.norm(last))"),
                 ("log_softmax is taken of probabilities", HEAD, HEAD.replace("(last))", "(last)).softmax(-1)")),
                 ("there is dropout in evaluation", "self.dropout(last)", "F.dropout(last, self.dropout.p)"),
