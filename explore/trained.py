@@ -18,7 +18,7 @@ STEP_CURVES = {
     "loss": "Loss",
     "lr": "Learning rate",
     "gradient_norm": "Gradient norm",
-    "rows_per_second": "Sentences a second",
+    "rows_per_second": "Rows of batches a second",
     "memory_mb": "Memory at most, MB",
 }
 SHOWN_SETTINGS = (

@@ -211,10 +211,10 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
 
 def clear(trial: Trial, model: Model, work: Path, kept: Collection[str] = ()) -> None:
     """Delete the weights of a run whose figures are written. kept: keys of models that other runs will combine."""
-    for one in trial.each_member() if trial.members > 1 else [trial]:
-        if trial.members > 1 or one.key(model) not in kept:
-            for suffix in (".pt", ".resume"):
-                (work / one.key(model)).with_suffix(suffix).unlink(missing_ok=True)
+    keys = {one.key(model) for one in trial.each_member()} if trial.members > 1 else {trial.key(model)} - {*kept}
+    for key in keys:
+        for suffix in (".pt", ".resume"):
+            (work / key).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _epochs_done(checkpointer: Checkpointer, run: Run) -> list[EpochResult]:
