@@ -1,4 +1,4 @@
-"""Methods beyond the base: one readable file for each, all with the same training loop and the same evaluation loop.
+"""Methods beyond the base: a readable file for each or for a few alike, all on one training and one evaluation loop.
 
 `table.py` lists the methods without importing PyTorch, so a wrong name or argument is refused before a model is loaded.
 `create` and `create_head` import the file of a method when it is used.

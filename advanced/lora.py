@@ -6,7 +6,7 @@ A linear layer with the pretrained matrix W0 computes (equation 3, with the scal
 
 so that it begins as the pretrained layer. All weights but A, B and the classifier's head are frozen. The model that is
 evaluated and saved is a plain one, with W0 + (alpha / r) B A in the place of W0; the factors are kept beside it, for
-`convert/peft.py`. Three variants of this are in `lora_variants.py`.
+`convert/peft.py`. Four variants of this are in `lora_variants.py`.
 
 A is drawn as in the authors' code, uniformly as a linear layer's weights are (the paper: from a normal distribution).
 

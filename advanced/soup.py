@@ -6,8 +6,8 @@
 
 The models should have been fine-tuned from the same checkpoint, with other rates, seeds or methods; the weights of
 models from different checkpoints have no mean that predicts anything. As in recipe 1, a model is added if the score
-rises or stays; the authors' code adds it only if the score rises. The scores are those on a part of the training data
-that is held out; that part must be the same for all models.
+rises or stays; the authors' code adds it only if the score rises. The scores are those on dev or, with
+`--hold_out`, on a held-out part of the training data, which must be the same for all models.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 theta_0 are the weights before training, theta_1 the evaluation weights of the last epoch, for example their moving
 average. Several alphas from 0 to 1, both ends included, are scored on the data that epochs are chosen on, which is held
 out of the training data. The best mixture counts as one more epoch, so it is saved if it is better than every epoch.
-Alpha = 1 is the last epoch itself, to the last bit, and is not evaluated again; it is chosen if no other is better.
+Alpha = 1 is the last epoch itself, to the last bit: it is scored with the others and kept if none is better.
 Among others with equal scores the one nearest to 1/2 is chosen, which the paper recommends without held-out data, and
 of two equally near the larger one.
 

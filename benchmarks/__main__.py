@@ -30,7 +30,7 @@ def get_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(prog="python -m benchmarks", description="ratios of speed and memory, measured in one run")
     names = tuple(LINES)
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME", help="some lines only")
-    parser.add_argument("--repeats", type=positive, default=5, help="rounds that are kept; epochs take 3")
+    parser.add_argument("--repeats", type=positive, default=5, help="rounds that are kept; epochs take at most 3")
     parser.add_argument("--threads", type=positive, help="threads of PyTorch and llama2.c; default: PyTorch's choice")
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--llama2c", metavar="PATH", help="llama2.c's compiled `run`, or the folder that holds it")
