@@ -298,10 +298,11 @@ def check_adamw(student: Student, clips: bool = False, say: Say = print) -> bool
     published = report_published(ours, clips, pytorch and few, say)
     if published and pytorch and few:
         fault = closure_fault(student) or late_or_grouped_fault(student, decay)
-        return report_verdict("Optimizer", student, fault or None, say)
-    if course_accepts(ours, clips):
+    else:
+        fault = adamw_mistake(pytorch, ours_without.trouble, mistake)
+    if fault and course_accepts(ours, clips):
         say(
             f"The course's own optimizer_test.py would accept this: it compares its own run alone, with atol "
             f"{COURSE_ATOL:g} and rtol {COURSE_RTOL:g}; the limit here is {LARGEST_ERROR:g}."
         )
-    return report_verdict("Optimizer", student, adamw_mistake(pytorch, ours_without.trouble, mistake), say)
+    return report_verdict("Optimizer", student, fault or None, say)

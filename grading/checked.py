@@ -1,4 +1,4 @@
-"""What is checked of a student's code: one part of it (`CheckedPart`), and the verdict on it (`Finding`)."""
+"""What is checked of a student's code: one part of it (`CheckedPart`), and the verdict on it (`PartVerdict`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CheckedPart(NamedTuple):
     drawn: str = "it gives other numbers each time; is there dropout in evaluation?"
 
 
-class Finding(NamedTuple):
+class PartVerdict(NamedTuple):
     """The verdict on a part: "ok", "WRONG", "not written yet" or "not judged"; and a sentence that explains it."""
 
     part: CheckedPart

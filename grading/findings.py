@@ -77,7 +77,7 @@ CHECKS = {
     "E047-advanced-equal": Check("flag", "", "all advanced outputs have the labels of base outputs",
                                  "ask what the method changed"),
     "E048-same-labels": Check("flag", "", "several students have the same fine-tuned labels on SST", BY_HAND),
-    "E049-same-cfimdb": Check("note", "", "several students have the same fine-tuned labels on CFIMDB alone",
+    "E049-same-cfimdb": Check("note", "", "several students have the same fine-tuned labels on CFIMDB",
                               "the course's seed gives them"),
     "E050-no-prompt": Check("flag", "", "a generated text does not begin with the prompt", "read the text"),
     "E051-incoherent": Check("deduct", "A-", "the text at temperature 0 is not coherent", "read the text first"),

@@ -33,7 +33,7 @@ COPY = re.compile(r"(?s)(?P<file>.+?) ?\(\d{1,4}\)")  # as browsers do
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
 
 
-class Student(NamedTuple):
+class RosterEntry(NamedTuple):
     """A row of the roster; without one, only the ID is known."""
 
     student_id: str
@@ -57,7 +57,7 @@ class Upload:
 class Submission:
     """What is to be graded, or why it cannot be. path: None without an upload."""
 
-    student: Student
+    student: RosterEntry
     path: Path | None = None
     messages: list[Message] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ def read_upload(path: Path) -> Upload:
     return Upload(path, names, match["user"], order, bool(match["late"]))
 
 
-def read_roster(path: Path, rules: Rules) -> list[Student]:
+def read_roster(path: Path, rules: Rules) -> list[RosterEntry]:
     """The students of a CSV file. Raises `GradingError` for one without IDs, or with one ID twice."""
     students, lines = [], {}
     for line, row in read_table(path, "id"):
@@ -85,7 +85,7 @@ def read_roster(path: Path, rules: Rules) -> list[Student]:
         if before := lines.get(student_id.casefold()):
             raise GradingError(f"{path} line {line}: {student_id} stands in line {before} already")
         lines[student_id.casefold()] = line
-        students.append(Student(student_id, *(row.get(name, "") for name in ("name", "canvas_id", "section"))))
+        students.append(RosterEntry(student_id, *(row.get(name, "") for name in ("name", "canvas_id", "section"))))
     return students
 
 
@@ -117,12 +117,12 @@ def find_submissions(folder: Path, settings: Settings) -> tuple[list[Submission]
             uploads.append(read_upload(path))
     rules = settings.rules()
     roster = read_roster(Path(settings.roster), rules) if settings.roster else None
-    claims: dict[Student, list[tuple[Upload, list[Message]]]] = defaultdict(list)
+    claims: dict[RosterEntry, list[tuple[Upload, list[Message]]]] = defaultdict(list)
     unmatched = []
     for upload in uploads:
         student, said = _student_of(upload, roster, settings, rules)
         if student is None:
-            unmatched.append(Submission(Student(""), upload.path, [said]))
+            unmatched.append(Submission(RosterEntry(""), upload.path, [said]))
         else:
             claims[student].append((upload, [said] if said else []))
     found = [_newest(student, claimed) for student, claimed in _merge_cases(claims).items()]
@@ -141,14 +141,14 @@ def _merge_cases(claims: dict) -> dict:
 
 
 def _student_of(
-    upload: Upload, roster: list[Student] | None, settings: Settings, rules: Rules
-) -> tuple[Student | None, Message | None]:
+    upload: Upload, roster: list[RosterEntry] | None, settings: Settings, rules: Rules
+) -> tuple[RosterEntry | None, Message | None]:
     """The student whose upload it is, with a remark; or None, and why not."""
     ids = list(filter(None, (_id_in(name, settings, rules) for name in upload.names)))
     shown = printable(upload.path.name)
     if roster is None:
         if ids:
-            return Student(ids[-1]), None  # the name without what Canvas and browsers add
+            return RosterEntry(ids[-1]), None  # the name without what Canvas and browsers add
         return None, Message(f"{shown}: its name holds no ID", "E073-unmatched", shown, 0, settings.id_pattern)
     by_name = next((one for name in ids for one in roster if one.student_id == name), None)
     said = None
@@ -177,7 +177,7 @@ def _id_in(name: str, settings: Settings, rules: Rules) -> str | None:
         return None
 
 
-def _newest(student: Student, claimed: list[tuple[Upload, list[Message]]]) -> Submission:
+def _newest(student: RosterEntry, claimed: list[tuple[Upload, list[Message]]]) -> Submission:
     """The newest upload of a student, the others listed; none of them where nobody can say which it is."""
     claimed = sorted(claimed, key=lambda pair: (pair[0].order, pair[0].path.name))
     names = [printable(upload.path.name) for upload, _ in claimed]

@@ -30,10 +30,12 @@ RESULTS = "results"  # a folder of finished experiments
 REQUIREMENTS = "requirements"  # the folder, and the file in the root
 MAPPINGS = tuple(f"data/{dataset}-label-mapping.json" for dataset in LABEL_NAMES)
 # Of the package's own folder no submission holds its tests, benchmarks, pages and builders, and what setup.sh fetches.
-OWN_FOLDERS = (*CODE_FOLDERS, REQUIREMENTS, "benchmarks", "checkpoints", "docs", "notebooks", "tests", ".ci", ".github")
+OWN_FOLDERS = (
+    *CODE_FOLDERS, REQUIREMENTS, "benchmarks", "checkpoints", "docs", "handout", "notebooks", "tests", ".ci", ".github",
+)  # fmt: skip
 OWN_FILES = ("pyproject.toml", ".gitattributes", ".gitignore", "README.zh-TW.md")
 FETCHED = ("tokenizer.model", "rotary_embedding_actual.data", "optimizer_test.npy")
-DATA_SETS = (*LABEL_NAMES, "films")
+DATA_SETS = (*LABEL_NAMES, "films", "pros-cons", "subj")
 MAX_DEPTH = 10  # of a module in packages
 # The files that the course hands out or asks for, in any edition.
 OF_THE_COURSE = frozenset(

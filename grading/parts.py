@@ -14,7 +14,7 @@ import torch
 from grading import mistakes, rotation
 from grading import small_model as small
 from grading.asking import ChildAnswer, ChildQuestion, Student, has_context, takes_attention
-from grading.checked import DROPOUT, IMPORT, CheckedPart, Finding, small_config, with_mistakes
+from grading.checked import DROPOUT, IMPORT, CheckedPart, PartVerdict, small_config, with_mistakes
 from grading.compare import Tensors, alike
 from grading.editions import ATTENTION_KINDS, BUNDLED_NORM, EDITIONS, NORMS
 from grading.generating import generate_part, sampling_part
@@ -195,7 +195,7 @@ def stored_numbers(norm: str = BUNDLED_NORM) -> dict[str, Tensors] | None:
 
 def judge(
     student: Student, parts: list[CheckedPart], expected: dict[str, Tensors], tolerance: float = 1e-5
-) -> Iterator[Finding]:
+) -> Iterator[PartVerdict]:
     """The verdicts on the parts, one by one. A part is not judged where one that it needs is wrong or missing."""
     to_mend: dict[str, list[str]] = {}  # why a part is not right: itself, or parts that it needs
     blanks: set[str] = set()  # where parts are not written
@@ -212,18 +212,18 @@ def judge(
         if not answer.trouble and alike(answer.tensors, right, tolerance):
             answer = training_trouble(student, part.question)
             if not answer.trouble:
-                yield Finding(part, "ok")
+                yield PartVerdict(part, "ok")
                 continue
         if not answer.is_written and answer.trouble not in blanks:
             blanks.add(answer.trouble)
             needed = []  # the part itself is missing
         to_mend[part.name] = needed or [part.name]
         if needed:
-            yield Finding(part, "not judged", f"it needs {'; '.join(needed)}")
+            yield PartVerdict(part, "not judged", f"it needs {'; '.join(needed)}")
         elif answer.trouble:
-            yield Finding(part, "WRONG" if answer.is_written else "not written yet", answer.trouble)
+            yield PartVerdict(part, "WRONG" if answer.is_written else "not written yet", answer.trouble)
         else:
-            yield Finding(part, "WRONG", explanation(student, part, answer.tensors, right))
+            yield PartVerdict(part, "WRONG", explanation(student, part, answer.tensors, right))
 
 
 def training_trouble(student: Student, question: ChildQuestion) -> ChildAnswer:

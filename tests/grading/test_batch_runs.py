@@ -32,7 +32,7 @@ from wrong_submissions import (
 
 from grading import batch, findings, judge, settings, sheets
 from grading.findings import CHECKS
-from grading.intake import Student, Submission, find_submissions
+from grading.intake import RosterEntry, Submission, find_submissions
 from grading.judge import Executed
 from grading.programs import GradingError
 from grading.rubric import read_overrides
@@ -568,7 +568,7 @@ def test_files_of_the_grader_are_not_replaced(place):
 def test_a_wrong_override_is_named(place, row, said):
     (place / "o.csv").write_text(f"id,grade,reason\n{row}\n")
     with pytest.raises(GradingError, match=re.escape(said)):
-        read_overrides(Settings(overrides=str(place / "o.csv")), [Submission(Student("alice"))])
+        read_overrides(Settings(overrides=str(place / "o.csv")), [Submission(RosterEntry("alice"))])
 
 
 # ------------------------------------------------------------------------------------------------- the table of checks

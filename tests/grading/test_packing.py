@@ -5,8 +5,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from submissions import fill
 
+from grading.package import OWN_FOLDERS, is_carried
 from grading.packing import create_zip
 
 pytest_plugins = ["submission_fixtures"]
@@ -108,6 +110,12 @@ def test_of_the_packages_own_folder_only_what_runs_is_packed(package, data_dir, 
                  "llama.py~", ".idea/", "README.zh-TW.md"):  # fmt: skip
         assert name in note
     assert not any(note.startswith("added") for note in report.notes)
+
+
+def test_it_is_said_of_every_folder_of_the_package_what_of_it_is_packed():
+    folders = {path.parent.name for path in ROOT.glob("*/*.py")} | {"data", "docs", "requirements"}
+    assert folders - {"data"} <= {*OWN_FOLDERS} and not is_carried("handout/holes.py")
+    assert not is_carried("data/subj-train.txt") and is_carried("data/sst-label-mapping.json")
 
 
 def test_another_folder_is_packed_as_it_is(create, folder, package):
