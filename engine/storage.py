@@ -38,8 +38,8 @@ def save_tensors(path: str | os.PathLike, content: dict[str, Any]) -> None:
         try:
             torch.save(content, file)
         except RuntimeError as error:
-            # on a full disk PyTorch's zip writer fails again on closing, which hides the error of the file system
-            if isinstance(error.__context__, OSError):
+            # PyTorch's zip writer fails again on closing a file that is not whole, which hides a full disk or Ctrl-C
+            if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
                 raise error.__context__ from None
             raise
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ import optimizer
 import utils
 from engine import checkpointer, families, finetuning, locks, methods, metrics, storage, training
 from engine import saved as saved_runs
+from utils import atomic_write
 
 POINT = "finetune-3-0.01.resume"  # of the fixture `interrupted`
 DEV_OUT, TEST_OUT = "films-dev-finetuning-output.txt", "films-test-finetuning-output.txt"
@@ -121,6 +124,31 @@ def test_disk_fills_up_at_any_point_of_a_saved_model(tmp_path: Path, size: int) 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG
+    assert snapshot(tmp_path) == {"model.pt": b"earlier work"}
+
+
+@pytest.mark.parametrize("writes", range(1, 9))
+def test_an_interrupt_while_a_file_is_written_is_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """PyTorch's zip writer fails on closing a file that is not whole, which would hide it."""
+    path, left = tmp_path / "model.pt", iter(range(writes))
+    path.write_bytes(b"earlier work")
+
+    class Interrupted(io.FileIO):
+        def write(self, content: bytes) -> int:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return super().write(content)
+
+    @contextlib.contextmanager
+    def interrupted(path: Path, mode: str) -> Iterator[Interrupted]:
+        with atomic_write(path, mode) as file:
+            yield Interrupted(file.name, mode)
+
+    monkeypatch.setattr(storage, "atomic_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        storage.save_tensors(path, {"a": torch.ones(100_000), "b": torch.ones(100_000)})
     assert snapshot(tmp_path) == {"model.pt": b"earlier work"}
 
 
