@@ -307,23 +307,22 @@ def classifier_of(kind: str, attention: str, tokenizer: Tokenizer) -> InspectedM
 def test_a_classifier_decides_alike(kind: str, attention: str, tokenizer: Tokenizer, tmp_path: Path):
     inspected = classifier_of(kind, attention, tokenizer)
     with thread_of(inspected, tmp_path) as found:
+        both = found.ask, lambda kind, **given: Answers(inspected).answer(kind, given)
         for text in ("A warm little film.", "a film " * 32, "", "bad\u0000"):
             ids = inspected.encode(text)
             assert found.ask("encoded", text=text)["ids"] == ids
             expected = decide(inspected.classifier, inspected.llama.tok_embeddings, ids)
-            for answer in (
-                found.ask("read", text=text, use="right", switches={}),
-                Answers(inspected).answer("read", dict(text=text, use="right", switches={})),
-            ):
+            for ask in both:
+                answer = ask("read", text=text, use="right", switches={})
                 assert (answer["ids"], answer["first"]) == (ids, 0)  # a bidirectional one reads a long text whole
                 near(answer["probabilities"], probabilities(expected.log_probabilities))
             if text == "A warm little film." or (kind == "linear" and len(ids) > 96):
-                for ask in (found.ask, lambda kind, **given: Answers(inspected).answer(kind, given)):
+                for ask in both:
                     lost, together = occlusion_in_parts(ask, text=text, switches={})
                     assert together == expected.together == (2 if len(ids) > 178 else 1)
                     near(lost, expected.occlusion.flatten())
         if attention == "bidirectional":
-            for ask in (lambda kind, **given: Answers(inspected).answer(kind, given), found.ask):
+            for ask in both:
                 with pytest.raises((UserError, AssertionError), match="tokens; the page takes 2048 at most"):
                     ask("read", text="a film " * 2000, use="right", switches={})
 
