@@ -21,6 +21,8 @@ LOOK = 0.1  # seconds between two looks whether the process still lives
 LAST_WORDS = 5.0
 SPOILT = "closed the pipe of its answers, or wrote to it"
 LONGEST_OUTPUT = 8000  # bytes that are kept of what the process prints
+# Small models judge: beside another busy program, threads that wait for one another took twenty times as long.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 START = """import sys; sys.path = [*filter(None, sys.path), sys.argv[1], *sys.argv[3:]]
 from grading.child import main; main()"""
 
@@ -39,7 +41,7 @@ class Process:
         inherited = {name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         self.start(
             [sys.executable, *flags, "-c", START, str(ROOT), str(folder), *libraries(folder)],
-            {**inherited, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
+            {**ONE_THREAD, **inherited, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch)},
             folder,
         )
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.asking import TIME_LIMIT
-from grading.process import LOOK, START, Process
+from grading.process import LOOK, ONE_THREAD, START, Process
 from grading.programs import GradingError, printable
 
 MB = 1 << 20
@@ -31,7 +31,6 @@ NOBODY = 65534  # the user of the box where root grades: no limit on the number 
 TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}  # programs and their packages
 WORKER = ("__init__", "child", "wire", "editions", "questions", "returned", "adapted", "probe")  # what the box has
 KEPT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # which kernels are right
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 PROBE_LIMIT = 120.0  # seconds
 LIMITS = {
     "net": "isolation from the network",

@@ -76,6 +76,7 @@ def test_logits_and_hidden_states(stories: tuple[Llama, dict]):
     torch.testing.assert_close(hidden.double().sum((1, 2)), sums, atol=5e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_perplexity_in_causal_mode(assets: Path, reference: dict, tokenizer: Tokenizer):
     expected = reference["causal"]["loss"]
     text = asset(assets, "tinystories-sample.txt").read_text(encoding="utf-8")

@@ -77,7 +77,8 @@ def test_its_words_classify_and_it_measures_a_text(tmp_path: Path, flags_of: Cal
     assert "dev acc :: " in drive(*flags_of("prompt"))
     (tmp_path / "in.txt").write_text("The capital of France is Paris.")
     measured = drive("--option", "perplexity", "--pretrained-model-path", SMOLLM2, "--input", "in.txt")
-    assert float(re.search(r"^perplexity :: ([\d.]+)", measured, re.MULTILINE)[1]) < 40
+    found = float(re.search(r"^perplexity :: ([\d.]+)", measured, re.MULTILINE)[1])
+    assert found == pytest.approx(93.2534, rel=1e-3)  # transformers', of the same file, bos before the first word
 
 
 def test_it_goes_on_in_english_and_becomes_a_directory(tmp_path: Path, smollm2: Path, drive: Callable):

@@ -84,7 +84,8 @@ class Browser:
     def picture(self, selector: str = "html") -> bytes:
         """A PNG of an element, without the bar that stays in the window."""
         self.value("scrollTo(0, 0)")
-        return self.tab.screenshot(full_page=True, clip=self.tab.locator(selector).bounding_box())
+        whole = {side: round(pixels) for side, pixels in self.tab.locator(selector).bounding_box().items()}
+        return self.tab.screenshot(full_page=True, clip=whole)  # browsers differ in what they do with parts of a pixel
 
 
 @contextlib.contextmanager

@@ -545,7 +545,8 @@ def test_what_meets_few_bits_is_rounded_to_bfloat16_on_request(kind: type, in_fe
         linear.weight.copy_(weight)
     x.requires_grad_()  # not rounded then
     torch.testing.assert_close(kernel(x), F.linear(x, weight))
-    torch.testing.assert_close(torch.autograd.grad(kernel(x).sum(), x)[0], weight.sum(0).expand_as(x))
+    gradient, exact = torch.autograd.grad(kernel(x).sum(), x)[0], weight.double().sum(0)
+    assert ((gradient - exact).abs() <= 1e-5 * weight.abs().sum(0)).all()  # of long sums, in any order of their parts
 
 
 @pytest.mark.parametrize("generates", [False, True])

@@ -290,6 +290,20 @@ def test_the_process_ends_when_the_script_is_killed(student: Path, tmp_path: Pat
     wait_for(lambda: has_ended(int((tmp_path / "number").read_text())))
 
 
+@pytest.mark.parametrize("threads", [None, pytest.param("3", marks=pytest.mark.slow)])
+def test_it_has_one_thread_unless_the_user_says_otherwise(
+    student: Path, judge: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: str | None
+):
+    """On a busy machine several wait for one another."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    note = tmp_path / "threads.txt"
+    add(student / "rope.py", f"import os\nopen({str(note)!r}, 'w').write(os.environ['OMP_NUM_THREADS'])\n")
+    assert judge("rope_test", "--code", student)[0] == 0
+    assert note.read_text() == (threads or "1")
+
+
 def has_ended(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
