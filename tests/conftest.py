@@ -49,12 +49,8 @@ FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)  
 
 
 def pytest_configure() -> None:
-    """Before numba is imported: loops must be right for three threads also where there are fewer processors.
-
-    The threads of programs that tests start sleep while they wait: several programs share the processors.
-    """
+    """Before numba is imported: loops must be right for three threads also where there are fewer processors."""
     os.environ.setdefault("NUMBA_NUM_THREADS", str(max(3, os.cpu_count() or 1)))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.hookimpl(optionalhook=True)
