@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80"
 LOCAL_HEADER = struct.Struct("<26xHH")  # of an entry of a zip file: the lengths of its name and of its extra field
+THREAD_WORTH = 16_000_000  # bytes whose checksums take longer than starting a thread on a busy machine
 DAMAGED = "it is not a PyTorch checkpoint, or it is truncated or damaged"
 
 
@@ -97,7 +98,8 @@ def verify_archive(file: Any) -> bool:
     if lies or sum(record.file_size for record in records) > size:
         raise Damaged(DAMAGED)
     filled = [record for record in records if record.file_size]
-    with ThreadPoolExecutor() as pool:
+    threads = max(1, min(os.cpu_count() or 1, size // THREAD_WORTH))
+    with ThreadPoolExecutor(threads) as pool:
         sums = [*pool.map(partial(_checksum, file.fileno()), filled)]
     wrong = [record for record, found in zip(filled, sums, strict=True) if found != record.CRC]
     if not wrong:

@@ -49,8 +49,13 @@ FIGURES = re.compile(r"^(epoch \d+:.*|(?:dev|test) acc :: .*)$", re.MULTILINE)  
 
 
 def pytest_configure() -> None:
-    """Before numba is imported: loops must be right for three threads also where there are fewer processors."""
+    """Threads of numba, of OpenBLAS, which scikit-learn computes with, and of the processes that tests start.
+
+    Before numba is imported: loops must be right for three threads also where there are fewer processors. Of the others
+    one: what tests compute is small, and threads that wait for one another take twice the time where two tests run.
+    """
     os.environ.setdefault("NUMBA_NUM_THREADS", str(max(3, os.cpu_count() or 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -171,7 +176,7 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
         return subprocess.run(
             [sys.executable, str(ROOT / script), *map(str, args)],
             cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
             encoding="utf-8",

@@ -121,7 +121,7 @@ def run(command: str, folder: Path, **environment: str) -> str:
     is_python = command.startswith(("import ", "from "))
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MINLLAMA_ASSETS")}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    env |= {"OMP_NUM_THREADS": "1", **environment}  # others use this machine as well
+    env |= environment
     args = ["python", "-c", command] if is_python else ["bash", "-euc", command]
     done = subprocess.run(
         args, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400

@@ -93,7 +93,6 @@ def limited(limit: int, script: str, *flags: object, cwd: Path) -> subprocess.Co
     return subprocess.run(
         [sys.executable, "-B", str(ROOT / script), *map(str, flags)],
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -200,13 +199,11 @@ def test_text_that_standard_output_cannot_encode(tmp_path: Path, flags_for: Call
 
 def test_interrupted_training_keeps_what_is_finished(tmp_path: Path, classify_flags: Callable) -> None:
     command = [sys.executable, str(ROOT / "run_llama.py"), *classify_flags("finetune"), "--epochs", "5000"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (
         (tmp_path / "stderr").open("w") as stderr,
         subprocess.Popen(
             command,
             cwd=tmp_path,
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

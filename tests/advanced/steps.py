@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -80,8 +79,7 @@ def two_processes_as_one(folder: Path, flags: Sequence[object]) -> subprocess.Co
     alone = drive_in(folder / "alone", *flags)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*launch, str(ROOT / "run_llama.py"), *map(str, flags), "--shard"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert FIGURES.findall(done.stdout) == FIGURES.findall(alone) != [], done.stderr
     assert outputs(folder) == outputs(folder / "alone") and len(outputs(folder)) == 2
     return done

@@ -70,7 +70,7 @@ def test_the_program_runs_what_is_left_and_nothing_twice(tmp_path: Path, tiny_ch
     command = ["-m", "advanced.experiments", "trial.json", "--pretrained-model-path", tiny_checkpoint]
     command += ["--results", "r.jsonl", "--work", "work"]
     no_git = {"PATH": ""}  # so that a tree that is being worked on is no other commit
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **no_git}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **no_git}
     how = {"env": env, "cwd": tmp_path, "timeout": 300}
     for expected in (6, 0):  # two seeds, each with two values and a final run
         done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, **how)

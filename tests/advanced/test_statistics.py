@@ -71,7 +71,7 @@ def drawn_pair(drawing: np.random.Generator, seeds: int, sentences: int, of_seed
     return each
 
 
-@pytest.mark.parametrize("seeds", [5, 10])
+@pytest.mark.parametrize("seeds", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_equal_methods_differ_in_five_of_a_hundred_comparisons(seeds: int):
     """5 % +- 2, over a grid of how much seeds and sentences matter, in 400 simulated comparisons each."""
     drawing, found = np.random.default_rng(3), []

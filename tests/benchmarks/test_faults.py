@@ -171,6 +171,7 @@ def test_a_classifier_that_computes_something_else_differs_in_float32(tmp_path: 
     assert len(lines) == 8
 
 
+@pytest.mark.slow
 def test_what_fails_in_another_process_says_whose_fault_it_is(tmp_path: Path):
     model = LibraryModel(tmp_path, {"weight": torch.tensor(7)}, LlamaConfig.from_preset("tiny"), 1, "f32")
     with pytest.raises(OwnFault, match="NO_SUCH_CONSTANT"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-from conftest import ROOT, asset, random_llama
+from conftest import ROOT, asset, random_llama, slow_among
 from thread import Thread, occlusion_in_parts, rounded, thread_of
 
 from classifier import LlamaEmbeddingClassifier, LlamaZeroShotClassifier
@@ -302,7 +302,7 @@ def classifier_of(kind: str, attention: str, tokenizer: Tokenizer) -> InspectedM
     return rounded(InspectedModel("classifier", llama, tokenizer, model, tuple(names)))
 
 
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize("attention", slow_among(("causal", "bidirectional"), {"bidirectional"}))
 @pytest.mark.parametrize("kind", ["linear", "label words"])
 def test_a_classifier_decides_alike(
     kind: str, attention: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

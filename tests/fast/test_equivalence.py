@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -106,7 +105,6 @@ def after_edit(folder: Path, *edits: tuple[str, str, str]) -> tuple[dict, str]:
         [sys.executable, str(ROOT / "tests/fast/edit_worker.py"), str(folder)],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr

@@ -86,7 +86,7 @@ def test_what_is_expected_is_read_before_the_student_is_asked(tmp_path: Path, mo
 # ------------------------------------------------------------------------------------------------ modules
 
 
-@pytest.mark.parametrize("named", ["absolute", ".", ""])
+@pytest.mark.parametrize("named", slow_among(("absolute", ".", ""), {".", ""}))
 def test_a_grading_folder_on_the_path_is_not_the_scripts(student: Path, named: str):
     add(student / "rope.py", "apply_rotary_emb = lambda query, key, *others: (query, key)\n")
     (student / "grading").mkdir()

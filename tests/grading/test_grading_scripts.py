@@ -339,6 +339,7 @@ def test_a_load_pretrained_without_attention_is_the_hand_outs_and_has_one_kind(m
     assert sanity(monkeypatch) == 1  # it is causal, and nobody said that it should be
 
 
+@pytest.mark.slow
 def test_an_edition_with_another_norm_is_checked_against_its_own_tensors(monkeypatch, capsys, tmp_path: Path):
     """Of PyTorch's LayerNorm without bias: its checkpoint has the names of one with RMSNorm, as the course's has."""
     flags = ["--pretrained-model-path", tmp_path / "stories42M.pt", "--data", tmp_path / "sanity_check.data"]

@@ -431,7 +431,7 @@ def run(script: str, folder: Path) -> tuple[int, str]:
 def outcomes(script: str) -> dict[tuple[str, str, str], dict[str, tuple[int, str]]]:
     """What a script says to each of its mistakes: status and printed text by script; of file, old and new."""
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-B", __file__, script, scratch]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -22,7 +22,7 @@ from engine.storage import load_tensors
 from tokenizer import Tokenizer
 from utils import UserError
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 LIMIT = 300  # seconds after which a run hangs: collectives wait for ten minutes
 DRIVER = ROOT / "run_llama.py"
