@@ -32,6 +32,7 @@ from utils import UserError
 
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
 HEADS = ("classifier_head", "classifier")  # possible names of the linear head in a classifier
 STRENGTHS = tuple(10.0**power for power in range(-4, 5))  # of C
@@ -80,8 +81,9 @@ def solve(
         raise UserError("all training texts have the same label, so there is no head to solve")
     deviation = (states - mean).std() or 1.0
     states = (states - mean) / deviation
-    strength = chosen_strength(states, labels, seed)
-    solution = _regression(strength).fit(states, labels)
+    with on_one_thread():
+        strength = chosen_strength(states, labels, seed)
+        solution = _regression(strength).fit(states, labels)
     weight, bias = np.zeros((num_labels, len(mean))), np.zeros(num_labels)
     for of_all, solved in ((weight, solution.coef_), (bias, solution.intercept_)):
         if len(present) == 2:  # scikit-learn has the difference of the two
@@ -105,6 +107,17 @@ def chosen_strength(states: np.ndarray, labels: np.ndarray, seed: int) -> float:
             return STRENGTHS[number - 1]
         best = score
     return STRENGTHS[-1]
+
+
+def on_one_thread() -> threadpool_limits:
+    """A context in which scikit-learn's solver has one thread: its steps are so short that two threads only wait.
+
+    On two idle cores 1,700 states of 384 numbers take 0.3 s, with two threads 2.7 s; 8,544 take 4.1 s, and 6.6 s.
+    """
+    import sklearn.linear_model  # noqa: F401 (it loads the library whose threads are limited)
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, "blas")
 
 
 def _regression(strength: float) -> LogisticRegression:

@@ -84,7 +84,10 @@ def _labels(examples: list[Example]) -> list[int]:
 def _solved(features: Mapping[str, Any], splits: Splits, cost: float, **settings: Any) -> Solved:
     from sklearn.linear_model import LogisticRegression
 
-    regression = LogisticRegression(C=cost, max_iter=5000).fit(features["train"], _labels(splits.train))
+    from advanced.solved_probe import on_one_thread
+
+    with on_one_thread():
+        regression = LogisticRegression(C=cost, max_iter=5000).fit(features["train"], _labels(splits.train))
     score = regression.score(features["held_out"], _labels(splits.held_out))
     return Solved(regression, features, {"C": cost, **settings}, float(score))
 

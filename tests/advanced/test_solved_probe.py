@@ -11,9 +11,12 @@ from conftest import SENTENCES
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from test_contract import ARGUMENTS, Laboratory, laboratory  # noqa: F401 (a fixture)
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 from advanced import choose
+from advanced.experiments.judging import Splits
+from advanced.experiments.solved import _solved
 from advanced.solved_probe import STRENGTHS, frozen_states, solve, solve_head
 from bert.config import BertConfig
 from bert.heads import BertForSequenceClassification
@@ -46,6 +49,24 @@ def searched(states: np.ndarray, labels: np.ndarray, folds: int) -> GridSearchCV
     split = StratifiedKFold(folds, shuffle=True, random_state=0)
     search = GridSearchCV(LogisticRegression(max_iter=1000), {"C": STRENGTHS}, scoring="neg_log_loss", cv=split)
     return search.fit(normal, labels)
+
+
+def blas_threads() -> set[int]:
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+@pytest.mark.parametrize("solver", ["the head", "a baseline"])
+def test_the_solver_has_one_thread_and_what_comes_after_it_its_own_number(monkeypatch, solver: str):
+    seen, fit = [], LogisticRegression.fit
+    monkeypatch.setattr(LogisticRegression, "fit", lambda *given: (seen.append(blas_threads()), fit(*given))[1])
+    states, examples = DRAWN.normal(size=(12, 3)), [Example("", number % 2) for number in range(12)]
+    with threadpool_limits(2, "blas"):
+        if solver == "the head":
+            solve(states, np.arange(12) % 2, 2)
+        else:
+            _solved({"train": states, "held_out": states}, Splits(examples, examples, [], [], []), 1)
+        assert blas_threads() == {2}
+    assert {*map(frozenset, seen)} == {frozenset({1})}
 
 
 @pytest.mark.slow
