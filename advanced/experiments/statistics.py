@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student  # scikit-learn installs it
+from scipy.special import stdtr, stdtrit  # of Student's t; scikit-learn installs it; scipy.stats is slow to import
 
 LEVEL = 0.05  # of tests; intervals are of 1 - LEVEL
 POWER = 0.8  # of `Difference.detectable`
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
         """The probability of a value at least as far from 0 if the true one is 0."""
         if self.error == 0:
             return 1.0 if self.mean == 0 else 0.0
-        return float(2 * student.sf(abs(self.mean) / self.error, self.degrees))
+        return float(2 * stdtr(self.degrees, -abs(self.mean) / self.error))
 
     @property
     def detectable(self) -> float:
@@ -70,7 +70,7 @@ class Difference(NamedTuple):
         return self._reach(1 - LEVEL / 2) + self._reach(POWER)
 
     def _reach(self, quantile: float) -> float:
-        return float(self.error * student.ppf(quantile, self.degrees))
+        return float(self.error * stdtrit(self.degrees, quantile))
 
 
 def two_way(table: np.ndarray) -> Difference:
