@@ -301,7 +301,7 @@ TINY = random_llama()
 FIELDS = (*vars(TINY.config), "unknown")
 
 
-@fuzz(150)
+@fuzz(250)
 @given(changes=st.dictionaries(st.sampled_from(FIELDS) | st.integers(), ODD_VALUES, min_size=1, max_size=3))
 def test_any_model_args(tmp_path: Path, changes: dict) -> None:
     path = tmp_path / "model.pt"
@@ -436,7 +436,7 @@ JUNK = st.recursive(
 )
 
 
-@fuzz(50)
+@fuzz(150)
 @given(junk=JUNK, part=st.sampled_from(("identity", "model", "optimizer", "rng", "history")))
 def test_resume_point_with_a_foreign_part(saved_run: Path, tmp_path: Path, junk: object, part: str) -> None:
     point = torch.load(saved_run / "model.pt", weights_only=True)

@@ -50,8 +50,7 @@ print("loops" if ours.choice.kernel == "numba" else "PyTorch")
 
 def run_python(*args: str, **environment: str) -> subprocess.CompletedProcess:
     env = {name: value for name, value in os.environ.items() if name not in USERS_SETTINGS}
-    env |= environment
-    return subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True, env=env)
+    return subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True, env=env | environment)
 
 
 def decode(checkpoint: Path, *, mends: bool = False, **environment: str) -> tuple[str, str]:
