@@ -111,6 +111,8 @@ class GGUFFile:
         if not 0 < dimensions <= MOST_DIMENSIONS:
             raise ValueError
         shape = tuple(self._number(LONG_COUNT) for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            raise ValueError
         return name, StoredTensor(shape, self._number(COUNT), self._number(LONG_COUNT))
 
     def _array(self) -> list[str] | array:

@@ -47,7 +47,9 @@ def get_args(argv: list[str] | None = None) -> Namespace:
     add("--work", help="folder for weights while a run lasts; else one in the system's temporary folder")
     add("--workers", type=int, default=1, help="runs at a time; each gets its share of the processors")
     add("--minutes", type=float, help="start no run after so many, of all tables together")
-    add("--only", nargs="+", metavar="ROW", help="rows of one table, beside its baseline; else all")
+    add(
+        "--only", nargs="+", metavar="ROW", help="rows of one table, beside its baseline and the bag of words; else all"
+    )
     add("--baseline", metavar="ROW", help="what the rows of one table are compared with, if not its baseline")
     add("--data", nargs="+", metavar="NAME", help="data sets of the table; all of them if not given")
     add("--tune", action="store_true", help="only the runs on data held out of train, none that looks at dev or test")

@@ -34,7 +34,7 @@ from advanced import METHODS, choose
 from advanced.experiments.choice import Done, Tried, chosen, tuning
 from advanced.experiments.models import Model
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, Trial
-from advanced.experiments.schema import SOLVED, check_table
+from advanced.experiments.schema import BAG_OF_WORDS, SOLVED, check_table
 from config import ROUNDING
 from engine.json_text import read_json
 from utils import UserError, join_names, warn
@@ -126,8 +126,9 @@ class Table:
                 raise UserError(f"row {row.name}: {error}") from None
 
     def only(self, rows: Sequence[str] | None, data: Sequence[str] | None = None) -> Table:
-        """The table with these rows, the baseline, and these data sets alone. None: all of them."""
-        wanted = {row.name for row in self.rows} if rows is None else {*rows, self.baseline}
+        """The table with these rows, the baseline, the bag of words and these data sets alone. None: all of them."""
+        always = {self.baseline, *(row.name for row in self.rows if row.option == BAG_OF_WORDS)}
+        wanted = {row.name for row in self.rows} if rows is None else {*rows, *always}
         settings = {name: own for name, own in self.data.items() if data is None or name in data}
         return replace(self, rows=tuple(row for row in self.rows if row.name in wanted), data=settings)
 

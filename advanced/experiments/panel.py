@@ -16,11 +16,10 @@ from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import Runs, compare, figure_of, fits, has_few_seeds, judges_of, table_of
 from advanced.experiments.rows import Row, Trial, size_in_words
+from advanced.experiments.schema import BAG_OF_WORDS
 from advanced.experiments.statistics import LEVEL, Difference, holm
 from engine.data import majority_accuracy, unpack
 from engine.figures import entry_of
-
-BAG_OF_WORDS = "bag-of-words"
 
 
 class Cell(NamedTuple):

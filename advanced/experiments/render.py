@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -9,7 +10,7 @@ from typing import Any
 
 from advanced.experiments.choice import Done
 from advanced.experiments.grid import Table
-from advanced.experiments.models import Model
+from advanced.experiments.models import FEW_BITS, Model
 from advanced.experiments.panel import (
     Cell,
     Panel,
@@ -40,18 +41,21 @@ trained a gain has no interval, as they say too little about others. "Could be f
 such a comparison finds with a probability of {POWER:g}. Where the loss of the training sentences stays above .9 of that
 of a guess, in a row or in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint was pretrained
 once: what holds for another one is not in these intervals. Seconds are those of runs on one processor, the one
-that most rows ran on."""
+that most rows ran on. What votes and soups are made of fitted or not in its own row."""
 
 
 def render(table: Table, model: Model, done: Done) -> str:
     """The page of a table: all runs that are done, and the number of missing ones."""
     notation = NOTATION.format(baseline=table.baseline) if table.seeds else ""
-    lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`.{notation}", ""]
+    lost = f", {FEW_BITS[model.name]}" if model.name in FEW_BITS else ""
+    lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`{lost}.{notation}", ""]
     if table.registered:
         lines += [f"What is compared was fixed in commit {table.registered}, before its figures were known.", ""]
     for panel in panels_of(table, model, done):
         lines += [f"## {panel.title}", "", *render_panel(panel), "", *standing(panel), ""]
-    lines += [*_missing(table, model, done), *made_with(done), *sources_of(table)]
+    lines += [*_missing(table, model, done), *made_with(done)]
+    command = f"python -m advanced.experiments {table.name} --pretrained-model-path {model.given_as}"
+    lines += [f"`{command}` goes on with it, `--render` writes this page.", "", *sources_of(table)]
     if choices := render_choices(table, model, done):
         lines += ["## What was tried", "", f"{CHOICES}. Dev was not looked at.", "", *choices]
     return "\n".join(lines) + "\n"
@@ -141,27 +145,30 @@ def sources_of(table: Table) -> list[str]:
 
 
 def made_with(done: Done) -> list[str]:
-    """What the runs were computed with, and a line for a checkpoint that was made more than once."""
+    """What the runs were computed with, and from which weights: a checkpoint may have been made more than once."""
     runs = [*done.values()]
+    if not runs:
+        return []
     hours = sum(entry_of(run, "wall_seconds") for run in runs) / 3600
-    each = [
-        join_names(dict.fromkeys(str(entry_of(run, name)) for run in runs))
-        for name in ("processor", "torch", "kernels")
-    ]
     dates = sorted({entry_of(run, "date") for run in runs})
-    lines = []
-    if runs:
-        lines = [
-            f"{len(runs)} runs, {hours:.1f} hours, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {each[0]};"
-        ]
-        lines += [f"PyTorch {each[1]}, kernels: {each[2]}.", ""]
-    weights: dict[str, set[str]] = {}
-    for run in runs:
-        weights.setdefault(run["model"], set()).add(entry_of(run, "weights"))
-    for name, makes in weights.items():
-        if len(makes) > 1:
-            lines += [f"`{name}` was made {len(makes)} times by the same command; pairs are of one make.", ""]
+    processors = _each(runs, "{processor} ({machine})", "processor", "machine")
+    versions = _each(runs, "PyTorch {torch}", "torch"), _each(runs, "kernels: {kernels}", "kernels")
+    makes = _each(runs, "`{model}` {weights:.12}", "model", "weights")
+    lines = [
+        f"{len(runs)} runs, {hours:.1f} hours, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {processors};",
+        f"{'; '.join(versions)}. Weights (SHA-256): {makes}.",
+        "",
+    ]
+    made = Counter(name for name, _ in {(run["model"], run["weights"]) for run in runs})
+    for name, times in made.items():
+        if times > 1:
+            lines += [f"`{name}` was made {times} times by the same command; pairs are of one make.", ""]
     return lines
+
+
+def _each(runs: Sequence[Mapping[str, Any]], form: str, *names: str) -> str:
+    """What runs say of `names`, in the words of `form`; what is equal once."""
+    return join_names(dict.fromkeys(form.format(**{name: entry_of(run, name) for name in names}) for run in runs))
 
 
 CHOICES = "Accuracies on data held out of train (zero-shot: macro-F1 on a sample of train), means over seeds"

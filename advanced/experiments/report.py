@@ -14,7 +14,7 @@ from advanced import METHODS, choose
 from advanced.experiments.choice import Done
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
-from advanced.experiments.panel import Panel, Verdict, panels_of
+from advanced.experiments.panel import Cell, Panel, Verdict, panels_of
 from advanced.experiments.render import (
     CHOICES,
     difference_in_words,
@@ -29,12 +29,13 @@ from advanced.experiments.render import (
 )
 from advanced.experiments.results import FEWEST_SEEDS, compare
 from advanced.experiments.rows import DATA_SETTINGS, PLAN_SETTINGS, Row, path_of
+from advanced.experiments.schema import SOLVED
 from engine.data import read_label_names, unpack
 from engine.figures import entry_of
 from engine.flags import OUTPUT_WORDS
 from utils import UserError, atomic_write, join_names, warn
 
-MOST_ROWS = 7  # of a table, so that the report keeps to three pages
+MOST_ROWS = 7  # of a table beside those that are solved, so that the report keeps to three pages
 WIDTH = 84  # of a line of a command
 OF_ASKING = ("attention", "batch_size", "precision", "max_sentence_len")  # settings that matter without training
 
@@ -59,8 +60,8 @@ def write_report(table: Table, model: Model, done: Done, command: Sequence[str],
 
 
 def text_of(table: Table, model: Model, done: Done, command: Sequence[str]) -> str:
-    if len(table.rows) > MOST_ROWS:
-        raise UserError(f"a report has room for {MOST_ROWS} rows, not for {len(table.rows)}; name them with --only")
+    if (count := sum(row.option not in SOLVED for row in table.rows)) > MOST_ROWS:
+        raise UserError(f"a report has room for {MOST_ROWS} rows, not for {count}; name them with --only")
     parts = [f"# {table.title}", *_what(table), *_how(table, model), *sources_of(table)]
     panels = panels_of(table, model, done)
     panels = [panel for panel in panels if any(cell.name != table.baseline for cell in panel.cells)]
@@ -193,9 +194,14 @@ def _again(command: Sequence[str], panels: Sequence[Panel], model: Model) -> lis
     lines = ["## How to do it again", "", "Everything, then the same with `--render`:", ""]
     lines += ["```", *_shell(command), "```", "", "One run of the row with the best accuracy on dev:", "", "```"]
     for panel in panels:
-        best = max(panel.cells, key=lambda cell: fmean(run["dev"]["accuracy"] for run in cell.runs.values()))
-        lines += _shell(command_of(best.row, next(iter(best.runs.values())), model))
+        cells = [cell for cell in panel.cells if cell.row.option not in SOLVED]  # which no command does alone
+        for best in sorted(cells, key=_accuracy_on_dev)[-1:]:
+            lines += _shell(command_of(best.row, next(iter(best.runs.values())), model))
     return [*lines, "```"]
+
+
+def _accuracy_on_dev(cell: Cell) -> float:
+    return fmean(run["dev"]["accuracy"] for run in cell.runs.values())
 
 
 def _shell(words: Sequence[str]) -> list[str]:

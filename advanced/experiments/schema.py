@@ -63,7 +63,8 @@ TABLE_CONDITIONS = {
     "seeds": Wanted(lambda value: value == [] or SEEDS.fits(value), SEEDS.words),
     "shots": SHOTS, "settings": OBJECT, "tune_seeds": SEEDS, "baseline": ANY_TEXT, "registered": ANY_TEXT,
 }  # fmt: skip
-SOLVED = ("bag-of-words", "frozen-states")  # options of rows that are solved instead of trained
+BAG_OF_WORDS = "bag-of-words"
+SOLVED = (BAG_OF_WORDS, "frozen-states")  # options of rows that are solved instead of trained
 OPTIONS = ("finetune", "prompt", *SOLVED)
 KEYS_AND_VALUES = _list_of(ANY_TEXT.fits, "texts KEY=VALUE")
 ROW_CONDITIONS = {

@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from advanced.experiments.grid import Table
-from advanced.experiments.models import Model
+from advanced.experiments.models import FEW_BITS, Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
 from advanced.experiments.results import (
@@ -38,8 +38,8 @@ HERE = Path(__file__).resolve().parent
 TABLES = ("full", "few-shot", "few-shot-llama")
 HEADS = ("method", "panels", "gain", "p", "over the bag of words", "time")
 ABOUT = """Gains in accuracy over plain training, pooled over panels (data set, size, checkpoint), with 95 % intervals;
-p is corrected for all methods (Holm), bold below .05. Time: of training, beside plain training, the median over
-panels."""
+p is corrected for all methods (Holm), bold below .05. Panels of one data set judge by the same sentences, which an
+interval over panels does not know. Time: of training, beside plain training, the median over panels."""
 
 
 class Worth(NamedTuple):
@@ -106,7 +106,8 @@ def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
     lines += ["", "Panels, with the accuracy of the majority class:", ""]
     for name, panel in named:
         remark = "" if (name, panel) in ranking else _why_left_out(panel)
-        lines.append(f"- {panel.title}, {name} ({plain(panel.majority)}){remark}")
+        lost = f", {FEW_BITS[name]}" if name in FEW_BITS else ""
+        lines.append(f"- {panel.title}, {name}{lost} ({plain(panel.majority)}){remark}")
     return "\n".join(lines) + "\n"
 
 

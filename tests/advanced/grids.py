@@ -101,7 +101,14 @@ def scored(trials: list[Trial], model: Model, score: Callable[[Trial], float]) -
 def line_of(one: Trial, model: Model, **figures: Any) -> dict[str, Any]:
     """A line of results."""
     about = {"key": one.key(model), "checksums": model.checksums, "settings": dict(one.settings)}
-    how = {"processor": "a processor", "torch": "2", "kernels": "plain", "commit": None, "date": "2026-01-02"}
+    how = {
+        "processor": "a processor",
+        "torch": "2",
+        "kernels": "plain",
+        "commit": None,
+        "date": "2026-01-02",
+        "machine": "a machine",
+    }
     how |= {"weights": model.checksums[0], "wall_seconds": 36.0}
     return {**about, **how, **trial.named(one, model), **figures}
 

@@ -178,6 +178,15 @@ def test_what_is_judged_is_what_is_saved_and_the_file_is_enough(laboratory: Labo
         assert differs or not is_trained
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_one_epoch_runs_with_its_defaults(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch, name: str):
+    """The other methods have theirs in every test."""
+    monkeypatch.delitem(ARGUMENTS, name)
+    done = laboratory.done(name, epochs=1)
+    assert laboratory.arguments(name) == [] and outputs_of(done.saved, done.run).isfinite().all()
+
+
 def stop_in_the_second_epoch(laboratory: Laboratory, run: runs.Run) -> None:
     checkpointer = laboratory.checkpointer(run)
     checkpointer.seconds, save = 0.0, checkpointer.save_resume_point

@@ -15,9 +15,12 @@ import resource
 import shutil
 import struct
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+Place = tuple[int, int]  # of a number in a file: its offset and its length in bytes
 ROOM = 3 * 2**30  # bytes beside what is taken once everything is imported
 HUGE = ("-1", "0", "2147483647", "1e999", "9" * 30, "9" * 5000, "99999999999", "null", '"x"', "[]", "[[[[]]]]", "true")
 DAMAGED_KINDS = {  # which files are damaged, and the flags that read them
@@ -32,8 +35,8 @@ DAMAGED_KINDS = {  # which files are damaged, and the flags that read them
 }
 
 
-def damaged(content: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """What was done to the bytes, and what they are now."""
+def damaged(content: bytes, rng: random.Random, places: Sequence[Sequence[Place]] = ()) -> tuple[str, bytes]:
+    """What was done to the bytes, and what they are now. places: those of a GGUF file (`places_in`)."""
     way = rng.choice(("flipped", "flipped at the beginning", "cut", "lying", "lying", "doubled", "zeroed"))
     raw = bytearray(content)
     if way == "flipped" or way == "flipped at the beginning":
@@ -49,7 +52,7 @@ def damaged(content: bytes, rng: random.Random) -> tuple[str, bytes]:
         at = rng.randrange(len(raw))
         raw[at : at + 300] = bytes(len(raw[at : at + 300]))
     else:
-        raw = bytearray(lying(content, rng))
+        raw = bytearray(lying_at(rng.choice(places), content, rng) if places else lying(content, rng))
     return way, bytes(raw)
 
 
@@ -68,6 +71,33 @@ def lying(content: bytes, rng: random.Random) -> bytes:
     return content[:at] + struct.pack("<i", number) + content[at + 4 :]
 
 
+def lying_at(places: Sequence[Place], content: bytes, rng: random.Random) -> bytes:
+    """One of these numbers is another one."""
+    at, size = rng.choice(places)
+    top = 256**size
+    old = int.from_bytes(content[at : at + size], "little")
+    number = rng.choice((0, 1, old - 1, old + 1, 2 * old, 10**6, top // 2, top - 1, top - old, rng.randrange(top)))
+    return content[:at] + (number % top).to_bytes(size, "little") + content[at + size :]
+
+
+@cache
+def places_in(file: Path) -> list[list[Place]]:
+    """Where a GGUF file says a count, a length, a type or an offset: of its tensors, of its settings, of all."""
+    from gguf import GGUFReader
+
+    reader, groups = GGUFReader(file), []
+    for fields in ([tensor.field for tensor in reader.tensors], reader.fields.values()):
+        found = []
+        for field in fields:
+            at = field.offset
+            for part in field.parts:
+                size = part.dtype.itemsize
+                found += [(at + k, size) for k in range(0, part.nbytes, size) if part.dtype.kind == "u" and size > 1]
+                at += part.nbytes
+        groups.append(found)
+    return [*groups, [(4 * k, 4) for k in range(6)]]  # magic, version, both counts
+
+
 def run_case(folder: Path, number: int) -> dict[str, object]:
     """Damage a file of a copy, and convert it."""
     from convert.__main__ import main
@@ -80,7 +110,7 @@ def run_case(folder: Path, number: int) -> dict[str, object]:
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(folder / kind, case / "model")
     file = case / "model" / rng.choice(files)
-    way, content = damaged(file.read_bytes(), rng)
+    way, content = damaged(file.read_bytes(), rng, places_in(folder / kind / file.name) if kind == "gguf" else ())
     file.write_bytes(content)
     model = file if kind in ("llama2c", "gguf") else case / "model"
     beside = ("--tokenizer", str(folder / "sentencepiece/tokenizer.model")) if kind == "llama2c" else ()

@@ -292,6 +292,16 @@ def test_tensors_that_share_their_bytes_are_refused(written: Callable[..., Path]
     refused("is damaged", load_pretrained, path)
 
 
+def test_a_tensor_of_no_numbers_is_refused(written: Callable[..., Path]):
+    path = written(random_llama(attention="causal"), "q8_0")
+    field = next(tensor.field for tensor in gguf.GGUFReader(path).tensors if tensor.name == "token_embd.weight")
+    at = int(field.offset) + sum(part.nbytes for part in field.parts[:3])  # its name and how many dimensions it has
+    content = bytearray(path.read_bytes())
+    content[at : at + 8] = bytes(8)
+    path.write_bytes(content)
+    refused("what it declares does not fit its size", load_pretrained, path)
+
+
 # ---------------------------------------------------------------------------------------------------------- tokenizer
 
 
