@@ -41,7 +41,7 @@ trained a gain has no interval, as they say too little about others. "Could be f
 such a comparison finds with a probability of {POWER:g}. Where the loss of the training sentences stays above .9 of that
 of a guess, in a row or in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint was pretrained
 once: what holds for another one is not in these intervals. Seconds are those of runs on one processor, the one
-that most rows ran on. What votes and soups are made of fitted or not in its own row."""
+that most rows ran on. Whether the models of a vote or a soup fitted is said in their own row."""
 
 
 def render(table: Table, model: Model, done: Done) -> str:
@@ -55,7 +55,7 @@ def render(table: Table, model: Model, done: Done) -> str:
         lines += [f"## {panel.title}", "", *render_panel(panel), "", *standing(panel), ""]
     lines += [*_missing(table, model, done), *made_with(done)]
     command = f"python -m advanced.experiments {table.name} --pretrained-model-path {model.given_as}"
-    lines += [f"`{command}` goes on with it, `--render` writes this page.", "", *sources_of(table)]
+    lines += [f"`{command}` does what is missing; with `--render` it writes this page.", "", *sources_of(table)]
     if choices := render_choices(table, model, done):
         lines += ["## What was tried", "", f"{CHOICES}. Dev was not looked at.", "", *choices]
     return "\n".join(lines) + "\n"

@@ -50,7 +50,7 @@ def test_the_table_has_means_deviations_differences_and_says_what_is_missing(
     assert "Missing: 2 runs (FILMS: lora 2)." in text and "| lora" not in text
     assert "4 runs, 0.0 hours, 2026-01-02; a processor (a machine);\nPyTorch 2; kernels: plain." in text
     assert f"Weights (SHA-256): `tiny` {model.checksums[0][:12]}." in text
-    assert "`python -m advanced.experiments trial --pretrained-model-path tiny.pt` goes on with it" in text
+    assert "`python -m advanced.experiments trial --pretrained-model-path tiny.pt` does what is missing" in text
 
 
 def test_seconds_are_those_of_the_processor_that_most_rows_ran_on(tmp_path: Path, model: Model, films: dict[str, Path]):

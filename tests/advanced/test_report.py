@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 from damage import damaged
-from grids import PLAIN_CPU, Finished, finished, line_of, main, model, table_of, tuning_runs  # noqa: F401 (fixtures)
+from grids import (  # noqa: F401 (fixtures)
+    PLAIN_CPU,
+    Finished,
+    finished,
+    line_of,
+    main,
+    model,
+    scores_of,
+    table_of,
+    tuning_runs,
+)
 from sklearn.metrics import f1_score
 
 from advanced.experiments import __main__ as program
@@ -60,6 +70,22 @@ def test_a_report_shows_how_often_each_class_is_predicted_and_what_macro_f1_gain
     assert f"| plain | {said[0]} | {said[1]} |  |" in lines
     (found,) = [line for line in lines if line.startswith("| ema | .500 | .500 | ")]
     assert f" {gain:+.3f} [" in found  # of dev and test together
+
+
+def test_a_report_has_the_bag_of_words_and_no_command_that_would_train_it(tmp_path: Path, model: Model):
+    rows = [{"name": "plain"}, {"name": "ema", "method": "ema"}, {"name": "lora", "method": "lora"}]
+    words = {"name": "words", "option": "bag-of-words"}
+    whole, done = table_of(tmp_path, rows=[*rows, words], shots=[None], seeds=[1, 2, 3]), {}
+    for row, wrong in zip(whole.rows, (4, 3, 3, 0), strict=True):
+        for one in whole.final(row, "films", None, model, {}):
+            scores = scores_of([0, 1] * 5, wrong)
+            trained = {} if row.name == "words" else {"trainable": 100, "seconds": 7.0}
+            done[one.key(model)] = line_of(one, model, figures={}, dev=scores, test=scores, **trained)
+    table = whole.only(["ema"])
+    assert [row.name for row in table.rows] == ["plain", "ema", "words"]
+    text = report.text_of(table, model, done, [])
+    assert "Above the bag of words: none; below it: plain, ema." in text
+    assert "--option bag-of-words" not in text and text.count("--method ema") == 1  # the best that is trained
 
 
 def test_damaged_results_give_pages_or_one_line(

@@ -131,12 +131,26 @@ def test_two_halves_of_the_runs_of_one_method_seldom_differ(at_assets: None):
     assert np.mean(found) <= 0.07
 
 
+def plainly(text: str) -> str:
+    """Figures as the README writes them: not bold, and without the 0 before the point."""
+    return re.sub(r"(?<![\d.])0\.", ".", text.replace("**", ""))
+
+
 def test_the_readme_quotes_the_pages():
-    readme = (ROOT / "advanced" / "README.md").read_text(encoding="utf-8")
-    for name, block in re.findall(r"<!-- of (\S+) -->\n(.*?)\n\n", readme, flags=re.DOTALL):
-        page = (RESULTS / name).read_text(encoding="utf-8").splitlines()
-        rows = block.splitlines()
-        assert len(rows) > 2 and not {*rows} - {*page}, name
+    """Every gain with its interval is on a page, and every other figure of a point on a page that the point links."""
+    readme = plainly((ROOT / "advanced" / "README.md").read_text(encoding="utf-8"))
+    pages = {path.name: plainly(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.md")}
+    pages = {name: page.partition("## What was tried")[0] for name, page in pages.items()}
+    gain = r"[+-]\.\d{3} \[[+-]\.\d{3}, [+-]\.\d{3}\]"
+    gains = re.findall(gain, readme)
+    assert len(gains) > 30
+    assert not [found for found in gains if all(found not in page for page in pages.values())]
+    points = re.findall(r"^\d\. .*(?:\n   .*)*", readme, flags=re.MULTILINE)
+    assert len(points) == 5
+    for point in points:
+        linked = "".join(pages[name] for name in re.findall(r"results/(\S+\.md)\)", point))
+        found = re.findall(r"[+-]?\.\d{3}", re.sub(gain, "", point))
+        assert found and not [each for each in found if each not in linked], point
 
 
 def test_packed_lines_are_read_with_those_that_came_later(tmp_path: Path):
