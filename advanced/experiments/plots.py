@@ -34,6 +34,8 @@ def draw(table: Table, model: Model, done: Done, stem: Path) -> list[Path]:
     for axis, panel in zip(axes[0], panels, strict=True):
         _accuracy(axis, panel)
         axis.set_title(panel.title)
+    lines = max((axis.get_legend_handles_labels() for axis in axes[0]), key=lambda found: len(found[0]))
+    figure.legend(*lines, fontsize="small", loc="outside lower center", ncol=3)
     path = stem.with_name(f"{stem.name}-accuracy.png")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -41,11 +43,12 @@ def draw(table: Table, model: Model, done: Done, stem: Path) -> list[Path]:
 
 
 def _accuracy(axis: Any, panel: Panel) -> None:
-    """Mean accuracy, with the 95 % interval of its difference from the baseline; each run is a small dot."""
+    """Mean accuracy, each run a small dot; of three seeds or more the 95 % interval of the difference from the baseline."""
     verdicts = panel.verdicts()
     for place, cell in enumerate(reversed(panel.cells)):
         each = each_seed(cell.runs, panel.splits)
-        if verdict := verdicts.get(cell.name):
+        verdict = verdicts.get(cell.name)
+        if verdict is not None and not verdict.gain.has_few_seeds:
             shift = fmean(each) - verdict.gain.mean
             ends = [shift + verdict.gain.low, shift + verdict.gain.high]
             axis.plot(ends, [place, place], color="tab:blue")
@@ -60,4 +63,3 @@ def _accuracy(axis: Any, panel: Panel) -> None:
             axis.axvline(fmean(each_seed(runs, panel.splits)), color=colour, label=name)
     axis.set_yticks(range(len(panel.cells)), [cell.name for cell in reversed(panel.cells)])
     axis.set_xlabel(f"accuracy on {' and '.join(panel.splits)}")
-    axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)  # over no point

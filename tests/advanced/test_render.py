@@ -343,6 +343,10 @@ def test_each_point_of_a_plot_has_the_name_of_its_row_and_lies_in_its_interval(m
     lines = [line.get_xdata() for line in axis.lines if line.get_marker() == "None"]
     (interval,) = [ends for ends in lines if len({*ends}) > 1]
     assert min(interval) < 1.0 < max(interval) and sum(interval) / 2 == pytest.approx(1.0, abs=0.05)
+    few = panel.cells[1]._replace(runs=dict([*panel.cells[1].runs.items()][:2]))
+    figure, axis = pyplot.subplots()
+    plots._accuracy(axis, panel._replace(cells=[panel.cells[0], few]))  # of two seeds there is no interval
+    assert all(len({*line.get_xdata()}) == 1 for line in axis.lines if line.get_marker() == "None")
     pyplot.close(figure)
 
 
