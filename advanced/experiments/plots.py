@@ -43,7 +43,7 @@ def draw(table: Table, model: Model, done: Done, stem: Path) -> list[Path]:
 
 
 def _accuracy(axis: Any, panel: Panel) -> None:
-    """Mean accuracy, each run a small dot; of three seeds or more the 95 % interval of the difference from the baseline."""
+    """Mean accuracy, each run a small dot; of three seeds or more the 95 % interval of the gain."""
     verdicts = panel.verdicts()
     for place, cell in enumerate(reversed(panel.cells)):
         each = each_seed(cell.runs, panel.splits)
