@@ -159,7 +159,7 @@ def made_with(done: Done) -> list[str]:
         f"{'; '.join(versions)}. Weights (SHA-256): {makes}.",
         "",
     ]
-    made = Counter(name for name, _ in {(run["model"], run["weights"]) for run in runs})
+    made = Counter(name for name, _ in {(run["model"], str(run["weights"])) for run in runs})
     for name, times in made.items():
         if times > 1:
             lines += [f"`{name}` was made {times} times by the same command; pairs are of one make.", ""]
@@ -168,7 +168,8 @@ def made_with(done: Done) -> list[str]:
 
 def _each(runs: Sequence[Mapping[str, Any]], form: str, *names: str) -> str:
     """What runs say of `names`, in the words of `form`; what is equal once."""
-    return join_names(dict.fromkeys(form.format(**{name: entry_of(run, name) for name in names}) for run in runs))
+    each = ({name: str(entry_of(run, name)) for name in names} for run in runs)
+    return join_names(dict.fromkeys(form.format(**said) for said in each))
 
 
 CHOICES = "Accuracies on data held out of train (zero-shot: macro-F1 on a sample of train), means over seeds"
