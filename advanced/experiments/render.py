@@ -10,7 +10,7 @@ from typing import Any
 
 from advanced.experiments.choice import Done
 from advanced.experiments.grid import Table
-from advanced.experiments.models import FEW_BITS, Model
+from advanced.experiments.models import Model, remark_on
 from advanced.experiments.panel import (
     Cell,
     Panel,
@@ -47,8 +47,7 @@ that most rows ran on. Whether the models of a vote or a soup fitted is said in 
 def render(table: Table, model: Model, done: Done) -> str:
     """The page of a table: all runs that are done, and the number of missing ones."""
     notation = NOTATION.format(baseline=table.baseline) if table.seeds else ""
-    lost = f", {FEW_BITS[model.name]}" if model.name in FEW_BITS else ""
-    lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`{lost}.{notation}", ""]
+    lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`{remark_on(model.name)}.{notation}", ""]
     if table.registered:
         lines += [f"What is compared was fixed in commit {table.registered}, before its figures were known.", ""]
     for panel in panels_of(table, model, done):

@@ -14,7 +14,7 @@ from advanced import METHODS, choose
 from advanced.experiments.choice import Done
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
-from advanced.experiments.panel import Cell, Panel, Verdict, panels_of
+from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import (
     CHOICES,
     difference_in_words,
@@ -194,14 +194,10 @@ def _again(command: Sequence[str], panels: Sequence[Panel], model: Model) -> lis
     lines = ["## How to do it again", "", "Everything, then the same with `--render`:", ""]
     lines += ["```", *_shell(command), "```", "", "One run of the row with the best accuracy on dev:", "", "```"]
     for panel in panels:
-        cells = [cell for cell in panel.cells if cell.row.option not in SOLVED]  # which no command does alone
-        for best in sorted(cells, key=_accuracy_on_dev)[-1:]:
+        if cells := [cell for cell in panel.cells if cell.row.option not in SOLVED]:  # which no command does alone
+            best = max(cells, key=lambda cell: fmean(run["dev"]["accuracy"] for run in cell.runs.values()))
             lines += _shell(command_of(best.row, next(iter(best.runs.values())), model))
     return [*lines, "```"]
-
-
-def _accuracy_on_dev(cell: Cell) -> float:
-    return fmean(run["dev"]["accuracy"] for run in cell.runs.values())
 
 
 def _shell(words: Sequence[str]) -> list[str]:

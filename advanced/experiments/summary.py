@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from advanced.experiments.grid import Table
-from advanced.experiments.models import FEW_BITS, Model
+from advanced.experiments.models import Model, remark_on
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import difference_in_words, p_in_words, plain, verdict_in_words, write_page
 from advanced.experiments.results import (
@@ -106,8 +106,7 @@ def render_summary(named: Sequence[tuple[str, Panel]]) -> str:
     lines += ["", "Panels, with the accuracy of the majority class:", ""]
     for name, panel in named:
         remark = "" if (name, panel) in ranking else _why_left_out(panel)
-        lost = f", {FEW_BITS[name]}" if name in FEW_BITS else ""
-        lines.append(f"- {panel.title}, {name}{lost} ({plain(panel.majority)}){remark}")
+        lines.append(f"- {panel.title}, {name}{remark_on(name)} ({plain(panel.majority)}){remark}")
     return "\n".join(lines) + "\n"
 
 

@@ -279,13 +279,18 @@ def test_what_is_no_gguf_file_is_one_line(content: bytes, said: str, tmp_path: P
     refused(said, load_pretrained, tmp_path / "m.gguf")
 
 
+def place_of(field: gguf.ReaderField, part: int) -> int:
+    """Where in the file a part of what is declared begins."""
+    return int(field.offset) + sum(each.nbytes for each in field.parts[:part])
+
+
 def test_tensors_that_share_their_bytes_are_refused(written: Callable[..., Path]):
     """A small file would stand for any number of large tensors."""
     path = written(random_llama(attention="causal"))
     place = gguf.GGUFReader(path).tensors
     content = path.read_bytes()
     offsets = [int(tensor.field.parts[-1][0]) for tensor in place]
-    where = [int(tensor.field.offset) + sum(part.nbytes for part in tensor.field.parts[:-1]) for tensor in place]
+    where = [place_of(tensor.field, -1) for tensor in place]
     largest = max(range(len(place)), key=lambda index: place[index].n_bytes)
     last = max(range(len(place)), key=lambda index: offsets[index])
     assert int.from_bytes(content[where[last] : where[last] + 8], "little") == offsets[last]
@@ -297,7 +302,7 @@ def test_tensors_that_share_their_bytes_are_refused(written: Callable[..., Path]
 def test_a_tensor_of_no_numbers_is_refused(written: Callable[..., Path]):
     path = written(random_llama(attention="causal"), "q8_0")
     field = next(tensor.field for tensor in gguf.GGUFReader(path).tensors if tensor.name == "token_embd.weight")
-    at = int(field.offset) + sum(part.nbytes for part in field.parts[:3])  # its name and how many dimensions it has
+    at = place_of(field, 3)  # behind its name and how many dimensions it has
     content = bytearray(path.read_bytes())
     content[at : at + 8] = bytes(8)
     path.write_bytes(content)
