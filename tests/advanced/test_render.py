@@ -173,12 +173,14 @@ def test_results_are_rendered_without_the_weights_that_they_come_from(
 ):
     table, done = finished
     away = Model(str(tmp_path / "gone.pt"), "", {"gone": model.checksums})
-    text = render(table, away, done)
-    assert text == render(table, model, done).replace(f"`{model.name}`", "`gone`") and "| ema" in text
+    moved = {key: {**result, "model": "gone"} for key, result in done.items()}
+    text = render(table, away, moved)
+    here = render(table, model, done).replace(f"`{model.name}`", "`gone`").replace(model.given_as, away.given_as)
+    assert text == here and "| ema" in text
     with pytest.raises(UserError, match="gone.pt does not exist"):
-        render(table, Model(away.checkpoint, ""), done)
+        render(table, Model(away.checkpoint, ""), moved)
     with open(tmp_path / "r.jsonl", "w", encoding="utf-8") as file:
-        lines = ({**result, "model": "gone", "checksums": model.checksums} for result in done.values())
+        lines = ({**result, "checksums": model.checksums} for result in moved.values())
         file.write("".join(f"{json.dumps(line)}\n" for line in lines))
     rendered = partial(main, "--render", "--results", tmp_path / "r.jsonl", checkpoint="gone.pt")
     monkeypatch.setattr(program, "can_plot", lambda: False)
