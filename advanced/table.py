@@ -203,6 +203,7 @@ LOSSES = {
             "radius": positive(0.1, "epsilon, of a text's perturbation, in units of the norm of a token's embedding"),
             "step": positive(0.05, "alpha, of the ascent, in the same units"),
         },
+        conflicts=dict.fromkeys(("distill", "self-training"), "freelb moves the texts of a batch, not others"),
         paper="arXiv:1909.11764", cost="K times the time, and a copy of the gradients", families=EVERY,
     ),
     "sam": MethodEntry(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced.experiments.results import JUDGES
-from advanced.experiments.rows import Trial, path_of
+from advanced.experiments.rows import Trial, label_names_of, path_of
 from engine.data import Example, create_data, divide, has_gold_labels, pack, read_label_names, set_aside
 from utils import UserError
 
@@ -41,9 +41,8 @@ class Splits(NamedTuple):
         train, judged = create_data(path_of(trial.data, "train"), len(names)), settings["judged_on"] or trial.data
         if len(read_label_names(path_of(judged, "label_names"))) != len(names):
             raise UserError(f"{judged} has not as many classes as {trial.data}, so it cannot judge what that trains")
-        dev, test = create_data(path_of(judged, "dev")), create_data(path_of(judged, "test"), is_test=True)
-        if not has_gold_labels([example.label for example in test]):
-            test = create_data(path_of(judged, "train")) if judged != trial.data else []
+        dev, where = create_data(path_of(judged, "dev")), split_that_tests(judged, trial.data)
+        test = create_data(path_of(judged, where), is_test=where == "test") if where else []
         if settings["second_test"]:  # the same sentences in every run
             taken = {*random.Random(0).sample(range(len(train)), settings["second_test"])}
             test = [train[place] for place in sorted(taken)]
@@ -52,6 +51,15 @@ class Splits(NamedTuple):
             return cls(train, [], dev, test, [])
         how = trial.seed, trial.shots, settings["hold_out"]
         return cls(*divide(train, *how), dev, test, set_aside(train, *how))
+
+
+def split_that_tests(judged: str, data: str) -> str:
+    """The split that is the test of a run: "test"; where that has no gold labels and nothing is trained on `judged`,
+    "train"; "" if there is none."""
+    test = create_data(path_of(judged, "test"), is_test=True)
+    if has_gold_labels([example.label for example in test]):
+        return "test"
+    return "train" if judged != data else ""
 
 
 def scores(predictions: list[int], labels: list[int]) -> dict[str, Any]:
@@ -83,6 +91,12 @@ def probabilities(
             for index, row in zip(batch["indices"], found, strict=True):
                 rows[index] = row
     return torch.stack(rows).numpy()
+
+
+def fit_of(ask: Callable[[list[Example]], np.ndarray], splits: Splits, trial: Trial) -> dict[str, Any]:
+    """The entries of a line that say how well training fitted, on a sample of its sentences (see `results.fits`)."""
+    sample = random.Random(0).sample(splits.train, min(MOST_OF_TRAIN, len(splits.train)))
+    return {"fit_loss": loss_of(ask(sample), sample), "classes": len(label_names_of(trial))}
 
 
 def answers(ask: Callable[[list[Example]], np.ndarray], splits: Splits) -> dict[str, np.ndarray]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from advanced.experiments.judging import answers, judge, judged, probabilities
+from advanced.experiments.judging import answers, fit_of, judge, judged, probabilities
 from advanced.experiments.models import Model
 from advanced.experiments.rows import Trial
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def combine(
     trial: Trial, model: Model, work: Path, compute: ComputeSettings, train: Callable[..., Any]
 ) -> dict[str, Any]:
-    """The figures of all three, of models that `train` makes or finds in `work`."""
+    """The figures of all three, of models that `train` makes or finds in `work`; the fit is that of the worst model."""
     import numpy as np
 
     from advanced.soup import mean_of, soup
@@ -49,6 +50,7 @@ def combine(
     def score(weights: dict[str, torch.Tensor]) -> float:
         return judged(asked(weights, splits.held_out), splits.held_out)["accuracy"]
 
+    fit = max((fit_of(partial(asked, one), splits, trial) for one in each), key=itemgetter("fit_loss"))
     soups = {}
     for kind in ("uniform", "greedy"):
         kept, _ = soup(each, kind, score)
@@ -58,4 +60,4 @@ def combine(
     combined = {name: judge(answers(way, splits), splits) for name, way in ways.items()}
     seconds = sum(one.figures["seconds"] for one in trained)
     figures = {name: trained[0].figures[name] for name in ("trainable", "train_sentences")}
-    return {**figures, "seconds": round(seconds, 1), "combined": combined, **combined["vote"]}
+    return {**figures, **fit, "seconds": round(seconds, 1), "combined": combined, **combined["vote"]}

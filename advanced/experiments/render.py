@@ -35,23 +35,26 @@ COLUMNS = (
     "trained", "seconds",
 )  # fmt: skip
 NOTATION = f""" Accuracies; ± is the standard deviation over seeds. A gain is the difference from *{{baseline}}* on the
-same sentences and seeds, on dev and test together where dev has chosen nothing, with its 95 % interval over both; p is
-corrected for all rows of its table (Holm), and a gain is bold where it is below .05. Of one or two seeds of what is
-trained a gain has no interval, as they say too little about others. "Could be found" is the smallest true gain that
-such a comparison finds with a probability of {POWER:g}. Where the loss of the training sentences stays above .9 of that
-of a guess, in a row or in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint was pretrained
-once: what holds for another one is not in these intervals. Seconds are those of runs on one processor, the one
-that most rows ran on. Whether the models of a vote or a soup fitted is said in their own row."""
+same sentences and seeds, on dev and test together where dev has chosen nothing, with its 95 % interval over both; p
+is corrected for all rows of its table (Holm), and a gain is bold where it is below .05. Of one or two seeds of what
+depends on them a gain has no interval, as they say too little about others. "Could be found" is the smallest true
+gain that such a comparison finds with a probability of {POWER:g}. Where the loss of the training sentences stays
+above .9 of that of a guess, in a row or in *{{baseline}}*, training did not fit and there is no verdict. A checkpoint
+was pretrained once: what holds for another one is not in these intervals. Seconds are those of runs on one processor,
+the one that most rows ran on."""
+OF_MEMBERS = """ Some runs of votes and
+soups do not say whether each of their models fitted; the first model of each is a run of *{baseline}*."""
 
 
 def render(table: Table, model: Model, done: Done) -> str:
     """The page of a table: all runs that are done, and the number of missing ones."""
-    notation = NOTATION.format(baseline=table.baseline) if table.seeds else ""
+    is_unsaid = any(run.get("members", 1) > 1 and "fit_loss" not in run for run in done.values())
+    notation = (NOTATION + OF_MEMBERS * is_unsaid).format(baseline=table.baseline) if table.seeds else ""
     lines = [f"# {table.title}", "", f"Checkpoint: `{model.name}`{remark_on(model.name)}.{notation}", ""]
     if table.registered:
         lines += [f"What is compared was fixed in commit {table.registered}, before its figures were known.", ""]
     for panel in panels_of(table, model, done):
-        lines += [f"## {panel.title}", "", *render_panel(panel), "", *standing(panel), ""]
+        lines += [f"## {panel.title}", "", *render_panel(panel), "", *standing(panel), *across(panel), ""]
     lines += [*_missing(table, model, done), *made_with(done)]
     command = f"python -m advanced.experiments {table.name} --pretrained-model-path {model.given_as}"
     lines += [f"`{command}` does what is missing; with `--render` it writes this page.", "", *sources_of(table)]
@@ -112,6 +115,18 @@ def standing(panel: Panel) -> list[str]:
             f"Above the bag of words: {', '.join(beating) or 'none'}; below it: {', '.join(losing) or 'none'}."
         )
     return lines
+
+
+def across(panel: Panel) -> list[str]:
+    """How many runs were trained on another processor than the run of the baseline that they are compared with."""
+    compared = panel.verdicts()
+    trained = {run["key"]: run for cell in panel.cells if cell.name in compared for run in cell.runs.values()}
+    pairs = [(run, panel.baseline[run["seed"]]) for run in trained.values() if run["seed"] in panel.baseline]
+    kinds = [[run["processor"] for run in pair] for pair in pairs if all("trainable" in run for run in pair)]
+    if count := sum(one != other for one, other in kinds):
+        said = f"Of {len(kinds)} pairs of trained runs {count} are of two kinds of processor"
+        return [f"{said}, whose rounding adds to chance."]
+    return []
 
 
 def _judges(panel: Panel) -> str:

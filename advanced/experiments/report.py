@@ -13,10 +13,12 @@ from typing import Any
 from advanced import METHODS, choose
 from advanced.experiments.choice import Done
 from advanced.experiments.grid import Table
+from advanced.experiments.judging import split_that_tests
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import (
     CHOICES,
+    across,
     difference_in_words,
     made_with,
     missing_of,
@@ -70,7 +72,7 @@ def text_of(table: Table, model: Model, done: Done, command: Sequence[str]) -> s
         raise UserError(f"none of these rows has a final run: {names}; run them first")
     for panel in panels:
         parts += [f"## Results: {panel.title}", "", *render_panel(panel), ""]
-        parts += [*standing(panel), "", *_reading(panel), *_predictions(panel)]
+        parts += [*standing(panel), *across(panel), "", *_reading(panel), *_predictions(panel)]
     parts += [*_tried(table, model, done), *_limits(table, model, done, panels), *_again(command, panels, model)]
     return "\n".join(parts) + "\n"
 
@@ -102,8 +104,8 @@ CHOSEN_BY_SAMPLE = """\
 Nothing is trained. Where a row has something to choose, it is chosen on a sample of the training sentences
 (seeds {tuning}); dev and test were looked at once (seeds {seeds})."""
 HOW = """All runs start from `{model}`. Settings: {settings}. {choice} Means are given with the standard deviation over
-seeds. Differences from *{baseline}* are paired over seeds and sentences, with 95 % intervals (of what is trained from
-{fewest} seeds on); p is corrected for all rows of a table (Holm); bold ones are below .05."""
+seeds. Differences from *{baseline}* are paired over seeds and sentences, with 95 % intervals (of what depends on a seed
+from {fewest} seeds on); p is corrected for all rows of a table (Holm); bold ones are below .05."""
 
 
 def _how(table: Table, model: Model) -> list[str]:
@@ -196,8 +198,16 @@ def _again(command: Sequence[str], panels: Sequence[Panel], model: Model) -> lis
     for panel in panels:
         if cells := [cell for cell in panel.cells if cell.row.option not in SOLVED]:  # which no command does alone
             best = max(cells, key=lambda cell: fmean(run["dev"]["accuracy"] for run in cell.runs.values()))
-            lines += _shell(command_of(best.row, next(iter(best.runs.values())), model))
+            run = next(iter(best.runs.values()))
+            lines += [*_apart(run), *_shell(command_of(best.row, run, model))]
     return [*lines, "```"]
+
+
+def _apart(run: Mapping[str, Any]) -> list[str]:
+    """What the command of a run cannot do as the run did it, in a comment."""
+    count = entry_of(run, "settings").get("second_test") if run["option"] == "finetune" else 0
+    words = f"# the run kept {count} training sentences as a second test; this trains on those, too"
+    return [words] if count else []
 
 
 def _shell(words: Sequence[str]) -> list[str]:
@@ -216,12 +226,15 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     model = model.beside(row.checkpoint)
     data, option, settings = result["data"], result["option"], entry_of(result, "settings")
     is_llama = result.get("family", model.family) == "llama"
-    words = ["--option", option, "--pretrained-model-path", _shown(model.checkpoint)]
-    tokenizer = Path(model.tokenizer)
+    words = ["--option", option, "--pretrained-model-path", model.package or _shown(model.checkpoint)]
+    tokenizer = Path("" if model.package else model.tokenizer)  # a package has its own
     if is_llama and tokenizer.stem not in ("", model.name) and tokenizer.parent != Path(model.checkpoint):
         words += ["--tokenizer", _shown(tokenizer)]
-    for split in ("train", "dev", "test"):
-        words += [f"--{split}", f"data/{data}-{split}.txt"]
+    judge = settings.get("judged_on") or data
+    named = {"train": f"{data}-train", "dev": f"{judge}-dev", "test": f"{data}-test"}
+    if judge != data:
+        named["test"] = f"{judge}-{split_that_tests(judge, data)}"
+    words += [word for split, name in named.items() for word in (f"--{split}", f"data/{name}.txt")]
     kind = "advanced" if result["method"] else OUTPUT_WORDS[option]
     size = "" if result["shots"] is None else f"-{result['shots']}"  # without one it is the assignment's own name
     for split in ("dev", "test"):

@@ -9,6 +9,7 @@ import glob
 import json
 import math
 import os
+import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from advanced.experiments.schema import SOLVED
 from advanced.experiments.statistics import Difference, macro_f1_table, two_way
 from engine.data import unpack
 from engine.figures import PACKED, SETTINGS, entry_of, error_of_result, packed_lines, read_figures
@@ -25,7 +27,7 @@ from utils import UserError, atomic_write
 
 Runs = Mapping[int, Mapping[str, Any]]  # results by seed
 JUDGES = ("dev", "test")
-FEWEST_SEEDS = 3  # fewer seeds of a trained method give no interval
+FEWEST_SEEDS = 3  # fewer seeds of what is drawn give no interval
 FITTED = 0.9  # of the loss of a guess
 RESULT_KINDS = {"key": str, "model": str, "checksums": [str]}  # in every line
 KINDS_OF_TRIAL = {  # in the line of every run of a table
@@ -133,17 +135,35 @@ def append_result(path: Path, result: Mapping[str, Any]) -> None:
 def keep_probabilities(path: Path, result: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> None:
     """Add a run's probabilities to the file of its panel beside the results, so that others can vote with them.
 
-    path: the file of results. found: by split, n c, kept as float16.
+    path: the file of results. found: by split, n c, kept as float16 under the run's key and the split.
+    Raises `UserError` if the file is damaged.
     """
-    size = "all" if result["shots"] is None else result["shots"]
-    file = path.with_name(f"{path.stem}-{result['data']}-{size}.npz")
-    kept = {}
-    if file.is_file():
-        with np.load(file) as archive:
-            kept = dict(archive)
-    kept |= {f"{result['seed']}-{split}": each.astype(np.float16) for split, each in found.items()}
+    file = path.with_name(f"{path.stem}-{_panel_in_name(result)}.npz")
+    kept = _kept_in(file) if file.is_file() else {}
+    kept |= {f"{result['key']}-{split}": each.astype(np.float16) for split, each in found.items()}
     with atomic_write(file, "wb") as opened:
         np.savez_compressed(opened, **kept)
+
+
+def probabilities_beside(path: Path, result: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
+    """The probabilities of a run, by split, that another table of the checkpoint `name` has kept, if it has."""
+    files = path.parent.glob(f"*-{glob.escape(f'{name}-{_panel_in_name(result)}')}.npz")
+    kept = {key: each for file in files for key, each in _kept_in(file).items()}
+    return {split: kept[key] for split in JUDGES if (key := f"{result['key']}-{split}") in kept}
+
+
+def _kept_in(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{file} is damaged: {str(error).splitlines()[0] if str(error) else 'it ends early'}"
+        ) from error
+
+
+def _panel_in_name(result: Mapping[str, Any]) -> str:
+    return f"{result['data']}-{'all' if result['shots'] is None else result['shots']}"
 
 
 # ---------------------------------------------------------------------------------------------------------- comparisons
@@ -201,15 +221,21 @@ def compare(ours: Runs, theirs: Runs, splits: Sequence[str], figure: str = "accu
 
 
 def is_fixed(runs: Runs) -> bool:
-    """Whether nothing in these runs is drawn: a single one, not trained, of all sentences."""
-    return len(runs) == 1 and all("trainable" not in run and run.get("shots") is None for run in runs.values())
+    """Whether nothing in these runs is drawn: a single one, which does not depend on its seed."""
+    return len(runs) == 1 and not any(map(is_drawn, runs.values()))
+
+
+def is_drawn(run: Mapping[str, Any]) -> bool:
+    """Whether a run depends on its seed: on training, on a draw of sentences, or on what it holds out."""
+    shows = "in-context" in run.get("method", "") and not any(each.endswith("shots=0") for each in run["arguments"])
+    has_draw = shows or "trainable" in run or run.get("shots") is not None
+    return has_draw or (run.get("option") in SOLVED and bool(run.get("settings", {}).get("hold_out")))
 
 
 def has_few_seeds(runs: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a trained method, or one that has seen a draw of sentences, has fewer than three different results."""
+    """Whether what depends on its seed has fewer than three different results."""
     each = {run["key"]: run for run in runs}
-    is_drawn = any("trainable" in run or run.get("shots") is not None for run in each.values())
-    return is_drawn and len(each) < FEWEST_SEEDS
+    return any(map(is_drawn, each.values())) and len(each) < FEWEST_SEEDS
 
 
 def fits(run: Mapping[str, Any]) -> bool:

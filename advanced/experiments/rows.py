@@ -78,8 +78,12 @@ class Trial:
         else:  # a key from before there was this setting stays
             own["settings"] = tuple(each for each in self.settings if each[0] != "judged_on")
         methods = choose(self.method, self.arguments, self.option) if self.method else ()
+        if files := named_files(methods):  # known by what is in them; absent ones have no results
+            each = [path for paths in files for path in paths.split(",")]
+            inputs["files"] = [checksum(path) if Path(path).exists() else path for path in each]
+        arguments = [(name, [each for each in values if each[1] not in files]) for name, values in methods]
         label_names = read_label_names(path_of(self.data, "label_names"))
-        content = {**own, **inputs, "arguments": methods, "label_names": label_names}
+        content = {**own, **inputs, "arguments": arguments, "label_names": label_names}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

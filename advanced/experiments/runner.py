@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from advanced.experiments.models import Model
-from advanced.experiments.results import append_result, keep_probabilities, read_results, results_beside
+from advanced.experiments.results import (
+    append_result,
+    keep_probabilities,
+    probabilities_beside,
+    read_results,
+    results_beside,
+)
 from advanced.experiments.rows import Trial, size_in_words
 from advanced.experiments.trial import (
     DIRTY,
@@ -125,7 +131,7 @@ class Runner:
             if error is None:
                 result = future.result()
                 if found := result.pop(PROBABILITIES, None):
-                    self.keep(result, found)
+                    keep(self.path, self.work, result, found)
                 append_result(self.path, result)
                 clear(each.trial, self.model, self.work, self.kept())
         finally:
@@ -137,16 +143,6 @@ class Runner:
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         self.failed[key] = f"{describe(each.trial)}: {reason.splitlines()[0]}"
         warn(f"failed: {describe(each.trial)}: {reason.splitlines()[0]}")
-
-    def keep(self, result: dict[str, Any], found: dict[str, Any]) -> None:
-        """Write probabilities; other processes, which write to the same file, wait."""
-        lock = NameLock(self.work / f"{self.path.name}.lock")
-        while not lock.acquire():
-            time.sleep(0.1)
-        try:
-            keep_probabilities(self.path, result, found)
-        finally:
-            lock.release()
 
     def free(self) -> Iterator[tuple[Trial, ExitStack]]:
         """Lock and yield runs that no process has taken and that have not failed, one for each idle worker."""
@@ -180,8 +176,36 @@ class Runner:
             return held.pop_all()
 
 
+def keep(path: Path, work: Path, result: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Write probabilities; other processes, which write to the same file, wait. A notice says where that file is
+    damaged: the figures of the run are kept all the same."""
+    lock = NameLock(work / f"{path.name}.lock")
+    while not lock.acquire():
+        time.sleep(0.1)
+    try:
+        keep_probabilities(path, result, found)
+    except UserError as error:
+        warn(f"the probabilities of the run {result['key']} are not kept: {error}")
+    finally:
+        lock.release()
+
+
+def take_probabilities(path: Path, work: Path, result: Mapping[str, Any], name: str) -> None:
+    """Copy the probabilities of a run that another table of the checkpoint `name` has done; a notice if they cannot be
+    read."""
+    if result["method"] or result["phase"] != "final":
+        return
+    try:
+        found = probabilities_beside(path, result, name)
+    except UserError as error:
+        warn(f"the probabilities of the run {result['key']} are not taken over: {error}")
+        return
+    if found:
+        keep(path, work, result, found)
+
+
 def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: Path) -> None:
-    """Copy the lines of runs that are left and that other tables of the checkpoint have done.
+    """Copy the lines, and the probabilities, of runs that are left and that other tables of the checkpoint have done.
 
     The copied tuning may decide which final runs are left, so this repeats until nothing more is found. The lock of a
     run keeps two processes from writing its line twice.
@@ -195,7 +219,9 @@ def take_over(left: Callable[[], list[Trial]], model: Model, path: Path, work: P
                 continue
             try:
                 if key not in read_results([path]):
-                    append_result(path, {**others[key], **named(trial, trial.model(model))})
+                    result = {**others[key], **named(trial, trial.model(model))}
+                    take_probabilities(path, work, result, model.name)
+                    append_result(path, result)
                     print(f"{_now()} taken over from another table: {describe(trial)}", flush=True)
                     found = True
             finally:

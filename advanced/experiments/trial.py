@@ -19,7 +19,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from advanced import choose
-from advanced.experiments.judging import MOST_OF_TRAIN, Splits, answers, judge, judged, loss_of, probabilities
+from advanced.experiments.judging import Splits, answers, fit_of, judge, judged, probabilities
 from advanced.experiments.members import combine
 from advanced.experiments.models import Model
 from advanced.experiments.rows import Trial, label_names_of, plan_of
@@ -202,9 +202,7 @@ def _fine_tune(trial: Trial, model: Model, work: Path, compute: ComputeSettings)
     saved, _ = load_classifier(trained.path)
     compute_fast(saved, compute._replace(precision=dict(trial.settings)["precision"]), trains=False)
     ask = partial(probabilities, saved, trained.tokenizer, trial=trial, compute=compute)
-    sample = random.Random(0).sample(trained.splits.train, min(MOST_OF_TRAIN, len(trained.splits.train)))
-    fit = {"fit_loss": loss_of(ask(sample), sample), "classes": len(label_names_of(trial))}
-    found = answers(ask, trained.splits)
+    fit, found = fit_of(ask, trained.splits, trial), answers(ask, trained.splits)
     kept = {} if trial.method else {PROBABILITIES: found}
     return {**trained.figures, **fit, **judge(found, trained.splits), **kept}
 

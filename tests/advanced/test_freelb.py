@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from error_helpers import refused
 from steps import move, prepared, step_of
 from test_contract import Laboratory, laboratory  # noqa: F401 (a fixture)
 from test_methods import LABELS, TOKENS
@@ -14,6 +15,7 @@ from test_sam import assembled, fitted
 from test_smart import BOTH, IS_PAD, double, moved_by_hand
 from torch import nn
 
+from advanced import choose
 from advanced.freelb import FreeLB
 from engine.methods import Step
 
@@ -73,6 +75,11 @@ def test_the_gradient_is_the_mean_along_the_ascent(attention: str, steps: int, r
         assert (lengths <= radius * math.sqrt(32) * 1.0001).all() and not last[IS_PAD].any()
     again = method.gradients(step, lambda: computing(model, step))
     assert again == loss  # the same noise
+
+
+@pytest.mark.parametrize("other", ["self-training", "distill"])
+def test_other_sentences_than_those_of_the_batch_are_not_moved(other: str):
+    refused(f"freelb and {other} cannot be combined: freelb moves the texts of a batch", choose, f"freelb,{other}")
 
 
 def test_all_passes_of_a_step_have_the_same_dropout_masks(laboratory: Laboratory):

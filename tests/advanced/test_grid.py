@@ -17,6 +17,7 @@ from grids import (  # noqa: F401 (fixtures)
     PLAIN_CPU,
     Finished,
     finished,
+    first_of,
     line_of,
     main,
     model,
@@ -173,6 +174,17 @@ def test_a_run_is_told_from_others_by_what_decides_it_and_by_nothing_else(
         (path := tmp_path / "names.json").write_text(written)
         monkeypatch.setattr(rows, "path_of", lambda _, split: str({**films, "label_names": path}[split]))  # noqa: B023
         assert (one.key(replace(model, keys={})) == key) == is_same
+
+
+def test_a_teacher_is_known_by_what_is_in_its_file(tmp_path: Path, model: Model):
+    one, keys = first_of(table_of(tmp_path, rows=[{"name": "plain"}]), model), []
+    for name, content in (("a.pt", "a teacher"), ("b.pt", "a teacher"), ("a.pt", "another")):
+        (tmp_path / name).write_text(content)
+        taught = replace(one, method="distill", arguments=(f"teacher={tmp_path / name}",))
+        keys.append(taught.key(replace(model, keys={})))
+    (tmp_path / "a.pt").unlink()
+    keys.append(taught.key(replace(model, keys={})))  # so that a page can be written without it
+    assert keys[0] == keys[1] and len({*keys}) == 3
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])

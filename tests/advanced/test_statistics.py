@@ -151,7 +151,15 @@ def test_one_or_two_seeds_of_what_is_trained_say_nothing_about_seeds():
         asked = compare({7: right}, several[1], ["dev"])
         assert (asked.has_few_seeds, asked.mean) == (is_few, 1.0)
     drawn = {**right, "shots": 16}  # not trained, but of a draw of sentences
-    assert compare({1: drawn}, {1: wrong}, ["dev"]).has_few_seeds and compare({1: drawn}, {2: drawn}, ["dev"]) is None
+    asked, solved = (
+        {**right, "method": "in-context", "arguments": ["shots=4"]},
+        {**right, "option": "frozen-states"},
+    )  # of drawn examples, parts
+    for each in (drawn, asked, solved):
+        assert compare({1: each}, {1: wrong}, ["dev"]).has_few_seeds
+        assert compare({1: each}, {2: each}, ["dev"]) is None
+    assert not compare({1: {**asked, "arguments": ["shots=0"]}}, {1: wrong}, ["dev"]).has_few_seeds
+    assert not compare({1: {**solved, "settings": {"hold_out": 0}}}, {1: wrong}, ["dev"]).has_few_seeds
 
 
 def test_methods_are_compared_on_the_seeds_that_both_have_and_on_one_make_of_a_checkpoint():

@@ -19,6 +19,7 @@ from conftest import FIGURES, asset, save_checkpoint
 from grids import PLAIN_CPU, first_of, model, table_of, tuning_runs  # noqa: F401 (fixtures)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
@@ -241,6 +242,11 @@ def test_members_are_trained_once_and_put_together(tmp_path: Path, model: Model)
     assert len({*map(str, each.round(6).tolist())}) == 3  # other seeds, other models
     voted = each.mean(axis=0).argmax(axis=1).tolist()
     assert unpack(result["dev"]["predictions"]) == unpack(result["combined"]["vote"]["dev"]["predictions"]) == voted
+    train = judging.Splits.of(three).train  # fewer than the sample that is measured
+    gold = [each.label for each in train]
+    known = [[one.probabilities for one in predict(*pair, [each.sentence for each in train])] for pair in opened]
+    losses = [log_loss(gold, found / found.sum(1, keepdims=True)) for found in np.array(known, dtype=np.float64)]
+    assert result["fit_loss"] == pytest.approx(max(losses), abs=1e-3) and result["classes"] == 2
     states = [one.state_dict() for one, _ in opened]
     first, about = opened[0]
     first.load_state_dict({name: sum(state[name] for state in states) / 3 for name in states[0]})

@@ -19,7 +19,7 @@ from small import call, directory  # noqa: F401
 from advanced import METHODS
 from bert.load import load_pretrained
 from engine.data import create_data
-from engine.saved import load_classifier
+from engine.saved import load_classifier, predict
 
 Flags = list[str]
 
@@ -106,6 +106,24 @@ def test_a_method_that_is_for_berts_works_and_its_file_is_enough(
         assert losses[0] == losses[1][: len(losses[0])]
     else:
         assert not is_same
+
+
+def test_a_llama_learns_from_a_bert(
+    call: Callable, flags: Flags, drive: Callable, classify_flags: Callable, tmp_path: Path, films: dict[str, Path]
+):
+    call(*flags, "--model_out", "teacher.pt")
+    model, about = load_classifier(tmp_path / "teacher.pt")
+    train = create_data(films["train"])
+    found = predict(model, about, [each.sentence for each in train])
+    right = sum(one.label == each.label for one, each in zip(found, train, strict=True)) / len(train)
+    own = [*classify_flags("finetune"), "--epochs", 1]
+    plain = drive(*own, "--model_out", "plain.pt")
+    taught = ["--method", "distill", "--method-args", "teacher=teacher.pt", "weight=1", "--model_out", "student.pt"]
+    here = [str(flag).replace("finetuning-output", "advanced-output") for flag in own]
+    printed = drive(*here, *taught)
+    assert f"teacher's train acc {right:.3f}" in printed
+    losses = [re.findall(r"train loss :: (\S+),", text) for text in (printed, plain)]
+    assert losses[0] != losses[1] and hasattr(load_classifier(tmp_path / "student.pt")[0], "llama")
 
 
 @pytest.mark.parametrize("name", ["padding-mask", "prompt-finetune", "prompt-tuning"])

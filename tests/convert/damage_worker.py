@@ -31,6 +31,7 @@ DAMAGED_KINDS = {  # which files are damaged, and the flags that read them
     "sentencepiece": (("tokenizer.model",), ()),
     "llama2c": (("model.bin",), ("--from", "llama2c")),
     "gguf": (("model.gguf",), ()),
+    "gguf of bytes": (("model.gguf",), ()),
     "adapter": (("adapter_model.safetensors", "adapter_config.json"), ()),
 }
 
@@ -110,9 +111,11 @@ def run_case(folder: Path, number: int) -> dict[str, object]:
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(folder / kind, case / "model")
     file = case / "model" / rng.choice(files)
-    way, content = damaged(file.read_bytes(), rng, places_in(folder / kind / file.name) if kind == "gguf" else ())
+    way, content = damaged(
+        file.read_bytes(), rng, places_in(folder / kind / file.name) if file.suffix == ".gguf" else ()
+    )
     file.write_bytes(content)
-    model = file if kind in ("llama2c", "gguf") else case / "model"
+    model = file if kind.startswith(("llama2c", "gguf")) else case / "model"
     beside = ("--tokenizer", str(folder / "sentencepiece/tokenizer.model")) if kind == "llama2c" else ()
     sys.argv = ["convert", str(model), str(case / "out"), "--to", "hf", *flags, *beside]
     said, told = io.StringIO(), io.StringIO()
@@ -167,6 +170,32 @@ def prepare(folder: Path, tokenizer: Path) -> None:
     (folder / "llama2c/model.bin").write_bytes(b"".join(content_of(ours.state_dict(), ours.config)))
     (folder / "gguf").mkdir()
     gguf.write(folder / "gguf/model.gguf", ours.state_dict(), ours.config, vocabulary_in(tokenizer), "q8_0")
+    (folder / "gguf of bytes").mkdir()
+    write_of_bytes(folder / "gguf of bytes/model.gguf", folder / "gguf/model.gguf", folder / "json/tokenizer.json")
+
+
+def write_of_bytes(file: Path, like: Path, tokenizer: Path) -> None:
+    """A GGUF file's model with a byte-level vocabulary, as SmolLM2's is."""
+    from gguf import GGUFReader, GGUFWriter
+
+    reader, writer = GGUFReader(like), GGUFWriter(file, "llama")
+    for name, field in reader.fields.items():
+        if name.startswith("llama."):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    model = json.loads(tokenizer.read_text())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(model["vocab"], key=model["vocab"].get))
+    writer.add_token_types([3 if number < 2 else 1 for number in range(len(model["vocab"]))])
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def most_memory() -> int:

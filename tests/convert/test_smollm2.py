@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SENTENCES, drive_in
+from conftest import ROOT, SENTENCES, drive_in
 from conversions import run_convert
 from test_contract import ARGUMENTS
 from test_methods import ADVANCED
@@ -87,6 +87,14 @@ def test_it_goes_on_in_english_and_becomes_a_directory(tmp_path: Path, smollm2: 
     assert "The capital of France is Paris" in text
     run_convert(smollm2, tmp_path / "hf", "--to", "hf")
     assert drive(*asked, "--pretrained-model-path", "hf").split("Temperature")[1] == text.split("Temperature")[1]
+
+
+def test_it_says_what_the_readme_shows(drive: Callable):
+    """Of it the first sentence: another processor rounds in another way, which a longer text may show."""
+    text = drive("--option", "generate", "--pretrained-model-path", SMOLLM2, "--kernels", "plain")
+    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+    (quoted,) = re.findall("(I have wanted to see this thriller.*?\\.) ", shown.split("SmolLM2")[1], re.DOTALL)
+    assert " ".join(quoted.split()) in " ".join(text.split())
 
 
 def test_its_page_is_written(tmp_path: Path, two_layers: None, smollm2: Path, monkeypatch: pytest.MonkeyPatch):
