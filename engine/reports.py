@@ -294,6 +294,6 @@ def print_methods(args: Namespace, missing: str) -> None:
         with naming_the_flag():
             llama, tokenizer = load_llama(args.pretrained_model_path, args.tokenizer)
         trained = listing.count_trained(llama.config, tokenizer, label_names, args.method)
-        name = Path(args.pretrained_model_path).resolve().name
+        name = Path(args.pretrained_model_path).absolute().name
         print(f"Parameters that are trained are those of {name} with {len(label_names)} labels.")
     print("\n".join(listing.lines_of(trained, args.method)))

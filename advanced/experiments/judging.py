@@ -41,8 +41,7 @@ class Splits(NamedTuple):
         train, judged = create_data(path_of(trial.data, "train"), len(names)), settings["judged_on"] or trial.data
         if len(read_label_names(path_of(judged, "label_names"))) != len(names):
             raise UserError(f"{judged} has not as many classes as {trial.data}, so it cannot judge what that trains")
-        dev, where = create_data(path_of(judged, "dev")), split_that_tests(judged, trial.data)
-        test = create_data(path_of(judged, where), is_test=where == "test") if where else []
+        dev, (_, test) = create_data(path_of(judged, "dev")), test_of(judged, trial.data)
         if settings["second_test"]:  # the same sentences in every run
             taken = {*random.Random(0).sample(range(len(train)), settings["second_test"])}
             test = [train[place] for place in sorted(taken)]
@@ -53,13 +52,13 @@ class Splits(NamedTuple):
         return cls(*divide(train, *how), dev, test, set_aside(train, *how))
 
 
-def split_that_tests(judged: str, data: str) -> str:
-    """The split that is the test of a run: "test"; where that has no gold labels and nothing is trained on `judged`,
-    "train"; "" if there is none."""
+def test_of(judged: str, data: str) -> tuple[str, list[Example]]:
+    """The split that is the test of a run, and its sentences: where "test" has no gold labels, none, or if nothing is
+    trained on `judged`, those of "train"."""
     test = create_data(path_of(judged, "test"), is_test=True)
     if has_gold_labels([example.label for example in test]):
-        return "test"
-    return "train" if judged != data else ""
+        return "test", test
+    return ("train", create_data(path_of(judged, "train"))) if judged != data else ("test", [])
 
 
 def scores(predictions: list[int], labels: list[int]) -> dict[str, Any]:

@@ -81,16 +81,19 @@ class Panel(NamedTuple):
         runs = Counter(each for kind in kinds for each in kind)
         return max(runs, key=lambda each: (rows[each], runs[each]))  # of equals the first, as sets have no order
 
+    def comparable(self, base: Runs) -> list[Cell]:
+        """The rows that can be compared with these runs: none if training of these did not fit its sentences."""
+        if not all(map(fits, base.values())):
+            return []
+        return [cell for cell in self.cells if cell.runs and cell.runs is not base and not cell.unfitted]
+
     def verdicts(self, against: Runs | None = None) -> dict[str, Verdict]:
         """By the names of rows, those that can be compared with these runs, else with the baseline.
 
         None can, if training of the other side did not fit its sentences.
         """
         base = self.baseline if against is None else against
-        if not all(map(fits, base.values())):
-            return {}
-        others = {cell.name: cell for cell in self.cells if cell.runs and cell.runs is not base}
-        gains = {name: compare(cell.runs, base, self.splits) for name, cell in others.items() if not cell.unfitted}
+        gains = {cell.name: compare(cell.runs, base, self.splits) for cell in self.comparable(base)}
         found = {name: gain for name, gain in gains.items() if gain is not None}
         return {
             name: Verdict(gain, p)

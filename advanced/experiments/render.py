@@ -119,8 +119,7 @@ def standing(panel: Panel) -> list[str]:
 
 def across(panel: Panel) -> list[str]:
     """How many runs were trained on another processor than the run of the baseline that they are compared with."""
-    compared = panel.verdicts()
-    trained = {run["key"]: run for cell in panel.cells if cell.name in compared for run in cell.runs.values()}
+    trained = {run["key"]: run for cell in panel.comparable(panel.baseline) for run in cell.runs.values()}
     pairs = [(run, panel.baseline[run["seed"]]) for run in trained.values() if run["seed"] in panel.baseline]
     kinds = [[run["processor"] for run in pair] for pair in pairs if all("trainable" in run for run in pair)]
     if count := sum(one != other for one, other in kinds):

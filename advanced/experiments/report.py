@@ -13,7 +13,7 @@ from typing import Any
 from advanced import METHODS, choose
 from advanced.experiments.choice import Done
 from advanced.experiments.grid import Table
-from advanced.experiments.judging import split_that_tests
+from advanced.experiments.judging import test_of
 from advanced.experiments.models import Model
 from advanced.experiments.panel import Panel, Verdict, panels_of
 from advanced.experiments.render import (
@@ -233,7 +233,7 @@ def command_of(row: Row, result: Mapping[str, Any], model: Model) -> list[str]:
     judge = settings.get("judged_on") or data
     named = {"train": f"{data}-train", "dev": f"{judge}-dev", "test": f"{data}-test"}
     if judge != data:
-        named["test"] = f"{judge}-{split_that_tests(judge, data)}"
+        named["test"] = f"{judge}-{test_of(judge, data)[0]}"
     words += [word for split, name in named.items() for word in (f"--{split}", f"data/{name}.txt")]
     kind = "advanced" if result["method"] else OUTPUT_WORDS[option]
     size = "" if result["shots"] is None else f"-{result['shots']}"  # without one it is the assignment's own name

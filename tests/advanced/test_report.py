@@ -239,6 +239,7 @@ def test_a_reports_command_names_the_model_of_a_package_and_the_data_that_judges
 ):
     text = "0 ||| a film\n1 ||| a play\n" if has_labels else "-1 ||| a film\n"
     (tmp_path / "test.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "train.txt").write_text("0 ||| another\n1 ||| one more\n", encoding="utf-8")
     monkeypatch.setattr(judging, "path_of", lambda data, split: str(tmp_path / f"{split}.txt"))
     about = {"data": "sst2", "option": "finetune", "method": "", "arguments": [], "shots": None, "seed": 1}
     settings = rows.PLAN_SETTINGS | {"second_test": 0, "judged_on": "cfimdb"}

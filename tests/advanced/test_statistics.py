@@ -151,10 +151,8 @@ def test_one_or_two_seeds_of_what_is_trained_say_nothing_about_seeds():
         asked = compare({7: right}, several[1], ["dev"])
         assert (asked.has_few_seeds, asked.mean) == (is_few, 1.0)
     drawn = {**right, "shots": 16}  # not trained, but of a draw of sentences
-    asked, solved = (
-        {**right, "method": "in-context", "arguments": ["shots=4"]},
-        {**right, "option": "frozen-states"},
-    )  # of drawn examples, parts
+    asked = {**right, "method": "in-context", "arguments": ["shots=4"]}  # of drawn examples
+    solved = {**right, "option": "frozen-states"}  # of what is not held out
     for each in (drawn, asked, solved):
         assert compare({1: each}, {1: wrong}, ["dev"]).has_few_seeds
         assert compare({1: each}, {2: each}, ["dev"]) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import sentencepiece
@@ -16,6 +17,9 @@ from torch import nn
 from convert.__main__ import _convert_language_model, get_args
 from convert.vocabulary import Vocabulary, read_vocabulary
 from tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 BUNDLED = ROOT / "checkpoints/minllama1M.pt"
 
@@ -49,6 +53,14 @@ def trained_vocabulary(folder: Path, **changes: object) -> Tokenizer:
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write the file of what was added, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def in_llama_cpp(path: Path, **how: object):

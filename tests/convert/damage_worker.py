@@ -111,9 +111,8 @@ def run_case(folder: Path, number: int) -> dict[str, object]:
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(folder / kind, case / "model")
     file = case / "model" / rng.choice(files)
-    way, content = damaged(
-        file.read_bytes(), rng, places_in(folder / kind / file.name) if file.suffix == ".gguf" else ()
-    )
+    places = places_in(folder / kind / file.name) if file.suffix == ".gguf" else ()
+    way, content = damaged(file.read_bytes(), rng, places)
     file.write_bytes(content)
     model = file if kind.startswith(("llama2c", "gguf")) else case / "model"
     beside = ("--tokenizer", str(folder / "sentencepiece/tokenizer.model")) if kind == "llama2c" else ()
@@ -176,6 +175,7 @@ def prepare(folder: Path, tokenizer: Path) -> None:
 
 def write_of_bytes(file: Path, like: Path, tokenizer: Path) -> None:
     """A GGUF file's model with a byte-level vocabulary, as SmolLM2's is."""
+    from conversions import finish
     from gguf import GGUFReader, GGUFWriter
 
     reader, writer = GGUFReader(like), GGUFWriter(file, "llama")
@@ -192,10 +192,7 @@ def write_of_bytes(file: Path, like: Path, tokenizer: Path) -> None:
     writer.add_eos_token_id(0)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def most_memory() -> int:

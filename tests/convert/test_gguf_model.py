@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, random_llama
-from conversions import BUNDLED, assert_same_weights, in_llama_cpp, run_convert, vocabulary_in
+from conversions import BUNDLED, assert_same_weights, finish, in_llama_cpp, run_convert, vocabulary_in
 from error_helpers import ROOT, refused
 
 from convert import gguf as convert_gguf
@@ -39,14 +39,6 @@ def written(tmp_path: Path, tiny_tokenizer: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return write
-
-
-def finish(writer: gguf.GGUFWriter) -> None:
-    """Write the file of what was added, and close it."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture
